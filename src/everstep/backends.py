@@ -1,0 +1,227 @@
+"""Backends: the seven published methods that take and return checkpoints, and the ones that are built in.
+
+A built-in backend is a store with this face; the engine works on the store below it. Somebody's own subclass of
+CheckpointBackend has only the face.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Any, Self
+
+from everstep import checks
+from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
+from everstep.faces import SyncFace, blocking, run_to_end
+from everstep.repository import Repository, to_checkpoint, to_metadata
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import Key, Query, Record, Store
+from everstep.types import Checkpoint, CheckpointMetadata
+
+
+class CheckpointBackend(ABC):
+    """Where checkpoints are kept. Subclass it to bring a store of your own."""
+
+    @abstractmethod
+    async def put(self, checkpoint: Checkpoint) -> str:
+        """Store the checkpoint with the id, parent and step it has, and return its id.
+
+        The same id with the same content is a no-op; with other content it replaces the old one in place.
+        """
+
+    @abstractmethod
+    async def get(self, checkpoint_id: str) -> Checkpoint | None:
+        """Return the checkpoint of that id, or None."""
+
+    @abstractmethod
+    async def get_latest(self, thread_id: str) -> Checkpoint | None:
+        """Return the thread's head, or None."""
+
+    @abstractmethod
+    async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
+        """Return each thread's latest, most recently active first."""
+
+    @abstractmethod
+    async def list_checkpoints(self, thread_id: str, limit: int = 100, offset: int = 0) -> list[CheckpointMetadata]:
+        """Return the thread's checkpoints, newest first. Never loads values."""
+
+    @abstractmethod
+    async def delete_thread(self, thread_id: str) -> int:
+        """Delete the thread and return how many checkpoints it had."""
+
+    @abstractmethod
+    async def delete_before(self, thread_id: str, before_step: int) -> int:
+        """Delete checkpoints whose step is strictly smaller, and return how many."""
+
+    async def close(self) -> None:  # noqa: B027  # a backend that holds nothing has nothing to do
+        """Let go of connections."""
+
+
+class StoreBackend(CheckpointBackend):
+    """A backend over a store. `sync` is its blocking view."""
+
+    def __init__(self, store: Store, repository: Repository | None = None) -> None:
+        self._repository = repository or Repository(store)
+
+    @property
+    def store(self) -> Store:
+        """The store below."""
+        return self._repository.store
+
+    @property
+    def repository(self) -> Repository:
+        """How checkpoints get in and out of it."""
+        return self._repository
+
+    @property
+    def sync(self) -> SyncBackend:
+        """The same methods, blocking. Works inside a running event loop too."""
+        return SyncBackend(StoreBackend(self.store, self._repository.over(self.store.blocking)))
+
+    async def put(self, checkpoint: Checkpoint) -> str:
+        record = _record(checks.kind(checkpoint, Checkpoint, "checkpoint"))
+        values = (checkpoint.messages, checkpoint.state, checkpoint.tools_result)
+        for name, value, kind in zip(("messages", "state", "tools_result"), values, (list, dict, dict), strict=True):
+            checks.kind(value, kind, name)
+        thread_id, namespace, checkpoint_id = record.key
+        await self._repository.save(thread_id, values, lambda _: record, namespace=namespace)
+        return checkpoint_id
+
+    async def get(
+        self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None
+    ) -> Checkpoint | None:
+        key = await self.locate(checkpoint_id, thread_id, namespace)
+        found = await self._repository.load(*key) if key is not None else None
+        return to_checkpoint(*found) if found is not None else None
+
+    async def get_latest(self, thread_id: str, *, namespace: str = "") -> Checkpoint | None:
+        found = await self._repository.load(checks.thread_id(thread_id), checks.namespace(namespace))
+        return to_checkpoint(*found) if found is not None else None
+
+    async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
+        heads = await self.store.list_threads(checks.count(limit, "limit"), checks.count(offset, "offset"))
+        return [to_metadata(head) for head in heads]
+
+    async def list_checkpoints(
+        self,
+        thread_id: str,
+        limit: int = 100,
+        offset: int = 0,
+        *,
+        namespace: str | None = "",
+        filter: dict[str, Any] | None = None,  # noqa: A002  # what the thing is called everywhere
+    ) -> list[CheckpointMetadata]:
+        query = Query(
+            thread_id=checks.thread_id(thread_id),
+            namespace=None if namespace is None else checks.namespace(namespace),
+            filter=checks.kind(filter, dict, "filter") if filter is not None else {},
+            limit=checks.count(limit, "limit"),
+            offset=checks.count(offset, "offset"),
+        )
+        return [to_metadata(stored) for stored in await self.store.list_checkpoints(query)]
+
+    async def delete_thread(self, thread_id: str) -> int:
+        return await self._delete(checks.thread_id(thread_id), None)
+
+    async def delete_before(self, thread_id: str, before_step: int) -> int:
+        return await self._delete(checks.thread_id(thread_id), checks.whole(before_step, "before_step"))
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key | None:
+        """Return the one checkpoint of that id in that thread and namespace (None: in any)."""
+        checks.checkpoint_id(checkpoint_id)
+        if thread_id is not None and namespace is not None:
+            return Key(checks.thread_id(thread_id), checks.namespace(namespace), checkpoint_id)
+        found = await self.store.find(checkpoint_id)
+        if thread_id is not None:
+            found = [key for key in found if key.thread_id == checks.thread_id(thread_id)]
+        if namespace is not None:
+            found = [key for key in found if key.namespace == checks.namespace(namespace)]
+        if len(found) > 1:
+            raise AmbiguousCheckpoint(checkpoint_id, [(key.thread_id, key.namespace) for key in found])
+        return found[0] if found else None
+
+    async def require(self, checkpoint_id: str, thread_id: str | None = None, namespace: str | None = None) -> Key:
+        """Return what `locate` finds, or raise CheckpointNotFound."""
+        key = await self.locate(checkpoint_id, thread_id, namespace)
+        if key is None:
+            raise CheckpointNotFound(checkpoint_id, thread_id)
+        return key
+
+    async def _delete(self, thread_id: str, before_step: int | None) -> int:
+        deleted = await self.store.delete(thread_id, before_step=before_step)
+        self._repository.forget(thread_id)
+        for family in deleted.families:
+            await self.store.sweep(family)
+        return deleted.checkpoints
+
+
+class SyncBackend(SyncFace[StoreBackend]):
+    """The blocking view of a backend: the same names, parameters and results."""
+
+    put = blocking(StoreBackend.put)
+    get = blocking(StoreBackend.get)
+    get_latest = blocking(StoreBackend.get_latest)
+    list_threads = blocking(StoreBackend.list_threads)
+    list_checkpoints = blocking(StoreBackend.list_checkpoints)
+    delete_thread = blocking(StoreBackend.delete_thread)
+    delete_before = blocking(StoreBackend.delete_before)
+    close = blocking(StoreBackend.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run_to_end(self._driven.close())
+
+
+class MemoryCheckpointer(StoreBackend):
+    """Checkpoints in this process's memory."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+
+
+class SQLiteCheckpointer(StoreBackend):
+    """Checkpoints in one SQLite file, which is created on first use."""
+
+    def __init__(self, path: str | os.PathLike[str] = "checkpoints.db", **options: Any) -> None:
+        """`options`: `synchronous` ("full", "normal", "off") and `busy_timeout_seconds`."""
+        from everstep.stores.sqlite import SQLiteStore  # imported when used: the driver takes a moment to load
+
+        super().__init__(SQLiteStore(path, **options))
+
+
+def _record(checkpoint: Checkpoint) -> Record:
+    metadata = checks.kind(checkpoint.metadata, CheckpointMetadata, "metadata")
+    thread_id, namespace = checks.thread_id(metadata.thread_id), checks.namespace(metadata.namespace)
+    parents = checks.kind(metadata.parents, list, "parents") or [metadata.parent_checkpoint_id]
+    if len(parents) > 2:
+        raise InvalidInput(f"a checkpoint has at most 2 parents, not {len(parents)}")
+    return Record(
+        key=Key(thread_id, namespace, checks.checkpoint_id(metadata.checkpoint_id)),
+        step=checks.whole(metadata.step, "step"),
+        parents=tuple(Key(thread_id, namespace, checks.checkpoint_id(p)) for p in parents if p is not None),
+        created_at=checks.text(metadata.created_at, "created_at"),
+        children=b"",
+        body=b"",
+        sizes=(),
+        tags=tuple(checks.text(tag, "tag") for tag in checks.kind(metadata.tags, list, "tags")),
+        summary=checks.text(metadata.summary, "summary"),
+        next_node=checks.text(checkpoint.next_node, "next_node"),
+        trigger=checks.text(metadata.trigger, "trigger"),
+        metadata=checks.kind(metadata.metadata, dict, "metadata"),
+    )

@@ -1,0 +1,165 @@
+"""Everything this package raises:
+
+* EverstepError
+  x InvalidInput          a wrong argument (also a ValueError)
+  x UnstorableValue       a value of a type that cannot be kept exactly (also a TypeError)
+  x UnregisteredType      stored data names a class this process has not registered
+  x SnapshotTooLarge      over `max_snapshot_size_mb`; nothing was written
+  x CheckpointNotFound    (also a LookupError and a ValueError)
+  x AmbiguousCheckpoint   several threads hold that id (also a LookupError)
+  x CheckpointCorrupted   the bytes are there but are not what was written
+  x HeadMoved             another writer was first; nothing was written
+  x UnsupportedByBackend  this backend cannot do that
+  x MissingDependency     an optional package is not installed (also an ImportError)
+  x StoreError            the store said no; the driver's error is `__cause__`
+    + StoreUnavailable    worth trying again
+    + StoreClosed         used after close()
+    + StoreFull           no space left; nothing was written
+    + StoreReadOnly       the place cannot be written
+    + StoreMismatch       not an Everstep store, or one of another version
+    + CommitUnknown       the answer was lost: ask for `checkpoint_id`
+"""
+
+from __future__ import annotations
+
+
+class EverstepError(Exception):
+    """The base of every error this package raises."""
+
+
+class InvalidInput(EverstepError, ValueError):
+    """An argument that makes no sense. Nothing was read or written."""
+
+
+class UnstorableValue(EverstepError, TypeError):
+    """A value that could not come back as it is. Nothing was written."""
+
+    def __init__(self, path: str, type_name: str, reason: str) -> None:
+        super().__init__(f"{path}: cannot store {type_name}: {reason}")
+        self.path, self.type_name, self.reason = path, type_name, reason
+
+
+class UnregisteredType(EverstepError):
+    """Stored data holds an object of a class that this process has not registered."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the stored value is a {name!r}, which is not registered in this process; "
+            "call everstep.register(cls) for that class before reading"
+        )
+        self.name = name
+
+
+class SnapshotTooLarge(EverstepError):
+    """The snapshot adds more than the configured limit. Nothing was written."""
+
+    def __init__(self, size_bytes: int, size_bytes_max: int) -> None:
+        super().__init__(
+            f"the snapshot adds {size_bytes:,} bytes, the limit is {size_bytes_max:,}; "
+            "raise SnapshotConfig.max_snapshot_size_mb or keep large values outside the state"
+        )
+        self.size_bytes, self.size_bytes_max = size_bytes, size_bytes_max
+
+
+class CheckpointNotFound(EverstepError, LookupError, ValueError):
+    """No checkpoint has that id."""
+
+    def __init__(self, checkpoint_id: str, thread_id: str | None = None) -> None:
+        where = "" if thread_id is None else f" in thread {thread_id!r}"
+        super().__init__(f"no checkpoint {checkpoint_id!r}{where}; list_checkpoints() shows what there is")
+        self.checkpoint_id, self.thread_id = checkpoint_id, thread_id
+
+
+class AmbiguousCheckpoint(EverstepError, LookupError):
+    """Several threads or namespaces hold a checkpoint of that id."""
+
+    def __init__(self, checkpoint_id: str, places: list[tuple[str, str]]) -> None:
+        shown = ", ".join(f"thread {t!r} namespace {n!r}" for t, n in places[:5])
+        super().__init__(f"checkpoint id {checkpoint_id!r} is in {shown}; pass thread_id= (and namespace=)")
+        self.checkpoint_id, self.places = checkpoint_id, places
+
+
+class CheckpointCorrupted(EverstepError):
+    """Stored bytes do not match their checksum or cannot be decoded."""
+
+    def __init__(
+        self, reason: str, *, thread_id: str | None = None, checkpoint_id: str | None = None, path: str | None = None
+    ) -> None:
+        named = (("thread", thread_id), ("checkpoint", checkpoint_id), ("at", path))
+        where = ", ".join(f"{word} {value!r}" for word, value in named if value is not None)
+        super().__init__(f"{reason} ({where})" if where else reason)
+        self.reason, self.thread_id, self.checkpoint_id, self.path = reason, thread_id, checkpoint_id, path
+
+    def located(self, thread_id: str, checkpoint_id: str | None) -> CheckpointCorrupted:
+        """Return the same error with the thread and checkpoint filled in where they were unknown."""
+        return CheckpointCorrupted(
+            self.reason,
+            thread_id=self.thread_id or thread_id,
+            checkpoint_id=self.checkpoint_id or checkpoint_id,
+            path=self.path,
+        )
+
+
+class HeadMoved(EverstepError):
+    """The head is not the one the writer named. Nothing was written."""
+
+    def __init__(self, thread_id: str, expected: str | None, actual: str | None) -> None:
+        super().__init__(
+            f"thread {thread_id!r}: expected the head {expected!r}, found {actual!r}; "
+            "read the new head and decide again"
+        )
+        self.thread_id, self.expected, self.actual = thread_id, expected, actual
+
+
+class UnsupportedByBackend(EverstepError):
+    """The backend does not offer what this call needs."""
+
+
+class MissingDependency(EverstepError, ImportError):
+    """An optional package is needed for this and is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; run: pip install 'everstep[{extra}]'")
+        self.package, self.extra = package, extra
+
+
+class StoreError(EverstepError):
+    """The database or server refused or failed."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached or is busy; the same call may work later."""
+
+
+class StoreClosed(StoreError):
+    """The store was closed before this call."""
+
+
+class StoreFull(StoreError):
+    """There is no space left. Nothing was written; earlier checkpoints are intact."""
+
+
+class StoreReadOnly(StoreError):
+    """The store cannot be written: permissions, a read-only place, or a missing folder."""
+
+
+class StoreMismatch(StoreError):
+    """The place holds something that is not an Everstep store of a version this package knows."""
+
+
+class CommitUnknown(StoreError):
+    """The commit may or may not have happened; `checkpoint_id` answers it when read back."""
+
+    def __init__(self, checkpoint_id: str | None, thread_id: str) -> None:
+        super().__init__(
+            f"the store failed while committing checkpoint {checkpoint_id!r} of thread {thread_id!r}; "
+            "it may be stored: read it back, or save it again under the same id"
+        )
+        self.checkpoint_id, self.thread_id = checkpoint_id, thread_id
+
+
+class BaseGone(EverstepError):
+    """The checkpoint that left-out objects rest on is no longer stored as it was.
+
+    Between the store and the repository only: the repository sends the objects again.
+    """

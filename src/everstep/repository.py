@@ -1,0 +1,368 @@
+"""Checkpoints in and out of a store: encode, commit, load, decode. The engine and the backends both go through here.
+
+The repository remembers recent heads and objects, so that a snapshot sends only what is new and a steady writer needs
+one round trip. What it remembers is never trusted beyond what the store confirms inside the commit: the head by its
+expectation, left-out objects by their base.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from everstep.errors import BaseGone, CheckpointCorrupted, HeadMoved, SnapshotTooLarge, UnstorableValue
+from everstep.stores.protocol import ANY, AnyHead, Base, Change, Draft, Loaded, Object, Record, Store, Stored
+from everstep.types import Checkpoint, CheckpointMetadata
+from everstep.values import codec, compress, tree
+
+_FIELDS = ("messages", "state", "tools_result")
+_CACHE_BYTES_MAX = 64 << 20
+_HEADS_MAX = 4096
+_ENTRY_OVERHEAD = 120
+
+
+class Encoded(NamedTuple):
+    """Values ready to be committed: the root, its new objects, and the checkpoint the others rest on."""
+
+    children: bytes
+    body: bytes
+    sizes: tuple[int, ...]
+    objects: dict[bytes, tree.Content]
+    squeezed: list[Object]
+    """The same objects as a store takes them."""
+    added_bytes: int
+    base: Base | None
+
+    def draft(self, record: Record) -> Draft:
+        """Return `record` (made without values) with these values, ready for a store."""
+        record = record._replace(children=self.children, body=self.body, sizes=self.sizes)
+        return Draft(record, self.squeezed, self.base)
+
+
+class Memory:
+    """What both faces of a repository remember: heads by thread and namespace, objects by hash. Bounded."""
+
+    def __init__(self, bytes_max: int = _CACHE_BYTES_MAX) -> None:
+        self._lock = threading.Lock()
+        self._heads: OrderedDict[tuple[str, str], Stored] = OrderedDict()
+        self._objects: OrderedDict[bytes, tree.Content] = OrderedDict()
+        self._bytes, self._bytes_max = 0, bytes_max
+
+    def head(self, thread_id: str, namespace: str) -> Stored | None:
+        return self._heads.get((thread_id, namespace))
+
+    def remember(self, stored: Stored) -> None:
+        with self._lock:
+            self._heads[stored.record.key[:2]] = stored
+            self._heads.move_to_end(stored.record.key[:2])
+            if len(self._heads) > _HEADS_MAX:
+                self._heads.popitem(last=False)
+
+    def forget(self, thread_id: str) -> None:
+        with self._lock:
+            for line in [line for line in self._heads if line[0] == thread_id]:
+                del self._heads[line]
+
+    def content(self, key: bytes) -> tree.Content | None:
+        return self._objects.get(key)
+
+    def children_of(self, key: bytes) -> bytes | None:
+        content = self._objects.get(key)
+        return None if content is None else content[0]
+
+    def add(self, objects: dict[bytes, tree.Content]) -> None:
+        with self._lock:
+            for key, content in objects.items():
+                if self._objects.pop(key, None) is None:
+                    self._bytes += len(content[0]) + len(content[1]) + _ENTRY_OVERHEAD
+                self._objects[key] = content
+            while self._bytes > self._bytes_max and self._objects:
+                _, (children, body) = self._objects.popitem(last=False)
+                self._bytes -= len(children) + len(body) + _ENTRY_OVERHEAD
+
+
+class Repository:
+    """Saves and loads checkpoints over one face of a store."""
+
+    def __init__(self, store: Store, memory: Memory | None = None) -> None:
+        self.store = store
+        self._memory = memory or Memory()
+
+    def over(self, store: Store) -> Repository:
+        """Return the same repository over another face of the store."""
+        return Repository(store, self._memory)
+
+    async def save(
+        self,
+        thread_id: str,
+        values: Sequence[Any],
+        record: Callable[[Stored | None], Record],
+        *,
+        namespace: str = "",
+        expect: str | AnyHead | None = ANY,
+        split: bool = True,
+        size_bytes_max: int | None = None,
+    ) -> Stored:
+        """Save messages, state and tool results; `record` makes the record for the head it will follow."""
+        head = await self._recent_head(thread_id, namespace)
+        while True:
+            encoded = await self._encode(values, head, split, size_bytes_max)
+            try:
+                return await self._commit(thread_id, namespace, expect, encoded, record)
+            except BaseGone:
+                head = await self._fresh_head(thread_id, namespace)
+
+    async def append(
+        self,
+        thread_id: str,
+        messages: Iterable[Any],
+        state: dict[str, Any],
+        tools_result: dict[str, Any],
+        record: Callable[[Stored | None], Record],
+        *,
+        namespace: str = "",
+        expect: str | AnyHead | None = ANY,
+        split: bool = True,
+        size_bytes_max: int | None = None,
+    ) -> Stored:
+        """Save the head's values with `messages` added and the keys of `state` and `tools_result` set."""
+        messages = list(messages)
+        head = await self._recent_head(thread_id, namespace, objects=False)
+        while True:
+            found = head.record.key.checkpoint_id if head is not None else None
+            if expect is not ANY and expect != found:
+                raise HeadMoved(thread_id, expect, found)
+            encoded = await self._extend(head, messages, (state, tools_result), split, size_bytes_max)
+            try:
+                return await self._commit(thread_id, namespace, found, encoded, record)
+            except (BaseGone, HeadMoved):
+                head = await self._fresh_head(thread_id, namespace, objects=False)
+
+    async def load(
+        self, thread_id: str, namespace: str = "", checkpoint_id: str | None = None
+    ) -> tuple[Stored, list[Any]] | None:
+        """Return a checkpoint (None: the head) and its values."""
+        loaded = await self._read(thread_id, namespace, checkpoint_id)
+        if loaded is None:
+            return None
+        stored = loaded.stored
+        try:
+            return stored, self._decode(stored.record, await self._objects_of(loaded))
+        except CheckpointCorrupted as exc:
+            raise exc.located(thread_id, stored.record.key.checkpoint_id) from exc
+
+    def forget(self, thread_id: str) -> None:
+        """Drop what is remembered of a thread."""
+        self._memory.forget(thread_id)
+
+    # -- heads
+
+    async def _recent_head(self, thread_id: str, namespace: str, *, objects: bool = True) -> Stored | None:
+        """Return the head as last seen, which may be old: the store has the last word."""
+        return self._memory.head(thread_id, namespace) or await self._fresh_head(thread_id, namespace, objects=objects)
+
+    async def _fresh_head(self, thread_id: str, namespace: str, *, objects: bool = True) -> Stored | None:
+        loaded = await self._read(thread_id, namespace, None, objects=objects)
+        if loaded is None:
+            self._memory.forget(thread_id)
+            return None
+        self._memory.add(_verified(loaded.objects))
+        return loaded.stored
+
+    async def _commit(
+        self,
+        thread_id: str,
+        namespace: str,
+        expect: str | AnyHead | None,
+        encoded: Encoded,
+        record: Callable[[Stored | None], Record],
+    ) -> Stored:
+        stored = await self.store.commit(
+            Change(
+                thread_id=thread_id,
+                namespace=namespace,
+                expect=expect,
+                build=lambda head: encoded.draft(record(head)),
+            )
+        )
+        if stored is None:
+            raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        self._memory.add(encoded.objects)
+        self._memory.remember(stored)
+        return stored
+
+    # -- values in
+
+    async def _encode(
+        self, values: Sequence[Any], head: Stored | None, split: bool, size_bytes_max: int | None
+    ) -> Encoded:
+        base, known = await self._known(head)
+        writer = tree.Writer(known)
+        if not split:
+            nodes = [writer.whole(list(values), "checkpoint")]
+        else:
+            messages, state, tools_result = values
+            nodes = [
+                writer.list_node(messages, "messages"),
+                writer.value(state, "state"),
+                writer.value(tools_result, "tools_result"),
+            ]
+        return _encoded(nodes, writer, base, size_bytes_max)
+
+    async def _extend(
+        self,
+        head: Stored | None,
+        messages: list[Any],
+        updates: Sequence[dict[str, Any]],
+        split: bool,
+        size_bytes_max: int | None,
+    ) -> Encoded:
+        if head is None:
+            return await self._encode([messages, *updates], None, split, size_bytes_max)
+        record = head.record
+        if not split or len(record.sizes) != len(_FIELDS):
+            old = self._decode(record, await self._objects(head.family, record.children))
+            values = [old[0] + messages, old[1] | updates[0], old[2] | updates[1]]
+            return await self._encode(values, head, split, size_bytes_max)
+        writer = tree.Writer()
+        nodes = tree.nodes(record.children, record.body, record.sizes)
+        nodes[0] = writer.extended(nodes[0], messages, "messages")
+        for place, update in enumerate(updates, 1):
+            if update:
+                node = nodes[place]
+                old_value = self._unpack(node, await self._objects(head.family, node.children))
+                nodes[place] = writer.value(old_value | update, _FIELDS[place])
+        return _encoded(nodes, writer, Base(record.key, head.digest), size_bytes_max)
+
+    async def _known(self, head: Stored | None) -> tuple[Base | None, set[bytes]]:
+        """Return the head as a base, and every hash below it."""
+        if head is None:
+            return None, set()
+        known, unknown = tree.reachable(head.record.children, self._memory.children_of)
+        if unknown:
+            fetched = await self._fetch(head.family, unknown)
+            known, _ = tree.reachable(
+                head.record.children, lambda key: fetched[key][0] if key in fetched else self._memory.children_of(key)
+            )
+        return Base(head.record.key, head.digest), known
+
+    # -- values out
+
+    async def _read(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, *, objects: bool = True
+    ) -> Loaded | None:
+        # With the head in memory most objects are too: ask for the record only, then for what is missing.
+        cold = objects and self._memory.head(thread_id, namespace) is None
+        loaded = await self.store.read(thread_id, namespace, checkpoint_id, objects=cold)
+        if loaded is not None and checkpoint_id is None:
+            self._memory.remember(loaded.stored)
+        return loaded
+
+    async def _objects_of(self, loaded: Loaded) -> dict[bytes, tree.Content]:
+        if not loaded.objects:
+            return await self._objects(loaded.stored.family, loaded.stored.record.children)
+        fresh = _verified(loaded.objects)
+        self._memory.add(fresh)
+        return fresh
+
+    async def _objects(self, family: str, children: bytes) -> dict[bytes, tree.Content]:
+        """Return the content of every object at or below `children`, from memory where it is there."""
+        found: dict[bytes, tree.Content] = {}
+        unknown = self._gather(tree.hashes(children), found)
+        if unknown:
+            found |= await self._fetch(family, unknown)
+            self._gather(tree.hashes(children), found)
+        return found
+
+    def _gather(self, pending: list[bytes], found: dict[bytes, tree.Content]) -> list[bytes]:
+        """Add to `found` what memory holds at or below `pending`; return the hashes it does not hold."""
+        unknown: list[bytes] = []
+        seen: set[bytes] = set()
+        while pending:
+            key = pending.pop()
+            if key in seen:
+                continue
+            seen.add(key)
+            content = found.get(key) or self._memory.content(key)
+            if content is None:
+                unknown.append(key)
+                continue
+            found[key] = content
+            if content[0]:
+                pending.extend(tree.hashes(content[0]))
+        return unknown
+
+    async def _fetch(self, family: str, wanted: list[bytes]) -> dict[bytes, tree.Content]:
+        fetched = _verified(await self.store.fetch(family, wanted))
+        self._memory.add(fetched)
+        return fetched
+
+    def _decode(self, record: Record, objects: dict[bytes, tree.Content]) -> list[Any]:
+        total = sum(record.sizes)
+        if total > tree.VALUE_BYTES_MAX:
+            raise CheckpointCorrupted("a stored checkpoint claims an impossible size")
+        parts = tree.Reader(objects, total).fields(record.children, record.body, len(record.sizes))
+        if len(parts) == 1:
+            values = codec.unpack_parts(parts[0])
+        else:
+            values = codec.unpack_parts([codec.array_header(len(parts)), *(part for field in parts for part in field)])
+        if not isinstance(values, list) or len(values) != len(_FIELDS):
+            raise CheckpointCorrupted("a stored checkpoint is out of shape")
+        return values
+
+    def _unpack(self, node: tree.Node, objects: dict[bytes, tree.Content]) -> Any:
+        parts = tree.Reader(objects, node.size).fields(node.children, node.body, 1)
+        return codec.unpack_parts(parts[0])
+
+
+def to_checkpoint(stored: Stored, values: Sequence[Any]) -> Checkpoint:
+    """Return what callers see of a checkpoint."""
+    messages, state, tools_result = values
+    return Checkpoint(to_metadata(stored), messages, state, tools_result, stored.record.next_node)
+
+
+def to_metadata(stored: Stored) -> CheckpointMetadata:
+    """Return what callers see of a record."""
+    record = stored.record
+    parents = [parent.checkpoint_id for parent in record.parents]
+    return CheckpointMetadata(
+        thread_id=record.key.thread_id,
+        checkpoint_id=record.key.checkpoint_id,
+        step=record.step,
+        parent_checkpoint_id=parents[0] if parents else None,
+        created_at=record.created_at,
+        tags=list(record.tags),
+        summary=record.summary,
+        parents=parents,
+        namespace=record.key.namespace,
+        trigger=record.trigger,
+        size_bytes=sum(record.sizes),
+        pinned=stored.pinned,
+        metadata=dict(record.metadata),
+    )
+
+
+def _encoded(nodes: Sequence[tree.Node], writer: tree.Writer, base: Base | None, size_bytes_max: int | None) -> Encoded:
+    total = sum(node.size for node in nodes)
+    if total > tree.VALUE_BYTES_MAX:
+        raise UnstorableValue("checkpoint", f"{total:,} bytes", f"the limit is {tree.VALUE_BYTES_MAX:,}")
+    children, body = b"".join(node.children for node in nodes), b"".join(node.body for node in nodes)
+    added = writer.added_bytes + len(body)
+    if size_bytes_max is not None and added > size_bytes_max:
+        raise SnapshotTooLarge(added, size_bytes_max)
+    sizes = tuple(node.size for node in nodes)
+    squeezed = [Object(key, below, compress.squeeze(plain)) for key, (below, plain) in writer.objects.items()]
+    return Encoded(children, body, sizes, writer.objects, squeezed, added, base)
+
+
+def _verified(objects: Iterable[Object]) -> dict[bytes, tree.Content]:
+    """Return objects by hash, each checked against it."""
+    found = {}
+    for key, children, squeezed in objects:
+        body = compress.expand(squeezed)
+        if tree.address(children, body) != key:
+            raise CheckpointCorrupted(f"the object {key.hex()} does not match its hash")
+        found[key] = children, body
+    return found

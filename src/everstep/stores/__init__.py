@@ -1,0 +1,1 @@
+"""Stores: where bytes are kept. Start with `protocol`."""

@@ -1,0 +1,340 @@
+"""What a store is: start reading here.
+
+A store keeps checkpoints (records), the objects their values are made of, heads, pending writes, and a log of
+operations. It sees bytes, hashes and a few columns; it never opens a body. One method changes a thread (`commit`), all
+or nothing; the others read, attach writes, or remove.
+
+Rules that hold for every store:
+
+* A checkpoint is named by its Key: thread, namespace, id. The same id may stand in several threads.
+* `seq` is the store's own order: later commits in a namespace get greater numbers, never used twice. Lists go by it.
+* A thread belongs to a family for life; a branch belongs to its origin's. Objects are shared inside a family only.
+* Once a call returns, what it did survives a crash. If it raises one of our errors, it did nothing, except
+  CommitUnknown, which says so.
+* Deleting what is not there is not an error. Driver errors come out as StoreError or CheckpointCorrupted.
+* Methods are coroutines. A store's blocking face never suspends in them, so that `faces.run_to_end` can drive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+__all__ = [
+    "ANY", "AnyHead", "Base", "Change", "Deleted", "Draft", "Hidden", "Key", "Loaded", "Move", "Object", "Operation",
+    "Origin", "Pin", "Query", "Record", "Store", "Stored", "Swept", "Thread", "Write",
+]  # fmt: skip
+
+
+class AnyHead(Enum):
+    """The type of ANY."""
+
+    ANY = "any"
+
+
+ANY: Final = AnyHead.ANY
+"""As an expected head: whatever it is."""
+
+
+class Key(NamedTuple):
+    """The full name of a checkpoint."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+
+
+class Object(NamedTuple):
+    """Immutable bytes under their hash; `children` are the hashes it refers to, joined."""
+
+    hash: bytes
+    children: bytes
+    body: bytes
+    """Squeezed: see `values.compress`."""
+
+
+class Record(NamedTuple):
+    """A checkpoint as a store sees it: searchable metadata and the root of its values. Never changed after commit."""
+
+    key: Key
+    step: int
+    parents: tuple[Key, ...]
+    created_at: str
+    children: bytes
+    """The hashes the root refers to, joined. Marking starts here."""
+    body: bytes
+    """The root's own bytes."""
+    sizes: tuple[int, ...]
+    """The packed size of each of the values the root holds, in order."""
+    tags: tuple[str, ...] = ()
+    summary: str = ""
+    next_node: str = ""
+    trigger: str = ""
+    kind: str = ""
+    """Who wrote it: "" for the engine, else the adapter."""
+    metadata: Mapping[str, Any] = MappingProxyType({})
+
+
+class Stored(NamedTuple):
+    """A record, and what the store knows about it."""
+
+    record: Record
+    seq: int
+    family: str
+    pinned: bool = False
+    hidden: bool = False
+    digest: bytes = b""
+    """A checksum of the record: tells a replaced checkpoint from the one that was read."""
+
+
+class Base(NamedTuple):
+    """The checkpoint whose objects a draft may leave out."""
+
+    key: Key
+    digest: bytes
+
+
+class Draft(NamedTuple):
+    """A checkpoint ready to be committed."""
+
+    record: Record
+    objects: Sequence[Object]
+    """Every object reachable from the record, but those reachable from `base`."""
+    base: Base | None = None
+
+
+class Move(NamedTuple):
+    """Set the head of a namespace to a stored checkpoint, or to nothing."""
+
+    namespace: str
+    checkpoint_id: str | None
+
+
+class Hidden(NamedTuple):
+    """A stretch of a namespace that is stored but not listed: `after` < seq <= `to`.
+
+    With `writes_of` it is the pending writes of that checkpoint that are hidden instead, by their own seq.
+    """
+
+    namespace: str
+    after: int
+    to: int
+    writes_of: str | None = None
+
+
+class Pin(NamedTuple):
+    """Set or lift the mark that retention must keep a checkpoint."""
+
+    key: Key
+    pinned: bool
+
+
+class Origin(NamedTuple):
+    """Where a branch began, and the root of the last state it had in common with its origin."""
+
+    key: Key
+    children: bytes
+    body: bytes
+    sizes: tuple[int, ...]
+
+
+class Operation(NamedTuple):
+    """An entry of a thread's log."""
+
+    kind: str
+    data: Mapping[str, Any]
+    seq: int = 0
+    """Given by the store."""
+    undone: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What one commit does to a thread: everything, or nothing.
+
+    `build` makes the new checkpoint. It is called with the head that the checkpoint will follow (None: the namespace
+    is empty), inside the commit, so it must be quick, pure and repeatable; what it raises comes out of `commit`.
+    """
+
+    thread_id: str
+    namespace: str = ""
+    expect: str | AnyHead | None = ANY
+    """The head must have this id, or (None) there must be no head; else HeadMoved."""
+    build: Callable[[Stored | None], Draft] | None = None
+    head: Literal["always", "newer", "never"] = "always"
+    """Whether the head moves to the new checkpoint; "newer": if its id is greater than the head's or its parent is
+    the head. A checkpoint that replaces one of the same id never moves the head."""
+    origin: Origin | None = None
+    """The thread begins here as a branch (and joins that family), or a merge renews what it has in common."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """The same for other threads of the family."""
+    moves: Sequence[Move] = ()
+    hide: Sequence[Hidden] = ()
+    """Belongs to the operation that is logged here."""
+    show: Collection[int] = ()
+    """Operations (by seq) whose hidden stretches are lifted."""
+    pins: Sequence[Pin] = ()
+    log: Operation | None = None
+    undone: Mapping[int, bool] = field(default_factory=dict)
+    """Operations (by seq) to mark as undone, or as done again."""
+
+
+class Write(NamedTuple):
+    """A pending result attached to a checkpoint. Its value is a node: `children` and `body`."""
+
+    task_id: str
+    idx: int
+    channel: str
+    children: bytes
+    body: bytes
+    size: int
+    task_path: str = ""
+    seq: int = 0
+    """Given by the store."""
+
+
+class Loaded(NamedTuple):
+    """One checkpoint, with what was asked for."""
+
+    stored: Stored
+    generation: int
+    """Counts the moves of the namespace's head. Never goes down, unless the store lost writes."""
+    objects: Sequence[Object] = ()
+    writes: Sequence[Write] = ()
+
+
+class Thread(NamedTuple):
+    """What a store knows about a thread."""
+
+    thread_id: str
+    family: str
+    origin: Origin | None
+    heads: Mapping[str, tuple[str, int]]
+    """By namespace: the id of the head and its generation."""
+    hidden: Mapping[int, Sequence[Hidden]]
+    """By operation: what it hides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Which checkpoints to list, newest first."""
+
+    thread_id: str | None = None
+    """None: of every thread."""
+    namespace: str | None = ""
+    """None: of every namespace."""
+    before_id: str | None = None
+    """Only ids smaller than this one, by code points."""
+    before_seq: int | None = None
+    step_max: int | None = None
+    filter: Mapping[str, Any] = field(default_factory=dict)
+    """Metadata that must be there and be exactly equal: as encoded bytes, so 1, 1.0 and True differ."""
+    order: Literal["seq", "id"] = "seq"
+    hidden: bool = False
+    """Also list hidden ones."""
+    limit: int | None = None
+    offset: int = 0
+
+
+class Deleted(NamedTuple):
+    """What a deletion removed."""
+
+    checkpoints: int
+    families: frozenset[str]
+    """Families that may now hold objects nobody needs: sweep them."""
+
+
+class Swept(NamedTuple):
+    """What a sweep removed."""
+
+    objects: int
+    size_bytes: int
+
+
+class Store(Protocol):
+    """Keeps checkpoints. See the top of this file for the rules that hold throughout."""
+
+    @property
+    def blocking(self) -> Store:
+        """The same store, with methods that never suspend."""
+        ...
+
+    async def commit(self, change: Change) -> Stored | None:
+        """Apply `change` and return the checkpoint it made, if any.
+
+        A draft whose id is stored already is compared by content: the same is a no-op (`expect` is not looked at
+        then, so a retry is safe), another replaces it in place and keeps its seq and the head. `base`, if given,
+        must be stored exactly as named, else BaseGone. A head moved to, or a pin on, a checkpoint that is not stored
+        is CheckpointNotFound.
+        """
+        ...
+
+    async def put_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+    ) -> None:
+        """Attach writes to a checkpoint, which need not be stored yet. Creates the thread if need be.
+
+        One (task_id, idx) holds one write: with idx >= 0 the first stays, with idx < 0 the last wins.
+        """
+        ...
+
+    async def read(
+        self,
+        thread_id: str,
+        namespace: str = "",
+        checkpoint_id: str | None = None,
+        *,
+        objects: bool = False,
+        writes: bool = False,
+    ) -> Loaded | None:
+        """Return a checkpoint (None: the head), hidden or not; with `objects`, everything below its root.
+
+        Writes come in the order (task_path, task_id, idx), hidden ones left out.
+        """
+        ...
+
+    async def find(self, checkpoint_id: str) -> list[Key]:
+        """Return every checkpoint of that id, in any thread."""
+        ...
+
+    async def fetch(self, family: str, hashes: Collection[bytes]) -> list[Object]:
+        """Return these objects and everything below them. What is missing is left out."""
+        ...
+
+    async def list_checkpoints(self, query: Query) -> list[Stored]:
+        """Return checkpoints, newest first by seq, or greatest id first. No objects are read."""
+        ...
+
+    async def list_threads(self, limit: int, offset: int) -> list[Stored]:
+        """Return the head of each thread's root namespace (or of its first), most recently active first."""
+        ...
+
+    async def thread(self, thread_id: str) -> Thread | None:
+        """Return what is known about a thread."""
+        ...
+
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
+        """Return the newest entries of the thread's log, newest first."""
+        ...
+
+    async def delete(
+        self, thread_id: str, *, keys: Collection[Key] | None = None, before_step: int | None = None
+    ) -> Deleted:
+        """Delete the named checkpoints, or those of a smaller step, or (with neither) the whole thread.
+
+        Their writes go too. A head that is deleted falls back to the newest checkpoint left in its namespace that is
+        not hidden. A thread with no checkpoints left is gone, with its log. Objects stay until `sweep`, but for a
+        family without threads, whose objects go at once.
+        """
+        ...
+
+    async def sweep(self, family: str) -> Swept:
+        """Remove the family's objects that no checkpoint, write or origin reaches, and give the space back."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything. Calls after it raise StoreClosed; closing twice is fine."""
+        ...

@@ -1,0 +1,143 @@
+"""Records as the bytes that every store keeps, with a checksum over each row's own columns.
+
+Stores that have no checksums of their own still notice a changed byte, a swapped row or a truncated one. `Query.filter`
+also lives here, so that it means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from everstep.errors import CheckpointCorrupted
+from everstep.stores.protocol import Key, Operation, Origin, Record
+from everstep.values import codec
+
+DIGEST_BYTES = 8
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def digest(*parts: bytes) -> bytes:
+    """Return a checksum of the parts, each bound to its place."""
+    joined = b"".join([b"%d:%b" % (len(part), part) for part in parts])
+    return hashlib.sha256(joined).digest()[:DIGEST_BYTES]
+
+
+def pack_record(record: Record) -> tuple[bytes, bytes]:
+    """Return (info, root): what listing needs, and the root's body; each begins with its checksum."""
+    parents = [parent[2] if parent[:2] == record.key[:2] else list(parent) for parent in record.parents]
+    info = codec.pack(
+        [
+            _pack_time(record.created_at), parents, list(record.tags), record.summary, record.next_node,
+            record.trigger, record.kind, list(record.sizes), dict(record.metadata),
+        ],
+        "metadata",
+    )  # fmt: skip
+    name = _name(record.key, record.step)
+    root = digest(name, record.children, record.body) + record.body
+    return digest(name, info) + info, root
+
+
+def unpack_record(key: Key, step: int, children: bytes, info: bytes, root: bytes | None) -> Record:
+    """Return the record; without `root` (when listing) its children and body are empty."""
+    name = _name(key, step)
+    packed = info[DIGEST_BYTES:]
+    if digest(name, packed) != info[:DIGEST_BYTES]:
+        raise _corrupted("the checkpoint's metadata does not match its checksum", key)
+    body = b""
+    if root is not None:
+        body = root[DIGEST_BYTES:]
+        if digest(name, children, body) != root[:DIGEST_BYTES]:
+            raise _corrupted("the checkpoint's root does not match its checksum", key)
+    try:
+        created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = codec.unpack(packed)
+        return Record(
+            key, step, tuple(_parent(parent, key) for parent in parents), _unpack_time(created),
+            children if root is not None else b"", body, tuple(sizes), tuple(tags), summary, next_node, trigger, kind,
+            metadata,
+        )  # fmt: skip
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise _corrupted(f"the checkpoint's metadata cannot be decoded: {exc}", key) from exc
+    except CheckpointCorrupted as exc:
+        raise exc.located(key.thread_id, key.checkpoint_id) from exc
+
+
+def record_digest(info: bytes, root: bytes) -> bytes:
+    """Return what tells this content of a checkpoint from any other."""
+    return info[:DIGEST_BYTES] + root[:DIGEST_BYTES]
+
+
+def pack_sealed(value: Any, *bound: bytes) -> bytes:
+    """Return `value` packed behind a checksum that also covers `bound`, the columns it belongs to."""
+    packed = codec.pack(value, "metadata")
+    return digest(packed, *bound) + packed
+
+
+def unpack_sealed(data: bytes, what: str, *bound: bytes) -> Any:
+    """Return what `pack_sealed` kept."""
+    packed = data[DIGEST_BYTES:]
+    if digest(packed, *bound) != data[:DIGEST_BYTES]:
+        raise CheckpointCorrupted(f"{what} does not match its checksum")
+    return codec.unpack(packed)
+
+
+def pack_origin(origin: Origin, thread_id: str) -> bytes:
+    """Return an origin as bytes, bound to the branch it belongs to."""
+    return pack_sealed([list(origin.key), origin.body, list(origin.sizes)], thread_id.encode(), origin.children)
+
+
+def unpack_origin(data: bytes, children: bytes, thread_id: str) -> Origin:
+    """Return what `pack_origin` kept."""
+    key, body, sizes = unpack_sealed(data, f"the origin of thread {thread_id!r}", thread_id.encode(), children)
+    return Origin(Key(*key), children, body, tuple(sizes))
+
+
+def pack_operation(operation: Operation, seq: int) -> bytes:
+    """Return an operation as bytes, bound to its place in the log."""
+    return pack_sealed([operation.kind, dict(operation.data)], b"%d" % seq)
+
+
+def unpack_operation(data: bytes, seq: int, undone: bool) -> Operation:
+    """Return what `pack_operation` kept."""
+    kind, content = unpack_sealed(data, f"operation {seq}", b"%d" % seq)
+    return Operation(kind, content, seq, undone)
+
+
+def packed_filter(wanted: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return a filter as bytes per key, ready for `matches`."""
+    return {key: codec.pack(value, f"filter[{key!r}]") for key, value in wanted.items()}
+
+
+def matches(metadata: Mapping[str, Any], wanted: Mapping[str, bytes]) -> bool:
+    """Whether every wanted key is there with exactly that value."""
+    return all(key in metadata and codec.pack(metadata[key]) == value for key, value in wanted.items())
+
+
+def _name(key: Key, step: int) -> bytes:
+    return "\0".join((str(step), str(len(key[0])), str(len(key[1])), *key)).encode()
+
+
+def _parent(parent: Any, key: Key) -> Key:
+    return Key(key.thread_id, key.namespace, parent) if isinstance(parent, str) else Key(*parent)
+
+
+def _pack_time(created_at: str) -> str | int:
+    """Return the microseconds of a time that can be written back as the same text; else the text."""
+    try:
+        moment = datetime.fromisoformat(created_at)
+        microseconds = (moment - _EPOCH) // timedelta(microseconds=1)
+    except (ValueError, TypeError):
+        return created_at
+    return microseconds if _unpack_time(microseconds) == created_at else created_at
+
+
+def _unpack_time(created: str | int) -> str:
+    if isinstance(created, str):
+        return created
+    return (_EPOCH + timedelta(microseconds=created)).isoformat(timespec="microseconds")
+
+
+def _corrupted(reason: str, key: Key) -> CheckpointCorrupted:
+    return CheckpointCorrupted(reason, thread_id=key.thread_id, checkpoint_id=key.checkpoint_id)

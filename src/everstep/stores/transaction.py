@@ -1,0 +1,195 @@
+"""What a commit means, once, for the stores that run it inside the process.
+
+`apply` reads and changes rows through the small Transaction interface; memory and SQLite supply it. The order of the
+checks is the contract: a repeated put is recognised first, and nothing is changed before every check has passed.
+Servers do the same in one statement or script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, InvalidInput
+from everstep.stores.protocol import (
+    ANY,
+    Base,
+    Change,
+    Draft,
+    Hidden,
+    Key,
+    Object,
+    Operation,
+    Origin,
+    Record,
+    Stored,
+    Write,
+)
+from everstep.stores.records import pack_record, record_digest
+
+
+class Line(NamedTuple):
+    """One namespace of one thread, as a transaction sees it."""
+
+    ref: Any
+    """The store's own handle."""
+    thread_id: str
+    namespace: str
+    family: str
+    head: Stored | None
+
+
+class Packed(NamedTuple):
+    """A record in the form that is kept."""
+
+    record: Record
+    info: bytes
+    root: bytes
+
+    @property
+    def digest(self) -> bytes:
+        return record_digest(self.info, self.root)
+
+
+class Transaction(Protocol):
+    """Rows of one store, inside one transaction."""
+
+    def line(self, thread_id: str, namespace: str) -> Line | None: ...
+    def family(self, thread_id: str) -> str | None: ...
+    def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
+        """Make the thread (in that family, or a new one) and the namespace, where they are missing."""
+        ...
+
+    def checkpoint(self, key: Key) -> Stored | None: ...
+    def insert(self, line: Line, packed: Packed) -> Stored: ...
+    def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored: ...
+    def add_objects(self, family: str, objects: Sequence[Object]) -> None:
+        """Keep objects; one that is there already becomes as young as a new one, so that no sweep under way
+        takes it.
+        """
+        ...
+
+    def set_head(self, line: Line, stored: Stored | None) -> None:
+        """Move the head, add one to the generation, and note the thread as active."""
+        ...
+
+    def set_origin(self, thread_id: str, origin: Origin) -> None: ...
+    def set_pinned(self, stored: Stored, pinned: bool) -> None: ...
+    def add_operation(self, thread_id: str, operation: Operation) -> int: ...
+    def set_undone(self, thread_id: str, seq: int, undone: bool) -> None: ...
+    def hide(self, line: Line, operation: int, hidden: Hidden) -> None: ...
+    def show(self, thread_id: str, operation: int) -> None: ...
+    def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None: ...
+
+
+def apply(tx: Transaction, change: Change) -> Stored | None:
+    """Apply `change` and return the checkpoint it made. See `Store.commit`."""
+    line = tx.line(change.thread_id, change.namespace)
+    head = line.head if line is not None else None
+    draft = change.build(head) if change.build is not None else None
+    packed = existing = None
+    if draft is not None:
+        packed = _packed(draft, change)
+        existing = tx.checkpoint(draft.record.key) if line is not None else None
+        if existing is not None and existing.digest == packed.digest:
+            return existing
+    _check_head(change, head)
+    family = _family(tx, change, line)
+    if draft is not None:
+        _check_base(tx, draft.base, head, family)
+    targets = [(move, _moved_to(tx, change, move.checkpoint_id, move.namespace)) for move in change.moves]
+    pins = [(_found(tx, pin.key), pin.pinned) for pin in change.pins]
+
+    line = line or tx.create(change.thread_id, change.namespace, family)
+    stored = None
+    if draft is not None and packed is not None:
+        tx.add_objects(line.family, draft.objects)
+        if existing is not None:
+            stored = tx.replace(line, existing, packed)
+        else:
+            stored = tx.insert(line, packed)
+            if change.head == "always" or (change.head == "newer" and _is_newer(draft.record, head)):
+                tx.set_head(line, stored)
+    if change.origin is not None:
+        tx.set_origin(change.thread_id, change.origin)
+    for thread_id, origin in change.origins.items():
+        tx.set_origin(thread_id, origin)
+    for move, target in targets:
+        tx.set_head(tx.line(change.thread_id, move.namespace) or line, target)
+    for found, pinned in pins:
+        tx.set_pinned(found, pinned)
+    _apply_log(tx, change)
+    return stored
+
+
+def apply_writes(
+    tx: Transaction, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None
+) -> None:
+    """Attach writes. See `Store.put_writes`."""
+    line = tx.line(key.thread_id, key.namespace)
+    family = line.family if line is not None else tx.family(key.thread_id)
+    _check_base(tx, base, line.head if line is not None else None, family)
+    line = line or tx.create(key.thread_id, key.namespace, family)
+    tx.add_objects(line.family, objects)
+    for write in writes:
+        tx.put_write(line, key.checkpoint_id, write)
+
+
+def _packed(draft: Draft, change: Change) -> Packed:
+    if draft.record.key[:2] != (change.thread_id, change.namespace):
+        raise InvalidInput(f"a checkpoint of {draft.record.key[:2]} cannot be committed to {change.thread_id!r}")
+    return Packed(draft.record, *pack_record(draft.record))
+
+
+def _check_head(change: Change, head: Stored | None) -> None:
+    actual = head.record.key.checkpoint_id if head is not None else None
+    if change.expect is not ANY and change.expect != actual:
+        raise HeadMoved(change.thread_id, change.expect, actual)
+
+
+def _family(tx: Transaction, change: Change, line: Line | None) -> str | None:
+    """Return the family the thread belongs to or will join; None: a new one."""
+    own = line.family if line is not None else tx.family(change.thread_id)
+    if change.origin is None:
+        return own
+    joined = tx.family(change.origin.key.thread_id)
+    if joined is None:
+        raise CheckpointNotFound(change.origin.key.checkpoint_id, change.origin.key.thread_id)
+    if own is not None and own != joined:
+        raise InvalidInput(f"thread {change.thread_id!r} exists and is not of the family it should branch from")
+    return joined
+
+
+def _check_base(tx: Transaction, base: Base | None, head: Stored | None, family: str | None) -> None:
+    if base is None:
+        return
+    found = head if head is not None and head.record.key == base.key else tx.checkpoint(base.key)
+    if found is None or found.digest != base.digest or found.family != family:
+        raise BaseGone(f"{base.key} is no longer stored as it was")
+
+
+def _moved_to(tx: Transaction, change: Change, checkpoint_id: str | None, namespace: str) -> Stored | None:
+    return None if checkpoint_id is None else _found(tx, Key(change.thread_id, namespace, checkpoint_id))
+
+
+def _found(tx: Transaction, key: Key) -> Stored:
+    found = tx.checkpoint(key)
+    if found is None:
+        raise CheckpointNotFound(key.checkpoint_id, key.thread_id)
+    return found
+
+
+def _is_newer(record: Record, head: Stored | None) -> bool:
+    return head is None or record.key.checkpoint_id > head.record.key.checkpoint_id or head.record.key in record.parents
+
+
+def _apply_log(tx: Transaction, change: Change) -> None:
+    operation = tx.add_operation(change.thread_id, change.log) if change.log is not None else 0
+    for hidden in change.hide:
+        line = tx.line(change.thread_id, hidden.namespace)
+        if line is not None:
+            tx.hide(line, operation, hidden)
+    for seq in change.show:
+        tx.show(change.thread_id, seq)
+    for seq, undone in change.undone.items():
+        tx.set_undone(change.thread_id, seq, undone)

@@ -1,0 +1,97 @@
+"""What callers hold: a checkpoint and its metadata. Plain values; they know nothing of storage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from everstep.errors import InvalidInput
+
+T = TypeVar("T")
+
+
+def utc_now() -> str:
+    """Return the present time as ISO 8601 in UTC. For people to read: nothing is ordered by it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+@dataclass
+class CheckpointMetadata:
+    """What a list of checkpoints shows: everything but the values."""
+
+    thread_id: str
+    checkpoint_id: str
+    step: int
+    parent_checkpoint_id: str | None = None
+    created_at: str = field(default_factory=utc_now)
+    tags: list[str] = field(default_factory=list)
+    summary: str = ""
+    parents: list[str] = field(default_factory=list)
+    """All parents; a merge has two. `parent_checkpoint_id` is the first."""
+    namespace: str = ""
+    trigger: str = ""
+    size_bytes: int = 0
+    """The size of the values, encoded as a whole. What the checkpoint added to the store is far less."""
+    pinned: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Further data of the caller's; listing can filter by it."""
+
+    def __post_init__(self) -> None:
+        if not self.parents and self.parent_checkpoint_id is not None:
+            self.parents = [self.parent_checkpoint_id]
+        elif self.parents and self.parent_checkpoint_id is None:
+            self.parent_checkpoint_id = self.parents[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name; values are not copied."""
+        return {name: getattr(self, name) for name in _METADATA_FIELDS}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CheckpointMetadata:
+        """Return the metadata in `data`. Missing optional keys get their defaults; unknown keys are refused."""
+        return _from_fields(cls, data, _METADATA_FIELDS)
+
+
+@dataclass
+class Checkpoint:
+    """One saved step of a thread."""
+
+    metadata: CheckpointMetadata
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """The conversation."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """The agent's own state."""
+    tools_result: dict[str, Any] = field(default_factory=dict)
+    """Results of tool calls."""
+    next_node: str = ""
+    """Where execution continues."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `{"metadata": {...}, "messages", "state", "tools_result", "next_node"}`; values are not copied."""
+        values = {name: getattr(self, name) for name in _CHECKPOINT_FIELDS}
+        return values | {"metadata": self.metadata.to_dict()}
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> Checkpoint:
+        """Return the checkpoint in `d`. Missing optional keys get their defaults; unknown keys are refused."""
+        metadata = d.get("metadata") if isinstance(d, Mapping) else None
+        if not isinstance(metadata, Mapping):
+            raise InvalidInput('a checkpoint is a mapping with "metadata", itself a mapping')
+        return _from_fields(cls, {**d, "metadata": CheckpointMetadata.from_dict(metadata)}, _CHECKPOINT_FIELDS)
+
+
+_METADATA_FIELDS = tuple(f.name for f in dataclasses.fields(CheckpointMetadata))
+_CHECKPOINT_FIELDS = tuple(f.name for f in dataclasses.fields(Checkpoint))
+
+
+def _from_fields(cls: type[T], data: Mapping[str, Any], names: tuple[str, ...]) -> T:
+    unknown = [name for name in data if name not in names]
+    if unknown:
+        raise InvalidInput(f"unknown key {unknown[0]!r} for {cls.__name__}; known are {', '.join(names)}")
+    try:
+        return cls(**data)
+    except TypeError as exc:
+        raise InvalidInput(f"{cls.__name__} needs more: {exc}") from exc

@@ -1,0 +1,1 @@
+"""Values: Python objects to canonical bytes, bytes to trees of objects. Pure."""

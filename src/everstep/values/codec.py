@@ -1,0 +1,467 @@
+"""Python values to canonical bytes and back, exactly. The one place that knows how a value is written.
+
+The bytes are MessagePack, packed and unpacked by ormsgpack, with extension types for what MessagePack cannot tell
+apart (a tuple from a list, a bytearray from bytes). Equal values with equal types and key order give equal bytes:
+everything above compares bytes, never Python values. Two ways lead to the same bytes: the fast one hands the value
+to the packer whole; the careful one walks it, is used when the fast one may be inexact, and names the path of what
+cannot be stored. Unpacking builds plain types and registered classes; it never imports or looks up anything else.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import fractions
+import pathlib
+import re
+import struct
+import uuid
+import zoneinfo
+from collections.abc import Callable
+from typing import Any
+
+import ormsgpack
+
+from everstep.errors import CheckpointCorrupted, EverstepError, UnregisteredType, UnstorableValue
+from everstep.values import registry
+
+DEPTH_MAX = 200
+"""How deep containers may nest, counted from the value that is saved."""
+
+INT, STR, BYTEARRAY, MAP, TUPLE, SET, FROZENSET, OBJECT = 1, 2, 3, 4, 5, 6, 7, 8
+DATETIME, DATE, TIME, TIMEDELTA, TIMEZONE, ZONE = 16, 17, 18, 19, 20, 21
+UUID, DECIMAL, COMPLEX, RANGE, FRACTION, PATH = 32, 33, 34, 35, 36, 37
+
+_OPTIONS = (
+    ormsgpack.OPT_PASSTHROUGH_BIG_INT
+    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_TUPLE
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
+_PLAIN = frozenset((type(None), bool, float, bytes))
+_END = ormsgpack.packb(b"\xe5everstep.end")  # follows a value when it is unpacked, so that rubbish behind it shows
+
+
+def pack(value: Any, path: str = "value") -> bytes:
+    """Return the canonical bytes of `value`; `path` is what errors call it. Raises UnstorableValue."""
+    try:
+        return _pack_fast(value)
+    except (TypeError, EverstepError, RecursionError):  # the packer's own errors are TypeErrors and hide their cause
+        return ormsgpack.packb(_lower(value, path, []), option=_OPTIONS)
+
+
+def unpack(packed: bytes) -> Any:
+    """Return the value that `pack` turned into these bytes."""
+    return unpack_parts([packed])
+
+
+def unpack_parts(parts: list[bytes]) -> Any:
+    """Return the value whose bytes are the joined `parts`."""
+    return _Reader().read([b"\x92", *parts, _END])
+
+
+def check_depth(packed: bytes, depth_above: int, path: str) -> None:
+    """Raise UnstorableValue if these bytes, `depth_above` containers down, nest deeper than DEPTH_MAX."""
+    if depth_above + len(packed) <= DEPTH_MAX:
+        return
+    if depth_above + _containers_at_most(packed) > DEPTH_MAX and depth_above + depth(packed) > DEPTH_MAX:
+        raise UnstorableValue(path, "a value", f"it nests deeper than {DEPTH_MAX} levels")
+
+
+def opened(value: Any, path: str) -> tuple[int, list[Any]]:
+    """Return (tag, items) of a value that is stored as a tagged list, so that a large one can be split."""
+    tag, content = _opened(value, path)
+    if tag in (SET, FROZENSET):
+        content.sort(key=lambda item: pack(item, path))
+    return tag, content
+
+
+def has_text_keys(mapping: dict[Any, Any]) -> bool:
+    """Whether MessagePack's own map can hold these keys: strings that are valid Unicode."""
+    return all(type(key) is str and not _surrogates(key) for key in mapping)
+
+
+def array_header(count: int) -> bytes:
+    """Return what stands before the items of a list."""
+    return _header(count, 0x90, None, b"\xdc", b"\xdd")
+
+
+def map_header(count: int) -> bytes:
+    """Return what stands before the pairs of a mapping."""
+    return _header(count, 0x80, None, b"\xde", b"\xdf")
+
+
+def text_header(size_bytes: int) -> bytes:
+    """Return what stands before the UTF-8 bytes of a long string."""
+    return _header(size_bytes, None, b"\xd9", b"\xda", b"\xdb")
+
+
+def bytes_header(size_bytes: int) -> bytes:
+    """Return what stands before long bytes."""
+    return _header(size_bytes, None, b"\xc4", b"\xc5", b"\xc6")
+
+
+def tag_header(tag: int, size_bytes: int) -> bytes:
+    """Return what stands before the content of an extension value."""
+    fixed = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}.get(size_bytes)
+    return (fixed or _header(size_bytes, None, b"\xc7", b"\xc8", b"\xc9")) + bytes((tag,))
+
+
+def _header(size: int, tiny: int | None, byte: bytes | None, short: bytes, word: bytes) -> bytes:
+    if tiny is not None and size < 16:
+        return bytes((tiny | size,))
+    if byte is not None and size < 0x100:
+        return byte + bytes((size,))
+    return short + struct.pack(">H", size) if size < 0x10000 else word + struct.pack(">I", size)
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+
+def _pack_fast(value: Any) -> bytes:
+    packed = ormsgpack.packb(value, _tagged_fast, _OPTIONS)
+    # The packer writes a bytearray as bytes. Where the bytes marker cannot be seen there is none.
+    if (0xC4 in packed or 0xC5 in packed or 0xC6 in packed) and _holds_buffer(value):
+        raise TypeError("a bytearray needs the careful way")
+    return packed
+
+
+def _tagged_fast(value: Any) -> ormsgpack.Ext:
+    """Return the extension value for `value`; the packer calls this for what it does not know."""
+    make = _MAKERS.get(type(value))
+    if make is not None:
+        return ormsgpack.Ext(*make(value, ""))
+    tag, content = _opened(value, "")
+    if tag in (SET, FROZENSET):
+        return ormsgpack.Ext(tag, _packed_set([_pack_fast(item) for item in content]))
+    return ormsgpack.Ext(tag, _pack_fast(content))
+
+
+def _packed_set(items: list[bytes]) -> bytes:
+    return array_header(len(items)) + b"".join(sorted(items))
+
+
+def _opened(value: Any, path: str) -> tuple[int, list[Any]]:
+    """Return the tag and the content of a tagged container; raise UnstorableValue for an unknown type."""
+    kind = type(value)
+    if kind is tuple:
+        return TUPLE, list(value)
+    if kind is set or kind is frozenset:
+        return (SET if kind is set else FROZENSET), list(value)
+    if kind is dict:
+        return MAP, [part for pair in value.items() for part in pair]
+    entry = registry.for_type(kind)
+    if entry is None:
+        raise UnstorableValue(path, f"a {kind.__module__}.{kind.__qualname__}", _advice(value))
+    try:
+        return OBJECT, [entry.name, entry.to_state(value)]
+    except Exception as exc:
+        raise UnstorableValue(path, f"a {entry.name}", f"its to_state failed: {exc!r}") from exc
+
+
+def _advice(value: Any) -> str:
+    if isinstance(value, (memoryview, type)) or callable(value):
+        return "only data can be stored; keep it outside the state, or store what it is made from"
+    return "its class is not registered; call everstep.register(cls), or store plain data"
+
+
+def _holds_buffer(value: Any) -> bool:
+    """Whether a bytearray or memoryview is in the parts of `value` that the packer writes by itself."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        kind = type(item)
+        if kind is dict:
+            pending.extend(item.values())
+        elif kind is list:
+            pending.extend(item)
+        elif kind is bytearray or kind is memoryview:
+            return True
+    return False
+
+
+def _lower(value: Any, path: str, above: list[int]) -> Any:
+    """Return `value` in types the packer writes exactly; `above` holds the containers being walked, by identity."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is int:
+        return value if -(2**63) <= value < 2**64 else ormsgpack.Ext(*_MAKERS[int](value, path))
+    if kind is str:
+        return ormsgpack.Ext(*_MAKERS[str](value, path)) if _surrogates(value) else value
+    if kind in _MAKERS:
+        return ormsgpack.Ext(*_MAKERS[kind](value, path))
+    if id(value) in above:
+        raise UnstorableValue(path, f"a {kind.__name__}", "it contains itself")
+    if len(above) >= DEPTH_MAX:
+        raise UnstorableValue(path, f"a {kind.__name__}", f"it nests deeper than {DEPTH_MAX} levels")
+    above.append(id(value))
+    try:
+        if kind is list:
+            return [_lower(item, f"{path}[{n}]", above) for n, item in enumerate(value)]
+        if kind is dict and has_text_keys(value):
+            return {key: _lower(item, join_path(path, key), above) for key, item in value.items()}
+        return ormsgpack.Ext(*_lower_tagged(value, path, above))
+    finally:
+        above.pop()
+
+
+def _lower_tagged(value: Any, path: str, above: list[int]) -> tuple[int, bytes]:
+    tag, content = _opened(value, path)
+    if tag == MAP:
+        paths = [p for key in value for p in (f"{path} (key {key!r:.40})", join_path(path, key))]
+    elif tag == TUPLE:
+        paths = [f"{path}[{n}]" for n in range(len(content))]
+    else:  # a set has no positions; the fields of an object read as `path.field`
+        paths = [path] * len(content)
+    lowered = [_lower(item, where, above) for item, where in zip(content, paths, strict=True)]
+    if tag in (SET, FROZENSET):
+        return tag, _packed_set([ormsgpack.packb(item, option=_OPTIONS) for item in lowered])
+    return tag, ormsgpack.packb(lowered, option=_OPTIONS)
+
+
+def join_path(path: str, key: Any) -> str:
+    """Return the path of `key` inside the mapping at `path`."""
+    return f"{path}.{key}" if type(key) is str and key.isidentifier() else f"{path}[{key!r:.40}]"
+
+
+def _surrogates(text: str) -> bool:
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _utc_offset(zone: dt.tzinfo | None, path: str) -> Any:
+    """Return plain data for a time zone: None, [seconds, microseconds, name] or the key of a zone."""
+    if zone is None:
+        return None
+    if type(zone) is dt.timezone:
+        offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]  # the arguments it was made with
+        return [offset.days * 86400 + offset.seconds, offset.microseconds, *name]
+    if type(zone) is zoneinfo.ZoneInfo and zone.key is not None:
+        return zone.key
+    raise UnstorableValue(path, f"the time zone {zone!r:.60}", "use datetime.timezone or zoneinfo.ZoneInfo")
+
+
+def _packed_list(tag: int, items: list[Any]) -> tuple[int, bytes]:
+    return tag, ormsgpack.packb(items, option=_OPTIONS)
+
+
+_MAKERS: dict[type, Callable[[Any, str], tuple[int, bytes]]] = {
+    int: lambda v, _: (INT, v.to_bytes(v.bit_length() // 8 + 1, "big", signed=True)),
+    str: lambda v, _: (STR, v.encode("utf-8", "surrogatepass")),
+    bytearray: lambda v, _: (BYTEARRAY, bytes(v)),
+    dt.datetime: lambda v, path: _packed_list(
+        DATETIME,
+        [v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.fold, _utc_offset(v.tzinfo, path)],
+    ),
+    dt.date: lambda v, _: _packed_list(DATE, [v.year, v.month, v.day]),
+    dt.time: lambda v, path: _packed_list(
+        TIME, [v.hour, v.minute, v.second, v.microsecond, v.fold, _utc_offset(v.tzinfo, path)]
+    ),
+    dt.timedelta: lambda v, _: _packed_list(TIMEDELTA, [v.days, v.seconds, v.microseconds]),
+    dt.timezone: lambda v, path: _packed_list(TIMEZONE, _utc_offset(v, path)),
+    zoneinfo.ZoneInfo: lambda v, path: _packed_list(ZONE, [_utc_offset(v, path)]),
+    uuid.UUID: lambda v, _: (UUID, v.bytes),
+    decimal.Decimal: lambda v, _: (DECIMAL, str(v).encode()),
+    complex: lambda v, _: _packed_list(COMPLEX, [v.real, v.imag]),
+    range: lambda v, path: (RANGE, pack([v.start, v.stop, v.step], path)),
+    fractions.Fraction: lambda v, path: (FRACTION, pack([v.numerator, v.denominator], path)),
+}
+for _n, _kind in enumerate((pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath)):
+    # The parts, not the text: nothing is opened or resolved, and a lone surrogate in a file name survives.
+    _MAKERS[_kind] = lambda v, path, n=_n: (PATH, pack([n, str(v)], path))  # type: ignore[misc]  # n is bound early
+
+UNSPLIT = frozenset(_MAKERS)
+"""Types that are one piece however large."""
+
+
+# -- unpacking ---------------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """One unpacking: counts tagged levels and keeps the error that the packer would hide."""
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.failure: Exception | None = None
+
+    def read(self, framed: list[bytes]) -> Any:
+        """Return the value framed by an array of two and _END behind it."""
+        try:
+            value, end = ormsgpack.unpackb(b"".join(framed), ext_hook=self._rebuild)
+        except Exception as exc:
+            cause = self.failure or exc
+            if isinstance(cause, EverstepError):
+                raise cause from None
+            raise CheckpointCorrupted(f"a stored value cannot be decoded: {cause}") from cause
+        if end != b"\xe5everstep.end":
+            raise CheckpointCorrupted("a stored value has bytes behind its end")
+        return value
+
+    def content(self, data: bytes) -> Any:
+        """Return the value inside a tagged one."""
+        # Each tagged level starts a new run of the packer's own recursion; two are safe, more must prove it.
+        if self.level > 2 and _containers_at_most(data) > DEPTH_MAX and depth(data) > DEPTH_MAX:
+            raise CheckpointCorrupted(f"a stored value nests deeper than {DEPTH_MAX} levels")
+        return self.read([b"\x92", data, _END])
+
+    def _rebuild(self, tag: int, data: bytes) -> Any:
+        self.level += 1
+        try:
+            if self.level > DEPTH_MAX:
+                raise CheckpointCorrupted(f"a stored value nests deeper than {DEPTH_MAX} levels")
+            build = _READERS.get(tag)
+            if build is None:
+                raise CheckpointCorrupted(f"a stored value has the unknown type tag {tag}")
+            return build(data, self)
+        except Exception as exc:
+            self.failure = self.failure or exc
+            raise
+        finally:
+            self.level -= 1
+
+
+def _read_map(data: bytes, reader: _Reader) -> dict[Any, Any]:
+    flat = iter(reader.content(data))
+    return dict(zip(flat, flat, strict=True))
+
+
+def _read_object(data: bytes, reader: _Reader) -> Any:
+    name, state = reader.content(data)
+    entry = registry.for_name(name)
+    if entry is None:
+        raise UnregisteredType(name)
+    return entry.from_state(state)
+
+
+def _zone(data: Any) -> dt.tzinfo | None:
+    if data is None:
+        return None
+    if isinstance(data, str):
+        if not re.fullmatch(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*", data):
+            raise CheckpointCorrupted("a stored time zone has an impossible name")
+        return zoneinfo.ZoneInfo(data)
+    seconds, microseconds, *name = data
+    return dt.timezone(dt.timedelta(seconds=seconds, microseconds=microseconds), *name)
+
+
+def _read_datetime(data: bytes, reader: _Reader) -> dt.datetime:
+    year, month, day, hour, minute, second, microsecond, fold, zone = reader.content(data)
+    return dt.datetime(year, month, day, hour, minute, second, microsecond, _zone(zone), fold=fold)
+
+
+def _read_time(data: bytes, reader: _Reader) -> dt.time:
+    hour, minute, second, microsecond, fold, zone = reader.content(data)
+    return dt.time(hour, minute, second, microsecond, _zone(zone), fold=fold)
+
+
+def _read_path(data: bytes, reader: _Reader) -> pathlib.PurePath:
+    n, text = reader.content(data)
+    pure = (pathlib.PurePosixPath, pathlib.PureWindowsPath)[n & 1]
+    if n < 2:
+        return pure(text)
+    try:
+        return (pathlib.PosixPath, pathlib.WindowsPath)[n & 1](text)
+    except NotImplementedError:  # the other system's paths exist here only in their pure form
+        return pure(text)
+
+
+_READERS: dict[int, Callable[[bytes, _Reader], Any]] = {
+    INT: lambda data, _: int.from_bytes(data, "big", signed=True),
+    STR: lambda data, _: data.decode("utf-8", "surrogatepass"),
+    BYTEARRAY: lambda data, _: bytearray(data),
+    MAP: _read_map,
+    TUPLE: lambda data, reader: tuple(reader.content(data)),
+    SET: lambda data, reader: set(reader.content(data)),
+    FROZENSET: lambda data, reader: frozenset(reader.content(data)),
+    OBJECT: _read_object,
+    DATETIME: _read_datetime,
+    DATE: lambda data, reader: dt.date(*reader.content(data)),
+    TIME: _read_time,
+    TIMEDELTA: lambda data, reader: dt.timedelta(*reader.content(data)),
+    TIMEZONE: lambda data, reader: _zone(reader.content(data)),
+    ZONE: lambda data, reader: _zone(reader.content(data)[0]),
+    UUID: lambda data, _: uuid.UUID(bytes=data),
+    DECIMAL: lambda data, _: decimal.Decimal(data.decode()),
+    COMPLEX: lambda data, reader: complex(*reader.content(data)),
+    RANGE: lambda data, reader: range(*reader.content(data)),
+    FRACTION: lambda data, reader: fractions.Fraction(*reader.content(data)),
+    PATH: _read_path,
+}
+
+
+# -- depth -------------------------------------------------------------------------------------------------------------
+
+_CONTAINER_BYTES = bytes((*range(0x80, 0xA0), 0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9), 0xDC, 0xDD, 0xDE, 0xDF))
+_TREE_TAGS = frozenset((MAP, TUPLE, SET, FROZENSET, OBJECT))
+
+
+def _containers_at_most(packed: bytes) -> int:
+    """Return a number that the nesting depth cannot exceed: how many bytes could open a container."""
+    return len(packed) - len(packed.translate(None, _CONTAINER_BYTES))
+
+
+def depth(packed: bytes) -> int:
+    """Return how deep the containers in one packed value nest, without building it."""
+    deepest, at, end = 0, 0, len(packed)
+    open_items: list[int] = []  # values still to come, per container that is open
+    while at < end:
+        while open_items and open_items[-1] == 0:
+            open_items.pop()
+        if open_items:
+            open_items[-1] -= 1
+        size, items = _token(packed, at)
+        at += size
+        if items < 0:  # a tagged container: what it holds stands in its place
+            if open_items:
+                open_items[-1] += 1
+        elif items:
+            open_items.append(items)
+            deepest = max(deepest, len(open_items))
+    return deepest
+
+
+def _token(packed: bytes, at: int) -> tuple[int, int]:
+    """Return (bytes to step over, values that follow inside, or -1 for a tag before its content)."""
+    first = packed[at]
+    if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC1, 0xC2, 0xC3):
+        return 1, 0
+    if first < 0x90:
+        return 1, 2 * (first & 15)
+    if first < 0xA0:
+        return 1, first & 15
+    if first < 0xC0:
+        return 1 + (first & 31), 0
+    fixed = _FIXED_SIZES.get(first)
+    if fixed is not None:
+        return fixed, 0
+    if 0xD4 <= first <= 0xD8:
+        return _ext(packed, at + 1, 1 << (first - 0xD4))
+    width, scale, ext = _LENGTHS[first]
+    number = int.from_bytes(packed[at + 1 : at + 1 + width], "big")
+    if ext:
+        return _ext(packed, at + 1 + width, number, 1 + width)
+    return (1 + width, number * scale) if scale else (1 + width + number, 0)
+
+
+def _ext(packed: bytes, tag_at: int, size: int, before: int = 1) -> tuple[int, int]:
+    # The content of a tagged container is one more value; other tags hold bytes or a flat list.
+    tag = packed[tag_at] if tag_at < len(packed) else 0
+    return (before + 1, -1) if tag in _TREE_TAGS else (before + 1 + size, 0)
+
+
+_FIXED_SIZES = {0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
+_LENGTHS = {
+    0xC4: (1, 0, False), 0xC5: (2, 0, False), 0xC6: (4, 0, False),
+    0xC7: (1, 0, True), 0xC8: (2, 0, True), 0xC9: (4, 0, True),
+    0xD9: (1, 0, False), 0xDA: (2, 0, False), 0xDB: (4, 0, False),
+    0xDC: (2, 1, False), 0xDD: (4, 1, False), 0xDE: (2, 2, False), 0xDF: (4, 2, False),
+}  # fmt: skip

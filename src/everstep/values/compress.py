@@ -1,0 +1,85 @@
+"""Object bodies, smaller: zstd with a small built-in dictionary, or as they are where that does not pay.
+
+The first byte of what is stored says which. Addresses are computed over the plain body, so a later dictionary or
+level changes no address. Contexts are per thread of execution: one zstd context used by two threads at once crashes.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from importlib import resources
+
+import zstandard
+
+from everstep.errors import CheckpointCorrupted
+
+PLAIN, ZSTD, ZSTD_DICTIONARY = b"\x00", b"\x01", b"\x02"
+
+_WORTH_BYTES = 48
+_SMALL_BYTES = 1 << 16
+_OUTPUT_FREE = 1 << 20
+_RATIO_MAX = 256
+"""A body may grow to 1 MiB, or to 256 times its stored size: what `squeeze` never exceeds, `expand` never allows."""
+
+
+class _Contexts:
+    def __init__(self) -> None:
+        small = _dictionary()
+        self.compress = zstandard.ZstdCompressor(level=3, write_checksum=False).compress
+        self.compress_small = zstandard.ZstdCompressor(
+            level=3, write_checksum=False, write_dict_id=False, dict_data=small
+        ).compress
+        self.decompress = zstandard.ZstdDecompressor().decompress
+        self.decompress_small = zstandard.ZstdDecompressor(dict_data=small).decompress
+
+
+_local = threading.local()
+
+
+def _contexts() -> _Contexts:
+    try:
+        contexts: _Contexts = _local.contexts
+    except AttributeError:
+        contexts = _local.contexts = _Contexts()
+    return contexts
+
+
+@functools.cache
+def _dictionary() -> zstandard.ZstdCompressionDict:
+    data = resources.files("everstep.values").joinpath("dictionary-1.zdict").read_bytes()
+    dictionary = zstandard.ZstdCompressionDict(data)
+    dictionary.precompute_compress(level=3)
+    return dictionary
+
+
+def squeeze(body: bytes) -> bytes:
+    """Return the stored form of `body`: compressed if that saves at least a tenth."""
+    size = len(body)
+    if size < _WORTH_BYTES:
+        return PLAIN + body
+    # The dictionary helps small bodies; a large one finds its own repetitions.
+    small = size <= _SMALL_BYTES
+    packed = _contexts().compress_small(body) if small else _contexts().compress(body)
+    if len(packed) >= size - size // 10 or size > max(_OUTPUT_FREE, _RATIO_MAX * len(packed)):
+        return PLAIN + body
+    return (ZSTD_DICTIONARY if small else ZSTD) + packed
+
+
+def expand(stored: bytes) -> bytes:
+    """Return the body that `squeeze` stored. Refuses to grow beyond what `squeeze` could have made."""
+    mark = stored[:1]
+    if mark == PLAIN:
+        return stored[1:]
+    if mark not in (ZSTD, ZSTD_DICTIONARY):
+        raise CheckpointCorrupted(f"an object is stored in the unknown form {mark!r}")
+    packed = stored[1:]
+    try:
+        size = zstandard.frame_content_size(packed)
+        if not 0 <= size <= max(_OUTPUT_FREE, _RATIO_MAX * len(packed)):
+            raise CheckpointCorrupted(f"an object claims an impossible size ({size} bytes from {len(packed)})")
+        contexts = _contexts()
+        decompress = contexts.decompress if mark == ZSTD else contexts.decompress_small
+        return decompress(packed, allow_extra_data=False)
+    except zstandard.ZstdError as exc:
+        raise CheckpointCorrupted(f"an object cannot be decompressed: {exc}") from exc

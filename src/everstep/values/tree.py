@@ -1,0 +1,522 @@
+"""Packed values as trees of objects: split, extend, join, walk. Pure: bytes in, bytes out.
+
+A value is written as a node: its own bytes if it is small, else a reference to an object, or a list, mapping or long
+text whose parts are nodes again. The parts of a list stand in groups, the groups in groups of groups. Where a group
+ends depends on the content of its last part (and on the level), with a least and a greatest length, so an edit in the
+middle moves no boundary far away, and equal items cannot degenerate. Only finished groups become objects: the open
+end of every level stays inside the list's own node, which is why an append writes one short node and the new item.
+
+An object is (hash, children, body): the hashes it refers to stand in `children`, in order of use; the body only says
+"next child". A store can walk and mark trees without ever opening a body. Joining gives back exactly the bytes that
+`codec.pack` makes of the whole value: that is the law the tests check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from everstep.errors import CheckpointCorrupted, UnstorableValue
+from everstep.values import codec
+
+FORMAT = 1
+"""The address function: the first 16 bytes of SHA-256 over format, children and body. Belongs to a family."""
+
+HASH_BYTES = 16
+VALUE_BYTES_MAX = 1 << 30
+"""The largest value that is saved, packed: what cannot be read back in one piece is not accepted."""
+
+_INLINE_MAX = 48  # a part up to this size stands in its parent, where it is written again with each change beside it
+_ITEM_MAX = 4096  # an item of a list is written once, so it is kept whole up to this size
+_ENTRY_MAX = 1024  # a value of a mapping is changed in place, so it is split sooner
+_TEXT_MAX = 16384  # strings and bytes beyond this are cut by content
+_GROUP_MIN, _GROUP_MAX, _GROUP_ODDS = 4, 32, 32  # a group ends after a part with odds of 32 in 256
+_LEVELS_MAX = 32
+
+PACKED, REF, LIST, MAP, TEXT, BYTES, TAG, REST, GROUP, PAIRS, NODES, WHOLE = range(12)
+
+_REF_BODY = bytes((REF,))
+_REST_BODY = bytes((REST,))
+_LEAF_SEED = b"\x010:" + _REST_BODY
+_sha256 = hashlib.sha256
+
+
+Content = tuple[bytes, bytes]
+"""An object's (children, body)."""
+
+
+class Node(NamedTuple):
+    """A value, written down: the hashes it refers to, its own bytes, and its size when packed as a whole."""
+
+    children: bytes
+    body: bytes
+    size: int
+
+
+def address(children: bytes, body: bytes) -> bytes:
+    """Return the hash under which an object is stored."""
+    return _sha256(b"\x01%d:%b%b" % (len(children), children, body)).digest()[:HASH_BYTES]
+
+
+def hashes(children: bytes) -> list[bytes]:
+    """Return the single hashes in `children`."""
+    return [children[at : at + HASH_BYTES] for at in range(0, len(children), HASH_BYTES)]
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Turns values into nodes and collects the objects they need, but for the `known` ones."""
+
+    def __init__(self, known: Collection[bytes] = frozenset()) -> None:
+        self._known = known
+        self.objects: dict[bytes, Content] = {}
+        self.added_bytes = 0
+
+    def whole(self, value: Any, path: str) -> Node:
+        """Write `value` as one object, however large."""
+        packed = codec.pack(value, path)
+        return Node(self._leaf(packed, 0, path), bytes((WHOLE,)), len(packed))
+
+    def value(self, value: Any, path: str, whole_max: int = _ENTRY_MAX, depth: int = 0) -> Node:
+        """Write `value`, split where it is larger than `whole_max`."""
+        packed = codec.pack(value, path)
+        size = len(packed)
+        if size <= whole_max or (size <= _TEXT_MAX and type(value) in (str, bytes)):
+            return self._atom(packed, depth, path)
+        if depth >= codec.DEPTH_MAX:
+            raise UnstorableValue(path, f"a {type(value).__name__}", f"it nests deeper than {codec.DEPTH_MAX} levels")
+        return self._placed(self._split(value, packed, path, depth))
+
+    def list_node(self, items: Iterable[Any], path: str, depth: int = 0) -> Node:
+        """Write a list as a list node, whatever its size."""
+        return self.extended(_EMPTY_LIST, items, path, depth)
+
+    def extended(self, node: Node, items: Iterable[Any], path: str, depth: int = 0) -> Node:
+        """Return the list node `node` with `items` added at its end."""
+        count, tails = _read_list(node)
+        list_ = _Levels(self, tails, GROUP)
+        size = node.size - len(codec.array_header(count))
+        for item in items:
+            try:
+                part = self.value(item, "", _ITEM_MAX, depth + 1)
+            except UnstorableValue:  # once more, to name the place: paths cost time and are rarely needed
+                part = self.value(item, f"{path}[{count}]", _ITEM_MAX, depth + 1)
+            list_.add(part, part.children[0] if part.body is _REF_BODY else _cut(part))
+            size += part.size
+            count += 1
+        children, body = list_.written()
+        return Node(children, bytes((LIST,)) + _number(count) + body, size + len(codec.array_header(count)))
+
+    def store(self, children: bytes, body: bytes) -> bytes:
+        """Keep an object if it is new, and return its hash."""
+        key = address(children, body)
+        if key not in self._known and key not in self.objects:
+            self.objects[key] = children, body
+            self.added_bytes += len(children) + len(body)
+        return key
+
+    def _leaf(self, packed: bytes, depth: int, path: str) -> bytes:
+        key = _sha256(_LEAF_SEED + packed).digest()[:HASH_BYTES]  # address(b"", REST + packed), with one copy less
+        if key not in self._known and key not in self.objects:
+            codec.check_depth(packed, depth, path)
+            self.objects[key] = b"", _REST_BODY + packed
+            self.added_bytes += len(packed) + 1
+        return key
+
+    def _atom(self, packed: bytes, depth: int, path: str) -> Node:
+        size = len(packed)
+        if size > _INLINE_MAX:
+            return Node(self._leaf(packed, depth, path), _REF_BODY, size)
+        codec.check_depth(packed, depth, path)
+        return Node(b"", b"%c%c%b" % (PACKED, size, packed), size)
+
+    def _placed(self, node: Node) -> Node:
+        """Return `node` itself if it is small, else a reference to it as an object."""
+        if len(node.children) + len(node.body) <= _INLINE_MAX:
+            return node
+        return Node(self.store(node.children, node.body), _REF_BODY, node.size)
+
+    def _split(self, value: Any, packed: bytes, path: str, depth: int) -> Node:
+        kind = type(value)
+        if kind is list:
+            return self.list_node(value, path, depth)
+        if kind is dict and codec.has_text_keys(value):
+            return self._map_node(value, path, depth, len(packed))
+        if kind is str and packed[0] in b"\xda\xdb":
+            return self._cut_node(TEXT, value.encode(), len(packed))
+        if kind is bytes:
+            return self._cut_node(BYTES, value, len(packed))
+        if kind in codec.UNSPLIT:
+            return Node(self._leaf(packed, depth, path), _REF_BODY, len(packed))
+        tag, items = codec.opened(value, path)
+        inner = self.list_node(items, path, depth)
+        return Node(inner.children, bytes((TAG, tag)) + inner.body, len(packed))
+
+    def _map_node(self, mapping: dict[str, Any], path: str, depth: int, size: int) -> Node:
+        pairs = _Levels(self, [[]], PAIRS)
+        for key, item in mapping.items():
+            packed_key = codec.pack(key, path)
+            try:
+                part = self.value(item, "", _ENTRY_MAX, depth + 1)
+            except UnstorableValue:
+                part = self.value(item, codec.join_path(path, key), _ENTRY_MAX, depth + 1)
+            entry = Node(part.children, _number(len(packed_key)) + packed_key + part.body, part.size)
+            # The key alone decides where a group ends: a changed value moves no boundary.
+            pairs.add(entry, zlib.crc32(packed_key) & 0xFF)
+        children, body = pairs.written()
+        return Node(children, bytes((MAP,)) + _number(len(mapping)) + body, size)
+
+    def _cut_node(self, op: int, data: bytes, size: int) -> Node:
+        pieces = _Levels(self, [[]], NODES)
+        for piece in _pieces(data):
+            key = self.store(b"", _REST_BODY + piece)
+            pieces.add(Node(key, _REF_BODY, len(piece)), key[0])
+        children, body = pieces.written()
+        return Node(children, bytes((op,)) + body, size)
+
+
+class _Levels:
+    """The open ends of a list, one per level; level 0 holds parts, the others references to finished groups."""
+
+    def __init__(self, writer: Writer, tails: list[list[Node]], kind: int) -> None:
+        self._writer, self._tails, self._kind = writer, tails, kind
+
+    def add(self, part: Node, cut: int, level: int = 0) -> None:
+        tail = self._tails[level]
+        tail.append(part)
+        if len(tail) < _GROUP_MIN or (cut >= _GROUP_ODDS and len(tail) < _GROUP_MAX):
+            return
+        children, body = self._written(level)
+        key = self._writer.store(children, bytes((self._kind if level == 0 else NODES,)) + body)
+        self._tails[level] = []
+        if level + 1 == len(self._tails):
+            self._tails.append([])
+        # Each level looks at another byte of the hash, so that one unlucky hash does not end every level at once.
+        self.add(Node(key, _REF_BODY, 0), key[(level + 1) % HASH_BYTES], level + 1)
+
+    def written(self) -> Content:
+        """Return the children and bytes of all open ends, the highest level first."""
+        parts = [self._written(level) for level in range(len(self._tails) - 1, -1, -1)]
+        heights = [_number(len(tail)) for tail in self._tails[:0:-1]]
+        bodies = [head + body for head, (_, body) in zip(heights, parts[:-1], strict=True)] + [parts[-1][1]]
+        return b"".join(children for children, _ in parts), _number(len(self._tails)) + b"".join(bodies)
+
+    def _written(self, level: int) -> Content:
+        tail = self._tails[level]
+        children = b"".join([part.children for part in tail])
+        if level > 0:
+            return children, b""
+        if self._kind == GROUP:
+            return children, _runs(tail)
+        body = _number(len(tail))
+        return children, body if self._kind == NODES else body + b"".join([part.body for part in tail])
+
+
+def _runs(parts: Sequence[Node]) -> bytes:
+    """Write parts as runs: 2n for n references, 2n+1 for n nodes that follow. Ends with a 0."""
+    out: list[bytes] = []
+    at, end = 0, len(parts)
+    while at < end:
+        start, plain = at, parts[at].body == _REF_BODY
+        while at < end and (parts[at].body == _REF_BODY) is plain:
+            at += 1
+        out.append(_number((at - start) * 2 + (0 if plain else 1)))
+        if not plain:
+            out.extend([part.body for part in parts[start:at]])
+    return b"".join(out) + b"\x00"
+
+
+def _cut(part: Node) -> int:
+    return part.children[0] if part.body == _REF_BODY else zlib.crc32(part.body + part.children) & 0xFF
+
+
+def _number(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_PIECE_MIN, _PIECE_MAX, _PIECE_MASK = 2048, 16384, 0x3F
+# Bytes a piece may end after: some in prose, some in base64, some in other scripts' UTF-8, some in any binary data.
+_PIECE_ENDS = re.compile(rb"[\n.,Q7+/\x00\x80\x81\x8d\xa4\xe5\xf0]")
+
+
+def _pieces(data: bytes) -> Iterable[bytes]:
+    """Cut long data where its content says so: the same stretch of bytes is cut the same wherever it stands."""
+    start, end = 0, len(data)
+    while start < end:
+        cut = min(start + _PIECE_MAX, end)
+        for found in _PIECE_ENDS.finditer(data, start + _PIECE_MIN, cut):
+            at = found.end()
+            if zlib.crc32(data[at - 32 : at]) & _PIECE_MASK == 0:
+                cut = at
+                break
+        yield data[start:cut]
+        start = cut
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class _Cursor:
+    """A place in a body and in its children."""
+
+    __slots__ = ("at", "body", "child", "children")
+
+    def __init__(self, children: bytes, body: bytes) -> None:
+        self.children, self.body, self.at, self.child = children, body, 0, 0
+
+    def byte(self) -> int:
+        value = self.body[self.at]
+        self.at += 1
+        return value
+
+    def number(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+            if shift > 63:
+                raise CheckpointCorrupted("a stored node has an impossible number")
+
+    def take(self, size: int) -> bytes:
+        data = self.body[self.at : self.at + size]
+        if len(data) != size:
+            raise CheckpointCorrupted("a stored node is cut short")
+        self.at += size
+        return data
+
+    def refs(self, count: int) -> list[bytes]:
+        end = self.child + count * HASH_BYTES
+        found = [self.children[at : at + HASH_BYTES] for at in range(self.child, end, HASH_BYTES)]
+        if len(found) != count or end > len(self.children):
+            raise CheckpointCorrupted("a stored node has too few children")
+        self.child = end
+        return found
+
+    def finish(self) -> None:
+        if self.at != len(self.body) or self.child != len(self.children):
+            raise CheckpointCorrupted("a stored node has more than it should")
+
+
+class Reader:
+    """Joins nodes back into packed bytes. `objects` holds the verified content of every object below them."""
+
+    def __init__(self, objects: Mapping[bytes, Content], size_max: int = VALUE_BYTES_MAX) -> None:
+        self._objects = objects
+        self._left = size_max
+
+    def fields(self, children: bytes, body: bytes, count: int) -> list[list[bytes]]:
+        """Return the packed parts of each of the `count` nodes that stand one after the other."""
+        cursor = _Cursor(children, body)
+        parts: list[list[bytes]] = [[] for _ in range(count)]
+        try:
+            for out in parts:
+                self._node(cursor, out)
+            cursor.finish()
+        except (IndexError, RecursionError) as exc:
+            raise CheckpointCorrupted("a stored node cannot be read") from exc
+        return parts
+
+    def _object(self, key: bytes) -> _Cursor:
+        content = self._objects.get(key)
+        if content is None:
+            raise CheckpointCorrupted(f"the object {key.hex()} is missing")
+        return _Cursor(*content)
+
+    def _emit(self, out: list[bytes], data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            raise CheckpointCorrupted("a stored value is larger than its record says")
+        out.append(data)
+
+    def _node(self, cursor: _Cursor, out: list[bytes]) -> None:
+        op = cursor.byte()
+        if op == PACKED:
+            self._emit(out, cursor.take(cursor.number()))
+        elif op == REST:
+            self._emit(out, cursor.take(len(cursor.body) - cursor.at))
+        elif op in (REF, WHOLE):
+            inner = self._object(*cursor.refs(1))
+            self._node(inner, out)
+            inner.finish()
+        elif op == LIST:
+            self._emit(out, codec.array_header(cursor.number()))
+            self._levels(cursor, out, self._group)
+        elif op == MAP:
+            self._emit(out, codec.map_header(cursor.number()))
+            self._levels(cursor, out, self._pairs)
+        elif op in (TEXT, BYTES, TAG):
+            self._wrapped(op, cursor, out)
+        else:
+            raise CheckpointCorrupted(f"a stored node is of the unknown kind {op}")
+
+    def _wrapped(self, op: int, cursor: _Cursor, out: list[bytes]) -> None:
+        """Join what has its size written before it."""
+        inner: list[bytes] = []
+        tag = cursor.byte() if op == TAG else 0
+        if op == TAG:
+            self._node(cursor, inner)
+        else:
+            self._levels(cursor, inner, self._refs)
+        size = sum(map(len, inner))
+        header = {TEXT: codec.text_header, BYTES: codec.bytes_header}.get(op)
+        self._emit(out, header(size) if header else codec.tag_header(tag, size))
+        out.extend(inner)
+
+    def _levels(self, cursor: _Cursor, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]) -> None:
+        top = cursor.number() - 1
+        if not 0 <= top < _LEVELS_MAX:
+            raise CheckpointCorrupted("a stored list has an impossible height")
+        for level in range(top, 0, -1):
+            for key in cursor.refs(cursor.number()):
+                self._finished(key, level, out, parts)
+        parts(cursor, out)
+
+    def _finished(
+        self, key: bytes, level: int, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]
+    ) -> None:
+        group = self._object(key)
+        kind = group.byte()
+        if level == 1 and kind in (GROUP, PAIRS, NODES):
+            parts(group, out)
+        elif kind == NODES:
+            for child in group.refs(len(group.children) // HASH_BYTES):
+                self._finished(child, level - 1, out, parts)
+        else:
+            raise CheckpointCorrupted("a stored list is out of shape")
+        group.finish()
+
+    def _group(self, cursor: _Cursor, out: list[bytes]) -> None:
+        while run := cursor.number():
+            if run & 1:
+                for _ in range(run >> 1):
+                    self._node(cursor, out)
+            else:
+                for key in cursor.refs(run >> 1):
+                    content = self._objects.get(key)
+                    if content is not None and content[1][0] == REST:
+                        self._emit(out, content[1][1:])
+                    else:
+                        inner = self._object(key)
+                        self._node(inner, out)
+                        inner.finish()
+
+    def _pairs(self, cursor: _Cursor, out: list[bytes]) -> None:
+        for _ in range(cursor.number()):
+            self._emit(out, cursor.take(cursor.number()))
+            self._node(cursor, out)
+
+    def _refs(self, cursor: _Cursor, out: list[bytes]) -> None:
+        for key in cursor.refs(cursor.number()):
+            self._node(self._object(key), out)
+
+
+def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
+    """Return the nodes of these sizes that stand one after the other, without opening what they refer to."""
+    cursor, found = _Cursor(children, body), []
+    try:
+        for size in sizes:
+            at, child = cursor.at, cursor.child
+            _skip(cursor)
+            found.append(Node(children[child : cursor.child], body[at : cursor.at], size))
+        cursor.finish()
+    except (IndexError, RecursionError) as exc:
+        raise CheckpointCorrupted("a stored node cannot be read") from exc
+    return found
+
+
+def is_list(node: Node) -> bool:
+    """Whether `extended` can add to this node."""
+    return node.body[0] == LIST
+
+
+def reachable(children: bytes, children_of: Callable[[bytes], bytes | None]) -> tuple[set[bytes], list[bytes]]:
+    """Return every hash at or below `children`, and those whose own children are not known."""
+    found: set[bytes] = set()
+    unknown: list[bytes] = []
+    pending = hashes(children)
+    while pending:
+        key = pending.pop()
+        if key in found:
+            continue
+        found.add(key)
+        below = children_of(key)
+        if below is None:
+            unknown.append(key)
+        elif below:
+            pending.extend(hashes(below))
+    return found, unknown
+
+
+def _skip(cursor: _Cursor) -> None:
+    """Step over one node."""
+    op = cursor.byte()
+    if op == PACKED:
+        cursor.take(cursor.number())
+    elif op in (REF, WHOLE):
+        cursor.refs(1)
+    elif op in (LIST, MAP):
+        cursor.number()
+        _skip_levels(cursor, op)
+    elif op in (TEXT, BYTES):
+        _skip_levels(cursor, op)
+    elif op == TAG:
+        cursor.byte()
+        _skip(cursor)
+    else:
+        raise CheckpointCorrupted(f"a stored node is of the unknown kind {op}")
+
+
+def _skip_levels(cursor: _Cursor, op: int) -> None:
+    for _ in range(cursor.number() - 1):
+        cursor.refs(cursor.number())
+    if op == LIST:
+        while run := cursor.number():
+            if run & 1:
+                for _ in range(run >> 1):
+                    _skip(cursor)
+            else:
+                cursor.refs(run >> 1)
+    elif op == MAP:
+        for _ in range(cursor.number()):
+            cursor.take(cursor.number())
+            _skip(cursor)
+    else:
+        cursor.refs(cursor.number())
+
+
+def _read_list(node: Node) -> tuple[int, list[list[Node]]]:
+    """Return how many items a list node has and its open ends, lowest level first."""
+    cursor = _Cursor(node.children, node.body)
+    if cursor.byte() != LIST:
+        raise CheckpointCorrupted("a stored list is out of shape")
+    count, height = cursor.number(), cursor.number()
+    tails = [[Node(key, _REF_BODY, 0) for key in cursor.refs(cursor.number())] for _ in range(height - 1)]
+    lowest: list[Node] = []
+    while run := cursor.number():
+        for _ in range(run >> 1):
+            if run & 1:
+                at, child = cursor.at, cursor.child
+                _skip(cursor)
+                lowest.append(Node(node.children[child : cursor.child], node.body[at : cursor.at], 0))
+            else:
+                lowest.append(Node(cursor.refs(1)[0], _REF_BODY, 0))
+    cursor.finish()
+    return count, [lowest, *reversed(tails)]
+
+
+_EMPTY_LIST = Node(b"", bytes((LIST, 0, 1, 0)), 1)
