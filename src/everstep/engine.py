@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from everstep import checks
-from everstep.backends import CheckpointBackend, StoreBackend
+from everstep.backends import CheckpointBackend, StoreBackend, SyncBackend
 from everstep.config import SnapshotConfig, SnapshotTrigger, as_trigger
 from everstep.errors import CheckpointNotFound, InvalidInput, UnsupportedByBackend
 from everstep.faces import SyncFace, blocking, run_to_end
@@ -75,8 +75,8 @@ class CheckpointEngine:
         if it is older. `expected_head` (an id, or None for "the thread must be empty") makes a beaten writer fail
         with HeadMoved. Over the size limit: SnapshotTooLarge, and nothing is written.
         """
-        step = _Step(thread_id, namespace, trigger, next_node, tags, summary, metadata, messages, state)
         _check_values(messages, state, tools_result)
+        step = _Step(thread_id, namespace, trigger, next_node, tags, summary, metadata, messages, state)
         expect = _expected(expected_head)
         if step.trigger not in self._config.triggers:
             return ""
@@ -114,8 +114,8 @@ class CheckpointEngine:
         It is applied to the head found at the commit. The cost does not depend on how long the conversation is.
         """
         state, tools_result = state if state is not None else {}, tools_result if tools_result is not None else {}
-        step = _Step(thread_id, namespace, trigger, next_node, tags, summary, metadata, messages, state)
         _check_values(messages, state, tools_result)
+        step = _Step(thread_id, namespace, trigger, next_node, tags, summary, metadata, messages, state)
         expect = _expected(expected_head)
         if step.trigger not in self._config.triggers:
             return ""
@@ -205,6 +205,16 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     get_latest = blocking(CheckpointEngine.get_latest)
     list_time_travel_points = blocking(CheckpointEngine.list_time_travel_points)
     close = blocking(CheckpointEngine.close)
+
+    @property
+    def checkpointer(self) -> SyncBackend:
+        """The backend, blocking too."""
+        return SyncBackend(self._driven._backend)
+
+    @property
+    def config(self) -> SnapshotConfig:
+        """When it saves and how much."""
+        return self._driven.config
 
     def __enter__(self) -> Self:
         return self

@@ -38,6 +38,10 @@ class UnstorableValue(EverstepError, TypeError):
         super().__init__(f"{path}: cannot store {type_name}: {reason}")
         self.path, self.type_name, self.reason = path, type_name, reason
 
+    def under(self, path: str) -> UnstorableValue:
+        """Return the same error for a value whose own path begins at `path`."""
+        return UnstorableValue(path + self.path, self.type_name, self.reason)
+
 
 class UnregisteredType(EverstepError):
     """Stored data holds an object of a class that this process has not registered."""

@@ -275,8 +275,9 @@ _MAKERS: dict[type, Callable[[Any, str], tuple[int, bytes]]] = {
     range: lambda v, path: (RANGE, pack([v.start, v.stop, v.step], path)),
     fractions.Fraction: lambda v, path: (FRACTION, pack([v.numerator, v.denominator], path)),
 }
-for _n, _kind in enumerate((pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath)):
-    # The parts, not the text: nothing is opened or resolved, and a lone surrogate in a file name survives.
+_PATHS = (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath)
+for _n, _kind in enumerate(_PATHS):
+    # As text: nothing is opened or resolved, and a lone surrogate in a file name survives.
     _MAKERS[_kind] = lambda v, path, n=_n: (PATH, pack([n, str(v)], path))  # type: ignore[misc]  # n is bound early
 
 UNSPLIT = frozenset(_MAKERS)
@@ -365,13 +366,12 @@ def _read_time(data: bytes, reader: _Reader) -> dt.time:
 
 def _read_path(data: bytes, reader: _Reader) -> pathlib.PurePath:
     n, text = reader.content(data)
-    pure = (pathlib.PurePosixPath, pathlib.PureWindowsPath)[n & 1]
-    if n < 2:
-        return pure(text)
+    if not isinstance(text, str) or n not in (0, 1, 2, 3):
+        raise CheckpointCorrupted("a stored path is out of shape")
     try:
-        return (pathlib.PosixPath, pathlib.WindowsPath)[n & 1](text)
+        return _PATHS[n](text)
     except NotImplementedError:  # the other system's paths exist here only in their pure form
-        return pure(text)
+        return _PATHS[n - 2](text)
 
 
 _READERS: dict[int, Callable[[bytes, _Reader], Any]] = {

@@ -104,8 +104,8 @@ class Writer:
         for item in items:
             try:
                 part = self.value(item, "", _ITEM_MAX, depth + 1)
-            except UnstorableValue:  # once more, to name the place: paths cost time and are rarely needed
-                part = self.value(item, f"{path}[{count}]", _ITEM_MAX, depth + 1)
+            except UnstorableValue as exc:  # paths cost time and are rarely needed: put together on the way up
+                raise exc.under(f"{path}[{count}]") from exc
             list_.add(part, part.children[0] if part.body is _REF_BODY else _cut(part))
             size += part.size
             count += 1
@@ -163,8 +163,8 @@ class Writer:
             packed_key = codec.pack(key, path)
             try:
                 part = self.value(item, "", _ENTRY_MAX, depth + 1)
-            except UnstorableValue:
-                part = self.value(item, codec.join_path(path, key), _ENTRY_MAX, depth + 1)
+            except UnstorableValue as exc:
+                raise exc.under(codec.join_path(path, key)) from exc
             entry = Node(part.children, _number(len(packed_key)) + packed_key + part.body, part.size)
             # The key alone decides where a group ends: a changed value moves no boundary.
             pairs.add(entry, zlib.crc32(packed_key) & 0xFF)
@@ -301,9 +301,9 @@ class _Cursor:
 
     def refs(self, count: int) -> list[bytes]:
         end = self.child + count * HASH_BYTES
-        found = [self.children[at : at + HASH_BYTES] for at in range(self.child, end, HASH_BYTES)]
-        if len(found) != count or end > len(self.children):
+        if end > len(self.children):
             raise CheckpointCorrupted("a stored node has too few children")
+        found = [self.children[at : at + HASH_BYTES] for at in range(self.child, end, HASH_BYTES)]
         self.child = end
         return found
 
@@ -501,10 +501,19 @@ def _skip_levels(cursor: _Cursor, op: int) -> None:
 
 def _read_list(node: Node) -> tuple[int, list[list[Node]]]:
     """Return how many items a list node has and its open ends, lowest level first."""
+    try:
+        return _read_tails(node)
+    except (IndexError, RecursionError) as exc:
+        raise CheckpointCorrupted("a stored list cannot be read") from exc
+
+
+def _read_tails(node: Node) -> tuple[int, list[list[Node]]]:
     cursor = _Cursor(node.children, node.body)
     if cursor.byte() != LIST:
         raise CheckpointCorrupted("a stored list is out of shape")
     count, height = cursor.number(), cursor.number()
+    if not 0 < height <= _LEVELS_MAX:
+        raise CheckpointCorrupted("a stored list has an impossible height")
     tails = [[Node(key, _REF_BODY, 0) for key in cursor.refs(cursor.number())] for _ in range(height - 1)]
     lowest: list[Node] = []
     while run := cursor.number():

@@ -1,0 +1,833 @@
+"""The store contract as tests, shipped so that outside stores can run it too.
+
+Subclass `StoreContract` and provide two pytest fixtures: `store`, an empty store (either face), and `reopen`, a
+function that closes it and returns it as a new process would find it (a store that lives in memory returns itself).
+The tests are coroutines: run them with the pytest plugin of your choice, or drive them with `faces.run_to_end` if the
+fixture gives a blocking face.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, InvalidInput, StoreClosed
+from everstep.faces import run_to_end
+from everstep.stores.protocol import (
+    ANY,
+    AnyHead,
+    Base,
+    Change,
+    Draft,
+    Hidden,
+    Key,
+    Move,
+    Object,
+    Operation,
+    Origin,
+    Pin,
+    Query,
+    Record,
+    Store,
+    Stored,
+    Write,
+)
+from everstep.values import tree
+from everstep.values.compress import squeeze
+
+Reopen = Callable[[], Awaitable[Store]]
+
+ODD_NAMES = (
+    "plain", "with space", "new\nline", "nul\0inside", "../up", "/abs", "quote'\"", "%_*?[a-z]", "{tag}", "a:b",
+    "ünï", "漢字", "🙂", "x" * 1000,
+)  # fmt: skip
+
+
+def make_object(body: bytes, *children: Object) -> Object:
+    """Return an object as a store takes it."""
+    below = b"".join(child.hash for child in children)
+    return Object(tree.address(below, body), below, squeeze(body))
+
+
+def make_record(
+    checkpoint_id: str = "c1",
+    thread_id: str = "t",
+    namespace: str = "",
+    *,
+    step: int = 1,
+    parents: Sequence[str] = (),
+    roots: Sequence[Object] = (),
+    body: bytes = b"body",
+    created_at: str = "2026-01-01T00:00:00.000000+00:00",
+    metadata: Mapping[str, Any] | None = None,
+) -> Record:
+    """Return a record with what the test is about."""
+    return Record(
+        key=Key(thread_id, namespace, checkpoint_id),
+        step=step,
+        parents=tuple(Key(thread_id, namespace, parent) for parent in parents),
+        created_at=created_at,
+        children=b"".join(obj.hash for obj in roots),
+        body=body,
+        sizes=(len(body),),
+        metadata=dict(metadata or {}),
+    )
+
+
+def put(record: Record, *objects: Object, base: Base | None = None, **change: Any) -> Change:
+    """Return the change that commits `record` as it is."""
+    draft = Draft(record, objects, base)
+    return Change(thread_id=record.key.thread_id, namespace=record.key.namespace, build=lambda _: draft, **change)
+
+
+def follow(thread_id: str, name: str, expect: str | None | AnyHead = ANY) -> Change:
+    """Return the change that adds the next step to a thread, whatever its head is then."""
+
+    def build(head: Stored | None) -> Draft:
+        step = head.record.step + 1 if head is not None else 1
+        parents = [head.record.key.checkpoint_id] if head is not None else []
+        return Draft(make_record(f"{name}-{step}", thread_id, step=step, parents=parents), ())
+
+    return Change(thread_id=thread_id, expect=expect, build=build)
+
+
+def ids(found: Sequence[Stored]) -> list[str]:
+    """Return the checkpoint ids in order."""
+    return [stored.record.key.checkpoint_id for stored in found]
+
+
+async def head_id(store: Store, thread_id: str = "t", namespace: str = "") -> str | None:
+    """Return the id of the head."""
+    loaded = await store.read(thread_id, namespace)
+    return loaded.stored.record.key.checkpoint_id if loaded is not None else None
+
+
+async def stored_objects(store: Store, family: str, *roots: Object) -> set[bytes]:
+    """Return the hashes that the store holds at or below these."""
+    return {obj.hash for obj in await store.fetch(family, [root.hash for root in roots])}
+
+
+class StoreContract:
+    """What every store does. One behaviour per test; the names are the sentences of the contract."""
+
+    # -- reading back
+
+    async def test_an_empty_store_has_nothing(self, store: Store) -> None:
+        assert await store.read("t") is None
+        assert await store.thread("t") is None
+        assert await store.find("c1") == []
+        assert await store.list_checkpoints(Query()) == []
+        assert await store.list_threads(10, 0) == []
+        assert await store.operations("t", 10) == []
+
+    async def test_a_record_reads_back_as_it_was_put(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        record = Record(
+            Key("t", "ns", "c1"), 7, (Key("t", "ns", "p"), Key("other", "", "q")), "not a time", leaf.hash, b"\0body",
+            (1, 2), ("tag", "tag2"), "summary", "next", "manual", "kind", {"a": (1, None), "b": b"\xff"},
+        )  # fmt: skip
+        await store.commit(put(record, leaf))
+
+        loaded = await store.read("t", "ns", "c1", objects=True)
+
+        assert loaded is not None
+        assert loaded.stored.record == record
+        assert list(loaded.objects) == [leaf]
+
+    async def test_reading_brings_every_object_below_the_root_once(self, store: Store) -> None:
+        leaf, other = make_object(b"leaf"), make_object(b"other")
+        middle = make_object(b"middle", leaf, other)
+        top = make_object(b"top", middle, leaf)
+        await store.commit(put(make_record(roots=[top, leaf]), leaf, other, middle, top))
+
+        loaded = await store.read("t", objects=True)
+
+        assert loaded is not None
+        assert sorted(loaded.objects) == sorted([leaf, other, middle, top])
+
+    async def test_reading_without_objects_brings_none(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        await store.commit(put(make_record(roots=[leaf]), leaf))
+        loaded = await store.read("t")
+        assert loaded is not None
+        assert list(loaded.objects) == []
+
+    async def test_fetching_brings_what_is_there_and_leaves_out_the_rest(self, store: Store) -> None:
+        leaf, missing = make_object(b"leaf"), make_object(b"missing")
+        await store.commit(put(make_record(roots=[leaf]), leaf))
+        loaded = await store.read("t")
+        assert loaded is not None
+        assert await store.fetch(loaded.stored.family, [leaf.hash, missing.hash]) == [leaf]
+
+    async def test_many_objects_come_back_in_one_call(self, store: Store) -> None:
+        leaves = [make_object(b"leaf %d" % n) for n in range(3000)]
+        top = make_object(b"top", *leaves)
+        await store.commit(put(make_record(roots=[top]), top, *leaves))
+        loaded = await store.read("t", objects=True)
+        assert loaded is not None
+        assert {obj.hash for obj in loaded.objects} == {top.hash, *(leaf.hash for leaf in leaves)}
+
+    async def test_a_record_without_objects_is_fine(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        loaded = await store.read("t", objects=True)
+        assert loaded is not None
+        assert list(loaded.objects) == []
+
+    async def test_an_unknown_id_is_none(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        assert await store.read("t", "", "nope") is None
+        assert await store.read("t", "ns", "c1") is None
+        assert await store.read("other", "", "c1") is None
+
+    # -- 1 durable
+
+    async def test_what_was_committed_survives_reopening(self, store: Store, reopen: Reopen) -> None:
+        leaf = make_object(b"leaf")
+        await store.commit(put(make_record(roots=[leaf]), leaf))
+        await store.commit(put(make_record("c2", step=2, parents=["c1"])))
+        await store.put_writes(Key("t", "", "c2"), [Write("task", 0, "channel", leaf.hash, b"w", 1, "path")], [])
+        before = await store.thread("t")
+        store = await reopen()
+
+        loaded = await store.read("t", "", "c1", objects=True)
+        with_writes = await store.read("t", writes=True)
+
+        assert loaded is not None and with_writes is not None
+        assert list(loaded.objects) == [leaf]
+        assert with_writes.stored.record.key.checkpoint_id == "c2"
+        assert [w.channel for w in with_writes.writes] == ["channel"]
+        assert await store.thread("t") == before
+
+    async def test_operations_pins_and_hiding_survive_reopening(self, store: Store, reopen: Reopen) -> None:
+        first = await store.commit(put(make_record()))
+        second = await store.commit(put(make_record("c2", step=2)))
+        assert first is not None and second is not None
+        await store.commit(
+            Change(
+                thread_id="t",
+                moves=[Move("", "c1")],
+                hide=[Hidden("", first.seq, second.seq)],
+                pins=[Pin(first.record.key, True)],
+                log=Operation("rewind", {"to": "c1"}),
+            )
+        )
+        store = await reopen()
+
+        assert await head_id(store) == "c1"
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c1"]
+        assert [s.pinned for s in await store.list_checkpoints(Query(thread_id="t", hidden=True))] == [False, True]
+        (operation,) = await store.operations("t", 10)
+        assert (operation.kind, operation.data, operation.undone) == ("rewind", {"to": "c1"}, False)
+
+    # -- 2 atomic
+
+    async def test_a_build_that_raises_leaves_nothing(self, store: Store) -> None:
+        def build(head: Stored | None) -> Draft:
+            raise InvalidInput("no")
+
+        with pytest.raises(InvalidInput, match="no"):
+            await store.commit(Change(thread_id="t", build=build, log=Operation("x", {})))
+        assert await store.thread("t") is None
+
+    async def test_a_change_with_one_impossible_part_does_nothing_at_all(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        before = await store.thread("t")
+        impossible: list[dict[str, Any]] = [
+            {"pins": [Pin(first.record.key, True), Pin(Key("t", "", "nope"), True)]},
+            {"moves": [Move("", "nope")]},
+        ]
+        for parts in impossible:
+            with pytest.raises(CheckpointNotFound):
+                await store.commit(put(make_record("c2", roots=[leaf]), leaf, log=Operation("x", {}), **parts))
+
+        assert await store.thread("t") == before
+        assert await store.read("t", "", "c2") is None
+        assert await store.fetch(first.family, [leaf.hash]) == []
+        assert await store.operations("t", 10) == []
+        assert [s.pinned for s in await store.list_checkpoints(Query(thread_id="t"))] == [False]
+
+    async def test_a_record_of_another_thread_is_refused(self, store: Store) -> None:
+        draft = Draft(make_record(thread_id="other"), ())
+        with pytest.raises(InvalidInput):
+            await store.commit(Change(thread_id="t", build=lambda _: draft))
+        assert await store.list_threads(10, 0) == []
+
+    # -- 3 self-contained, 4 exact deletion
+
+    async def test_a_survivor_keeps_what_it_shares_with_the_deleted(self, store: Store) -> None:
+        shared, old, new = make_object(b"shared"), make_object(b"old"), make_object(b"new")
+        first = await store.commit(put(make_record(roots=[shared, old]), shared, old))
+        assert first is not None
+        base = Base(first.record.key, first.digest)
+        await store.commit(put(make_record("c2", step=2, roots=[shared, new]), new, base=base))
+
+        deleted = await store.delete("t", keys=[Key("t", "", "c1")])
+        for family in deleted.families:
+            await store.sweep(family)
+
+        assert deleted.checkpoints == 1
+        loaded = await store.read("t", objects=True)
+        assert loaded is not None
+        assert sorted(loaded.objects) == sorted([shared, new])
+        assert await store.fetch(first.family, [old.hash]) == []
+
+    async def test_a_sweep_says_what_it_removed(self, store: Store) -> None:
+        keep, drop = make_object(b"keep"), make_object(b"drop" * 100)
+        first = await store.commit(put(make_record(roots=[drop]), drop))
+        await store.commit(put(make_record("c2", step=2, roots=[keep]), keep))
+        assert first is not None
+        assert await store.sweep(first.family) == (0, 0)
+        await store.delete("t", keys=[Key("t", "", "c1")])
+        swept = await store.sweep(first.family)
+        assert swept == (1, len(drop.body))
+
+    async def test_a_sweep_keeps_what_writes_need(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        await store.put_writes(Key("t", "", "later"), [Write("task", 0, "ch", leaf.hash, b"", 1)], [leaf])
+        await store.sweep(first.family)
+        assert await store.fetch(first.family, [leaf.hash]) == [leaf]
+
+    async def test_a_sweep_keeps_the_root_a_branch_has_in_common(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        assert first is not None
+        origin = Origin(first.record.key, leaf.hash, b"common", (6,))
+        await store.commit(put(make_record("b1", "branch", step=0), origin=origin))
+        await store.delete("t")
+        await store.sweep(first.family)
+
+        branch = await store.thread("branch")
+
+        assert branch is not None and branch.origin == origin
+        assert await store.fetch(first.family, [leaf.hash]) == [leaf]
+
+    async def test_deleting_a_thread_removes_it_and_nothing_else(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        await store.commit(put(make_record(roots=[leaf]), leaf))
+        await store.commit(put(make_record("s1", "t", "sub")))
+        await store.commit(put(make_record("c1", "other", roots=[leaf]), leaf))
+        await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
+
+        deleted = await store.delete("t")
+
+        assert deleted == (2, frozenset())
+        assert await store.thread("t") is None
+        assert await store.find("c1") == [Key("other", "", "c1")]
+        other = await store.read("other", objects=True, writes=True)
+        assert other is not None
+        assert list(other.objects) == [leaf]
+        assert list(other.writes) == []
+
+    async def test_a_deleted_thread_can_begin_again(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        await store.commit(put(make_record(roots=[leaf]), leaf, log=Operation("x", {})))
+        await store.delete("t")
+        again = await store.commit(follow("t", "new"))
+        assert again is not None
+        assert again.record.step == 1
+        assert await store.operations("t", 10) == []
+        assert await store.fetch(again.family, [leaf.hash]) == []
+
+    async def test_deleting_before_a_step_is_strict(self, store: Store) -> None:
+        for step in range(1, 5):
+            await store.commit(follow("t", "c"))
+        assert (await store.delete("t", before_step=3)).checkpoints == 2
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-4", "c-3"]
+
+    async def test_deleting_what_is_not_there_is_not_an_error(self, store: Store) -> None:
+        assert await store.delete("t") == (0, frozenset())
+        await store.commit(put(make_record()))
+        assert (await store.delete("t", keys=[Key("t", "", "nope"), Key("u", "", "c1")])).checkpoints == 0
+        assert (await store.delete("t", before_step=0)).checkpoints == 0
+        assert await head_id(store) == "c1"
+
+    async def test_a_deleted_head_falls_back_to_the_newest_left(self, store: Store) -> None:
+        for _ in range(3):
+            await store.commit(follow("t", "c"))
+        await store.delete("t", keys=[Key("t", "", "c-3")])
+        assert await head_id(store) == "c-2"
+
+    async def test_a_deleted_head_does_not_fall_back_to_a_hidden_one(self, store: Store) -> None:
+        one, two, three = [await store.commit(follow("t", "c")) for _ in range(3)]
+        assert one is not None and two is not None and three is not None
+        await store.commit(Change(thread_id="t", hide=[Hidden("", one.seq, two.seq)], log=Operation("x", {})))
+        await store.delete("t", keys=[three.record.key])
+        assert await head_id(store) == "c-1"
+
+    async def test_a_thread_with_no_checkpoints_left_is_gone(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.delete("t", keys=[Key("t", "", "c1")])
+        assert await store.thread("t") is None
+        assert await store.list_threads(10, 0) == []
+
+    async def test_objects_of_a_family_without_threads_go_at_once(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        assert first is not None
+        await store.delete("t")
+        assert await store.fetch(first.family, [leaf.hash]) == []
+
+    async def test_deleting_a_checkpoint_takes_its_writes(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.commit(put(make_record("c2", step=2)))
+        await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        await store.delete("t", keys=[Key("t", "", "c1")])
+        await store.commit(put(make_record("c1")))
+        loaded = await store.read("t", "", "c1", writes=True)
+        assert loaded is not None
+        assert list(loaded.writes) == []
+
+    # -- 5 order by arrival
+
+    async def test_the_latest_is_what_was_committed_last_whatever_its_time(self, store: Store) -> None:
+        await store.commit(put(make_record("new", created_at="2030-01-01T00:00:00.000000+00:00")))
+        await store.commit(put(make_record("old", created_at="1990-01-01T00:00:00.000000+00:00")))
+        await store.commit(put(make_record("same", created_at="1990-01-01T00:00:00.000000+00:00")))
+        assert await head_id(store) == "same"
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["same", "old", "new"]
+
+    async def test_a_sequence_number_is_never_given_twice(self, store: Store) -> None:
+        last = 0
+        for n in range(4):
+            stored = await store.commit(put(make_record(f"c{n}")))
+            assert stored is not None
+            assert stored.seq > last
+            last = stored.seq
+            await store.delete("t", keys=[stored.record.key])
+
+    async def test_threads_are_listed_most_recently_active_first(self, store: Store) -> None:
+        for name in ("a", "b", "c", "a"):
+            await store.commit(follow(name, "x"))
+        await store.commit(Change(thread_id="b", moves=[Move("", "x-1")]))
+        found = await store.list_threads(10, 0)
+        assert [(s.record.key.thread_id, s.record.step) for s in found] == [("b", 1), ("a", 2), ("c", 1)]
+        assert [s.record.key.thread_id for s in await store.list_threads(1, 1)] == ["a"]
+
+    async def test_a_thread_with_writes_but_no_checkpoint_is_not_listed(self, store: Store) -> None:
+        await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        assert await store.list_threads(10, 0) == []
+        assert await store.read("t") is None
+
+    # -- 6 no silent fork
+
+    async def test_a_beaten_writer_gets_both_heads(self, store: Store) -> None:
+        await store.commit(follow("t", "c"))
+        with pytest.raises(HeadMoved) as caught:
+            await store.commit(follow("t", "d", expect="gone"))
+        assert (caught.value.expected, caught.value.actual) == ("gone", "c-1")
+        with pytest.raises(HeadMoved):
+            await store.commit(follow("t", "d", expect=None))
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-1"]
+
+    async def test_an_expected_head_lets_the_writer_through(self, store: Store) -> None:
+        await store.commit(follow("t", "c", expect=None))
+        await store.commit(follow("t", "c", expect="c-1"))
+        assert await head_id(store) == "c-2"
+
+    async def test_an_empty_thread_has_no_head(self, store: Store) -> None:
+        with pytest.raises(HeadMoved) as caught:
+            await store.commit(follow("t", "c", expect="c-0"))
+        assert caught.value.actual is None
+        assert await store.thread("t") is None
+
+    async def test_writers_at_once_line_up_on_one_thread(self, store: Store) -> None:
+        def write(name: str) -> None:
+            for _ in range(20):
+                run_to_end(store.blocking.commit(follow("t", name)))
+
+        workers = [threading.Thread(target=write, args=(f"w{n}",)) for n in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            await _joined(worker)
+
+        found = await store.list_checkpoints(Query(thread_id="t"))
+        assert [s.record.step for s in found] == list(range(80, 0, -1))
+        for newer, older in zip(found, found[1:], strict=False):
+            assert newer.record.parents == (older.record.key,)
+
+    async def test_each_move_of_the_head_counts_a_generation(self, store: Store) -> None:
+        seen = []
+        for _ in range(3):
+            await store.commit(follow("t", "c"))
+            loaded = await store.read("t")
+            assert loaded is not None
+            seen.append(loaded.generation)
+        await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
+        loaded = await store.read("t")
+        assert loaded is not None
+        assert [*seen, loaded.generation] == sorted({*seen, loaded.generation})
+
+    async def test_a_head_moves_only_to_a_newer_id_when_so_asked(self, store: Store) -> None:
+        await store.commit(put(make_record("m"), head="newer"))
+        await store.commit(put(make_record("a"), head="newer"))
+        assert await head_id(store) == "m"
+        await store.commit(put(make_record("b", parents=["m"]), head="newer"))
+        assert await head_id(store) == "b"
+        await store.commit(put(make_record("z"), head="newer"))
+        assert await head_id(store) == "z"
+
+    async def test_a_head_can_stay_where_it_is(self, store: Store) -> None:
+        await store.commit(put(make_record("a")))
+        await store.commit(put(make_record("b"), head="never"))
+        assert await head_id(store) == "a"
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["b", "a"]
+
+    # -- 7 idempotent
+
+    async def test_the_same_put_twice_is_one_put(self, store: Store) -> None:
+        record = make_record()
+        first = await store.commit(put(record))
+        await store.commit(put(make_record("c2", step=2)))
+        again = await store.commit(put(record, expect=None, log=Operation("x", {})))
+        assert again == first
+        assert await head_id(store) == "c2"
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c2", "c1"]
+        assert await store.operations("t", 10) == []
+
+    async def test_other_content_under_the_same_id_replaces_it_in_place(self, store: Store) -> None:
+        old, new = make_object(b"old"), make_object(b"new")
+        first = await store.commit(put(make_record(roots=[old]), old))
+        await store.commit(put(make_record("c2", step=2)))
+        second = await store.commit(put(make_record(roots=[new], body=b"other", metadata={"k": 1}), new))
+
+        assert first is not None and second is not None
+        assert second.seq == first.seq
+        assert await head_id(store) == "c2"
+        loaded = await store.read("t", "", "c1", objects=True)
+        assert loaded is not None
+        assert (loaded.stored.record.body, list(loaded.objects)) == (b"other", [new])
+        assert loaded.stored.record.metadata == {"k": 1}
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c2", "c1"]
+
+    # -- 8 exact, whatever the names
+
+    @pytest.mark.parametrize("name", ODD_NAMES)
+    async def test_any_text_can_be_a_name(self, store: Store, name: str) -> None:
+        record = make_record(name, name, name, metadata={name: name})
+        await store.commit(put(record))
+        await store.put_writes(record.key, [Write(name, 0, name, b"", b"", 0, name)], [])
+
+        loaded = await store.read(name, name, name, writes=True)
+
+        assert loaded is not None
+        assert loaded.stored.record == record
+        assert loaded.writes[0][:3] == (name, 0, name)
+        assert await store.find(name) == [record.key]
+        found = await store.list_checkpoints(Query(thread_id=name, namespace=name, filter={name: name}))
+        assert ids(found) == [name]
+        assert (await store.delete(name)).checkpoints == 1
+
+    async def test_names_that_look_alike_when_joined_stay_apart(self, store: Store) -> None:
+        pairs = [("a:b", "c"), ("a", "b:c"), ("a\0b", "c"), ("a", "b\0c"), ("A", "c"), ("a", "c")]
+        for thread_id, namespace in pairs:
+            await store.commit(put(make_record("x", thread_id, namespace, body=repr((thread_id, namespace)).encode())))
+        for thread_id, namespace in pairs:
+            loaded = await store.read(thread_id, namespace, "x")
+            assert loaded is not None
+            assert loaded.stored.record.body == repr((thread_id, namespace)).encode()
+
+    # -- namespaces, ids
+
+    async def test_namespaces_have_heads_of_their_own(self, store: Store) -> None:
+        await store.commit(put(make_record("c1")))
+        await store.commit(put(make_record("c1", "t", "sub", step=9)))
+        thread = await store.thread("t")
+        assert thread is not None
+        assert {ns: checkpoint_id for ns, (checkpoint_id, _) in thread.heads.items()} == {"": "c1", "sub": "c1"}
+        assert ids(await store.list_checkpoints(Query(thread_id="t", namespace="sub"))) == ["c1"]
+        assert len(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == 2
+
+    async def test_an_id_is_found_in_every_thread_that_holds_it(self, store: Store) -> None:
+        keys = [Key("t", "", "c"), Key("t", "sub", "c"), Key("u", "", "c")]
+        for key in keys:
+            await store.commit(put(make_record(key.checkpoint_id, key.thread_id, key.namespace)))
+        assert sorted(await store.find("c")) == sorted(keys)
+
+    # -- families
+
+    async def test_a_branch_joins_its_origins_family(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        assert first is not None
+        origin = Origin(first.record.key, leaf.hash, b"body", (4,))
+        base = Base(first.record.key, first.digest)
+        branch = await store.commit(put(make_record("b", "branch", step=0, roots=[leaf]), base=base, origin=origin))
+
+        assert branch is not None and branch.family == first.family
+        loaded = await store.read("branch", objects=True)
+        assert loaded is not None
+        assert list(loaded.objects) == [leaf]
+
+    async def test_a_branch_of_nothing_is_refused(self, store: Store) -> None:
+        origin = Origin(Key("gone", "", "c"), b"", b"", ())
+        with pytest.raises(CheckpointNotFound):
+            await store.commit(put(make_record("b", "branch"), origin=origin))
+        assert await store.thread("branch") is None
+
+    async def test_threads_of_their_own_share_nothing(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        other = await store.commit(put(make_record("c1", "u")))
+        assert first is not None and other is not None
+        assert first.family != other.family
+        assert await store.fetch(other.family, [leaf.hash]) == []
+
+    async def test_a_merge_renews_what_threads_have_in_common(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        await store.commit(put(make_record("b", "branch"), origin=Origin(first.record.key, b"", b"old", (3,))))
+        leaf = make_object(b"leaf")
+        renewed = Origin(first.record.key, leaf.hash, b"new", (3,))
+        await store.commit(put(make_record("c2", step=2, roots=[leaf]), leaf, origins={"branch": renewed}))
+        branch = await store.thread("branch")
+        assert branch is not None
+        assert branch.origin == renewed
+
+    # -- leaving objects out
+
+    async def test_objects_may_be_left_out_while_their_base_is_stored(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        await store.commit(put(make_record("c2", step=2)))
+        assert first is not None
+        base = Base(first.record.key, first.digest)
+        await store.commit(put(make_record("c3", step=3, roots=[leaf]), base=base))
+        loaded = await store.read("t", objects=True)
+        assert loaded is not None
+        assert list(loaded.objects) == [leaf]
+
+    async def test_a_base_that_is_gone_or_replaced_is_refused(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        base = Base(first.record.key, first.digest)
+        await store.commit(put(make_record(body=b"other")))
+        with pytest.raises(BaseGone):
+            await store.commit(put(make_record("c2", step=2), base=base))
+        await store.delete("t")
+        with pytest.raises(BaseGone):
+            await store.commit(put(make_record("c2", step=2), base=base))
+        assert await store.thread("t") is None
+
+    async def test_a_base_of_another_family_is_refused(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        await store.commit(put(make_record("c1", "u")))
+        assert first is not None
+        with pytest.raises(BaseGone):
+            await store.commit(put(make_record("c2", "u", step=2), base=Base(first.record.key, first.digest)))
+
+    async def test_an_object_sent_again_is_not_swept(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        await store.commit(put(make_record("c2", step=2)))
+        await store.delete("t", keys=[Key("t", "", "c1")])
+        await store.commit(put(make_record("c3", step=3, roots=[leaf]), leaf))
+        assert first is not None
+        assert await store.sweep(first.family) == (0, 0)
+        assert await store.fetch(first.family, [leaf.hash]) == [leaf]
+
+    # -- pending writes
+
+    async def test_writes_may_come_before_their_checkpoint(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        key = Key("t", "", "c1")
+        await store.put_writes(key, [Write("task", 0, "channel", leaf.hash, b"body", 9, "path")], [leaf])
+        await store.commit(put(make_record()))
+        loaded = await store.read("t", writes=True)
+        assert loaded is not None
+        assert [w._replace(seq=0) for w in loaded.writes] == [
+            Write("task", 0, "channel", leaf.hash, b"body", 9, "path")
+        ]
+        assert await store.fetch(loaded.stored.family, [leaf.hash]) == [leaf]
+
+    async def test_of_regular_writes_the_first_stays_of_special_ones_the_last(self, store: Store) -> None:
+        key = Key("t", "", "c1")
+        await store.commit(put(make_record()))
+        for body in (b"first", b"second"):
+            await store.put_writes(key, [Write("t1", 0, "a", b"", body, 0), Write("t1", -1, "err", b"", body, 0)], [])
+        loaded = await store.read("t", writes=True)
+        assert loaded is not None
+        assert [(w.idx, w.body) for w in loaded.writes] == [(-1, b"second"), (0, b"first")]
+
+    async def test_writes_come_in_the_order_of_path_task_and_index(self, store: Store) -> None:
+        key = Key("t", "", "c1")
+        await store.commit(put(make_record()))
+        places = [("~b", "t1", 0), ("", "t3", 0), ("~a", "t2", 10), ("~a", "t2", 9), ("~B", "t4", 0), ("~ä", "t5", 0)]
+        for path, task, idx in places:
+            await store.put_writes(key, [Write(task, idx, "ch", b"", b"", 0, path)], [])
+        loaded = await store.read("t", writes=True)
+        assert loaded is not None
+        assert [(w.task_path, w.task_id, w.idx) for w in loaded.writes] == sorted(places)
+
+    async def test_writes_can_be_hidden_and_shown(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        loaded = await store.read("t", writes=True)
+        assert loaded is not None
+        stretch = Hidden("", 0, loaded.writes[0].seq, "c1")
+        await store.commit(Change(thread_id="t", hide=[stretch], log=Operation("rewind", {})))
+        (operation,) = await store.operations("t", 1)
+        hidden = await store.read("t", writes=True)
+        await store.commit(Change(thread_id="t", show=[operation.seq]))
+        shown = await store.read("t", writes=True)
+        assert hidden is not None and shown is not None
+        assert (len(hidden.writes), len(shown.writes)) == (0, 1)
+
+    # -- hiding, moving, pins, the log
+
+    async def test_hidden_is_not_deleted(self, store: Store) -> None:
+        one, two, three = [await store.commit(follow("t", "c")) for _ in range(3)]
+        assert one is not None and two is not None and three is not None
+        await store.commit(
+            Change(
+                thread_id="t",
+                moves=[Move("", "c-1")],
+                hide=[Hidden("", one.seq, three.seq)],
+                log=Operation("rewind", {"n": 2}),
+            )
+        )
+
+        loaded = await store.read("t", "", "c-3")
+
+        assert loaded is not None and loaded.stored.hidden
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-1"]
+        everything = await store.list_checkpoints(Query(thread_id="t", hidden=True))
+        assert [(s.record.step, s.hidden) for s in everything] == [(3, True), (2, True), (1, False)]
+
+    async def test_showing_lifts_what_one_operation_hid(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        seqs = [s.seq for s in stored if s is not None]
+        await store.commit(Change(thread_id="t", hide=[Hidden("", seqs[1], seqs[2])], log=Operation("a", {})))
+        await store.commit(Change(thread_id="t", hide=[Hidden("", 0, seqs[0])], log=Operation("b", {})))
+        first = (await store.operations("t", 10))[1]
+
+        await store.commit(Change(thread_id="t", show=[first.seq], undone={first.seq: True}))
+
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-3", "c-2"]
+        assert [(o.kind, o.undone) for o in await store.operations("t", 10)] == [("b", False), ("a", True)]
+        thread = await store.thread("t")
+        assert thread is not None
+        assert [list(h) for h in thread.hidden.values()] == [[Hidden("", 0, seqs[0])]]
+
+    async def test_a_head_can_be_moved_to_nothing(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.commit(Change(thread_id="t", moves=[Move("", None)]))
+        assert await store.read("t") is None
+        assert await store.read("t", "", "c1") is not None
+
+    async def test_a_pin_can_be_set_and_lifted(self, store: Store) -> None:
+        stored = await store.commit(put(make_record()))
+        assert stored is not None
+        for pinned in (True, False):
+            await store.commit(Change(thread_id="t", pins=[Pin(stored.record.key, pinned)]))
+            loaded = await store.read("t")
+            assert loaded is not None
+            assert loaded.stored.pinned is pinned
+
+    async def test_the_log_is_newest_first_and_exact(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        for n in range(5):
+            await store.commit(Change(thread_id="t", log=Operation(f"op{n}", {"n": n, "t": (1, b"x")})))
+        found = await store.operations("t", 3)
+        assert [o.kind for o in found] == ["op4", "op3", "op2"]
+        assert found[0].data == {"n": 4, "t": (1, b"x")}
+        assert found[0].seq > found[1].seq
+
+    # -- 11 one behaviour: filters, order, paging
+
+    async def test_a_filter_means_exactly_this_value(self, store: Store) -> None:
+        values: list[Any] = [1, True, 1.0, "1", None, [1], {"a": 1, "b": 2}, 0, False]
+        for n, value in enumerate(values):
+            await store.commit(put(make_record(f"c{n}", metadata={"k": value, "n": n})))
+        await store.commit(put(make_record("without")))
+        for n, value in enumerate(values):
+            assert ids(await store.list_checkpoints(Query(filter={"k": value}))) == [f"c{n}"], value
+        assert ids(await store.list_checkpoints(Query(filter={"k": {"a": 1}}))) == []
+        assert ids(await store.list_checkpoints(Query(filter={"k": 1, "n": 1}))) == []
+
+    async def test_hostile_filters_are_only_data(self, store: Store) -> None:
+        hostile = ["x') OR '1'='1", "$.a", "a.b[0]", "k\0", 'k"', "k'; DROP TABLE checkpoints; --", "é" * 1000]
+        await store.commit(put(make_record("c", metadata=dict.fromkeys(hostile, "v"))))
+        await store.commit(put(make_record("d", metadata={"a": {"b": ["v"]}})))
+        for key in hostile:
+            assert ids(await store.list_checkpoints(Query(filter={key: "v"}))) == ["c"]
+            assert ids(await store.list_checkpoints(Query(filter={"k": key}))) == []
+
+    async def test_paging_walks_everything_once(self, store: Store) -> None:
+        for n in range(7):
+            await store.commit(put(make_record(f"c{n}", metadata={"even": n % 2 == 0})))
+        pages = [ids(await store.list_checkpoints(Query(thread_id="t", limit=3, offset=at))) for at in (0, 3, 6, 9)]
+        assert pages == [["c6", "c5", "c4"], ["c3", "c2", "c1"], ["c0"], []]
+        even = Query(thread_id="t", filter={"even": True}, limit=2, offset=1)
+        assert ids(await store.list_checkpoints(even)) == ["c4", "c2"]
+        assert ids(await store.list_checkpoints(Query(thread_id="t", limit=0))) == []
+
+    async def test_lists_can_go_by_id(self, store: Store) -> None:
+        for name in ("b", "a", "Z", "ä", "c"):
+            await store.commit(put(make_record(name)))
+        found = await store.list_checkpoints(Query(thread_id="t", order="id"))
+        assert ids(found) == ["ä", "c", "b", "a", "Z"]
+        assert ids(await store.list_checkpoints(Query(thread_id="t", order="id", before_id="b"))) == ["a", "Z"]
+
+    async def test_lists_can_stop_at_a_sequence_or_a_step(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(4)]
+        third = stored[2]
+        assert third is not None
+        before = Query(thread_id="t", before_seq=third.seq)
+        assert ids(await store.list_checkpoints(before)) == ["c-2", "c-1"]
+        assert ids(await store.list_checkpoints(Query(thread_id="t", step_max=3, limit=1))) == ["c-3"]
+
+    async def test_a_list_can_span_every_thread(self, store: Store) -> None:
+        for name in ("a", "b", "a"):
+            await store.commit(follow(name, "x"))
+        found = await store.list_checkpoints(Query())
+        assert [(s.record.key.thread_id, s.record.step) for s in found] == [("a", 2), ("b", 1), ("a", 1)]
+
+    async def test_what_is_listed_agrees_with_what_is_read(self, store: Store) -> None:
+        await store.commit(put(make_record(metadata={"k": 1})))
+        (listed,) = await store.list_checkpoints(Query(thread_id="t"))
+        loaded = await store.read("t")
+        assert loaded is not None
+        assert listed.digest == loaded.stored.digest
+        assert listed.record == loaded.stored.record._replace(children=b"", body=b"")
+
+    # -- 12 no surprise waiting
+
+    async def test_the_blocking_face_works_inside_a_running_loop(self, store: Store) -> None:
+        async def main() -> None:
+            run_to_end(store.blocking.commit(follow("t", "c")))
+            assert run_to_end(store.blocking.read("t")) is not None
+
+        thread = threading.Thread(target=lambda: asyncio.run(main()))
+        thread.start()
+        await _joined(thread)
+        assert await head_id(store) == "c-1"
+
+    async def test_a_failing_writer_does_not_hold_up_the_next(self, store: Store) -> None:
+        for _ in range(3):
+            with pytest.raises(HeadMoved):
+                await store.commit(follow("t", "c", expect="never"))
+        await store.commit(follow("t", "c"))
+        assert await head_id(store) == "c-1"
+
+    async def test_a_closed_store_says_so(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.close()
+        await store.close()
+        for call in (store.read("t"), store.commit(follow("t", "c")), store.list_threads(1, 0)):
+            with pytest.raises(StoreClosed):
+                await call
+
+
+async def _joined(thread: threading.Thread) -> None:
+    """Wait for a thread, on either face."""
+    thread.join(60)
+    assert not thread.is_alive()

@@ -1,0 +1,147 @@
+"""The stores under test, each on both faces, and how coroutine tests are run."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import everstep
+from everstep.faces import run_to_end
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import Store
+from everstep.stores.sqlite import SQLiteStore
+
+settings.register_profile("everstep", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("everstep")
+
+FACES = ("async", "blocking")
+STORES = ("memory", "sqlite")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run coroutine tests: to their end on the blocking face, in an event loop on the other."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    coroutine = pyfuncitem.obj(**arguments)
+    if pyfuncitem.funcargs.get("face") == "blocking":
+        run_to_end(coroutine)
+    else:
+        asyncio.run(coroutine)
+    return True
+
+
+@pytest.fixture(params=FACES)
+def face(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=STORES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def place(kind: str, tmp_path: Path) -> Place:
+    return Place(kind, tmp_path)
+
+
+class Place:
+    """Where a store of some kind lives; it can be left and come back to."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self._folder = kind, folder
+        self._memory = MemoryStore()
+
+    @property
+    def path(self) -> Path:
+        return self._folder / "store.db"
+
+    def open(self) -> Store:
+        return self._memory if self.kind == "memory" else SQLiteStore(self.path)
+
+    async def reopen(self, store: Store) -> Store:
+        if self.kind == "memory":
+            return store
+        await store.close()
+        return self.open()
+
+
+@pytest.fixture
+def store(place: Place, face: str) -> Iterator[Store]:
+    store = place.open()
+    yield store if face == "async" else store.blocking
+    run_to_end(store.blocking.close())
+
+
+@pytest.fixture
+def reopen(place: Place, face: str, store: Store) -> Iterator[Callable[[], Awaitable[Store]]]:
+    opened: list[Store] = []
+
+    async def reopened() -> Store:
+        again = await place.reopen(store)
+        opened.append(again)
+        return again if face == "async" else again.blocking
+
+    yield reopened
+    for again in opened:
+        run_to_end(again.blocking.close())
+
+
+class OneFace:
+    """An engine or backend whose methods are awaited whichever face is under test."""
+
+    def __init__(self, target: Any, face: str) -> None:
+        self._target, self._face = target, face
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target.sync if self._face == "blocking" else self._target, name)
+        if self._face == "async" or not callable(found):
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return found(*args, **kwargs)
+
+        return call
+
+
+@pytest.fixture
+def backend(store: Store, face: str) -> Any:
+    return OneFace(everstep.StoreBackend(_whole(store)), face)
+
+
+@pytest.fixture
+def make_engine(store: Store, face: str) -> Callable[..., Any]:
+    """An engine on the store under test, with the configuration given."""
+    return lambda **config: OneFace(
+        everstep.CheckpointEngine(everstep.StoreBackend(_whole(store)), everstep.SnapshotConfig(**config)), face
+    )
+
+
+@pytest.fixture
+def engine(make_engine: Callable[..., Any]) -> Any:
+    return make_engine()
+
+
+def _whole(store: Store) -> Store:
+    return store
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVERSTEP_STORE", raising=False)
+
+
+def pytest_report_header() -> str:
+    import apsw
+
+    return f"SQLite {apsw.sqlite_lib_version()}, pid {os.getpid()}"

@@ -1,0 +1,291 @@
+"""Laws of the tree: joining gives the packed bytes back, and a change re-uses what it did not touch."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.errors import CheckpointCorrupted, EverstepError, UnstorableValue
+from everstep.values import codec, compress, tree
+from tests.test_codec import Point, values
+
+
+def written(value: Any, known: Any = frozenset()) -> tuple[tree.Node, tree.Writer]:
+    writer = tree.Writer(known)
+    return writer.value(value, "v"), writer
+
+
+def written_list(items: list[Any], known: Any = frozenset()) -> tuple[tree.Node, tree.Writer]:
+    writer = tree.Writer(known)
+    return writer.list_node(items, "v"), writer
+
+
+def joined(node: tree.Node, objects: dict[bytes, tree.Content]) -> bytes:
+    return b"".join(tree.Reader(objects, node.size).fields(node.children, node.body, 1)[0])
+
+
+def large_values() -> st.SearchStrategy[Any]:
+    """Values that are really split."""
+    text = st.text(max_size=40).map(lambda t: (t + "ab.\n") * 1200)
+    item = values() | text | st.binary(max_size=20).map(lambda b: b * 2000)
+    return st.one_of(
+        st.lists(item, max_size=80),
+        st.dictionaries(st.text(max_size=30), item, max_size=60),
+        st.lists(item, max_size=40).map(tuple),
+        st.dictionaries(st.integers(), item, max_size=40),
+        st.sets(st.text(min_size=5), max_size=80),
+        st.builds(Point, st.integers(), st.lists(item, max_size=30)),
+    )
+
+
+@given(values() | large_values())
+@settings(max_examples=300)
+def test_joining_gives_back_the_packed_bytes(value: Any) -> None:
+    node, writer = written(value)
+    packed = codec.pack(value)
+    assert node.size == len(packed)
+    assert joined(node, writer.objects) == packed
+
+
+@given(values() | large_values())
+def test_equal_values_have_equal_trees(value: Any) -> None:
+    node, writer = written(value)
+    again, other = written(codec.unpack(codec.pack(value)))
+    assert (node, writer.objects) == (again, other.objects)
+    known, unknown = tree.reachable(node.children, lambda key: writer.objects[key][0])
+    assert (known, unknown) == (set(writer.objects), [])
+    _, nothing_new = written(value, known)
+    assert nothing_new.objects == {} and nothing_new.added_bytes == 0
+
+
+@given(st.lists(values(), max_size=60), st.lists(values(), max_size=40))
+def test_extending_is_writing_the_longer_list(start: list[Any], more: list[Any]) -> None:
+    node, writer = written_list(start)
+    longer = writer.extended(node, more, "v")
+    whole, whole_writer = written_list(start + more)
+    assert longer == whole
+    assert whole_writer.objects.items() <= writer.objects.items()
+
+
+def message(n: int) -> dict[str, str]:
+    return {"role": "user", "content": f"message {n} " * 20}
+
+
+@pytest.mark.parametrize("length", [10, 100, 1_000, 10_000, 100_000])
+@pytest.mark.parametrize("item", ["different", "equal", "tiny", "tiny equal", "period"])
+def test_an_append_adds_few_objects_at_any_length(length: int, item: str) -> None:
+    make = {
+        "different": message,
+        "equal": lambda _: message(0),
+        "tiny": lambda n: n,
+        "tiny equal": lambda _: 7,
+        "period": lambda n: message(n % 3),
+    }[item]
+    node, writer = written_list([make(n) for n in range(length)])
+    most = 0
+    for n in range(length, length + 100):
+        before = len(writer.objects)
+        node = writer.extended(node, [make(n)], "v")
+        most = max(most, len(writer.objects) - before)
+        assert len(node.children) + len(node.body) < 6_000
+    assert most <= 9
+
+
+EDITS = {
+    "append": lambda items, at, new: [*items, new],
+    "insert": lambda items, at, new: [*items[:at], new, *items[at:]],
+    "delete": lambda items, at, new: [*items[:at], *items[at + 1 :]],
+    "edit": lambda items, at, new: [*items[:at], new, *items[at + 1 :]],
+    "delete many": lambda items, at, new: [*items[:at], *items[at + 50 :]],
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("make", [message, lambda n: n * 1_000_003, lambda n: f"short {n % 10}"], ids=["large", "small", "few"])
+@given(at=st.integers(0, 4_000), seed=st.integers(0, 50))
+@settings(max_examples=12)
+def test_an_edit_anywhere_re_uses_the_rest(edit: str, make: Any, at: int, seed: int) -> None:
+    items = [make(n + seed * 10_000) for n in range(4_000)]
+    _, writer = written_list(items)
+    changed = EDITS[edit](items, at, make(-seed - 1))
+    node, new = written_list(changed, set(writer.objects))
+    assert len(new.objects) <= 30
+    assert joined(node, writer.objects | new.objects) == codec.pack(changed)
+
+
+@given(at=st.integers(0, 2_999))
+@settings(max_examples=20)
+def test_changing_one_key_of_a_mapping_re_uses_the_rest(at: int) -> None:
+    mapping: dict[str, Any] = {f"key {n}": message(n) for n in range(3_000)}
+    node, writer = written(mapping)
+    changed = mapping | {f"key {at}": message(-1)}
+    other, new = written(changed, set(writer.objects))
+    assert len(new.objects) <= 9
+    assert joined(other, writer.objects | new.objects) == codec.pack(changed)
+
+
+def test_adding_and_removing_keys_re_uses_the_rest() -> None:
+    mapping: dict[str, Any] = {f"key {n}": message(n) for n in range(3_000)}
+    _, writer = written(mapping)
+    added = {f"new {n}": n for n in range(3)} | mapping
+    removed = {k: v for k, v in mapping.items() if k != "key 1500"}
+    for changed in (added, removed):
+        _, new = written(changed, set(writer.objects))
+        assert len(new.objects) <= 20
+
+
+def _prose(rng: random.Random, size: int) -> str:
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(size // 6)]
+    return " ".join(word + rng.choice([".", ",", "", "", "", "", "\n"]) for word in words)
+
+
+def _base64ish(rng: random.Random, size: int) -> str:
+    return "".join(rng.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", k=size))
+
+
+def _chinese(rng: random.Random, size: int) -> str:
+    return "".join(chr(rng.randint(0x4E00, 0x9FFF)) for _ in range(size // 3))
+
+
+@pytest.mark.parametrize("kind", [_prose, _base64ish, _chinese, lambda rng, size: rng.randbytes(size)])
+def test_an_edit_in_a_long_text_re_uses_the_rest(kind: Any) -> None:
+    for seed in range(10):
+        rng = random.Random(seed)
+        text = kind(rng, 300_000)
+        _, writer = written(text)
+        at = rng.randrange(len(text))
+        new_part = text[:0] + (b"changed" if isinstance(text, bytes) else "changed")
+        for changed in (text[:at] + new_part + text[at:], text[:at] + text[at + 9 :], text + new_part):
+            node, new = written(changed, set(writer.objects))
+            assert new.added_bytes <= 60_000
+            assert joined(node, writer.objects | new.objects) == codec.pack(changed)
+
+
+def test_equal_items_do_not_degenerate() -> None:
+    node, writer = written_list([message(1)] * 100_000)
+    assert len(writer.objects) < 40
+    assert joined(node, writer.objects) == codec.pack([message(1)] * 100_000)
+
+
+def test_known_objects_cost_nothing_but_are_still_referred_to() -> None:
+    items = [message(n) for n in range(100)]
+    node, writer = written_list(items)
+    again, new = written_list(items, set(writer.objects))
+    assert again == node
+    assert new.objects == {}
+
+
+def test_the_depth_limit_counts_from_the_top_through_split_containers() -> None:
+    def nested(levels: int, filler: int) -> Any:
+        value: Any = ["x" * filler]
+        for _ in range(levels - 1):
+            value = [value, "x" * filler]
+        return value
+
+    for filler in (0, 3_000):
+        node, writer = written(nested(codec.DEPTH_MAX, filler))
+        assert joined(node, writer.objects) == codec.pack(nested(codec.DEPTH_MAX, filler))
+        with pytest.raises(UnstorableValue, match="deeper"):
+            written(nested(codec.DEPTH_MAX + 1, filler))
+
+
+# -- hostile bytes
+
+
+@given(st.lists(values(), max_size=60), st.data())
+def test_a_damaged_node_is_an_error_of_ours_or_the_same_value(items: list[Any], data: st.DataObject) -> None:
+    node, writer = written_list(items)
+    bodies = [(None, node.body)] + [(key, body) for key, (_, body) in writer.objects.items()]
+    key, body = data.draw(st.sampled_from(bodies))
+    at = data.draw(st.integers(0, len(body) - 1))
+    damaged = body[:at] + bytes([body[at] ^ data.draw(st.integers(1, 255))]) + body[at + 1 :]
+    objects = dict(writer.objects)
+    if key is None:
+        node = node._replace(body=damaged)
+    else:
+        objects[key] = objects[key][0], damaged
+    try:
+        codec.unpack(joined(node, objects))
+    except EverstepError:
+        pass
+
+
+@given(st.binary(max_size=100), st.binary(max_size=64))
+def test_any_bytes_as_a_node_end_in_an_error_of_ours(body: bytes, children: bytes) -> None:
+    for read in (
+        lambda: tree.Reader({}, 1000).fields(children, body, 1),
+        lambda: tree.nodes(children, body, [1]),
+        lambda: tree.Writer().extended(tree.Node(children, body, 1), [1], "v"),
+    ):
+        try:
+            read()
+        except EverstepError:
+            pass
+
+
+def test_a_tree_that_unfolds_without_end_is_stopped() -> None:
+    """Each object holds the one below it many times: small when stored, huge when joined."""
+    objects: dict[bytes, tree.Content] = {}
+
+    def add(children: bytes, body: bytes) -> bytes:
+        key = tree.address(children, body)
+        objects[key] = children, body
+        return key
+
+    key = add(b"", bytes((tree.REST,)) + codec.pack("x" * 1000))
+    for _ in range(12):
+        refs = key * 64
+        key = add(refs, bytes((tree.LIST, 64, 1, 128, 1, 0)))
+    started = time.process_time()
+    with pytest.raises(CheckpointCorrupted):
+        tree.Reader(objects, 1_000_000).fields(key, bytes((tree.REF,)), 1)
+    assert time.process_time() - started < 60
+
+
+def test_missing_objects_are_named() -> None:
+    node, writer = written_list([message(n) for n in range(50)])
+    key = next(iter(writer.objects))
+    objects = {k: v for k, v in writer.objects.items() if k != key}
+    with pytest.raises(CheckpointCorrupted, match=key.hex()):
+        joined(node, objects)
+
+
+# -- compression
+
+
+@given(st.binary(max_size=5_000) | st.text(max_size=500).map(lambda t: (t * 20).encode()))
+def test_what_is_squeezed_expands(body: bytes) -> None:
+    stored = compress.squeeze(body)
+    assert compress.expand(stored) == body
+    assert len(stored) <= len(body) + 1
+
+
+@pytest.mark.parametrize("size", [0, 47, 48, 1 << 16, (1 << 16) + 1, 1 << 20, 50 << 20])
+def test_any_size_of_very_regular_data_expands(size: int) -> None:
+    body = bytes(size)
+    assert compress.expand(compress.squeeze(body)) == body
+
+
+@given(st.binary(max_size=300))
+def test_any_stored_bytes_expand_or_are_an_error_of_ours(stored: bytes) -> None:
+    for data in (stored, compress.ZSTD + stored, compress.ZSTD_DICTIONARY + stored):
+        try:
+            compress.expand(data)
+        except CheckpointCorrupted:
+            pass
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
+    import zstandard
+
+    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(500_000_000))
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 1000)
+    trailing = compress.squeeze(b"abc" * 1000) + b"more"
+    for data in (compress.ZSTD + bomb, compress.ZSTD_DICTIONARY + bomb, compress.ZSTD + unsized, trailing, b"\x09abc", b""):
+        with pytest.raises(CheckpointCorrupted):
+            compress.expand(data)
