@@ -554,10 +554,10 @@ SHAPES = (
 )
 
 
-def samples(count: int, seed: int = 1) -> list[bytes]:
+def samples(count: int, seed: int = 1) -> list[bytes | bytearray | memoryview]:
     """Return bodies like those that are stored: a byte for the kind, then a packed message."""
     r = random.Random(seed)
-    made = []
+    made: list[bytes | bytearray | memoryview] = []
     for _ in range(count):
         words = [r.choice(WORDS) for _ in range(r.randint(5, 200))]
         for at in range(0, len(words), r.randint(6, 14)):
@@ -570,5 +570,5 @@ def samples(count: int, seed: int = 1) -> list[bytes]:
 
 if __name__ == "__main__":
     target = Path(__file__).parent.parent / "src/everstep/values/dictionary-1.zdict"
-    target.write_bytes(zstandard.train_dictionary(8192, samples(4000), dict_id=1).as_bytes())
+    target.write_bytes(zstandard.train_dictionary(8192, list(samples(4000)), dict_id=1).as_bytes())
     print(f"{target.name}: {target.stat().st_size} bytes")

@@ -208,7 +208,8 @@ class SQLiteCheckpointer(StoreBackend):
 def _record(checkpoint: Checkpoint) -> Record:
     metadata = checks.kind(checkpoint.metadata, CheckpointMetadata, "metadata")
     thread_id, namespace = checks.thread_id(metadata.thread_id), checks.namespace(metadata.namespace)
-    parents = checks.kind(metadata.parents, list, "parents") or [metadata.parent_checkpoint_id]
+    others = checks.kind(metadata.parents, list, "parents")[1:]
+    parents = [metadata.parent_checkpoint_id, *others] if metadata.parent_checkpoint_id is not None else []
     if len(parents) > 2:
         raise InvalidInput(f"a checkpoint has at most 2 parents, not {len(parents)}")
     return Record(

@@ -28,15 +28,15 @@ def namespace(value: object) -> str:
 
 def count(value: object, name: str) -> int:
     """Return `value` if it is a whole number from 0 on."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InvalidInput(f"{name} is a whole number, 0 or more, not {value!r:.100}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
+        raise InvalidInput(f"{name} is a whole number, 0 or more, not {shown(value)}")
     return value
 
 
 def whole(value: object, name: str) -> int:
     """Return `value` if it is a whole number that databases can hold."""
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
-        raise InvalidInput(f"{name} is a whole number of at most 64 bits, not {value!r:.100}")
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**62) <= value < 2**62:
+        raise InvalidInput(f"{name} is a whole number of at most 62 bits, not {shown(value)}")
     return value
 
 
@@ -50,6 +50,14 @@ def kind(value: Any, expected: type, name: str) -> Any:
     if not isinstance(value, expected):
         raise InvalidInput(f"{name} is a {expected.__name__}, not {type(value).__name__}")
     return value
+
+
+def shown(value: object) -> str:
+    """Return a short text for an error message, whatever the value's own repr does."""
+    try:
+        return f"{value!r:.100}"
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def _text(value: object, name: str, bytes_max: int) -> str:

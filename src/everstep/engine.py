@@ -121,7 +121,7 @@ class CheckpointEngine:
             return ""
         stored = await self._backend.repository.append(
             step.thread_id,
-            messages,
+            list(messages),
             state,
             tools_result,
             step.record,
@@ -242,7 +242,7 @@ class _Step:
     ) -> None:
         self.thread_id, self.namespace = checks.thread_id(thread_id), checks.namespace(namespace)
         self.trigger = as_trigger(trigger)
-        if isinstance(tags, str):
+        if isinstance(tags, str) or not isinstance(tags, Iterable):
             raise InvalidInput("tags is a collection of strings; put the one you mean in a list")
         named = [checks.text(tag, "tag") for tag in tags]
         self._tags = tuple(dict.fromkeys([*named, self.trigger.value]))
@@ -275,16 +275,17 @@ def _summary(messages: Sequence[Any], state: dict[str, Any]) -> str:
     last = messages[-1] if messages else None
     if not isinstance(last, dict):
         return f"State: {len(state)} keys"
-    content = last.get("content", "")
+    content, role = last.get("content", ""), last.get("role", "?")
     text = content if isinstance(content, str) else _plain_text(content)
+    role = role if isinstance(role, str) else checks.shown(role)
     # A lone surrogate is fine in a value, but a summary is text that every store can hold.
-    return f"[{last.get('role', '?')}] {text[:100]}".encode("utf-8", "replace").decode()
+    return f"[{role[:40]}] {text[:100]}".encode("utf-8", "replace").decode()
 
 
 def _plain_text(content: Any) -> str:
     """Return the text of content that comes in blocks."""
     if not isinstance(content, (list, tuple)):
-        return "" if content is None else str(content)
+        return "" if content is None else checks.shown(content)
     texts = (
         block if isinstance(block, str) else block.get("text", "")
         for block in content

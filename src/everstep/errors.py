@@ -1,4 +1,4 @@
-"""Everything this package raises:
+"""Everything this package raises.
 
 * EverstepError
   x InvalidInput          a wrong argument (also a ValueError)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from everstep.errors import BaseGone, CheckpointCorrupted, HeadMoved, SnapshotTooLarge, UnstorableValue
+from everstep import forks
+from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, HeadMoved, SnapshotTooLarge, UnstorableValue
 from everstep.stores.protocol import ANY, AnyHead, Base, Change, Draft, Loaded, Object, Record, Store, Stored
 from everstep.types import Checkpoint, CheckpointMetadata
 from everstep.values import codec, compress, tree
@@ -41,10 +43,21 @@ class Encoded(NamedTuple):
         return Draft(record, self.squeezed, self.base)
 
 
+class _Written(NamedTuple):
+    """Values written down, with the checkpoint whose objects were left out."""
+
+    nodes: Sequence[tree.Node]
+    writer: tree.Writer
+    base: Base | None
+
+
 class Memory:
     """What both faces of a repository remember: heads by thread and namespace, objects by hash. Bounded."""
 
+    rest_order = 2
+
     def __init__(self, bytes_max: int = _CACHE_BYTES_MAX) -> None:
+        forks.register(self)
         self._lock = threading.Lock()
         self._heads: OrderedDict[tuple[str, str], Stored] = OrderedDict()
         self._objects: OrderedDict[bytes, tree.Content] = OrderedDict()
@@ -52,6 +65,12 @@ class Memory:
 
     def head(self, thread_id: str, namespace: str) -> Stored | None:
         return self._heads.get((thread_id, namespace))
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._lock.release()
 
     def remember(self, stored: Stored) -> None:
         with self._lock:
@@ -106,18 +125,20 @@ class Repository:
         size_bytes_max: int | None = None,
     ) -> Stored:
         """Save messages, state and tool results; `record` makes the record for the head it will follow."""
-        head = await self._recent_head(thread_id, namespace)
+        # Values are encoded before the first wait: what the caller changes later belongs to a later step.
+        written = self._write(values, self._memory.head(thread_id, namespace), split)
         while True:
-            encoded = await self._encode(values, head, split, size_bytes_max)
+            encoded = await self._encoded(written, thread_id, namespace, size_bytes_max)
             try:
                 return await self._commit(thread_id, namespace, expect, encoded, record)
             except BaseGone:
-                head = await self._fresh_head(thread_id, namespace)
+                await self._fresh_head(thread_id, namespace)
+                written = self._write(values, None, split)
 
     async def append(
         self,
         thread_id: str,
-        messages: Iterable[Any],
+        messages: list[Any],
         state: dict[str, Any],
         tools_result: dict[str, Any],
         record: Callable[[Stored | None], Record],
@@ -128,17 +149,29 @@ class Repository:
         size_bytes_max: int | None = None,
     ) -> Stored:
         """Save the head's values with `messages` added and the keys of `state` and `tools_result` set."""
-        messages = list(messages)
-        head = await self._recent_head(thread_id, namespace, objects=False)
+        # Copied before the first wait: what the caller changes later belongs to a later step.
+        messages = _copied(messages, "messages")
+        state, tools_result = _copied(state, "state"), _copied(tools_result, "tools_result")
+        head, fresh = await self._recent_head(thread_id, namespace, objects=False), False
         while True:
             found = head.record.key.checkpoint_id if head is not None else None
             if expect is not ANY and expect != found:
-                raise HeadMoved(thread_id, expect, found)
-            encoded = await self._extend(head, messages, (state, tools_result), split, size_bytes_max)
+                if fresh:
+                    raise HeadMoved(thread_id, expect, found)
+                head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
+                continue
+            try:
+                encoded = await self._extend(head, messages, (state, tools_result), split, size_bytes_max)
+            except CheckpointCorrupted:
+                if fresh:
+                    raise
+                # The head that is remembered may have been deleted since, with its objects.
+                head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
+                continue
             try:
                 return await self._commit(thread_id, namespace, found, encoded, record)
             except (BaseGone, HeadMoved):
-                head = await self._fresh_head(thread_id, namespace, objects=False)
+                head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
 
     async def load(
         self, thread_id: str, namespace: str = "", checkpoint_id: str | None = None
@@ -147,11 +180,19 @@ class Repository:
         loaded = await self._read(thread_id, namespace, checkpoint_id)
         if loaded is None:
             return None
-        stored = loaded.stored
         try:
-            return stored, self._decode(stored.record, await self._objects_of(loaded))
+            return loaded.stored, self._decode(loaded.stored.record, await self._objects_of(loaded))
         except CheckpointCorrupted as exc:
-            raise exc.located(thread_id, stored.record.key.checkpoint_id) from exc
+            if loaded.objects:
+                raise exc.located(*loaded.stored.record.key[::2]) from exc
+        # The checkpoint may have been deleted between its record and its objects: ask for both at once.
+        loaded = await self.store.read(thread_id, namespace, checkpoint_id, objects=True)
+        if loaded is None:
+            return None
+        try:
+            return loaded.stored, self._decode(loaded.stored.record, _verified(loaded.objects))
+        except CheckpointCorrupted as exc:
+            raise exc.located(*loaded.stored.record.key[::2]) from exc
 
     def forget(self, thread_id: str) -> None:
         """Drop what is remembered of a thread."""
@@ -190,26 +231,43 @@ class Repository:
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
         self._memory.add(encoded.objects)
-        self._memory.remember(stored)
+        last = self._memory.head(thread_id, namespace)
+        if last is None or stored.seq > last.seq:  # a checkpoint that was replaced or put again is not the head
+            self._memory.remember(stored)
         return stored
 
     # -- values in
 
-    async def _encode(
-        self, values: Sequence[Any], head: Stored | None, split: bool, size_bytes_max: int | None
-    ) -> Encoded:
-        base, known = await self._known(head)
+    def _write(self, values: Sequence[Any], head: Stored | None, split: bool) -> _Written:
+        """Write values down, leaving out what `head` has if everything below it is in memory."""
+        base, known = None, set[bytes]()
+        if head is not None:
+            found, unknown = tree.reachable(head.record.children, self._memory.children_of)
+            if not unknown:
+                base, known = Base(head.record.key, head.digest), found
         writer = tree.Writer(known)
+        with _stack_checked():
+            return self._nodes(values, writer, base, split)
+
+    def _nodes(self, values: Sequence[Any], writer: tree.Writer, base: Base | None, split: bool) -> _Written:
         if not split:
-            nodes = [writer.whole(list(values), "checkpoint")]
-        else:
-            messages, state, tools_result = values
-            nodes = [
-                writer.list_node(messages, "messages"),
-                writer.value(state, "state"),
-                writer.value(tools_result, "tools_result"),
-            ]
-        return _encoded(nodes, writer, base, size_bytes_max)
+            return _Written([writer.whole(list(values), "checkpoint")], writer, base)
+        messages, state, tools_result = values
+        nodes = [
+            writer.list_node(messages, "messages"),
+            writer.value(state, "state"),
+            writer.value(tools_result, "tools_result"),
+        ]
+        return _Written(nodes, writer, base)
+
+    async def _encoded(self, written: _Written, thread_id: str, namespace: str, size_bytes_max: int | None) -> Encoded:
+        """Return what was written, less what the head has: that need not be sent, and does not count as added."""
+        if written.base is None:
+            head = await self._recent_head(thread_id, namespace)
+            base, known = await self._known(head)
+            written.writer.leave_out(known)
+            written = written._replace(base=base)
+        return _encoded(*written, size_bytes_max)
 
     async def _extend(
         self,
@@ -220,20 +278,27 @@ class Repository:
         size_bytes_max: int | None,
     ) -> Encoded:
         if head is None:
-            return await self._encode([messages, *updates], None, split, size_bytes_max)
+            return _encoded(*self._write([messages, *updates], None, split), size_bytes_max)
         record = head.record
         if not split or len(record.sizes) != len(_FIELDS):
             old = self._decode(record, await self._objects(head.family, record.children))
             values = [old[0] + messages, old[1] | updates[0], old[2] | updates[1]]
-            return await self._encode(values, head, split, size_bytes_max)
-        writer = tree.Writer()
+            written = self._write(values, None, split)
+            written.writer.leave_out((await self._known(head))[1])
+            return _encoded(written.nodes, written.writer, Base(record.key, head.digest), size_bytes_max)
         nodes = tree.nodes(record.children, record.body, record.sizes)
-        nodes[0] = writer.extended(nodes[0], messages, "messages")
+        known: set[bytes] = set()
+        changed: dict[int, Any] = {}
         for place, update in enumerate(updates, 1):
             if update:
-                node = nodes[place]
-                old_value = self._unpack(node, await self._objects(head.family, node.children))
-                nodes[place] = writer.value(old_value | update, _FIELDS[place])
+                objects = await self._objects(head.family, nodes[place].children)
+                known |= set(objects)
+                changed[place] = self._unpack(nodes[place], objects) | update
+        writer = tree.Writer(known)
+        with _stack_checked():
+            nodes[0] = writer.extended(nodes[0], messages, "messages")
+            for place, value in changed.items():
+                nodes[place] = writer.value(value, _FIELDS[place])
         return _encoded(nodes, writer, Base(record.key, head.digest), size_bytes_max)
 
     async def _known(self, head: Stored | None) -> tuple[Base | None, set[bytes]]:
@@ -243,9 +308,10 @@ class Repository:
         known, unknown = tree.reachable(head.record.children, self._memory.children_of)
         if unknown:
             fetched = await self._fetch(head.family, unknown)
-            known, _ = tree.reachable(
+            known, missing = tree.reachable(
                 head.record.children, lambda key: fetched[key][0] if key in fetched else self._memory.children_of(key)
             )
+            known -= set(missing)  # the store has lost them: send them again
         return Base(head.record.key, head.digest), known
 
     # -- values out
@@ -303,7 +369,8 @@ class Repository:
         total = sum(record.sizes)
         if total > tree.VALUE_BYTES_MAX:
             raise CheckpointCorrupted("a stored checkpoint claims an impossible size")
-        parts = tree.Reader(objects, total).fields(record.children, record.body, len(record.sizes))
+        with _stack_checked():
+            parts = tree.Reader(objects, total).fields(record.children, record.body, len(record.sizes))
         if len(parts) == 1:
             values = codec.unpack_parts(parts[0])
         else:
@@ -313,7 +380,8 @@ class Repository:
         return values
 
     def _unpack(self, node: tree.Node, objects: dict[bytes, tree.Content]) -> Any:
-        parts = tree.Reader(objects, node.size).fields(node.children, node.body, 1)
+        with _stack_checked():
+            parts = tree.Reader(objects, node.size).fields(node.children, node.body, 1)
         return codec.unpack_parts(parts[0])
 
 
@@ -355,6 +423,21 @@ def _encoded(nodes: Sequence[tree.Node], writer: tree.Writer, base: Base | None,
     sizes = tuple(node.size for node in nodes)
     squeezed = [Object(key, below, compress.squeeze(plain)) for key, (below, plain) in writer.objects.items()]
     return Encoded(children, body, sizes, writer.objects, squeezed, added, base)
+
+
+@contextmanager
+def _stack_checked() -> Iterator[None]:
+    """Say clearly that a nested value met an almost full call stack: nothing is wrong with what is stored."""
+    try:
+        yield
+    except RecursionError as exc:
+        raise EverstepError("the call stack is too deep here for so nested a value; call from higher up") from exc
+
+
+def _copied(value: Any, path: str) -> Any:
+    packed = codec.pack(value, path)
+    codec.check_depth(packed, 0, path)
+    return codec.unpack(packed)
 
 
 def _verified(objects: Iterable[Object]) -> dict[bytes, tree.Content]:

@@ -9,13 +9,14 @@ fixture gives a blocking face.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, InvalidInput, StoreClosed
+from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, InvalidInput, StoreClosed, UnstorableValue
 from everstep.faces import run_to_end
 from everstep.stores.protocol import (
     ANY,
@@ -84,7 +85,7 @@ def put(record: Record, *objects: Object, base: Base | None = None, **change: An
     return Change(thread_id=record.key.thread_id, namespace=record.key.namespace, build=lambda _: draft, **change)
 
 
-def follow(thread_id: str, name: str, expect: str | None | AnyHead = ANY) -> Change:
+def follow(thread_id: str, name: str, expect: str | AnyHead | None = ANY) -> Change:
     """Return the change that adds the next step to a thread, whatever its head is then."""
 
     def build(head: Stored | None) -> Draft:
@@ -226,7 +227,7 @@ class StoreContract:
     # -- 2 atomic
 
     async def test_a_build_that_raises_leaves_nothing(self, store: Store) -> None:
-        def build(head: Stored | None) -> Draft:
+        def build(_: Stored | None) -> Draft:
             raise InvalidInput("no")
 
         with pytest.raises(InvalidInput, match="no"):
@@ -337,7 +338,7 @@ class StoreContract:
         assert await store.fetch(again.family, [leaf.hash]) == []
 
     async def test_deleting_before_a_step_is_strict(self, store: Store) -> None:
-        for step in range(1, 5):
+        for _ in range(4):
             await store.commit(follow("t", "c"))
         assert (await store.delete("t", before_step=3)).checkpoints == 2
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-4", "c-3"]
@@ -374,6 +375,28 @@ class StoreContract:
         assert first is not None
         await store.delete("t")
         assert await store.fetch(first.family, [leaf.hash]) == []
+
+    async def test_a_checkpoint_of_any_name_can_be_deleted(self, store: Store) -> None:
+        for name in ODD_NAMES:
+            await store.commit(put(make_record(name)))
+        deleted = await store.delete("t", keys=[Key("t", "", name) for name in ODD_NAMES])
+        assert deleted.checkpoints == len(ODD_NAMES)
+
+    async def test_deleting_by_name_takes_writes_that_came_too_early(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.put_writes(Key("t", "", "later"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        await store.delete("t", keys=[Key("t", "", "later")])
+        await store.commit(put(make_record("later")))
+        loaded = await store.read("t", writes=True)
+        assert loaded is not None
+        assert list(loaded.writes) == []
+
+    async def test_a_lost_namespace_does_not_change_how_active_its_thread_was(self, store: Store) -> None:
+        await store.commit(put(make_record("a", "one")))
+        await store.commit(put(make_record("b", "two")))
+        await store.commit(put(make_record("c", "one", "sub")))
+        await store.delete("one", keys=[Key("one", "sub", "c")])
+        assert [s.record.key.thread_id for s in await store.list_threads(9, 0)] == ["one", "two"]
 
     async def test_deleting_a_checkpoint_takes_its_writes(self, store: Store) -> None:
         await store.commit(put(make_record()))
@@ -451,7 +474,7 @@ class StoreContract:
 
         found = await store.list_checkpoints(Query(thread_id="t"))
         assert [s.record.step for s in found] == list(range(80, 0, -1))
-        for newer, older in zip(found, found[1:], strict=False):
+        for newer, older in itertools.pairwise(found):
             assert newer.record.parents == (older.record.key,)
 
     async def test_each_move_of_the_head_counts_a_generation(self, store: Store) -> None:
@@ -722,6 +745,16 @@ class StoreContract:
         await store.commit(Change(thread_id="t", moves=[Move("", None)]))
         assert await store.read("t") is None
         assert await store.read("t", "", "c1") is not None
+
+    async def test_moving_the_head_of_a_namespace_that_is_not_there_moves_no_other(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.commit(Change(thread_id="t", moves=[Move("ghost", None)]))
+        assert await head_id(store) == "c1"
+
+    async def test_an_operation_that_cannot_be_packed_changes_nothing(self, store: Store) -> None:
+        with pytest.raises(UnstorableValue):
+            await store.commit(put(make_record(), log=Operation("x", {"a": object()})))
+        assert await store.find("c1") == []
 
     async def test_a_pin_can_be_set_and_lifted(self, store: Store) -> None:
         stored = await store.commit(put(make_record()))

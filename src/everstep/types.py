@@ -40,9 +40,9 @@ class CheckpointMetadata:
     """Further data of the caller's; listing can filter by it."""
 
     def __post_init__(self) -> None:
-        if not self.parents and self.parent_checkpoint_id is not None:
-            self.parents = [self.parent_checkpoint_id]
-        elif self.parents and self.parent_checkpoint_id is None:
+        if self.parent_checkpoint_id is not None:
+            self.parents = [self.parent_checkpoint_id, *self.parents[1:]]
+        elif self.parents:
             self.parent_checkpoint_id = self.parents[0]
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,6 +88,8 @@ _CHECKPOINT_FIELDS = tuple(f.name for f in dataclasses.fields(Checkpoint))
 
 
 def _from_fields(cls: type[T], data: Mapping[str, Any], names: tuple[str, ...]) -> T:
+    if not isinstance(data, Mapping):
+        raise InvalidInput(f"{cls.__name__} is made from a mapping, not {type(data).__name__}")
     unknown = [name for name in data if name not in names]
     if unknown:
         raise InvalidInput(f"unknown key {unknown[0]!r} for {cls.__name__}; known are {', '.join(names)}")

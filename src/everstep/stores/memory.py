@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from everstep import forks
 from everstep.errors import StoreClosed
 from everstep.stores.protocol import (
     Base,
@@ -72,7 +73,10 @@ class _Thread:
 class MemoryStore:
     """A store in this process's memory."""
 
+    rest_order = 2
+
     def __init__(self) -> None:
+        forks.register(self)
         self._lock = threading.RLock()
         self._threads: dict[str, _Thread] = {}
         self._objects: dict[str, dict[bytes, Object]] = {}
@@ -194,6 +198,9 @@ class MemoryStore:
                     line.generation += 1
                 if not line.rows and not line.writes:
                     del thread.lines[namespace]
+                    for stretches in thread.hidden.values():
+                        stretches[:] = [h for h in stretches if h.namespace != namespace]
+                    thread.hidden = {seq: stretches for seq, stretches in thread.hidden.items() if stretches}
             if not thread.lines:
                 del self._threads[thread_id]
             if any(t.family == thread.family for t in self._threads.values()):
@@ -216,6 +223,12 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._closed = True
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._lock.release()
 
     @contextmanager
     def _open(self) -> Iterator[None]:

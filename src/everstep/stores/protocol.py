@@ -326,8 +326,8 @@ class Store(Protocol):
         """Delete the named checkpoints, or those of a smaller step, or (with neither) the whole thread.
 
         Their writes go too. A head that is deleted falls back to the newest checkpoint left in its namespace that is
-        not hidden. A thread with no checkpoints left is gone, with its log. Objects stay until `sweep`, but for a
-        family without threads, whose objects go at once.
+        not hidden. A thread with no checkpoints and no pending writes left is gone, with its log. Objects stay until
+        `sweep`, but for a family without threads, whose objects go at once.
         """
         ...
 

@@ -2,7 +2,8 @@
 
 A blocking caller leads on its own thread, so a lone writer pays for no thread switch. An asynchronous caller's turn is
 led on a worker thread, so an event loop never waits for the disk. A leader carries one batch, its own job included,
-and passes the lead to the first job that is still waiting: nobody serves strangers for ever.
+and passes the lead to the first job that is still waiting: nobody serves strangers for ever. A leader that is
+interrupted (Ctrl-C) still passes the lead on, and tells the others that their outcome is unknown.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Generic, TypeVar
 
+from everstep.errors import CommitUnknown, StoreClosed
+
 T = TypeVar("T")
 
 BATCH_MAX = 256
 
 
 class Job(Generic[T]):
-    """One caller's work and, afterwards, its outcome."""
+    """One caller's work and, once `done`, its outcome."""
 
-    __slots__ = ("_future", "_lock", "_loop", "error", "label", "lead", "result", "work")
+    __slots__ = ("_future", "_loop", "_parked", "batch", "done", "error", "label", "lead", "result", "work")
 
     def __init__(self, work: Callable[[Any], T], label: str) -> None:
         self.work = work
@@ -30,24 +33,30 @@ class Job(Generic[T]):
         """The thread to name when the outcome is unknown."""
         self.result: T | None = None
         self.error: BaseException | None = None
+        self.done = False
         self.lead = False
-        self._lock: threading.Lock | None = None
+        self.batch: Sequence[Job[Any]] = ()
+        """What this job's caller leads."""
+        self._parked = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._future: asyncio.Future[None] | None = None
+
+    def finish(self, result: T | None, error: BaseException | None = None) -> None:
+        """Give the job its outcome."""
+        self.result, self.error, self.done = result, error, True
 
     def outcome(self) -> T:
         if self.error is not None:
             raise self.error
         return self.result  # type: ignore[return-value]  # a job without an error has its result
 
-    def park(self) -> None:
-        """Prepare for a thread to wait."""
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
     def wait(self) -> None:
-        if self._lock is not None:
-            self._lock.acquire()
+        """Wait on this thread until `wake`."""
+        self._parked.acquire()
+
+    def wake(self) -> None:
+        if self._parked.locked():
+            self._parked.release()
 
     def attend(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Prepare for a task of `loop` to wait."""
@@ -55,12 +64,9 @@ class Job(Generic[T]):
         return self._future
 
     @property
-    def is_async(self) -> bool:
-        return self._loop is not None
-
-    def wake(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of an asynchronous caller."""
+        return self._loop
 
     def resolve(self) -> None:
         """Let the waiting task go on; runs in its loop."""
@@ -72,7 +78,7 @@ class CommitQueue:
     """Runs jobs in batches, one batch at a time."""
 
     def __init__(self, run: Callable[[Sequence[Job[Any]]], None], executor: Callable[[], Executor]) -> None:
-        """`run` gives every job of a batch its result or error and raises nothing."""
+        """`run` finishes every job of a batch; only an interrupt may come out of it."""
         self._run, self._executor = run, executor
         self._lock = threading.Lock()
         self._waiting: deque[Job[Any]] = deque()
@@ -80,67 +86,84 @@ class CommitQueue:
 
     def do(self, job: Job[T]) -> T:
         """Run the job and wait for it on this thread."""
-        job.park()
-        if not self._enter(job):
-            try:
+        job._parked.acquire()
+        try:
+            if not self._enter(job):
                 job.wait()
-            except BaseException:
-                self._abandon(job)
-                raise
-        if job.lead:
-            self._lead(job)
+            if job.lead:
+                self._lead(job)
+        except BaseException:
+            self._abandon(job)
+            raise
         return job.outcome()
 
     async def do_async(self, job: Job[T]) -> T:
         """Run the job and wait for it as a task. Cancelling the wait does not stop the job."""
         done = job.attend(asyncio.get_running_loop())
         if self._enter(job):
-            self._executor().submit(self._lead, job)
+            self._lead_elsewhere(job)
         await done
         return job.outcome()
 
     def _enter(self, job: Job[Any]) -> bool:
         with self._lock:
+            job.lead = not self._led
+            self._led = True
             self._waiting.append(job)
-            if self._led:
-                return False
-            self._led = job.lead = True
-            return True
+            return job.lead
 
-    def _lead(self, own: Job[Any]) -> None:
+    def _lead_elsewhere(self, job: Job[Any]) -> None:
+        try:
+            self._executor().submit(self._lead, job)
+        except RuntimeError:  # the workers have been sent home: the store is closed
+            with self._lock:
+                batch = list(self._waiting)
+                self._waiting.clear()
+                self._led = False
+            for waiting in batch:
+                waiting.finish(None, StoreClosed("the store was closed"))
+            self._tell(batch)
+
+    def _lead(self, job: Job[Any]) -> None:
+        """Carry batches: one, or on a worker thread as many as asynchronous callers wait for."""
         while True:
             with self._lock:
-                batch = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
-            try:
-                self._run(batch)
-            finally:
-                following = self._pass_on()
-                self._tell(batch, own)
+                job.batch = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
+            self._run(job.batch)
+            following = self._pass_on(job)
             if following is None:
                 return
-            if not following.is_async:
-                following.wake()
-                return
-            if not own.is_async:
-                self._executor().submit(self._lead, following)
-                return
-            own = following  # already on a worker thread: go on here
+            job = following
 
-    def _pass_on(self) -> Job[Any] | None:
+    def _pass_on(self, job: Job[Any]) -> Job[Any] | None:
+        """End a lead: tell the batch, and give the lead on. Return the next job if this thread should lead it."""
+        for one in job.batch:
+            if not one.done:
+                one.finish(None, CommitUnknown(None, one.label))
         with self._lock:
-            if not self._waiting:
+            job.lead = False
+            following = self._waiting[0] if self._waiting else None
+            if following is None:
                 self._led = False
-                return None
-            following = self._waiting[0]
-            following.lead = True
-            return following
+            else:
+                following.lead = True
+        self._tell(job.batch)
+        if following is None:
+            return None
+        if following.loop is None:
+            following.wake()
+            return None
+        if job.loop is None:
+            self._lead_elsewhere(following)
+            return None
+        return following  # already on a worker thread
 
-    def _tell(self, batch: Sequence[Job[Any]], own: Job[Any]) -> None:
+    def _tell(self, batch: Sequence[Job[Any]]) -> None:
         loops: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
         for job in batch:
-            if job._loop is not None:
-                loops.setdefault(job._loop, []).append(job)
-            elif job is not own:
+            if job.loop is not None:
+                loops.setdefault(job.loop, []).append(job)
+            else:
                 job.wake()
         for loop, jobs in loops.items():
             try:
@@ -149,17 +172,14 @@ class CommitQueue:
                 pass  # the loop is closed: nobody waits any more
 
     def _abandon(self, job: Job[Any]) -> None:
-        """Take back a job whose thread stopped waiting; if it was given the lead, give that on."""
+        """Take back a job whose thread was interrupted; if it had the lead, give that on."""
         with self._lock:
             if job in self._waiting:
                 self._waiting.remove(job)
-            leads = job.lead
-        if leads:
-            following = self._pass_on()
-            if following is not None and following.is_async:
-                self._executor().submit(self._lead, following)
-            elif following is not None:
-                following.wake()
+        if job.lead:
+            following = self._pass_on(job)
+            if following is not None:
+                self._lead_elsewhere(following)
 
 
 def _resolve(jobs: Sequence[Job[Any]]) -> None:

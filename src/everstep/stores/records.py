@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from everstep.errors import CheckpointCorrupted
+from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.stores.protocol import Key, Operation, Origin, Record
-from everstep.values import codec
+from everstep.values import codec, registry
 
 DIGEST_BYTES = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,6 +35,8 @@ def pack_record(record: Record) -> tuple[bytes, bytes]:
         ],
         "metadata",
     )  # fmt: skip
+    codec.check_depth(info, 0, "metadata")
+    _refuse_objects(record.metadata, "metadata")
     name = _name(record.key, record.step)
     root = digest(name, record.children, record.body) + record.body
     return digest(name, info) + info, root
@@ -115,6 +117,19 @@ def matches(metadata: Mapping[str, Any], wanted: Mapping[str, bytes]) -> bool:
     return all(key in metadata and codec.pack(metadata[key]) == value for key, value in wanted.items())
 
 
+def _refuse_objects(value: Any, path: str) -> None:
+    """Refuse objects of registered classes: a list must be readable in a process that has not registered them."""
+    if registry.for_type(type(value)) is not None:
+        raise UnstorableValue(path, f"a {type(value).__name__}", "metadata holds plain types only")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_objects(key, path)
+            _refuse_objects(item, codec.join_path(path, key))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            _refuse_objects(item, path)
+
+
 def _name(key: Key, step: int) -> bytes:
     return "\0".join((str(step), str(len(key[0])), str(len(key[1])), *key)).encode()
 
@@ -128,7 +143,7 @@ def _pack_time(created_at: str) -> str | int:
     try:
         moment = datetime.fromisoformat(created_at)
         microseconds = (moment - _EPOCH) // timedelta(microseconds=1)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return created_at
     return microseconds if _unpack_time(microseconds) == created_at else created_at
 

@@ -1,8 +1,8 @@
 """One SQLite file, through APSW: WAL, one commit queue per process, readers that never wait for writers.
 
 Every page carries a checksum (SQLite's own cksumvfs), so a flipped bit anywhere in the file is an error, not an
-answer. Threads of execution share a `_Database` per file; after a fork the child opens its own and leaves the parent's
-connections alone. Driver errors are translated in `_translated`, and nowhere else.
+answer. All handles of a process share one `_Database` per file. Before a fork its connections are closed, and opened
+again on both sides when needed. Driver errors are translated in `_translated`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import random
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import apsw
 import apsw.sqlite_extra
 
+from everstep import forks
 from everstep.errors import (
     CheckpointCorrupted,
     CommitUnknown,
@@ -34,6 +37,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from everstep.interrupts import deferred
 from everstep.stores.protocol import (
     Base,
     Change,
@@ -166,6 +170,10 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if not isinstance(text, str) or "\0" in text:
         raise InvalidInput(f"a SQLite store needs the path of a file, not {path!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidInput(f"a SQLite store needs a path that is valid Unicode, not {path!r}") from exc
     if text == ":memory:":
         raise InvalidInput("for a store in memory use MemoryCheckpointer() or memory://")
     return Path(os.path.abspath(text))
@@ -188,16 +196,20 @@ class _BlockingDriver:
         self._handle = handle
 
     async def read(self, work: Callable[[Rows], T]) -> T:
-        return self._handle.get().read(work)
+        with deferred():
+            return self._handle.get().read(work)
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
-        return self._handle.get().queue.do(Job(work, thread_id))
+        with deferred():
+            return self._handle.get().queue.do(Job(work, thread_id))
 
     async def tidy(self) -> None:
-        self._handle.get().give_space_back()
+        with deferred():
+            self._handle.get().give_space_back()
 
     async def close(self) -> None:
-        self._handle.close()
+        with deferred():
+            self._handle.close()
 
 
 class _AsyncDriver:
@@ -207,64 +219,87 @@ class _AsyncDriver:
         self._handle = handle
 
     async def read(self, work: Callable[[Rows], T]) -> T:
-        return await self._offloaded(lambda database: database.read(work))
+        return await _offloaded(lambda: self._handle.get().read(work))
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
-        database = await self._offloaded(lambda database: database) if self._handle.is_new else self._handle.get()
+        database = self._handle.get() if self._handle.is_open else await _offloaded(self._handle.get)
         return await database.queue.do_async(Job(work, thread_id))
 
     async def tidy(self) -> None:
-        await self._offloaded(lambda database: database.give_space_back())
+        await _offloaded(lambda: self._handle.get().give_space_back())
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, self._handle.close)
+        await _offloaded(self._handle.close)
 
-    def _offloaded(self, work: Callable[[_Database], T]) -> Awaitable[T]:
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._handle.executor(), lambda: work(self._handle.get()))
+
+def _offloaded(work: Callable[[], T]) -> Awaitable[T]:
+    return asyncio.get_running_loop().run_in_executor(_workers.get("read", 8), work)
+
+
+class _Workers:
+    """Worker threads by purpose. A forked child has none of them and starts its own."""
+
+    rest_order = 3
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._executors: dict[str, Executor] = {}
+        forks.register(self)
+
+    def get(self, purpose: str, threads: int) -> Executor:
+        with self._lock:
+            if purpose not in self._executors:
+                self._executors[purpose] = ThreadPoolExecutor(threads, f"everstep-{purpose}")
+            return self._executors[purpose]
+
+    def dismiss(self, purpose: str) -> None:
+        with self._lock:
+            executor = self._executors.pop(purpose, None)
+        if executor is not None:
+            executor.shutdown(wait=False)
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:
+        if in_child:
+            self._executors = {}
+        self._lock.release()
+
+
+_workers = _Workers()
 
 
 # -- one database file, one process ------------------------------------------------------------------------------------
 
-_shared: weakref.WeakValueDictionary[tuple[Any, ...], _Database] = weakref.WeakValueDictionary()
+_shared: weakref.WeakValueDictionary[tuple[Path, str], _Database] = weakref.WeakValueDictionary()
 _shared_lock = threading.Lock()
 
 
-def _after_fork() -> None:
-    """In a forked child: never touch the parent's connections, not even to close them at exit."""
-    global _shared_lock
-    _shared_lock = threading.Lock()
-    for database in list(_shared.values()):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
-    _shared.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 class _Handle:
-    """A user's hold on a database: opens it on first use, and again in a forked child."""
+    """A user's hold on a database; opens it on first use."""
+
+    rest_order = 0
 
     def __init__(self, path: Path, synchronous: Synchronous, busy_timeout_seconds: float) -> None:
         if synchronous not in ("full", "normal", "off"):
             raise InvalidInput(f"synchronous is 'full', 'normal' or 'off', not {synchronous!r}")
+        if not isinstance(busy_timeout_seconds, (int, float)) or not 0 <= busy_timeout_seconds <= 86_400:
+            raise InvalidInput(f"busy_timeout_seconds is a number from 0 to 86400, not {busy_timeout_seconds!r:.50}")
         self.path, self._synchronous, self._busy_seconds = path, synchronous, busy_timeout_seconds
         self._lock = threading.Lock()
         self._database: _Database | None = None
-        self._pid = os.getpid()
         self._closed = False
-        self._executor: Executor | None = None
+        forks.register(self)
 
     @property
-    def is_new(self) -> bool:
-        return self._database is None or self._pid != os.getpid()
+    def is_open(self) -> bool:
+        return self._database is not None
 
     def get(self) -> _Database:
         database = self._database
-        if database is not None and self._pid == os.getpid() and not self._closed:
+        if database is not None:
             return database
-        if self._pid != os.getpid():
-            self._lock, self._database, self._executor, self._pid = threading.Lock(), None, None, os.getpid()
         with self._lock:
             if self._closed:
                 raise StoreClosed(f"the store {self.path} is closed")
@@ -272,59 +307,55 @@ class _Handle:
                 self._database = _open_shared(self.path, self._synchronous, self._busy_seconds)
             return self._database
 
-    def executor(self) -> Executor:
-        """Worker threads for asynchronous callers."""
-        if self._executor is None or self._pid != os.getpid():
-            if self._closed:
-                raise StoreClosed(f"the store {self.path} is closed")
-            if self._pid != os.getpid():
-                self.get()
-            with self._lock:
-                self._executor = self._executor or ThreadPoolExecutor(4, "everstep-sqlite")
-        return self._executor
-
     def close(self) -> None:
         with self._lock:
             database, self._database, self._closed = self._database, None, True
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=False)
-        if database is not None and self._pid == os.getpid():
+        if database is not None:
             database.release()
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._lock.release()
 
 
 def _open_shared(path: Path, synchronous: Synchronous, busy_seconds: float) -> _Database:
     """Return this process's database for the file: one commit queue, however many handles."""
     with _shared_lock:
-        key = (path, synchronous, os.getpid())
-        database = _shared.get(key)
+        database = _shared.get((path, synchronous))
         if database is None or not database.is_the_file() or not database.hold():
-            database = _Database(path, synchronous, busy_seconds)
-            _shared[key] = database
+            database = _shared[path, synchronous] = _Database(path, synchronous, busy_seconds)
         return database
 
 
+class _Connections(NamedTuple):
+    """What is open on the file between two forks."""
+
+    writer: apsw.Connection
+    rows: Rows
+    readers: list[apsw.Connection]
+
+
 class _Database:
-    """Connections to one file: one that writes, led by the commit queue, and a few that read."""
+    """One file in one process: one connection that writes, led by the commit queue, and a few that read."""
+
+    rest_order = 1
 
     def __init__(self, path: Path, synchronous: Synchronous, busy_seconds: float) -> None:
         self._path, self._synchronous, self._busy_ms = path, synchronous, int(busy_seconds * 1000)
-        self._lock = threading.Lock()
+        self._idle = threading.Condition()
+        self._users = 0
+        self._resting = False
         self._holds = 1
-        self._readers: list[apsw.Connection] = []
-        self._executor: Executor | None = None
-        with _translated(path):
-            self._writer = self._connect()
-            try:
-                _prepare(self._writer, path)
-                self._configure(self._writer)
-            except BaseException:
-                self._writer.close()
-                raise
+        self._wal_pages = 0
+        self._connections: _Connections | None = None
+        self.queue = CommitQueue(self._run_batch, self._leaders)
+        with self._used():
+            pass  # opened now, so that what is wrong with the file is said at once
         stat = os.stat(path)
         self._identity = stat.st_dev, stat.st_ino
-        self._rows = Rows(self._writer)
-        self.queue = CommitQueue(self._run_batch, self._workers)
+        forks.register(self)
 
     def is_the_file(self) -> bool:
         """Whether the path still leads to the file that is open."""
@@ -335,142 +366,197 @@ class _Database:
         return (stat.st_dev, stat.st_ino) == self._identity
 
     def hold(self) -> bool:
-        with self._lock:
-            if self._holds == 0:
-                return False
-            self._holds += 1
-            return True
+        with self._idle:
+            self._holds += self._holds > 0
+            return self._holds > 0
 
     def release(self) -> None:
         """Close when the last handle lets go. The file then needs no WAL beside it."""
-        with self._lock:
+        with self._idle:
+            last = self._holds == 1
+        if last:
+            try:
+                self.queue.do(Job(lambda _: None, ""))  # runs after everybody who came before
+            except EverstepError:
+                pass  # a file that cannot be written any more can still be let go
+        with self._idle:
             self._holds -= 1
-            if self._holds > 0:
-                return
-            readers, self._readers = self._readers, []
-        self.queue.do(Job(lambda _: None, ""))  # runs after everybody who came before
-        if self._executor is not None:
-            self._executor.shutdown(wait=True)
-        with _translated(self._path):
-            for connection in (*readers, self._writer):
-                connection.close()
+            if self._holds == 0:
+                self._idle.wait_for(lambda: self._users == 0)
+                self._disconnect()
+                _workers.dismiss(f"commit {self._path}")
 
     def read(self, work: Callable[[Rows], T]) -> T:
         """Run `work` on a consistent view of the file."""
-        with _translated(self._path):
-            connection = self._take_reader()
+        with _translated(self._path), self._used() as connections:
+            connection = self._take_reader(connections)
             try:
                 connection.execute("BEGIN")
-                try:
-                    return work(Rows(connection))
-                finally:
-                    if connection.in_transaction:
-                        connection.execute("COMMIT")
+                result = work(Rows(connection))
+                connection.execute("COMMIT")
+                return result
+            except (TypeError, ValueError, AttributeError) as exc:
+                if isinstance(exc, EverstepError):
+                    raise
+                raise CheckpointCorrupted(f"{self._path} holds something impossible: {exc!r}") from exc
             finally:
-                self._put_reader(connection)
+                self._put_reader(connections, connection)
 
     def give_space_back(self) -> None:
         """Shrink the file by the pages that deletion left free, a few at a time."""
-        with _translated(self._path):
-            while self.queue.do(Job(lambda rows: rows.shrink(), "")):
-                pass
+        while self.queue.do(Job(lambda rows: rows.shrink(), "")):
+            pass
 
-    def _take_reader(self) -> apsw.Connection:
-        with self._lock:
+    # -- connections
+
+    @contextmanager
+    def _used(self) -> Iterator[_Connections]:
+        """Hold the connections open: neither a fork nor a close comes between."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._resting)
             if self._holds == 0:
                 raise StoreClosed(f"the store {self._path} is closed")
-            if self._readers:
-                return self._readers.pop()
-        connection = self._connect()
-        connection.execute("PRAGMA query_only=1")
-        return connection
+            if self._connections is None:
+                self._connections = self._connect()
+            connections = self._connections
+            self._users += 1
+        try:
+            yield connections
+        finally:
+            with self._idle:
+                self._users -= 1
+                if self._users == 0:
+                    self._idle.notify_all()
 
-    def _put_reader(self, connection: apsw.Connection) -> None:
-        with self._lock:
-            if self._holds > 0 and len(self._readers) < _READERS_IDLE_MAX:
-                self._readers.append(connection)
-                return
-        connection.close()
+    def rest(self) -> None:
+        """Before a fork: finish, and close every connection. SQLite forbids carrying one across."""
+        self._idle.acquire()
+        self._resting = True
+        # A thread that forks while it is itself at work here cannot wait for itself.
+        if self._idle.wait_for(lambda: self._users == 0, timeout=60):
+            self._disconnect()
 
-    def _workers(self) -> Executor:
-        with self._lock:
-            self._executor = self._executor or ThreadPoolExecutor(1, "everstep-commit")
-            return self._executor
+    def wake(self, *, in_child: bool) -> None:
+        self._resting = False
+        if in_child:
+            if self._connections is not None:  # the parent's, still in use there: never touch them, not even at exit
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connections))
+                self._connections = None
+            self._users, self._idle = 0, threading.Condition()
+            self.queue = CommitQueue(self._run_batch, self._leaders)
+            return
+        self._idle.notify_all()
+        self._idle.release()
 
-    def _connect(self) -> apsw.Connection:
-        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-        connection = apsw.Connection(str(self._path), flags=flags, vfs=_checksum_vfs())
-        connection.set_busy_timeout(self._busy_ms)
-        connection.setlk_timeout(self._busy_ms, 0)
-        return connection
+    def _leaders(self) -> Executor:
+        # One thread per file: files do not wait for each other.
+        return _workers.get(f"commit {self._path}", 1)
 
-    def _configure(self, connection: apsw.Connection) -> None:
-        connection.execute(f"PRAGMA synchronous={self._synchronous}")
-        connection.execute(f"PRAGMA journal_size_limit={_WAL_PAGES_MAX * _PAGE_BYTES}")
-        connection.execute("PRAGMA cache_size=-8000")
-        connection.wal_autocheckpoint(0)
-        connection.set_wal_hook(self._after_commit)
+    def _connect(self) -> _Connections:
+        with _translated(self._path):
+            writer = _opened(self._path, self._busy_ms)
+            writer.execute(f"PRAGMA synchronous={self._synchronous}")
+            writer.execute(f"PRAGMA journal_size_limit={_WAL_PAGES_MAX * _PAGE_BYTES}")
+            writer.execute("PRAGMA cache_size=-8000")
+            writer.set_wal_hook(self._note_wal)
+            return _Connections(writer, Rows(writer), [])
 
-    def _after_commit(self, connection: apsw.Connection, _name: str, wal_pages: int) -> int:
-        """Keep the WAL in proportion to the file: small beside a small one, never more than 4 MB for long."""
-        if wal_pages >= _WAL_PAGES_MIN:
-            pages = connection.pragma("page_count")
-            if wal_pages >= max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages // 8)):
-                try:
-                    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-                except apsw.BusyError:
-                    pass  # another process is at it
-        return apsw.SQLITE_OK
+    def _disconnect(self) -> None:
+        if self._connections is not None:
+            with _translated(self._path):
+                for connection in (*self._connections.readers, self._connections.writer):
+                    connection.close()
+            self._connections = None
+
+    def _take_reader(self, connections: _Connections) -> apsw.Connection:
+        try:
+            return connections.readers.pop()
+        except IndexError:
+            connection = _connection(self._path, self._busy_ms)
+            connection.execute("PRAGMA query_only=1")
+            return connection
+
+    def _put_reader(self, connections: _Connections, connection: apsw.Connection) -> None:
+        if len(connections.readers) >= _READERS_IDLE_MAX or connection.in_transaction:
+            connection.close()  # also what an error or an interrupt left in the middle
+        else:
+            connections.readers.append(connection)
+
+    # -- commits
 
     def _run_batch(self, batch: Sequence[Job[Any]]) -> None:
         """Run the jobs in one transaction. If that fails, each in its own: one bad job fails no other."""
         try:
-            if not self.is_the_file():
-                raise StoreError(f"the file {self._path} was removed or replaced while it was open; reopen the store")
-            if not self._try_together(batch):
-                for job in batch:
-                    self._try_together([job], last_try=True)
-        except BaseException as exc:
+            with self._used() as connections:
+                if not self.is_the_file():
+                    raise StoreError(f"the file {self._path} was removed or replaced while it was open; open it anew")
+                if not self._try_together(batch, connections):
+                    for job in batch:
+                        self._try_together([job], connections)
+                self._bound_wal(connections.writer)
+        except Exception as exc:
             for job in batch:
-                if job.result is None and job.error is None:
-                    job.error = exc
-            if not isinstance(exc, Exception):
-                raise
+                if not job.done:
+                    job.finish(None, exc)
 
-    def _try_together(self, batch: Sequence[Job[Any]], *, last_try: bool = False) -> bool:
-        """Return whether every job has its outcome."""
-        connection = self._writer
+    def _try_together(self, batch: Sequence[Job[Any]], connections: _Connections) -> bool:
+        """Return whether every job has its outcome; if not, nothing was kept and each should be tried alone."""
+        writer = connections.writer
+        outcomes: list[tuple[Any, Exception | None]] = []
         committing = False
         try:
             with _translated(self._path):
-                connection.execute("BEGIN IMMEDIATE")
+                writer.execute("BEGIN IMMEDIATE")
                 for job in batch:
-                    before = connection.total_changes()
+                    before = writer.total_changes()
                     try:
-                        job.result, job.error = job.work(self._rows), None
+                        outcomes.append((job.work(connections.rows), None))
                     except Exception as exc:
-                        if connection.total_changes() != before or isinstance(exc, apsw.Error):
+                        if writer.total_changes() != before or isinstance(exc, apsw.Error):
                             raise
-                        job.result, job.error = None, exc  # it changed nothing: the others go on
+                        outcomes.append((None, exc))  # it changed nothing: the others go on
                 committing = True
-                connection.execute("COMMIT")
-            return True
+                writer.execute("COMMIT")
         except Exception as exc:
-            _roll_back(connection)
+            _roll_back(writer)
             # Nothing of a full disk or a busy file is kept. After any other failed commit the log may hold it.
             if committing and not isinstance(exc, (StoreFull, StoreUnavailable)):
-                for job in batch:
-                    job.error = job.error or CommitUnknown(_checkpoint_id(job.result), job.label)
-                    job.error.__cause__ = job.error.__cause__ or exc
-                return True
-            if len(batch) == 1 or last_try or isinstance(exc, StoreUnavailable):
-                for job in batch:
-                    job.result, job.error = None, exc
-                return True
-            return False
+                outcomes = [
+                    (None, error or _unknown(job, result, exc))
+                    for job, (result, error) in zip(batch, outcomes, strict=True)
+                ]
+            elif len(batch) == 1 or isinstance(exc, StoreUnavailable):
+                outcomes = [(None, exc)] * len(batch)
+            else:
+                return False
         except BaseException:
-            _roll_back(connection)
+            _roll_back(writer)
             raise
+        for job, outcome in zip(batch, outcomes, strict=True):
+            job.finish(*outcome)
+        return True
+
+    def _note_wal(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def _bound_wal(self, writer: apsw.Connection) -> None:
+        """Keep the WAL in proportion to the file: small beside a small one, never more than 4 MB for long."""
+        if self._wal_pages < _WAL_PAGES_MIN:
+            return
+        try:
+            pages = writer.pragma("page_count")
+            if self._wal_pages >= max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages // 8)):
+                writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                self._wal_pages = 0
+        except apsw.Error:
+            pass  # the commit is safe in the WAL; another one will move it
+
+
+def _unknown(job: Job[Any], result: object, cause: Exception) -> CommitUnknown:
+    error = CommitUnknown(_checkpoint_id(result), job.label)
+    error.__cause__ = cause
+    return error
 
 
 def _checkpoint_id(result: object) -> str | None:
@@ -506,9 +592,42 @@ def _checksum_vfs() -> str:
     return "cksmvfs"
 
 
+def _connection(path: Path, busy_ms: int) -> apsw.Connection:
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    connection = apsw.Connection(str(path), flags=flags, vfs=_checksum_vfs())
+    connection.set_busy_timeout(busy_ms)
+    connection.setlk_timeout(busy_ms, 0)
+    return connection
+
+
+def _opened(path: Path, busy_ms: int) -> apsw.Connection:
+    """Return a connection to a file that is a store, making it one if it is new.
+
+    Several processes may make it at once; what a connection saw of the file before it was one is then too old, and
+    another connection sees it right.
+    """
+    started = time.monotonic()
+    while True:
+        connection = _connection(path, busy_ms)
+        try:
+            _prepare(connection, path)
+            return connection
+        except (apsw.BusyError, CheckpointCorrupted) as exc:
+            connection.close()
+            patience = busy_ms / 1000 if isinstance(exc, apsw.BusyError) else 0.3
+            if time.monotonic() - started >= patience:
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        time.sleep(random.uniform(0.001, 0.02))  # noqa: S311  # only so that two do not stay in step
+
+
 def _prepare(connection: apsw.Connection, path: Path) -> None:
     """Make a new file a store, or check that an old one is."""
     if connection.pragma("page_count") == 0:
+        if os.path.getsize(path) > 0:
+            raise StoreMismatch(f"{path} is not a SQLite database; give the store a file of its own")
         reserved = ctypes.c_int(_RESERVED_BYTES)
         connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
         connection.execute(f"PRAGMA page_size={_PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")

@@ -170,8 +170,8 @@ class Rows:
     def list_threads(self, limit: int, offset: int) -> list[Stored]:
         rows = self._execute(
             f"""SELECT {_LISTED} FROM
-                  (SELECT thread, max(active) AS active, min(namespace) AS first FROM lines
-                   WHERE head IS NOT NULL GROUP BY thread) a
+                  (SELECT thread, max(active) AS active,
+                          min(CASE WHEN head IS NOT NULL THEN namespace END) AS first FROM lines GROUP BY thread) a
                 JOIN lines l ON l.thread = a.thread AND l.namespace = a.first
                 JOIN threads t ON t.id = a.thread JOIN checkpoints c ON c.seq = l.head
                 ORDER BY a.active DESC, t.id DESC LIMIT ? OFFSET ?""",
@@ -320,10 +320,11 @@ class Rows:
             "SELECT id, namespace, head FROM lines WHERE thread = ?", (thread,)
         ).fetchall():
             if keys is not None:
-                names = tuple(key.checkpoint_id for key in keys if key[:2] == (thread_id, namespace))
-                count += (
-                    self._delete_rows(line, "id IN (SELECT value FROM carray(?))", apsw.carray(names)) if names else 0
-                )
+                names = [(line, key.checkpoint_id) for key in keys if key[:2] == (thread_id, namespace)]
+                for name in names:
+                    self._execute("DELETE FROM writes WHERE line = ? AND checkpoint = ?", name)
+                    self._execute("DELETE FROM checkpoints WHERE line = ? AND id = ?", name)
+                    count += self._connection.changes()
             elif before_step is not None:
                 count += self._delete_rows(line, "step < ?", before_step)
             else:
@@ -363,6 +364,12 @@ class Rows:
         ).get
         if empty:
             self._execute("DELETE FROM hidden WHERE line = ?", (line,))
+            # What is left of the thread was active when this was.
+            self._execute(
+                """UPDATE lines SET active = max(active, (SELECT active FROM lines WHERE id = ?1))
+                   WHERE thread = (SELECT thread FROM lines WHERE id = ?1)""",
+                (line,),
+            )
             self._execute("DELETE FROM lines WHERE id = ?", (line,))
 
     def _keep_counters(self) -> None:
@@ -416,7 +423,7 @@ class Rows:
         pages: int = self._connection.pragma("page_count")
         if free <= max(16, pages // 20):  # a little room is kept: the next snapshots will need it
             return False
-        self._execute(f"PRAGMA incremental_vacuum({min(free, 1000)})")
+        self._execute(f"PRAGMA incremental_vacuum({min(free, 1000)})").fetchall()  # frees a page per step
         return free > 1000
 
 

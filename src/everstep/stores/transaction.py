@@ -25,7 +25,7 @@ from everstep.stores.protocol import (
     Stored,
     Write,
 )
-from everstep.stores.records import pack_record, record_digest
+from everstep.stores.records import pack_operation, pack_origin, pack_record, record_digest
 
 
 class Line(NamedTuple):
@@ -64,9 +64,7 @@ class Transaction(Protocol):
     def insert(self, line: Line, packed: Packed) -> Stored: ...
     def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored: ...
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
-        """Keep objects; one that is there already becomes as young as a new one, so that no sweep under way
-        takes it.
-        """
+        """Keep objects. One that is there already becomes as young as a new one: no sweep under way takes it."""
         ...
 
     def set_head(self, line: Line, stored: Stored | None) -> None:
@@ -84,6 +82,7 @@ class Transaction(Protocol):
 
 def apply(tx: Transaction, change: Change) -> Stored | None:
     """Apply `change` and return the checkpoint it made. See `Store.commit`."""
+    _check_storable(change)
     line = tx.line(change.thread_id, change.namespace)
     head = line.head if line is not None else None
     draft = change.build(head) if change.build is not None else None
@@ -115,7 +114,9 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     for thread_id, origin in change.origins.items():
         tx.set_origin(thread_id, origin)
     for move, target in targets:
-        tx.set_head(tx.line(change.thread_id, move.namespace) or line, target)
+        moved = tx.line(change.thread_id, move.namespace)
+        if moved is not None:  # a namespace that does not exist has no head to take away
+            tx.set_head(moved, target)
     for found, pinned in pins:
         tx.set_pinned(found, pinned)
     _apply_log(tx, change)
@@ -139,6 +140,15 @@ def _packed(draft: Draft, change: Change) -> Packed:
     if draft.record.key[:2] != (change.thread_id, change.namespace):
         raise InvalidInput(f"a checkpoint of {draft.record.key[:2]} cannot be committed to {change.thread_id!r}")
     return Packed(draft.record, *pack_record(draft.record))
+
+
+def _check_storable(change: Change) -> None:
+    """Fail now, before anything is changed, if something in the change cannot be packed."""
+    if change.log is not None:
+        pack_operation(change.log, 0)
+    for origin in (change.origin, *change.origins.values()):
+        if origin is not None:
+            pack_origin(origin, change.thread_id)
 
 
 def _check_head(change: Change, head: Stored | None) -> None:

@@ -13,6 +13,7 @@ import datetime as dt
 import decimal
 import fractions
 import pathlib
+import pickle  # for the name of an error; nothing is ever unpickled
 import re
 import struct
 import uuid
@@ -25,7 +26,7 @@ import ormsgpack
 from everstep.errors import CheckpointCorrupted, EverstepError, UnregisteredType, UnstorableValue
 from everstep.values import registry
 
-DEPTH_MAX = 200
+DEPTH_MAX = 100
 """How deep containers may nest, counted from the value that is saved."""
 
 INT, STR, BYTEARRAY, MAP, TUPLE, SET, FROZENSET, OBJECT = 1, 2, 3, 4, 5, 6, 7, 8
@@ -49,7 +50,7 @@ def pack(value: Any, path: str = "value") -> bytes:
     """Return the canonical bytes of `value`; `path` is what errors call it. Raises UnstorableValue."""
     try:
         return _pack_fast(value)
-    except (TypeError, EverstepError, RecursionError):  # the packer's own errors are TypeErrors and hide their cause
+    except (TypeError, EverstepError, RuntimeError):  # the packer's own errors are TypeErrors and hide their cause
         return ormsgpack.packb(_lower(value, path, []), option=_OPTIONS)
 
 
@@ -81,7 +82,7 @@ def opened(value: Any, path: str) -> tuple[int, list[Any]]:
 
 def has_text_keys(mapping: dict[Any, Any]) -> bool:
     """Whether MessagePack's own map can hold these keys: strings that are valid Unicode."""
-    return all(type(key) is str and not _surrogates(key) for key in mapping)
+    return all(type(key) is str and not _surrogates(key) for key in list(mapping))
 
 
 def array_header(count: int) -> bytes:
@@ -115,6 +116,8 @@ def _header(size: int, tiny: int | None, byte: bytes | None, short: bytes, word:
         return bytes((tiny | size,))
     if byte is not None and size < 0x100:
         return byte + bytes((size,))
+    if size > 0xFFFFFFFF:
+        raise CheckpointCorrupted("a stored value has an impossible size")
     return short + struct.pack(">H", size) if size < 0x10000 else word + struct.pack(">I", size)
 
 
@@ -152,7 +155,7 @@ def _opened(value: Any, path: str) -> tuple[int, list[Any]]:
     if kind is set or kind is frozenset:
         return (SET if kind is set else FROZENSET), list(value)
     if kind is dict:
-        return MAP, [part for pair in value.items() for part in pair]
+        return MAP, [part for pair in list(value.items()) for part in pair]
     entry = registry.for_type(kind)
     if entry is None:
         raise UnstorableValue(path, f"a {kind.__module__}.{kind.__qualname__}", _advice(value))
@@ -201,9 +204,9 @@ def _lower(value: Any, path: str, above: list[int]) -> Any:
     above.append(id(value))
     try:
         if kind is list:
-            return [_lower(item, f"{path}[{n}]", above) for n, item in enumerate(value)]
+            return [_lower(item, f"{path}[{n}]", above) for n, item in enumerate(list(value))]
         if kind is dict and has_text_keys(value):
-            return {key: _lower(item, join_path(path, key), above) for key, item in value.items()}
+            return {key: _lower(item, join_path(path, key), above) for key, item in list(value.items())}
         return ormsgpack.Ext(*_lower_tagged(value, path, above))
     finally:
         above.pop()
@@ -212,7 +215,7 @@ def _lower(value: Any, path: str, above: list[int]) -> Any:
 def _lower_tagged(value: Any, path: str, above: list[int]) -> tuple[int, bytes]:
     tag, content = _opened(value, path)
     if tag == MAP:
-        paths = [p for key in value for p in (f"{path} (key {key!r:.40})", join_path(path, key))]
+        paths = [p for key in content[::2] for p in (f"{path} (key {_shown(key)})", join_path(path, key))]
     elif tag == TUPLE:
         paths = [f"{path}[{n}]" for n in range(len(content))]
     else:  # a set has no positions; the fields of an object read as `path.field`
@@ -225,7 +228,14 @@ def _lower_tagged(value: Any, path: str, above: list[int]) -> tuple[int, bytes]:
 
 def join_path(path: str, key: Any) -> str:
     """Return the path of `key` inside the mapping at `path`."""
-    return f"{path}.{key}" if type(key) is str and key.isidentifier() else f"{path}[{key!r:.40}]"
+    return f"{path}.{key}" if type(key) is str and key.isidentifier() else f"{path}[{_shown(key)}]"
+
+
+def _shown(key: Any) -> str:
+    try:
+        return f"{key!r:.40}"
+    except Exception:  # a repr that fails, or an integer too long to print, must not hide the error it is for
+        return f"a {type(key).__name__}"
 
 
 def _surrogates(text: str) -> bool:
@@ -246,12 +256,19 @@ def _utc_offset(zone: dt.tzinfo | None, path: str) -> Any:
         offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]  # the arguments it was made with
         return [offset.days * 86400 + offset.seconds, offset.microseconds, *name]
     if type(zone) is zoneinfo.ZoneInfo and zone.key is not None:
-        return zone.key
+        try:
+            zone.__reduce__()  # refuses a zone that was read from a file: its key need not mean the same
+            return zone.key
+        except pickle.PicklingError:
+            pass
     raise UnstorableValue(path, f"the time zone {zone!r:.60}", "use datetime.timezone or zoneinfo.ZoneInfo")
 
 
 def _packed_list(tag: int, items: list[Any]) -> tuple[int, bytes]:
-    return tag, ormsgpack.packb(items, option=_OPTIONS)
+    return tag, pack(items)
+
+
+_DECIMALS = decimal.Context(capitals=1)  # the text of a number must not depend on the caller's context
 
 
 _MAKERS: dict[type, Callable[[Any, str], tuple[int, bytes]]] = {
@@ -270,15 +287,23 @@ _MAKERS: dict[type, Callable[[Any, str], tuple[int, bytes]]] = {
     dt.timezone: lambda v, path: _packed_list(TIMEZONE, _utc_offset(v, path)),
     zoneinfo.ZoneInfo: lambda v, path: _packed_list(ZONE, [_utc_offset(v, path)]),
     uuid.UUID: lambda v, _: (UUID, v.bytes),
-    decimal.Decimal: lambda v, _: (DECIMAL, str(v).encode()),
+    decimal.Decimal: lambda v, _: (DECIMAL, _DECIMALS.to_sci_string(v).encode()),
     complex: lambda v, _: _packed_list(COMPLEX, [v.real, v.imag]),
     range: lambda v, path: (RANGE, pack([v.start, v.stop, v.step], path)),
     fractions.Fraction: lambda v, path: (FRACTION, pack([v.numerator, v.denominator], path)),
 }
+
+
+def _path_text(value: pathlib.PurePath, path: str) -> str:
+    if type(value)(str(value)).parts != value.parts:
+        raise UnstorableValue(path, f"the path {value!r}", "its text does not lead back to it")
+    return str(value)
+
+
 _PATHS = (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath)
 for _n, _kind in enumerate(_PATHS):
     # As text: nothing is opened or resolved, and a lone surrogate in a file name survives.
-    _MAKERS[_kind] = lambda v, path, n=_n: (PATH, pack([n, str(v)], path))  # type: ignore[misc]  # n is bound early
+    _MAKERS[_kind] = lambda v, path, n=_n: (PATH, pack([n, _path_text(v, path)], path))  # type: ignore[misc]  # n is bound early
 
 UNSPLIT = frozenset(_MAKERS)
 """Types that are one piece however large."""
@@ -292,7 +317,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.level = 0
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
 
     def read(self, framed: list[bytes]) -> Any:
         """Return the value framed by an array of two and _END behind it."""
@@ -300,7 +325,11 @@ class _Reader:
             value, end = ormsgpack.unpackb(b"".join(framed), ext_hook=self._rebuild)
         except Exception as exc:
             cause = self.failure or exc
-            if isinstance(cause, EverstepError):
+            if isinstance(cause, RecursionError):
+                raise EverstepError(
+                    "the call stack is too deep here to read a stored value; call from higher up"
+                ) from None
+            if isinstance(cause, EverstepError) or not isinstance(cause, Exception):
                 raise cause from None
             raise CheckpointCorrupted(f"a stored value cannot be decoded: {cause}") from cause
         if end != b"\xe5everstep.end":
@@ -314,6 +343,12 @@ class _Reader:
             raise CheckpointCorrupted(f"a stored value nests deeper than {DEPTH_MAX} levels")
         return self.read([b"\x92", data, _END])
 
+    def flat(self, data: bytes) -> Any:
+        """Return the list inside a tagged value that is no container."""
+        if _containers_at_most(data) > 4 and depth(data) > 4:
+            raise CheckpointCorrupted("a stored value nests where it cannot")
+        return self.read([b"\x92", data, _END])
+
     def _rebuild(self, tag: int, data: bytes) -> Any:
         self.level += 1
         try:
@@ -323,7 +358,7 @@ class _Reader:
             if build is None:
                 raise CheckpointCorrupted(f"a stored value has the unknown type tag {tag}")
             return build(data, self)
-        except Exception as exc:
+        except BaseException as exc:
             self.failure = self.failure or exc
             raise
         finally:
@@ -355,17 +390,17 @@ def _zone(data: Any) -> dt.tzinfo | None:
 
 
 def _read_datetime(data: bytes, reader: _Reader) -> dt.datetime:
-    year, month, day, hour, minute, second, microsecond, fold, zone = reader.content(data)
+    year, month, day, hour, minute, second, microsecond, fold, zone = reader.flat(data)
     return dt.datetime(year, month, day, hour, minute, second, microsecond, _zone(zone), fold=fold)
 
 
 def _read_time(data: bytes, reader: _Reader) -> dt.time:
-    hour, minute, second, microsecond, fold, zone = reader.content(data)
+    hour, minute, second, microsecond, fold, zone = reader.flat(data)
     return dt.time(hour, minute, second, microsecond, _zone(zone), fold=fold)
 
 
 def _read_path(data: bytes, reader: _Reader) -> pathlib.PurePath:
-    n, text = reader.content(data)
+    n, text = reader.flat(data)
     if not isinstance(text, str) or n not in (0, 1, 2, 3):
         raise CheckpointCorrupted("a stored path is out of shape")
     try:
@@ -384,16 +419,16 @@ _READERS: dict[int, Callable[[bytes, _Reader], Any]] = {
     FROZENSET: lambda data, reader: frozenset(reader.content(data)),
     OBJECT: _read_object,
     DATETIME: _read_datetime,
-    DATE: lambda data, reader: dt.date(*reader.content(data)),
+    DATE: lambda data, reader: dt.date(*reader.flat(data)),
     TIME: _read_time,
-    TIMEDELTA: lambda data, reader: dt.timedelta(*reader.content(data)),
-    TIMEZONE: lambda data, reader: _zone(reader.content(data)),
-    ZONE: lambda data, reader: _zone(reader.content(data)[0]),
+    TIMEDELTA: lambda data, reader: dt.timedelta(*reader.flat(data)),
+    TIMEZONE: lambda data, reader: _zone(reader.flat(data)),
+    ZONE: lambda data, reader: _zone(reader.flat(data)[0]),
     UUID: lambda data, _: uuid.UUID(bytes=data),
     DECIMAL: lambda data, _: decimal.Decimal(data.decode()),
-    COMPLEX: lambda data, reader: complex(*reader.content(data)),
-    RANGE: lambda data, reader: range(*reader.content(data)),
-    FRACTION: lambda data, reader: fractions.Fraction(*reader.content(data)),
+    COMPLEX: lambda data, reader: complex(*reader.flat(data)),
+    RANGE: lambda data, reader: range(*reader.flat(data)),
+    FRACTION: lambda data, reader: fractions.Fraction(*reader.flat(data)),
     PATH: _read_path,
 }
 

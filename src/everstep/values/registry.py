@@ -55,7 +55,8 @@ def register(
         raise InvalidInput("a registered name is a non-empty string")
     taken = _by_name.get(name)
     # A reloaded module brings a new class of the same origin; anything else is a clash.
-    if taken is not None and taken.cls is not cls and _origin(taken.cls) != _origin(cls):
+    reloaded = taken is not None and _origin(taken.cls) == _origin(cls) and "<locals>" not in cls.__qualname__
+    if taken is not None and taken.cls is not cls and not reloaded:
         raise InvalidInput(f"the name {name!r} is registered for {_origin(taken.cls)}; pass another name=")
     entry = Registered(cls, name, to_state, from_state)
     _by_type[cls] = _by_name[name] = entry
@@ -84,7 +85,7 @@ def _known_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     if dataclasses.is_dataclass(cls) and not issubclass(cls, (str, bytes, int, float, list, dict, tuple, set)):
         return _dataclass_ways(cls)
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return tuple, lambda state: tuple.__new__(cls, state)
+        return _named_tuple_ways(cls)
     raise InvalidInput(
         f"{_origin(cls)} is not a dataclass, pydantic model, enum or named tuple; pass to_state= and from_state="
     )
@@ -94,6 +95,15 @@ def _is_pydantic(cls: type) -> bool:
     # A pydantic model can only exist if pydantic is imported; asking must not import it.
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and issubclass(cls, pydantic.BaseModel)
+
+
+def _named_tuple_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    def to_state(value: Any) -> tuple[Any, ...]:
+        if getattr(value, "__dict__", None):
+            raise TypeError("it has attributes beside its fields")
+        return tuple(value)
+
+    return to_state, lambda state: tuple.__new__(cls, state)
 
 
 def _enum_ways(cls: type[enum.Enum]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -133,12 +143,25 @@ def _pydantic_ways(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
     return to_state, from_state
 
 
+def _slots(cls: type) -> list[str]:
+    slots = cls.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
 def _dataclass_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     fields = dataclasses.fields(cls)
+    try:
+        object.__new__(cls)
+    except TypeError as exc:
+        raise InvalidInput(f"{_origin(cls)} cannot be rebuilt ({exc}); pass to_state= and from_state=") from exc
+    slots = [name for base in cls.__mro__ for name in _slots(base)]
 
     def to_state(value: Any) -> dict[str, Any]:
-        state = {field.name: getattr(value, field.name) for field in fields if hasattr(value, field.name)}
-        return state | getattr(value, "__dict__", {})
+        names = dict.fromkeys([*(field.name for field in fields), *slots])
+        state = {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(value, "__dict__", {})
+        state.pop("__orig_class__", None)  # what a generic class was written with; no part of the value
+        return state
 
     def from_state(state: dict[str, Any]) -> Any:
         value: Any = object.__new__(cls)

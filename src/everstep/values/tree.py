@@ -36,7 +36,7 @@ _TEXT_MAX = 16384  # strings and bytes beyond this are cut by content
 _GROUP_MIN, _GROUP_MAX, _GROUP_ODDS = 4, 32, 32  # a group ends after a part with odds of 32 in 256
 _LEVELS_MAX = 32
 
-PACKED, REF, LIST, MAP, TEXT, BYTES, TAG, REST, GROUP, PAIRS, NODES, WHOLE = range(12)
+PACKED, REF, LIST, MAP, TEXT, BYTES, TAG, REST, GROUP, PAIRS, NODES, WHOLE, RAW = range(13)
 
 _REF_BODY = bytes((REF,))
 _REST_BODY = bytes((REST,))
@@ -80,7 +80,7 @@ class Writer:
     def whole(self, value: Any, path: str) -> Node:
         """Write `value` as one object, however large."""
         packed = codec.pack(value, path)
-        return Node(self._leaf(packed, 0, path), bytes((WHOLE,)), len(packed))
+        return Node(self._leaf(packed, -1, path), bytes((WHOLE,)), len(packed))  # the list around is not the caller's
 
     def value(self, value: Any, path: str, whole_max: int = _ENTRY_MAX, depth: int = 0) -> Node:
         """Write `value`, split where it is larger than `whole_max`."""
@@ -111,6 +111,13 @@ class Writer:
             count += 1
         children, body = list_.written()
         return Node(children, bytes((LIST,)) + _number(count) + body, size + len(codec.array_header(count)))
+
+    def leave_out(self, known: Collection[bytes]) -> None:
+        """Forget the objects that turn out to be known."""
+        self._known = known
+        for key in [key for key in self.objects if key in known]:
+            children, body = self.objects.pop(key)
+            self.added_bytes -= len(children) + len(body)
 
     def store(self, children: bytes, body: bytes) -> bytes:
         """Keep an object if it is new, and return its hash."""
@@ -146,30 +153,37 @@ class Writer:
         if kind is list:
             return self.list_node(value, path, depth)
         if kind is dict and codec.has_text_keys(value):
-            return self._map_node(value, path, depth, len(packed))
+            return self._map_node(value, path, depth)
         if kind is str and packed[0] in b"\xda\xdb":
             return self._cut_node(TEXT, value.encode(), len(packed))
         if kind is bytes:
             return self._cut_node(BYTES, value, len(packed))
+        if kind is bytearray:
+            inner = self._cut_node(RAW, bytes(value), len(packed))
+            return Node(inner.children, bytes((TAG, codec.BYTEARRAY)) + inner.body, len(packed))
         if kind in codec.UNSPLIT:
             return Node(self._leaf(packed, depth, path), _REF_BODY, len(packed))
         tag, items = codec.opened(value, path)
         inner = self.list_node(items, path, depth)
-        return Node(inner.children, bytes((TAG, tag)) + inner.body, len(packed))
+        size = len(codec.tag_header(tag, inner.size)) + inner.size
+        return Node(inner.children, bytes((TAG, tag)) + inner.body, size)
 
-    def _map_node(self, mapping: dict[str, Any], path: str, depth: int, size: int) -> Node:
+    def _map_node(self, mapping: dict[str, Any], path: str, depth: int) -> Node:
         pairs = _Levels(self, [[]], PAIRS)
-        for key, item in mapping.items():
+        entries = list(mapping.items())  # whoever changes the mapping meanwhile changes it for the next snapshot
+        size = len(codec.map_header(len(entries)))
+        for key, item in entries:
             packed_key = codec.pack(key, path)
             try:
                 part = self.value(item, "", _ENTRY_MAX, depth + 1)
             except UnstorableValue as exc:
                 raise exc.under(codec.join_path(path, key)) from exc
             entry = Node(part.children, _number(len(packed_key)) + packed_key + part.body, part.size)
+            size += len(packed_key) + part.size
             # The key alone decides where a group ends: a changed value moves no boundary.
             pairs.add(entry, zlib.crc32(packed_key) & 0xFF)
         children, body = pairs.written()
-        return Node(children, bytes((MAP,)) + _number(len(mapping)) + body, size)
+        return Node(children, bytes((MAP,)) + _number(len(entries)) + body, size)
 
     def _cut_node(self, op: int, data: bytes, size: int) -> Node:
         pieces = _Levels(self, [[]], NODES)
@@ -181,21 +195,32 @@ class Writer:
 
 
 class _Levels:
-    """The open ends of a list, one per level; level 0 holds parts, the others references to finished groups."""
+    """The open ends of a list, one per level; level 0 holds parts, the others references to finished groups.
+
+    Each part has a byte that its content decides; the bytes of the last four parts decide whether a group ends, so
+    that even a list of booleans has places to end at.
+    """
 
     def __init__(self, writer: Writer, tails: list[list[Node]], kind: int) -> None:
         self._writer, self._tails, self._kind = writer, tails, kind
+        self._cuts = [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]
 
     def add(self, part: Node, cut: int, level: int = 0) -> None:
-        tail = self._tails[level]
+        tail, cuts = self._tails[level], self._cuts[level]
         tail.append(part)
-        if len(tail) < _GROUP_MIN or (cut >= _GROUP_ODDS and len(tail) < _GROUP_MAX):
+        cuts.append(cut)
+        count = len(tail)
+        if count < _GROUP_MIN:
+            return
+        mixed = cuts[-1] * 0x9E3B + cuts[-2] * 0x79B1 + cuts[-3] * 0x85EB + cuts[-4] * 0xC2B3
+        if (mixed >> 8) & 0xFF >= _GROUP_ODDS and count < _GROUP_MAX:
             return
         children, body = self._written(level)
         key = self._writer.store(children, bytes((self._kind if level == 0 else NODES,)) + body)
-        self._tails[level] = []
+        self._tails[level], self._cuts[level] = [], []
         if level + 1 == len(self._tails):
             self._tails.append([])
+            self._cuts.append([])
         # Each level looks at another byte of the hash, so that one unlucky hash does not end every level at once.
         self.add(Node(key, _REF_BODY, 0), key[(level + 1) % HASH_BYTES], level + 1)
 
@@ -231,8 +256,10 @@ def _runs(parts: Sequence[Node]) -> bytes:
     return b"".join(out) + b"\x00"
 
 
-def _cut(part: Node) -> int:
-    return part.children[0] if part.body == _REF_BODY else zlib.crc32(part.body + part.children) & 0xFF
+def _cut(part: Node, level: int = 0) -> int:
+    if part.body == _REF_BODY:
+        return part.children[level % HASH_BYTES]
+    return zlib.crc32(part.body + part.children) & 0xFF
 
 
 def _number(value: int) -> bytes:
@@ -246,9 +273,10 @@ def _number(value: int) -> bytes:
     return bytes(out)
 
 
-_PIECE_MIN, _PIECE_MAX, _PIECE_MASK = 2048, 16384, 0x3F
-# Bytes a piece may end after: some in prose, some in base64, some in other scripts' UTF-8, some in any binary data.
-_PIECE_ENDS = re.compile(rb"[\n.,Q7+/\x00\x80\x81\x8d\xa4\xe5\xf0]")
+_PIECE_MIN, _PIECE_MAX, _PIECE_MASK = 2048, 32768, 0x7F
+# A piece may end after some of these: found fast, and about one byte in thirty of prose, numbers, base64, other
+# scripts' UTF-8 and binary data alike.
+_PIECE_ENDS = re.compile(rb"[c3S\x03\x8b\xab\xe3\xf3]")
 
 
 def _pieces(data: bytes) -> Iterable[bytes]:
@@ -318,6 +346,7 @@ class Reader:
     def __init__(self, objects: Mapping[bytes, Content], size_max: int = VALUE_BYTES_MAX) -> None:
         self._objects = objects
         self._left = size_max
+        self._groups_left = size_max + 64  # a group holds at least one byte: more groups than bytes are forged
 
     def fields(self, children: bytes, body: bytes, count: int) -> list[list[bytes]]:
         """Return the packed parts of each of the `count` nodes that stand one after the other."""
@@ -327,7 +356,7 @@ class Reader:
             for out in parts:
                 self._node(cursor, out)
             cursor.finish()
-        except (IndexError, RecursionError) as exc:
+        except IndexError as exc:
             raise CheckpointCorrupted("a stored node cannot be read") from exc
         return parts
 
@@ -359,6 +388,8 @@ class Reader:
         elif op == MAP:
             self._emit(out, codec.map_header(cursor.number()))
             self._levels(cursor, out, self._pairs)
+        elif op == RAW:
+            self._levels(cursor, out, self._refs)
         elif op in (TEXT, BYTES, TAG):
             self._wrapped(op, cursor, out)
         else:
@@ -389,6 +420,9 @@ class Reader:
     def _finished(
         self, key: bytes, level: int, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]
     ) -> None:
+        self._groups_left -= 1
+        if self._groups_left < 0:
+            raise CheckpointCorrupted("a stored list has more groups than it can fill")
         group = self._object(key)
         kind = group.byte()
         if level == 1 and kind in (GROUP, PAIRS, NODES):
@@ -434,7 +468,7 @@ def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
             _skip(cursor)
             found.append(Node(children[child : cursor.child], body[at : cursor.at], size))
         cursor.finish()
-    except (IndexError, RecursionError) as exc:
+    except IndexError as exc:
         raise CheckpointCorrupted("a stored node cannot be read") from exc
     return found
 
@@ -472,7 +506,7 @@ def _skip(cursor: _Cursor) -> None:
     elif op in (LIST, MAP):
         cursor.number()
         _skip_levels(cursor, op)
-    elif op in (TEXT, BYTES):
+    elif op in (TEXT, BYTES, RAW):
         _skip_levels(cursor, op)
     elif op == TAG:
         cursor.byte()
@@ -503,7 +537,7 @@ def _read_list(node: Node) -> tuple[int, list[list[Node]]]:
     """Return how many items a list node has and its open ends, lowest level first."""
     try:
         return _read_tails(node)
-    except (IndexError, RecursionError) as exc:
+    except IndexError as exc:
         raise CheckpointCorrupted("a stored list cannot be read") from exc
 
 

@@ -1,0 +1,136 @@
+"""One flipped bit anywhere in the file: the right answer or an error of ours, never a wrong answer."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep.faces import run_to_end
+from everstep.stores.protocol import Change, Hidden, Key, Operation, Pin, Query, Write
+from everstep.stores.sqlite import SQLiteStore
+
+
+def make(path: Path) -> None:
+    """Write a store with something in every table."""
+    with everstep.open(f"sqlite:///{path}", everstep.SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        for n in range(30):
+            engine.append("chat", [{"role": "user", "content": f"message {n} " * 30}], {"n": n, "text": "é" * n})
+            engine.snapshot(f"thread {n % 5}", [], {"blob": random.Random(n).randbytes(400)}, {}, metadata={"n": n})
+        engine.snapshot("chat", [], {}, {}, namespace="inner")
+    store = SQLiteStore(path).blocking
+    listed = run_to_end(store.list_checkpoints(Query(thread_id="chat")))
+    pin = Pin(listed[3].record.key, True)
+    hide = Hidden("", listed[2].seq, listed[0].seq)
+    run_to_end(store.commit(Change(thread_id="chat", pins=[pin], hide=[hide], log=Operation("rewind", {"n": 1}))))
+    writes = [Write(f"task {n}", n, "channel", b"", b"value", 5, "path") for n in range(5)]
+    run_to_end(store.put_writes(Key("chat", "", listed[5].record.key.checkpoint_id), writes, []))
+    run_to_end(store.close())
+
+
+def everything(path: Path) -> dict[str, Any]:
+    """Return each answer the store gives, or the error of ours in its place."""
+    answers: dict[str, Any] = {}
+    store = SQLiteStore(path)
+    backend = everstep.StoreBackend(store).sync
+
+    def ask(question: str, call: Any) -> Any:
+        try:
+            answers[question] = call()
+        except everstep.EverstepError as exc:
+            answers[question] = exc
+        return answers[question]
+
+    try:
+        ask("threads", lambda: backend.list_threads(100))
+        for thread in ["chat", *(f"thread {n}" for n in range(5))]:
+            ask(f"latest {thread}", lambda t=thread: backend.get_latest(t))
+            ask(f"info {thread}", lambda t=thread: run_to_end(store.blocking.thread(t)))
+            ask(f"log {thread}", lambda t=thread: run_to_end(store.blocking.operations(t, 10)))
+            query = Query(thread_id=thread, namespace=None, hidden=True)
+            listed = ask(f"list {thread}", lambda q=query: run_to_end(store.blocking.list_checkpoints(q)))
+            for stored in listed if isinstance(listed, list) else ():
+                key = stored.record.key
+                ask(f"get {key}", lambda k=key: backend.get(k[2], thread_id=k[0], namespace=k[1]))
+                ask(f"find {key}", lambda k=key: run_to_end(store.blocking.find(k[2])))
+                ask(f"read {key}", lambda k=key: run_to_end(store.blocking.read(*k, writes=True)))
+    finally:
+        backend.close()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, Any]]:
+    path = tmp_path_factory.mktemp("flips") / "original.db"
+    make(path)
+    data = path.read_bytes()
+    answers = everything(path)
+    assert not any(isinstance(answer, Exception) for answer in answers.values())
+    assert len(answers) > 200
+    return data, answers
+
+
+def wrong_after(data: bytes, truth: dict[str, Any], path: Path) -> tuple[list[str], bool]:
+    """Return the questions with silently wrong answers, and whether anything was noticed."""
+    for old in path.parent.glob(path.name + "*"):
+        old.unlink()
+    path.write_bytes(data)
+    answers = everything(path)
+    wrong = [q for q, a in answers.items() if not isinstance(a, Exception) and a != truth.get(q)]
+    return wrong, any(isinstance(answer, Exception) for answer in answers.values())
+
+
+def test_single_bit_flips_are_never_silently_wrong(original: tuple[bytes, dict[str, Any]], tmp_path: Path) -> None:
+    data, truth = original
+    seed = random.SystemRandom().randrange(10**6)
+    rng = random.Random(seed)
+    places = [(at, bit) for at in range(100) for bit in (rng.randrange(8),)]  # the file's header
+    places += [(rng.randrange(len(data)), rng.randrange(8)) for _ in range(700)]
+    noticed = 0
+    for at, bit in places:
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << bit
+        wrong, loud = wrong_after(bytes(flipped), truth, tmp_path / "flipped.db")
+        assert wrong == [], f"seed {seed}: bit {bit} of byte {at}"
+        noticed += loud
+    assert noticed > len(places) // 2
+
+
+def forged(data: bytes, place: int) -> bytes:
+    """Return `data` with a bit flipped at `place` and the page's checksum put right again."""
+    flipped = bytearray(data)
+    flipped[place] ^= 1
+    start = place // 4096 * 4096
+    flipped[start + 4088 : start + 4096] = _page_checksum(bytes(flipped[start : start + 4088]))
+    return bytes(flipped)
+
+
+def test_records_and_objects_have_checksums_of_their_own(
+    original: tuple[bytes, dict[str, Any]], tmp_path: Path
+) -> None:
+    data, truth = original
+    for text in (b"State: 1 keys", random.Random(7).randbytes(400)[:20]):
+        places = [at for at in range(len(data)) if data.startswith(text, at)]
+        found = [wrong_after(forged(data, place + 3), truth, tmp_path / "forged.db") for place in places]
+        assert [wrong for wrong, _ in found if wrong] == []
+        assert any(loud for _, loud in found)  # some places are left-overs in pages, which nobody reads
+
+
+def test_this_test_can_fail(original: tuple[bytes, dict[str, Any]], tmp_path: Path) -> None:
+    """Without page checksums a flip in an index would be a silently wrong answer, and is seen as one here."""
+    data, truth = original
+    places = [at for at in range(len(data)) if data.startswith(b"ckpt-thread 3-2-", at)]
+    found = [wrong_after(forged(data, place + 12), truth, tmp_path / "forged.db")[0] for place in places]
+    assert any(found)
+
+
+def _page_checksum(page: bytes) -> bytes:
+    """SQLite's page checksum: two running sums over little-endian words."""
+    one = two = 0
+    for at in range(0, len(page), 8):
+        one = (one + int.from_bytes(page[at : at + 4], "little") + two) & 0xFFFFFFFF
+        two = (two + int.from_bytes(page[at + 4 : at + 8], "little") + one) & 0xFFFFFFFF
+    return one.to_bytes(4, "little") + two.to_bytes(4, "little")

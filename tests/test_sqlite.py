@@ -1,0 +1,657 @@
+"""What is particular to the SQLite store: files, processes, space, and everything that can be wrong with a file."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import everstep
+from everstep import CheckpointCorrupted, StoreClosed, StoreError, StoreFull, StoreMismatch, StoreReadOnly
+from everstep.errors import CommitUnknown, StoreUnavailable
+from everstep.faces import run_to_end
+from everstep.stores import sqlite
+from everstep.stores.protocol import Change, Draft, Query, Stored
+from everstep.stores.sqlite import SQLiteStore
+from everstep.testing import follow, make_object, make_record, put
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[everstep.SyncEngine]:
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        yield engine
+
+
+def text(n: int) -> str:
+    rng = random.Random(n)
+    return " ".join("".join(rng.choices("abcdefghij", k=6)) for _ in range(150))
+
+
+def fill(engine: everstep.SyncEngine, thread_id: str, steps: int) -> None:
+    for n in range(steps):
+        engine.append(thread_id, [{"role": "user", "content": text(n)}])
+
+
+def files_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.parent.glob(path.name + "*") if not file.name.endswith("-shm"))
+
+
+# -- settings
+
+
+def test_the_file_is_durable_checksummed_and_in_wal_mode(engine: everstep.SyncEngine, path: Path) -> None:
+    fill(engine, "t", 1)
+    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    connection = database._connections.writer
+    assert connection.pragma("journal_mode") == "wal"
+    assert connection.pragma("synchronous") == 2
+    assert connection.pragma("auto_vacuum") == 2
+    assert connection.pragma("checksum_verification") == "1"
+    assert path.read_bytes()[20] == 8
+
+
+def test_loading_the_checksums_does_not_change_the_applications_default(engine: everstep.SyncEngine) -> None:
+    fill(engine, "t", 1)
+    assert apsw.vfs_names()[0] != "cksmvfs"
+
+
+@pytest.mark.parametrize("wrong", ["", ":memory:", None, 5, b"x.db", "a\0b"])
+def test_an_impossible_path_is_refused(wrong: Any) -> None:
+    with pytest.raises(everstep.InvalidInput):
+        SQLiteStore(wrong)
+
+
+def test_impossible_options_are_refused(path: Path) -> None:
+    with pytest.raises(everstep.InvalidInput):
+        SQLiteStore(path, synchronous="sometimes")  # type: ignore[arg-type]
+
+
+def test_a_path_is_a_file_name_not_a_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with everstep.SQLiteCheckpointer("file:x.db?mode=memory").sync as backend:
+        assert backend.list_threads() == []
+    assert (tmp_path / "file:x.db?mode=memory").exists()
+
+
+# -- files that are not right
+
+
+def _open_and_use(path: Path) -> None:
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        engine.get_latest("t")
+        engine.append("t", [{"role": "user", "content": "x"}])
+
+
+def test_a_file_of_another_application_is_left_alone(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE users (name TEXT); INSERT INTO users VALUES ('x')")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreMismatch, match="another application"):
+        _open_and_use(path)
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_another_application_with_its_mark_is_left_alone(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute("PRAGMA application_id=12345; PRAGMA user_version=3; CREATE TABLE x (y)")
+    connection.close()
+    with pytest.raises(StoreMismatch, match="another application"):
+        _open_and_use(path)
+
+
+def test_a_file_from_a_newer_version_is_left_alone(path: Path) -> None:
+    _open_and_use(path)
+    connection = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
+    connection.execute(f"PRAGMA user_version={sqlite.SCHEMA_VERSION + 1}")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreMismatch, match="newer"):
+        _open_and_use(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"hello" * 1000, b"\0" * 5000, b"SQLite format 3\0" + b"\xff" * 9000, b"x"])
+def test_a_file_that_is_no_database_is_left_alone(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises((StoreMismatch, CheckpointCorrupted)):
+        _open_and_use(path)
+    assert path.read_bytes() == content
+
+
+def test_an_empty_file_becomes_a_store(path: Path) -> None:
+    path.touch()
+    _open_and_use(path)
+
+
+def test_a_directory_or_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
+    for wrong in (tmp_path, tmp_path / "missing" / "x.db", Path("/proc/x.db")):
+        with pytest.raises(StoreReadOnly, match="folder"):
+            _open_and_use(wrong)
+
+
+def test_a_read_only_file_can_be_read_and_says_so_when_written(engine: everstep.SyncEngine, path: Path) -> None:
+    fill(engine, "t", 3)
+    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    database._connections.writer.execute("PRAGMA query_only=1")
+    with pytest.raises(StoreReadOnly):
+        fill(engine, "t", 1)
+    assert engine.get_latest("t").metadata.step == 3  # type: ignore[union-attr]
+
+
+def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(engine: everstep.SyncEngine, path: Path) -> None:
+    fill(engine, "t", 20)
+    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    limit = database._connections.writer.pragma("page_count") + 20
+    database._connections.writer.execute(f"PRAGMA max_page_count={limit}")
+    written = 20
+    with pytest.raises(StoreFull):  # noqa: PT012  # which append fails is not known beforehand
+        for n in range(1000, 1200):
+            engine.append("t", [{"role": "user", "content": text(n)}])
+            written += 1
+    assert engine.get_latest("t").metadata.step == written  # type: ignore[union-attr]
+    database._connections.writer.execute("PRAGMA max_page_count=1000000")
+    fill(engine, "t", 1)
+    assert len(engine.get_latest("t").messages) == written + 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.2, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_loud(path: Path, keep: float) -> None:
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        fill(engine, "t", 100)
+        expected = engine.get_latest("t"), engine.list_time_travel_points("t", 1000)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        if keep == 0.0:  # an empty file is an empty store: nothing in it says otherwise
+            assert engine.get_latest("t") is None
+            return
+        try:
+            found = engine.get_latest("t"), engine.list_time_travel_points("t", 1000)
+        except everstep.EverstepError:
+            return  # loud
+        assert found == expected
+
+
+def test_a_file_that_is_removed_while_open_is_noticed(engine: everstep.SyncEngine, path: Path) -> None:
+    fill(engine, "t", 1)
+    path.unlink()
+    with pytest.raises(StoreError, match="removed"):
+        fill(engine, "t", 1)
+
+
+def test_a_file_that_is_replaced_is_opened_anew(path: Path, tmp_path: Path) -> None:
+    first = everstep.open(f"sqlite:///{path}").sync
+    fill(first, "t", 2)
+    for file in tmp_path.glob("store.db*"):
+        file.unlink()
+    with everstep.open(f"sqlite:///{path}").sync as second:
+        assert second.get_latest("t") is None
+        fill(second, "t", 1)
+        assert second.get_latest("t").metadata.step == 1  # type: ignore[union-attr]
+
+
+# -- faults inside a commit
+
+
+def test_one_bad_job_fails_no_other_in_its_batch(path: Path) -> None:
+    """Jobs that gather while another is being committed share a transaction; one of them breaks in the middle."""
+    store = SQLiteStore(path).blocking
+    run_to_end(store.commit(follow("t", "first")))
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(head: Stored | None) -> Draft:
+        entered.set()
+        go_on.wait(30)
+        return Draft(make_record("slow", "slow"), ())
+
+    bad_object = make_object(b"x")._replace(body=[1])  # type: ignore[arg-type]  # no SQLite value: fails when bound
+    changes = [follow("a", "x"), put(make_record("bad", "bad"), bad_object), follow("b", "x"), follow("a", "y")]
+    outcomes: dict[int, Any] = {}
+
+    def commit(n: int) -> None:
+        try:
+            outcomes[n] = run_to_end(store.commit(changes[n]))
+        except Exception as exc:
+            outcomes[n] = exc
+
+    leader = threading.Thread(target=lambda: run_to_end(store.commit(Change(thread_id="slow", build=slow))))
+    leader.start()
+    entered.wait(30)
+    workers = [threading.Thread(target=commit, args=(n,)) for n in range(len(changes))]
+    for worker in workers:
+        worker.start()
+    queue = store._database.get().queue
+    while len(queue._waiting) < len(changes):
+        pass
+    go_on.set()
+    for worker in (*workers, leader):
+        worker.join(30)
+
+    assert isinstance(outcomes[1], Exception)
+    assert {outcomes[n].record.key.checkpoint_id for n in (0, 2, 3)} in ({"x-1", "y-2"}, {"x-2", "x-1", "y-1"})
+    assert run_to_end(store.read("bad")) is None
+    assert run_to_end(store.read("slow")) is not None
+    assert len(run_to_end(store.list_checkpoints(Query()))) == 5
+    run_to_end(store.close())
+
+
+class _FailingCommit:
+    """A connection whose COMMIT fails: before it happens, or after it has."""
+
+    def __init__(self, connection: apsw.Connection, error: Exception, *, after: bool) -> None:
+        self._connection, self._error, self._after = connection, error, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, sql: str, *args: Any) -> Any:
+        if sql == "COMMIT":
+            if self._after:
+                self._connection.execute(sql)
+            raise self._error
+        return self._connection.execute(sql, *args)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_commit_whose_outcome_is_unknown_says_so_and_can_be_repeated(path: Path, after: bool) -> None:
+    store = SQLiteStore(path).blocking
+    run_to_end(store.commit(put(make_record("c1"))))
+    database = store._database.get()
+    connection = database._connections.writer  # type: ignore[union-attr]
+    failing: Any = _FailingCommit(connection, apsw.IOError("the disk is unwell"), after=after)
+    database._connections = database._connections._replace(writer=failing)  # type: ignore[union-attr]
+    with pytest.raises(CommitUnknown) as caught:
+        run_to_end(store.commit(put(make_record("c2", step=2))))
+    assert (caught.value.checkpoint_id, caught.value.thread_id) == ("c2", "t")
+    database._connections = database._connections._replace(writer=connection)
+    assert (run_to_end(store.read("t", "", "c2")) is not None) is after
+    run_to_end(store.commit(put(make_record("c2", step=2))))
+    assert [s.record.step for s in run_to_end(store.list_checkpoints(Query(thread_id="t")))] == [2, 1]
+    run_to_end(store.close())
+
+
+def test_a_file_locked_for_too_long_is_worth_trying_again(path: Path) -> None:
+    store = SQLiteStore(path, busy_timeout_seconds=0.2).blocking
+    run_to_end(store.commit(follow("t", "c")))
+    other = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable):
+        run_to_end(store.commit(follow("t", "c")))
+    assert run_to_end(store.read("t")) is not None  # readers do not wait for writers
+    other.execute("ROLLBACK")
+    other.close()
+    run_to_end(store.commit(follow("t", "c")))
+    run_to_end(store.close())
+
+
+def test_readers_are_not_blocked_by_a_writer_and_see_nothing_of_it(path: Path) -> None:
+    store = SQLiteStore(path).blocking
+    run_to_end(store.commit(follow("t", "c")))
+    seen: list[int] = []
+
+    def build(head: Stored | None) -> Draft:
+        reader = threading.Thread(
+            target=lambda: seen.append(len(run_to_end(store.list_checkpoints(Query(thread_id="t")))))
+        )
+        reader.start()
+        reader.join(30)
+        return Draft(make_record("c2", step=2), ())
+
+    run_to_end(store.commit(Change(thread_id="t", build=build)))
+    assert seen == [1]
+    run_to_end(store.close())
+
+
+# -- processes and threads
+
+
+def _append_in_child(path: Path, steps: int) -> None:
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        fill(engine, "t", steps)
+
+
+def test_processes_that_start_at_once_share_one_file(path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["everstep.stores.sqlite", "tests.test_sqlite"])
+    for n in range(10):  # a new file is the hard case
+        first = [context.Process(target=_append_in_child, args=(path.with_name(f"{n}.db"), 1)) for _ in range(5)]
+        for worker in first:
+            worker.start()
+        for worker in first:
+            worker.join(60)
+            assert worker.exitcode == 0
+    workers = [context.Process(target=_append_in_child, args=(path, 15)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        points = engine.list_time_travel_points("t", 100)
+        assert [point.step for point in points] == list(range(60, 0, -1))
+        assert len(engine.get_latest("t").messages) == 60  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_works_on_and_does_not_harm_the_parent(path: Path) -> None:
+    engine = everstep.open(f"sqlite:///{path}")
+    fill(engine.sync, "t", 5)
+    asyncio.run(engine.get_latest("t"))
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                fill(engine.sync, "t", 2)
+                asyncio.run(engine.append("t", [{"role": "child"}]))
+                engine.sync.close()
+                code = 0
+            finally:
+                os._exit(code)
+        fill(engine.sync, "t", 2)
+        assert os.waitpid(child, 0)[1] == 0
+    assert [p.step for p in engine.sync.list_time_travel_points("t", 100)] == list(range(20, 0, -1))
+    engine.sync.close()
+    connection = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
+    assert connection.pragma("integrity_check") == "ok"
+    connection.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_a_child_saves_stays_when_the_parent_closes(path: Path) -> None:
+    engine = everstep.open(f"sqlite:///{path}").sync
+    fill(engine, "t", 1)
+    ready, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            fill(engine, "t", 1)
+            os.read(ready, 1)
+            fill(engine, "t", 5)
+            code = 0
+        finally:
+            os._exit(code)
+    engine.close()
+    os.write(told, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(ready)
+    os.close(told)
+    with everstep.open(f"sqlite:///{path}").sync as again:
+        assert again.get_latest("t").metadata.step == 7  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///{}"])
+def test_a_fork_beside_writing_threads_leaves_no_lock_behind(path: Path, url: str) -> None:
+    engine = everstep.open(url.format(path)).sync
+    stop = threading.Event()
+
+    def write(name: str) -> None:
+        while not stop.is_set():
+            engine.append(name, [{"role": "user"}])
+
+    workers = [threading.Thread(target=write, args=(f"w{n}",)) for n in range(3)]
+    for worker in workers:
+        worker.start()
+    try:
+        for _ in range(8):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    engine.append("child", [{}])
+                    engine.get_latest("w0")
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join(60)
+    engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine.*never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_at_any_moment_leave_the_store_working(path: Path) -> None:
+    """An exception out of a signal handler can strike anywhere in the main thread, also while it leads others."""
+    engine = everstep.open(f"sqlite:///{path}").sync
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    class Interrupt(BaseException):
+        pass
+
+    def strike(*_: Any) -> None:
+        raise Interrupt
+
+    def write() -> None:
+        while not stop.is_set():
+            try:
+                checkpoint_id = engine.append("other", [{"role": "user"}])
+                assert engine.get(checkpoint_id) is not None
+            except CommitUnknown:
+                pass
+            except BaseException as exc:
+                failures.append(exc)
+
+    other = threading.Thread(target=write)
+    other.start()
+    before = signal.signal(signal.SIGALRM, strike)
+    rng = random.Random(5)
+    try:
+        for _ in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0002, 0.004))
+                until = time.monotonic() + 0.05  # an exception that strikes inside a destructor is swallowed
+                while time.monotonic() < until:
+                    engine.append("t", [{}])
+                    engine.get_latest("t")
+            except Interrupt:
+                pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    stop.set()
+    other.join(30)
+    assert not other.is_alive()
+    assert failures == []
+    points = engine.list_time_travel_points("t", 100_000)
+    assert [p.step for p in points] == list(range(len(points), 0, -1))
+    fill(engine, "t", 1)
+    engine.close()
+
+
+def test_a_wal_that_cannot_be_moved_does_not_fail_the_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = everstep.open(f"sqlite:///{path}").sync
+    fill(engine, "t", 1)
+    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+
+    class NoCheckpoint(_FailingCommit):
+        def execute(self, sql: str, *args: Any) -> Any:
+            return self._connection.execute(sql, *args)
+
+        def wal_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+            raise self._error
+
+    failing: Any = NoCheckpoint(database._connections.writer, apsw.FullError("no space"), after=False)
+    database._connections = database._connections._replace(writer=failing)
+    fill(engine, "t", 100)
+    assert engine.get_latest("t").metadata.step == 101  # type: ignore[union-attr]
+    engine.close()
+
+
+def test_handles_on_one_file_share_a_queue_and_close_apart(path: Path) -> None:
+    one, two = SQLiteStore(path).blocking, SQLiteStore(path).blocking
+    run_to_end(one.commit(follow("t", "c")))
+    run_to_end(two.commit(follow("t", "c")))
+    assert one._database.get() is two._database.get()
+    run_to_end(one.close())
+    with pytest.raises(StoreClosed):
+        run_to_end(one.read("t"))
+    run_to_end(two.commit(follow("t", "c")))
+    run_to_end(two.close())
+    assert not path.with_name("store.db-wal").exists()
+
+
+def test_many_tasks_and_threads_at_once(path: Path) -> None:
+    engine = everstep.open(f"sqlite:///{path}")
+
+    def in_a_thread(name: str) -> None:
+        for n in range(15):
+            engine.sync.append(name, [{"n": n}])
+            engine.sync.append("shared", [{"from": name}])
+
+    async def in_a_task(name: str) -> None:
+        for n in range(15):
+            await engine.append(name, [{"n": n}])
+            await engine.append("shared", [{"from": name}])
+
+    async def main(loop: int) -> None:
+        await asyncio.gather(*(in_a_task(f"task {loop} {n}") for n in range(6)))
+
+    workers = [threading.Thread(target=in_a_thread, args=(f"thread {n}",)) for n in range(3)]
+    workers += [threading.Thread(target=lambda loop=loop: asyncio.run(main(loop))) for loop in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+        assert not worker.is_alive()
+    assert engine.sync.get_latest("shared").metadata.step == 15 * 15  # type: ignore[union-attr]
+    for name in [f"thread {n}" for n in range(3)] + [f"task {loop} {n}" for loop in range(2) for n in range(6)]:
+        assert engine.sync.get_latest(name).messages == [{"n": n} for n in range(15)]  # type: ignore[union-attr]
+    engine.sync.close()
+
+
+def test_a_cancelled_wait_leaves_the_queue_working(path: Path) -> None:
+    engine = everstep.open(f"sqlite:///{path}")
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(engine.append(f"t{n}", [{"n": n}])) for n in range(30)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, (str, asyncio.CancelledError)) for result in results)
+        await engine.append("after", [{}])
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_second_event_loop_works_on_the_same_engine(path: Path) -> None:
+    engine = everstep.open(f"sqlite:///{path}")
+    for _ in range(3):
+        asyncio.run(engine.append("t", [{"role": "user"}]))
+    assert len(engine.sync.get_latest("t").messages) == 3  # type: ignore[union-attr]
+    engine.sync.close()
+
+
+# -- space
+
+
+def test_the_wal_stays_small(engine: everstep.SyncEngine, path: Path) -> None:
+    wal = path.with_name("store.db-wal")
+    most = 0
+    for _ in range(300):
+        fill(engine, "t", 1)
+        most = max(most, wal.stat().st_size)
+    assert most < 400_000
+
+
+def test_a_large_commit_does_not_leave_a_large_wal(path: Path) -> None:
+    config = everstep.SnapshotConfig(max_snapshot_size_mb=100)
+    with everstep.open(f"sqlite:///{path}", config).sync as engine:
+        engine.snapshot("t", [], {"big": random.Random(1).randbytes(20_000_000)}, {})
+        fill(engine, "t", 30)
+        assert path.with_name("store.db-wal").stat().st_size < 5_000_000
+
+
+def test_space_comes_back_after_deletion(path: Path) -> None:
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        fill(engine, "keep", 10)
+    small = path.stat().st_size
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        fill(engine, "drop", 500)
+        assert engine.checkpointer.delete_thread("drop") == 500
+    assert path.stat().st_size < small * 1.5 + 100_000
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        assert len(engine.get_latest("keep").messages) == 10  # type: ignore[union-attr]
+
+
+def test_space_of_old_states_comes_back(path: Path) -> None:
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        for n in range(200):
+            engine.snapshot("t", [], {"blob": random.Random(n).randbytes(5_000)}, {})
+        assert engine.checkpointer.delete_before("t", 191) == 190
+        assert engine.get_latest("t").state["blob"] == random.Random(199).randbytes(5_000)  # type: ignore[union-attr]
+    assert path.stat().st_size < 400_000
+
+
+def test_listing_reads_no_values(engine: everstep.SyncEngine, path: Path) -> None:
+    fill(engine, "t", 50)
+    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    database._connections.writer.execute("DROP TABLE objects")
+    assert len(engine.list_time_travel_points("t", 100)) == 50
+    assert len(engine.checkpointer.list_threads()) == 1
+
+
+def test_storage_grows_with_what_changed(engine: everstep.SyncEngine, path: Path) -> None:
+    messages: list[Any] = []
+    for n in range(400):
+        messages.append({"role": "user", "content": text(n)[:1200]})
+        engine.snapshot("t", messages, {"n": n}, {})
+    assert files_bytes(path) < 1_000_000
+
+
+def test_a_sweep_beside_writers_takes_nothing_they_need(path: Path) -> None:
+    """Objects come and go and come again while another handle sweeps: every checkpoint reads back."""
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        fill(engine, "t", 1)
+        family = run_to_end(engine._driven._backend.store.read("t")).stored.family  # type: ignore[union-attr]
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def sweep() -> None:
+            store = SQLiteStore(path).blocking
+            try:
+                while not stop.is_set():
+                    points = run_to_end(store.list_checkpoints(Query(thread_id="t")))
+                    run_to_end(store.delete("t", keys=[s.record.key for s in points[3:]]))
+                    run_to_end(store.sweep(family))
+            except BaseException as exc:
+                failures.append(exc)
+            finally:
+                run_to_end(store.close())
+
+        sweeper = threading.Thread(target=sweep)
+        sweeper.start()
+        for n in range(300):
+            state = {"a": text(n % 3), "b": [text(n % 5)] * 20}
+            checkpoint_id = engine.snapshot("t", [{"m": text(m)} for m in range(n % 7)], state, {})
+            assert engine._driven._backend.repository is not None
+            fresh = everstep.CheckpointEngine(everstep.StoreBackend(engine._driven._backend.store)).sync
+            found = fresh.get(checkpoint_id)
+            assert found is not None
+            assert found.state == state
+        stop.set()
+        sweeper.join(60)
+        assert failures == []
