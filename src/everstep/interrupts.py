@@ -6,14 +6,16 @@ would leave a lock taken or a transaction half told. Inside `deferred()` handler
 
 from __future__ import annotations
 
-import signal
+import _signal as signal  # type: ignore[import-not-found]  # the C module: its wrapper makes enum members of all
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
 # Those that people give handlers that raise. Looked up each time, so few.
 _SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+    int(getattr(signal, name))
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)
 ]
 _main = threading.main_thread().ident
 

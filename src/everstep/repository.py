@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ class Encoded(NamedTuple):
     objects: dict[bytes, tree.Content]
     squeezed: list[Object]
     """The same objects as a store takes them."""
+    nodes: Sequence[tree.Node]
     added_bytes: int
     base: Base | None
 
@@ -59,12 +60,21 @@ class Memory:
     def __init__(self, bytes_max: int = _CACHE_BYTES_MAX) -> None:
         forks.register(self)
         self._lock = threading.Lock()
-        self._heads: OrderedDict[tuple[str, str], Stored] = OrderedDict()
+        self._heads: OrderedDict[tuple[str, str], tuple[Stored, Sequence[tree.Node]]] = OrderedDict()
         self._objects: OrderedDict[bytes, tree.Content] = OrderedDict()
         self._bytes, self._bytes_max = 0, bytes_max
 
     def head(self, thread_id: str, namespace: str) -> Stored | None:
-        return self._heads.get((thread_id, namespace))
+        found = self._heads.get((thread_id, namespace))
+        return found[0] if found is not None else None
+
+    def nodes(self, head: Stored) -> list[tree.Node]:
+        """Return the nodes of the head's values, as they were written if that was here."""
+        found = self._heads.get(head.record.key[:2])
+        if found is not None and found[0] is head and found[1]:
+            return list(found[1])
+        record = head.record
+        return tree.nodes(record.children, record.body, record.sizes)
 
     def rest(self) -> None:
         self._lock.acquire()
@@ -72,9 +82,9 @@ class Memory:
     def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._lock.release()
 
-    def remember(self, stored: Stored) -> None:
+    def remember(self, stored: Stored, nodes: Sequence[tree.Node] = ()) -> None:
         with self._lock:
-            self._heads[stored.record.key[:2]] = stored
+            self._heads[stored.record.key[:2]] = stored, nodes
             self._heads.move_to_end(stored.record.key[:2])
             if len(self._heads) > _HEADS_MAX:
                 self._heads.popitem(last=False)
@@ -94,9 +104,11 @@ class Memory:
     def add(self, objects: dict[bytes, tree.Content]) -> None:
         with self._lock:
             for key, content in objects.items():
-                if self._objects.pop(key, None) is None:
+                if key in self._objects:
+                    self._objects.move_to_end(key)
+                else:
+                    self._objects[key] = content
                     self._bytes += len(content[0]) + len(content[1]) + _ENTRY_OVERHEAD
-                self._objects[key] = content
             while self._bytes > self._bytes_max and self._objects:
                 _, (children, body) = self._objects.popitem(last=False)
                 self._bytes -= len(children) + len(body) + _ENTRY_OVERHEAD
@@ -233,7 +245,7 @@ class Repository:
         self._memory.add(encoded.objects)
         last = self._memory.head(thread_id, namespace)
         if last is None or stored.seq > last.seq:  # a checkpoint that was replaced or put again is not the head
-            self._memory.remember(stored)
+            self._memory.remember(stored, encoded.nodes)
         return stored
 
     # -- values in
@@ -286,7 +298,7 @@ class Repository:
             written = self._write(values, None, split)
             written.writer.leave_out((await self._known(head))[1])
             return _encoded(written.nodes, written.writer, Base(record.key, head.digest), size_bytes_max)
-        nodes = tree.nodes(record.children, record.body, record.sizes)
+        nodes = self._memory.nodes(head)
         known: set[bytes] = set()
         changed: dict[int, Any] = {}
         for place, update in enumerate(updates, 1):
@@ -422,7 +434,7 @@ def _encoded(nodes: Sequence[tree.Node], writer: tree.Writer, base: Base | None,
         raise SnapshotTooLarge(added, size_bytes_max)
     sizes = tuple(node.size for node in nodes)
     squeezed = [Object(key, below, compress.squeeze(plain)) for key, (below, plain) in writer.objects.items()]
-    return Encoded(children, body, sizes, writer.objects, squeezed, added, base)
+    return Encoded(children, body, sizes, writer.objects, squeezed, nodes, added, base)
 
 
 @contextmanager
@@ -435,17 +447,19 @@ def _stack_checked() -> Iterator[None]:
 
 
 def _copied(value: Any, path: str) -> Any:
+    if not value:
+        return type(value)()
     packed = codec.pack(value, path)
     codec.check_depth(packed, 0, path)
     return codec.unpack(packed)
 
 
-def _verified(objects: Iterable[Object]) -> dict[bytes, tree.Content]:
+def _verified(objects: Sequence[Object]) -> dict[bytes, tree.Content]:
     """Return objects by hash, each checked against it."""
-    found = {}
-    for key, children, squeezed in objects:
-        body = compress.expand(squeezed)
-        if tree.address(children, body) != key:
+    found, address = {}, tree.address
+    bodies = compress.expand_all([squeezed for _, _, squeezed in objects])
+    for (key, children, _), body in zip(objects, bodies, strict=True):
+        if address(children, body) != key:
             raise CheckpointCorrupted(f"the object {key.hex()} does not match its hash")
         found[key] = children, body
     return found

@@ -63,7 +63,7 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _RESERVED_BYTES = 8  # at the end of each page, for its checksum
-_WAL_PAGES_MIN, _WAL_PAGES_MAX = 56, 1000
+_WAL_PAGES_MIN, _WAL_PAGES_MAX = 56, 400
 _SWEEP_BATCH = 500
 _READERS_IDLE_MAX = 8
 
@@ -348,7 +348,7 @@ class _Database:
         self._users = 0
         self._resting = False
         self._holds = 1
-        self._wal_pages = 0
+        self._wal_pages, self._wal_pages_max = 0, _WAL_PAGES_MIN
         self._connections: _Connections | None = None
         self.queue = CommitQueue(self._run_batch, self._leaders)
         with self._used():
@@ -413,7 +413,8 @@ class _Database:
     def _used(self) -> Iterator[_Connections]:
         """Hold the connections open: neither a fork nor a close comes between."""
         with self._idle:
-            self._idle.wait_for(lambda: not self._resting)
+            if self._resting:
+                self._idle.wait_for(lambda: not self._resting)
             if self._holds == 0:
                 raise StoreClosed(f"the store {self._path} is closed")
             if self._connections is None:
@@ -456,7 +457,7 @@ class _Database:
         with _translated(self._path):
             writer = _opened(self._path, self._busy_ms)
             writer.execute(f"PRAGMA synchronous={self._synchronous}")
-            writer.execute(f"PRAGMA journal_size_limit={_WAL_PAGES_MAX * _PAGE_BYTES}")
+            writer.execute(f"PRAGMA journal_size_limit={2 * _WAL_PAGES_MAX * _PAGE_BYTES}")
             writer.execute("PRAGMA cache_size=-8000")
             writer.set_wal_hook(self._note_wal)
             return _Connections(writer, Rows(writer), [])
@@ -506,7 +507,7 @@ class _Database:
         committing = False
         try:
             with _translated(self._path):
-                writer.execute("BEGIN IMMEDIATE")
+                connections.rows.begin()
                 for job in batch:
                     before = writer.total_changes()
                     try:
@@ -518,7 +519,7 @@ class _Database:
                 committing = True
                 writer.execute("COMMIT")
         except Exception as exc:
-            _roll_back(writer)
+            _roll_back(connections)
             # Nothing of a full disk or a busy file is kept. After any other failed commit the log may hold it.
             if committing and not isinstance(exc, (StoreFull, StoreUnavailable)):
                 outcomes = [
@@ -530,7 +531,7 @@ class _Database:
             else:
                 return False
         except BaseException:
-            _roll_back(writer)
+            _roll_back(connections)
             raise
         for job, outcome in zip(batch, outcomes, strict=True):
             job.finish(*outcome)
@@ -541,14 +542,13 @@ class _Database:
         return apsw.SQLITE_OK
 
     def _bound_wal(self, writer: apsw.Connection) -> None:
-        """Keep the WAL in proportion to the file: small beside a small one, never more than 4 MB for long."""
-        if self._wal_pages < _WAL_PAGES_MIN:
+        """Keep the WAL in proportion to the file: small beside a small one, never more than 2 MB for long."""
+        if self._wal_pages < self._wal_pages_max:
             return
         try:
-            pages = writer.pragma("page_count")
-            if self._wal_pages >= max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages // 8)):
-                writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-                self._wal_pages = 0
+            writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            pages: int = writer.pragma("page_count")
+            self._wal_pages, self._wal_pages_max = 0, max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages * 2 // 5))
         except apsw.Error:
             pass  # the commit is safe in the WAL; another one will move it
 
@@ -563,7 +563,13 @@ def _checkpoint_id(result: object) -> str | None:
     return result.record.key.checkpoint_id if isinstance(result, Stored) else None
 
 
-def _roll_back(connection: apsw.Connection) -> None:
+def _roll_back(connections: _Connections) -> None:
+    connections.rows.forget()
+    _end(connections.writer)
+
+
+def _end(connection: apsw.Connection) -> None:
+    """End a transaction that must not be kept."""
     if connection.in_transaction:
         try:
             connection.execute("ROLLBACK")
@@ -664,7 +670,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> tuple[int, int]:
             connection.execute(f"PRAGMA user_version={number}; PRAGMA application_id={APPLICATION_ID}")
         connection.execute("COMMIT")
     except BaseException:
-        _roll_back(connection)
+        _end(connection)
         raise
     return connection.pragma("user_version"), connection.pragma("application_id")
 

@@ -42,7 +42,8 @@ from everstep.values.tree import FORMAT, hashes
 
 _HIDDEN = """EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.writes_of IS NULL
              AND c.seq > h.after AND c.seq <= h.upto)"""
-_CHECKPOINT = f"c.seq, c.id, c.step, c.pinned, c.info, c.children, c.root, {_HIDDEN}"
+_COLUMNS = "c.seq, c.id, c.step, c.pinned, c.info, c.children, c.root"
+_CHECKPOINT = f"{_COLUMNS}, {_HIDDEN}"
 _LISTED = f"c.seq, c.id, c.step, c.pinned, c.info, substr(c.root, 1, 8), {_HIDDEN}, t.name, l.namespace, t.family"
 
 
@@ -52,30 +53,64 @@ class Rows:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._execute: Callable[..., Any] = connection.execute
+        # What this connection has read or written, trusted while nobody else has changed the file: see `begin`.
+        self._version = -1
+        self._lines: dict[tuple[str, str], tuple[int, str]] = {}
+        self._heads: dict[int, Stored | None] = {}
+        self._next_seq: int | None = None
+
+    def begin(self) -> None:
+        """Start a write transaction; what is remembered stays only if no other connection wrote since."""
+        self._execute("BEGIN IMMEDIATE")
+        version = self._execute("PRAGMA data_version").get
+        if version != self._version or len(self._lines) >= _REMEMBERED_MAX:
+            self.forget()
+            self._version = version
+
+    def forget(self) -> None:
+        """Drop what is remembered: after a rollback, a deletion, or somebody else's change."""
+        self._version, self._next_seq = -1, None
+        self._lines.clear()
+        self._heads.clear()
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
-        row = self._execute(
-            f"""SELECT l.id, t.family, {_CHECKPOINT} FROM threads t JOIN lines l ON l.thread = t.id
-                LEFT JOIN checkpoints c ON c.seq = l.head WHERE t.name = ? AND l.namespace = ?""",
-            (thread_id, namespace),
-        ).get
-        if row is None:
+        known = self._line(thread_id, namespace)
+        if known is None:
             return None
-        ref, family, *checkpoint = row
-        head = _stored(thread_id, namespace, family, checkpoint) if checkpoint[0] is not None else None
-        return Line(ref, thread_id, namespace, str(family), head)
+        ref, family = known
+        if ref not in self._heads:
+            row = self._execute(
+                f"SELECT {_COLUMNS} FROM lines l JOIN checkpoints c ON c.seq = l.head WHERE l.id = ?", (ref,)
+            ).get
+            self._heads[ref] = _stored(thread_id, namespace, family, (*row, False)) if row is not None else None
+        return Line(ref, thread_id, namespace, family, self._heads[ref])
+
+    def _line(self, thread_id: str, namespace: str) -> tuple[int, str] | None:
+        """Return the number and family of a line."""
+        known = self._lines.get((thread_id, namespace))
+        if known is None:
+            row = self._execute(
+                """SELECT l.id, t.family FROM threads t JOIN lines l ON l.thread = t.id
+                   WHERE t.name = ? AND l.namespace = ?""",
+                (thread_id, namespace),
+            ).get
+            if row is None:
+                return None
+            known = self._lines[thread_id, namespace] = row[0], str(row[1])
+        return known
 
     def family(self, thread_id: str) -> str | None:
         family = self._execute("SELECT family FROM threads WHERE name = ?", (thread_id,)).get
         return None if family is None else str(family)
 
     def checkpoint(self, key: Key) -> Stored | None:
+        known = self._line(key.thread_id, key.namespace)
+        if known is None:
+            return None
         row = self._execute(
-            f"""SELECT t.family, {_CHECKPOINT} FROM checkpoints c JOIN lines l ON l.id = c.line
-                JOIN threads t ON t.id = l.thread WHERE c.id = ? AND t.name = ? AND l.namespace = ?""",
-            (key.checkpoint_id, key.thread_id, key.namespace),
+            f"SELECT {_COLUMNS} FROM checkpoints c WHERE c.id = ? AND c.line = ?", (key.checkpoint_id, known[0])
         ).get
-        return None if row is None else _stored(key.thread_id, key.namespace, row[0], row[1:])
+        return None if row is None else _stored(key.thread_id, key.namespace, known[1], (*row, False))
 
     # -- reads
 
@@ -234,11 +269,13 @@ class Rows:
 
     def insert(self, line: Line, packed: Packed) -> Stored:
         record = packed.record
-        seq = self._execute(
-            f"""INSERT INTO checkpoints (seq, line, id, step, pinned, info, children, root)
-                VALUES ({_next("checkpoints")}, ?, ?, ?, 0, ?, ?, ?) RETURNING seq""",
-            (line.ref, record.key.checkpoint_id, record.step, packed.info, record.children, packed.root),
-        ).get
+        seq: int = self._next_seq or self._execute(f"SELECT {_next('checkpoints')}").get
+        self._execute(
+            """INSERT INTO checkpoints (seq, line, id, step, pinned, info, children, root)
+               VALUES (?, ?, ?, ?, 0, ?, ?, ?)""",
+            (seq, line.ref, record.key.checkpoint_id, record.step, packed.info, record.children, packed.root),
+        )
+        self._next_seq = seq + 1
         return Stored(record, seq, line.family, digest=packed.digest)
 
     def replace(self, _line: Line, old: Stored, packed: Packed) -> Stored:
@@ -247,6 +284,7 @@ class Rows:
             "UPDATE checkpoints SET step = ?, info = ?, children = ?, root = ? WHERE seq = ?",
             (record.step, packed.info, record.children, packed.root, old.seq),
         )
+        self._heads.clear()
         return old._replace(record=record, digest=packed.digest)
 
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
@@ -262,6 +300,7 @@ class Rows:
             "UPDATE lines SET head = ?, generation = generation + 1, active = ? WHERE id = ?",
             (stored.seq if stored is not None else None, _now(), line.ref),
         )
+        self._heads[line.ref] = stored
 
     def set_origin(self, thread_id: str, origin: Origin) -> None:
         self._execute(
@@ -271,6 +310,7 @@ class Rows:
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
         self._execute("UPDATE checkpoints SET pinned = ? WHERE seq = ?", (pinned, stored.seq))
+        self._heads.clear()
 
     def add_operation(self, thread_id: str, operation: Operation) -> int:
         seq: int = self._execute(f"SELECT {_next('operations')}").get
@@ -314,6 +354,7 @@ class Rows:
         if row is None:
             return Deleted(0, frozenset())
         thread, family = row
+        self.forget()
         self._keep_counters()
         count = 0
         for line, namespace, head in self._execute(
@@ -427,6 +468,7 @@ class Rows:
         return free > 1000
 
 
+_REMEMBERED_MAX = 10_000
 _LINES_OF_NAME = "SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = ?"
 
 
@@ -435,7 +477,7 @@ def _next(table: str) -> str:
                                (SELECT value FROM counters WHERE name = '{table}')))"""
 
 
-def _stored(thread_id: str, namespace: str, family: int, row: Sequence[Any]) -> Stored:
+def _stored(thread_id: str, namespace: str, family: int | str, row: Sequence[Any]) -> Stored:
     seq, checkpoint_id, step, pinned, info, children, root, hidden = row
     record = unpack_record(Key(thread_id, namespace, checkpoint_id), step, children, info, root)
     return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterable
 from importlib import resources
 
 import zstandard
@@ -27,8 +28,9 @@ class _Contexts:
     def __init__(self) -> None:
         small = _dictionary()
         self.compress = zstandard.ZstdCompressor(level=3, write_checksum=False).compress
+        # With the dictionary level 1 is as small as level 3, in less than half the time.
         self.compress_small = zstandard.ZstdCompressor(
-            level=3, write_checksum=False, write_dict_id=False, dict_data=small
+            level=1, write_checksum=False, write_dict_id=False, dict_data=small
         ).compress
         self.decompress = zstandard.ZstdDecompressor().decompress
         self.decompress_small = zstandard.ZstdDecompressor(dict_data=small).decompress
@@ -49,7 +51,7 @@ def _contexts() -> _Contexts:
 def _dictionary() -> zstandard.ZstdCompressionDict:
     data = resources.files("everstep.values").joinpath("dictionary-1.zdict").read_bytes()
     dictionary = zstandard.ZstdCompressionDict(data)
-    dictionary.precompute_compress(level=3)
+    dictionary.precompute_compress(level=1)
     return dictionary
 
 
@@ -83,3 +85,20 @@ def expand(stored: bytes) -> bytes:
         return decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as exc:
         raise CheckpointCorrupted(f"an object cannot be decompressed: {exc}") from exc
+
+
+def expand_all(stored: Iterable[bytes]) -> list[bytes]:
+    """Return `expand` of each; a tree has a thousand small bodies, so the usual kind is done in place."""
+    size_of, decompress = zstandard.frame_content_size, _contexts().decompress_small
+    bodies = []
+    for data in stored:
+        if data[:1] == ZSTD_DICTIONARY:
+            packed = data[1:]
+            try:
+                if 0 <= size_of(packed) <= _OUTPUT_FREE:
+                    bodies.append(decompress(packed))
+                    continue
+            except zstandard.ZstdError:
+                pass  # said properly below
+        bodies.append(expand(data))
+    return bodies

@@ -54,10 +54,14 @@ class Node(NamedTuple):
     children: bytes
     body: bytes
     size: int
+    tails: tuple[tuple[list[Node], list[int]], ...] = ()
+    """A list's open ends (see `_Levels`), if they are at hand: saves reading them back. Never changed."""
 
 
 def address(children: bytes, body: bytes) -> bytes:
     """Return the hash under which an object is stored."""
+    if not children:
+        return _sha256(b"\x010:" + body).digest()[:HASH_BYTES]
     return _sha256(b"\x01%d:%b%b" % (len(children), children, body)).digest()[:HASH_BYTES]
 
 
@@ -98,8 +102,8 @@ class Writer:
 
     def extended(self, node: Node, items: Iterable[Any], path: str, depth: int = 0) -> Node:
         """Return the list node `node` with `items` added at its end."""
-        count, tails = _read_list(node)
-        list_ = _Levels(self, tails, GROUP)
+        count, tails, cuts = _read_list(node)
+        list_ = _Levels(self, tails, cuts, GROUP)
         size = node.size - len(codec.array_header(count))
         for item in items:
             try:
@@ -110,7 +114,10 @@ class Writer:
             size += part.size
             count += 1
         children, body = list_.written()
-        return Node(children, bytes((LIST,)) + _number(count) + body, size + len(codec.array_header(count)))
+        size += len(codec.array_header(count))
+        return Node(
+            children, bytes((LIST,)) + _number(count) + body, size, tuple(zip(list_.tails, list_.cuts, strict=True))
+        )
 
     def leave_out(self, known: Collection[bytes]) -> None:
         """Forget the objects that turn out to be known."""
@@ -169,7 +176,7 @@ class Writer:
         return Node(inner.children, bytes((TAG, tag)) + inner.body, size)
 
     def _map_node(self, mapping: dict[str, Any], path: str, depth: int) -> Node:
-        pairs = _Levels(self, [[]], PAIRS)
+        pairs = _Levels(self, [[]], [[]], PAIRS)
         entries = list(mapping.items())  # whoever changes the mapping meanwhile changes it for the next snapshot
         size = len(codec.map_header(len(entries)))
         for key, item in entries:
@@ -186,7 +193,7 @@ class Writer:
         return Node(children, bytes((MAP,)) + _number(len(entries)) + body, size)
 
     def _cut_node(self, op: int, data: bytes, size: int) -> Node:
-        pieces = _Levels(self, [[]], NODES)
+        pieces = _Levels(self, [[]], [[]], NODES)
         for piece in _pieces(data):
             key = self.store(b"", _REST_BODY + piece)
             pieces.add(Node(key, _REF_BODY, len(piece)), key[0])
@@ -201,12 +208,11 @@ class _Levels:
     that even a list of booleans has places to end at.
     """
 
-    def __init__(self, writer: Writer, tails: list[list[Node]], kind: int) -> None:
-        self._writer, self._tails, self._kind = writer, tails, kind
-        self._cuts = [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]
+    def __init__(self, writer: Writer, tails: list[list[Node]], cuts: list[list[int]], kind: int) -> None:
+        self._writer, self.tails, self.cuts, self._kind = writer, tails, cuts, kind
 
     def add(self, part: Node, cut: int, level: int = 0) -> None:
-        tail, cuts = self._tails[level], self._cuts[level]
+        tail, cuts = self.tails[level], self.cuts[level]
         tail.append(part)
         cuts.append(cut)
         count = len(tail)
@@ -217,22 +223,22 @@ class _Levels:
             return
         children, body = self._written(level)
         key = self._writer.store(children, bytes((self._kind if level == 0 else NODES,)) + body)
-        self._tails[level], self._cuts[level] = [], []
-        if level + 1 == len(self._tails):
-            self._tails.append([])
-            self._cuts.append([])
+        self.tails[level], self.cuts[level] = [], []
+        if level + 1 == len(self.tails):
+            self.tails.append([])
+            self.cuts.append([])
         # Each level looks at another byte of the hash, so that one unlucky hash does not end every level at once.
         self.add(Node(key, _REF_BODY, 0), key[(level + 1) % HASH_BYTES], level + 1)
 
     def written(self) -> Content:
         """Return the children and bytes of all open ends, the highest level first."""
-        parts = [self._written(level) for level in range(len(self._tails) - 1, -1, -1)]
-        heights = [_number(len(tail)) for tail in self._tails[:0:-1]]
+        parts = [self._written(level) for level in range(len(self.tails) - 1, -1, -1)]
+        heights = [_number(len(tail)) for tail in self.tails[:0:-1]]
         bodies = [head + body for head, (_, body) in zip(heights, parts[:-1], strict=True)] + [parts[-1][1]]
-        return b"".join(children for children, _ in parts), _number(len(self._tails)) + b"".join(bodies)
+        return b"".join(children for children, _ in parts), _number(len(self.tails)) + b"".join(bodies)
 
     def _written(self, level: int) -> Content:
-        tail = self._tails[level]
+        tail = self.tails[level]
         children = b"".join([part.children for part in tail])
         if level > 0:
             return children, b""
@@ -533,10 +539,15 @@ def _skip_levels(cursor: _Cursor, op: int) -> None:
         cursor.refs(cursor.number())
 
 
-def _read_list(node: Node) -> tuple[int, list[list[Node]]]:
-    """Return how many items a list node has and its open ends, lowest level first."""
+def _read_list(node: Node) -> tuple[int, list[list[Node]], list[list[int]]]:
+    """Return how many items a list node has and its open ends, lowest level first, with the byte of each part."""
     try:
-        return _read_tails(node)
+        if node.tails:
+            cursor = _Cursor(node.children, node.body)
+            cursor.at = 1
+            return cursor.number(), [tail.copy() for tail, _ in node.tails], [cuts.copy() for _, cuts in node.tails]
+        count, tails = _read_tails(node)
+        return count, tails, [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]
     except IndexError as exc:
         raise CheckpointCorrupted("a stored list cannot be read") from exc
 
@@ -551,13 +562,13 @@ def _read_tails(node: Node) -> tuple[int, list[list[Node]]]:
     tails = [[Node(key, _REF_BODY, 0) for key in cursor.refs(cursor.number())] for _ in range(height - 1)]
     lowest: list[Node] = []
     while run := cursor.number():
-        for _ in range(run >> 1):
-            if run & 1:
+        if run & 1:
+            for _ in range(run >> 1):
                 at, child = cursor.at, cursor.child
                 _skip(cursor)
                 lowest.append(Node(node.children[child : cursor.child], node.body[at : cursor.at], 0))
-            else:
-                lowest.append(Node(cursor.refs(1)[0], _REF_BODY, 0))
+        else:
+            lowest.extend([Node(key, _REF_BODY, 0) for key in cursor.refs(run >> 1)])
     cursor.finish()
     return count, [lowest, *reversed(tails)]
 

@@ -1,0 +1,290 @@
+"""`make bench`: size and speed of the core, beside what it is compared with, in one run.
+
+Times are paired: each arm runs a small block in turn, and what counts is the median of the ratios within a round.
+Absolute times depend on the machine and the moment; the ratios much less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+import everstep
+from everstep import SnapshotConfig
+from everstep.faces import run_to_end
+from everstep.stores.protocol import Query
+from everstep.values import codec, compress, tree
+
+KEEP_ALL = SnapshotConfig(gc_policy="keep_all")
+RNG = random.Random(1)
+WORDS = ["".join(RNG.choices("abcdefghijklmnopqrstuvwxyz", k=RNG.randint(2, 10))) for _ in range(5000)]
+
+
+def words(size_bytes: int) -> str:
+    text = ""
+    while len(text) < size_bytes:
+        text += RNG.choice(WORDS) + " "
+    return text[:size_bytes]
+
+
+def message(size_bytes: int = 1200) -> dict[str, str]:
+    return {"role": RNG.choice(("user", "assistant")), "content": words(size_bytes)}
+
+
+def report(name: str, figure: str, target: str, reached: bool) -> None:
+    print(f"{'ok  ' if reached else 'MISS'} {name:<58} {figure:>16}   {target}", flush=True)
+
+
+def files_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.parent.glob(path.name + "*"))
+
+
+def open_engine(path: Path, **options: Any) -> everstep.CheckpointEngine:
+    return everstep.open(f"sqlite:///{path}", KEEP_ALL, **options)
+
+
+def paired(arms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each arm per round, the arms taking turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for arm in arms.values():
+        arm()
+    for n in range(rounds):
+        for name in sorted(arms, key=lambda name: hash((name, n))):
+            gc.collect()
+            started = time.perf_counter()
+            arms[name]()
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], over: str, under: str) -> float:
+    """Return the median over rounds of one arm's time by another's."""
+    return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
+
+
+def bytes_stored(folder: Path) -> None:
+    engine = open_engine(folder / "400.db").sync
+    messages: list[Any] = []
+    for _ in range(400):
+        messages.append(message())
+        engine.snapshot("t", messages, {"turn": len(messages)}, {})
+    database, everything = (folder / "400.db").stat().st_size, files_bytes(folder / "400.db")
+    full = sum(point.size_bytes for point in engine.list_time_travel_points("t", 1000))
+    engine.close()
+    report("400 steps of 1.2 kB: all files", f"{everything / 1e6:.3f} MB", "<= 1.0 MB", everything <= 1_000_000)
+    report("400 steps of 1.2 kB: the database itself", f"{database / 1e6:.3f} MB", "<= 0.7 MB", database <= 700_000)
+    report("  against a full copy per step", f"1/{full / everything:.0f}", "", True)
+
+
+def bytes_per_step(folder: Path) -> None:
+    """A window of 100 steps around each point, in a file whose WAL has been written back."""
+    sizes = {}
+    engine = open_engine(folder / "steps.db", synchronous="off").sync
+    for step in range(1, 10_051):
+        if step in (51, 9_951):
+            engine.close()
+            sizes[step] = (folder / "steps.db").stat().st_size
+            engine = open_engine(folder / "steps.db", synchronous="off").sync
+        if step in (151,):
+            engine.close()
+            sizes[step] = (folder / "steps.db").stat().st_size
+            engine = open_engine(folder / "steps.db", synchronous="off").sync
+        engine.append("t", [message()])
+    engine.close()
+    end = (folder / "steps.db").stat().st_size
+    early, late = (sizes[151] - sizes[51]) / 100, (end - sizes[9_951]) / 100
+    report("bytes per step at step 10,000 against step 100", f"{late / early:.2f}x", "<= 1.2x", late / early <= 1.2)
+    report("  bytes per step, early and late", f"{early:.0f} / {late:.0f}", "", True)
+
+
+class BareSQLite:
+    """One row, one durable commit: what the disk and SQLite cost."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = apsw.Connection(str(path))
+        self._connection.pragma("journal_mode", "wal")
+        self._connection.execute("PRAGMA synchronous=FULL; CREATE TABLE t (id INTEGER PRIMARY KEY, body BLOB)")
+
+    def put(self, body: bytes) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute("INSERT INTO t (body) VALUES (?)", (body,))
+        self._connection.execute("COMMIT")
+
+
+def durable_rate(folder: Path) -> None:
+    engine = open_engine(folder / "rate.db").sync
+    bare = BareSQLite(folder / "bare.db")
+    messages: list[list[Any]] = [[]]
+    blocks = 20
+
+    def snapshots() -> None:
+        if len(messages[0]) > 40:
+            messages[0] = []
+        for _ in range(blocks):
+            messages[0].append(message())
+            engine.snapshot("t", messages[0], {"turn": len(messages[0])}, {})
+
+    def appends() -> None:
+        for _ in range(blocks):
+            engine.append("u", [message()])
+
+    def rows() -> None:
+        for _ in range(blocks):
+            bare.put(codec.pack(message()))
+
+    seconds = paired({"bare": rows, "snapshot": snapshots, "append": appends}, 40)
+    for arm in ("snapshot", "append"):
+        rate = ratio(seconds, "bare", arm)
+        report(f"durable {arm} against a bare one-row commit", f"{rate:.2f}x", ">= 0.6x", rate >= 0.6)
+    engine.close()
+
+
+def many_tasks(folder: Path) -> None:
+    steps = 10
+
+    def run(engine: everstep.CheckpointEngine, tasks: int, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        async def one(name: str) -> None:
+            for _ in range(steps):
+                await engine.append(name, [{"role": "user", "content": text}])
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(one(f"t{n}") for n in range(tasks)))
+
+        return lambda: loop.run_until_complete(all_of_them())
+
+    text = words(1200)
+    loop = asyncio.new_event_loop()
+    durable, fast = open_engine(folder / "tasks.db"), open_engine(folder / "fast.db", synchronous="off")
+    arms = {"one": run(durable, 1, loop), "64": run(durable, 64, loop), "64 off": run(fast, 64, loop)}
+    seconds = paired(arms, 12)
+    scale = 64 * ratio(seconds, "one", "64")
+    off = ratio(seconds, "64 off", "64")
+    report("64 async tasks on 64 threads against one", f"{scale:.1f}x", ">= 5x, or", scale >= 5 or off >= 0.5)
+    report("  against the same with synchronous=OFF", f"{off:.2f}x", ">= 0.5x", scale >= 5 or off >= 0.5)
+    loop.run_until_complete(durable.close())
+    loop.run_until_complete(fast.close())
+    loop.close()
+
+
+def append_cost(folder: Path) -> None:
+    short, long = (everstep.open("memory://", KEEP_ALL).sync for _ in range(2))
+    text = words(1000)
+    for engine, length in ((short, 10), (long, 10_000)):
+        engine.snapshot("t", [{"role": "user", "content": f"{n} {text}"} for n in range(length)], {}, {}) if length < 99 else [
+            engine.append("t", [{"role": "user", "content": f"{n} {text}"} for n in range(at, at + 500)])
+            for at in range(0, length, 500)
+        ]
+
+    def appends(engine: everstep.SyncEngine) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(20):
+                engine.append("t", [{"role": "user", "content": text}])
+
+        return run
+
+    seconds = paired({"short": appends(short), "long": appends(long)}, 30)
+    cost = ratio(seconds, "long", "short")
+    report("append at 10,000 messages against append at 10", f"{cost:.2f}x", "<= 2x", cost <= 2)
+
+
+def snapshot_cpu(folder: Path) -> None:
+    engine = open_engine(folder / "cpu.db", synchronous="off").sync
+    messages = [message(1000) for _ in range(1000)]
+    engine.snapshot("t", messages, {}, {})
+    spent = []
+    for _ in range(20):
+        messages[RNG.randrange(1000)] = message(1000)
+        started = time.process_time()
+        engine.snapshot("t", messages, {}, {})
+        spent.append(time.process_time() - started)
+    cpu = statistics.median(spent) * 1000
+    report("snapshot of 1,000 messages of 1 kB, one of them new: CPU", f"{cpu:.2f} ms", "<= 5 ms", cpu <= 5)
+    engine.close()
+
+
+def loading(folder: Path) -> None:
+    path = folder / "load.db"
+    engine = open_engine(path).sync
+    messages = [message(1000) for _ in range(1000)]
+    for at in range(0, 1000, 50):
+        engine.append("t", messages[at : at + 50])
+    blob = compress.squeeze(codec.pack([messages, {}, {}]))
+    key = tree.address(b"", compress.expand(blob))
+
+    def from_one_blob() -> None:
+        body = compress.expand(blob)
+        if tree.address(b"", body) != key:
+            raise ValueError("changed")
+        codec.unpack(body)
+
+    def warm() -> None:
+        engine.get_latest("t")
+
+    def cold() -> None:
+        fresh = everstep.CheckpointEngine(everstep.StoreBackend(engine._driven._backend.store), KEEP_ALL).sync
+        fresh.get_latest("t")
+
+    seconds = paired({"blob": from_one_blob, "warm": warm, "cold": cold}, 25)
+    for arm in ("warm", "cold"):
+        cost = ratio(seconds, arm, "blob")
+        report(f"loading a head of 1,000 messages, {arm}, against one blob", f"{cost:.2f}x", "<= 3x", cost <= 3)
+    engine.close()
+
+
+def listing(folder: Path) -> None:
+    engine = open_engine(folder / "list.db", synchronous="off").sync
+    for _ in range(10_000):
+        engine.append("t", [{"role": "user", "content": "hello"}])
+    store = engine._driven._backend.store
+    started = time.perf_counter()
+    found = run_to_end(store.list_checkpoints(Query(thread_id="t")))
+    seconds = time.perf_counter() - started
+    no_payload = all(stored.record.body == b"" for stored in found)
+    report("listing 10,000 checkpoints reads no values", f"{seconds * 1000:.0f} ms", "no payload", no_payload)
+    engine.close()
+
+
+def importing(folder: Path) -> None:
+    def fresh(code: str) -> Callable[[], None]:
+        return lambda: subprocess.run([sys.executable, "-c", code], check=True)  # type: ignore[return-value]
+
+    arms = {
+        "nothing": fresh(""),
+        "standard": fresh("import json, dataclasses, asyncio"),
+        "everstep": fresh("import everstep"),
+    }
+    seconds = paired(arms, 9)
+    nothing = statistics.median(seconds["nothing"])
+    cost = statistics.median(
+        (a - nothing) / (b - nothing) for a, b in zip(seconds["everstep"], seconds["standard"], strict=True)
+    )
+    report("import everstep against json + dataclasses + asyncio", f"{cost:.2f}x", "<= 3x", cost <= 3)
+
+
+ALL: Iterable[Callable[[Path], None]] = (
+    bytes_stored, bytes_per_step, durable_rate, many_tasks, append_cost, snapshot_cpu, loading, listing, importing,
+)  # fmt: skip
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    for bench in ALL:
+        if wanted and bench.__name__ not in wanted:
+            continue
+        with tempfile.TemporaryDirectory(prefix="everstep-bench-") as folder:
+            bench(Path(folder))
+
+
+if __name__ == "__main__":
+    main()
