@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import random
 import statistics
 import subprocess
@@ -92,11 +93,7 @@ def bytes_per_step(folder: Path) -> None:
     sizes = {}
     engine = open_engine(folder / "steps.db", synchronous="off").sync
     for step in range(1, 10_051):
-        if step in (51, 9_951):
-            engine.close()
-            sizes[step] = (folder / "steps.db").stat().st_size
-            engine = open_engine(folder / "steps.db", synchronous="off").sync
-        if step in (151,):
+        if step in (51, 151, 9_951):
             engine.close()
             sizes[step] = (folder / "steps.db").stat().st_size
             engine = open_engine(folder / "steps.db", synchronous="off").sync
@@ -125,23 +122,23 @@ class BareSQLite:
 def durable_rate(folder: Path) -> None:
     engine = open_engine(folder / "rate.db").sync
     bare = BareSQLite(folder / "bare.db")
-    messages: list[list[Any]] = [[]]
-    blocks = 20
+    pool = [message() for _ in range(4000)]
+    packed = [codec.pack(one) for one in pool]
+    turns = itertools.count()
 
     def snapshots() -> None:
-        if len(messages[0]) > 40:
-            messages[0] = []
-        for _ in range(blocks):
-            messages[0].append(message())
-            engine.snapshot("t", messages[0], {"turn": len(messages[0])}, {})
+        """Each adds 1.2 kB, as the bare row does, to a thread that holds up to five such messages."""
+        for turn in itertools.islice(turns, 20):
+            start = turn // 5 * 5
+            engine.snapshot("t", pool[start % 4000 : turn % 4000 + 1], {"turn": turn}, {})
 
     def appends() -> None:
-        for _ in range(blocks):
-            engine.append("u", [message()])
+        for turn in itertools.islice(turns, 20):
+            engine.append("u", [pool[turn % 4000]])
 
     def rows() -> None:
-        for _ in range(blocks):
-            bare.put(codec.pack(message()))
+        for turn in itertools.islice(turns, 20):
+            bare.put(packed[turn % 4000])
 
     seconds = paired({"bare": rows, "snapshot": snapshots, "append": appends}, 40)
     for arm in ("snapshot", "append"):
@@ -177,14 +174,13 @@ def many_tasks(folder: Path) -> None:
     loop.close()
 
 
-def append_cost(folder: Path) -> None:
+def append_cost(_: Path) -> None:
     short, long = (everstep.open("memory://", KEEP_ALL).sync for _ in range(2))
     text = words(1000)
     for engine, length in ((short, 10), (long, 10_000)):
-        engine.snapshot("t", [{"role": "user", "content": f"{n} {text}"} for n in range(length)], {}, {}) if length < 99 else [
-            engine.append("t", [{"role": "user", "content": f"{n} {text}"} for n in range(at, at + 500)])
-            for at in range(0, length, 500)
-        ]
+        for at in range(0, length, 500):
+            numbers = range(at, min(at + 500, length))
+            engine.append("t", [{"role": "user", "content": f"{n} {text}"} for n in numbers])
 
     def appends(engine: everstep.SyncEngine) -> Callable[[], None]:
         def run() -> None:
@@ -255,9 +251,12 @@ def listing(folder: Path) -> None:
     engine.close()
 
 
-def importing(folder: Path) -> None:
+def importing(_: Path) -> None:
     def fresh(code: str) -> Callable[[], None]:
-        return lambda: subprocess.run([sys.executable, "-c", code], check=True)  # type: ignore[return-value]
+        def run() -> None:
+            subprocess.run([sys.executable, "-c", code], check=True)
+
+        return run
 
     arms = {
         "nothing": fresh(""),

@@ -1,0 +1,45 @@
+# The words people type. Each sets up what it needs: a virtual environment in .venv, from a hashed lock file.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint bench lock clean
+
+help:
+	@echo "make demo    a small agent is killed and resumes: the main job, in under a minute"
+	@echo "make test    lint, types and all tests"
+	@echo "make lint    lint and types only"
+	@echo "make bench   size and speed, beside what they are compared with"
+	@echo "make lock    renew requirements-dev.txt"
+
+demo: $(READY)
+	@$(BIN)/python examples/demo.py
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/bench.py
+
+$(READY): requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Everstep needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(READY)
+
+lock:
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/python -m pip install --quiet uv
+	.venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+		--no-annotate --no-emit-index-url --no-emit-find-links -o requirements-dev.txt pyproject.toml requirements-dev.in
+	rm -r .venv-lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,67 @@
+"""The documents are true: their code runs, their files exist, and they are as short as they promise."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+def blocks() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        codes = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        found += [(f"{page.name} {n}", code) for n, code in enumerate(codes, 1)]
+    return found
+
+
+@pytest.mark.parametrize("code", [code for _, code in blocks()], ids=[name for name, _ in blocks()])
+def test_the_code_in_the_documents_runs(code: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_prints_what_it_says(tmp_path: Path) -> None:
+    code = next(code for name, code in blocks() if name == "README.md 1")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["2 tool:weather", "2"]
+
+
+def test_there_are_blocks_to_run() -> None:
+    assert len(blocks()) >= 7
+
+
+def test_the_readme_is_short_and_begins_with_code() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 700
+    assert len(text.split("```python")[0].split()) <= 100
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_module_is_in_the_architecture_page() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    for module in (ROOT / "src/everstep").rglob("*.py"):
+        name = str(module.relative_to(ROOT / "src/everstep"))
+        assert name.endswith("__init__.py") or f"`{name}`" in text, name
+
+
+def test_the_demo_tells_its_story() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/demo.py")], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "kill -9" in done.stdout
+    assert "resumed: 6 messages, next is 'tool:hotels'" in done.stdout
+    stored, full = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) bytes", done.stdout)[-2:])
+    assert stored < full

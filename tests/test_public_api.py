@@ -1,0 +1,51 @@
+"""What people's code is written against."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib import resources
+
+import everstep
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert everstep.__all__ == sorted(everstep.__all__)
+    public = {
+        name
+        for name, value in vars(everstep).items()
+        if not name.startswith("_") and not inspect.ismodule(value) and name in dir(everstep)
+    }
+    assert public == set(everstep.__all__)
+
+
+def test_every_public_name_is_documented() -> None:
+    for name in everstep.__all__:
+        assert (getattr(everstep, name).__doc__ or "").strip(), name
+
+
+def test_every_error_has_one_base() -> None:
+    errors = [value for value in vars(everstep).values() if inspect.isclass(value) and issubclass(value, Exception)]
+    assert len(errors) > 10
+    assert all(issubclass(error, everstep.EverstepError) for error in errors)
+    assert issubclass(everstep.CheckpointNotFound, ValueError)
+    assert issubclass(everstep.CheckpointNotFound, LookupError)
+
+
+def test_types_ship() -> None:
+    assert resources.files("everstep").joinpath("py.typed").is_file()
+
+
+def test_the_signature_of_snapshot_is_as_published() -> None:
+    names = list(inspect.signature(everstep.CheckpointEngine.snapshot).parameters)
+    assert names[1:8] == [
+        "thread_id", "messages", "state", "tools_result", "trigger", "parent_checkpoint_id", "next_node",
+    ]  # fmt: skip
+    assert list(inspect.signature(everstep.CheckpointEngine.append).parameters)[1:5] == names[1:5]
+
+
+def test_drivers_are_imported_when_used() -> None:
+    code = "import sys, everstep; print(sorted({'apsw', 'pydantic', 'langgraph', 'pytest'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
