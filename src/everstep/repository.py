@@ -103,11 +103,12 @@ class Memory:
 
     def add(self, objects: dict[bytes, tree.Content]) -> None:
         with self._lock:
+            held = self._objects
             for key, content in objects.items():
-                if key in self._objects:
-                    self._objects.move_to_end(key)
+                if key in held:
+                    held.move_to_end(key)
                 else:
-                    self._objects[key] = content
+                    held[key] = content
                     self._bytes += len(content[0]) + len(content[1]) + _ENTRY_OVERHEAD
             while self._bytes > self._bytes_max and self._objects:
                 _, (children, body) = self._objects.popitem(last=False)
@@ -456,10 +457,8 @@ def _copied(value: Any, path: str) -> Any:
 
 def _verified(objects: Sequence[Object]) -> dict[bytes, tree.Content]:
     """Return objects by hash, each checked against it."""
-    found, address = {}, tree.address
-    bodies = compress.expand_all([squeezed for _, _, squeezed in objects])
-    for (key, children, _), body in zip(objects, bodies, strict=True):
-        if address(children, body) != key:
-            raise CheckpointCorrupted(f"the object {key.hex()} does not match its hash")
-        found[key] = children, body
+    bodies = compress.expand_all([obj[2] for obj in objects])
+    found = {obj[0]: (obj[1], body) for obj, body in zip(objects, bodies, strict=True)}
+    for key in tree.mismatched(found):
+        raise CheckpointCorrupted(f"the object {key.hex()} does not match its hash")
     return found

@@ -164,7 +164,7 @@ class Rows:
                    ON o.family = ? AND o.hash = k.value""",
                 (apsw.carray(level), int(family)),
             ).fetchall()
-            found.extend(Object(*row) for row in rows)
+            found.extend(map(Object._make, rows))
             fresh = {key for _, children, _ in rows if children for key in hashes(children)} - seen
             seen |= fresh
             level = tuple(fresh)
