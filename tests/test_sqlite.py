@@ -614,6 +614,20 @@ def test_listing_reads_no_values(engine: everstep.SyncEngine, path: Path) -> Non
     assert len(engine.checkpointer.list_threads()) == 1
 
 
+def test_objects_the_store_has_lost_are_sent_again(engine: everstep.SyncEngine, path: Path) -> None:
+    state = {"a": text(1), "b": [text(n) for n in range(20)]}
+    lost = engine.snapshot("t", [], state, {})
+    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    database._connections.writer.execute("DELETE FROM objects")
+    fresh = everstep.CheckpointEngine(everstep.StoreBackend(engine._driven._backend.store)).sync
+    with pytest.raises(CheckpointCorrupted) as caught:
+        fresh.get(lost)
+    assert (caught.value.thread_id, caught.value.checkpoint_id) == ("t", lost)
+    again = fresh.get(fresh.snapshot("t", [], state, {}))
+    assert again is not None
+    assert again.state == state
+
+
 def test_storage_grows_with_what_changed(engine: everstep.SyncEngine, path: Path) -> None:
     messages: list[Any] = []
     for n in range(400):

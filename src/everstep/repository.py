@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from everstep import forks
@@ -438,13 +438,17 @@ def _encoded(nodes: Sequence[tree.Node], writer: tree.Writer, base: Base | None,
     return Encoded(children, body, sizes, writer.objects, squeezed, nodes, added, base)
 
 
-@contextmanager
-def _stack_checked() -> Iterator[None]:
+class _stack_checked:  # noqa: N801  # used like a function
     """Say clearly that a nested value met an almost full call stack: nothing is wrong with what is stored."""
-    try:
-        yield
-    except RecursionError as exc:
-        raise EverstepError("the call stack is too deep here for so nested a value; call from higher up") from exc
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RecursionError):
+            raise EverstepError("the call stack is too deep here for so nested a value; call from higher up") from error
 
 
 def _copied(value: Any, path: str) -> Any:

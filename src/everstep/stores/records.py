@@ -35,8 +35,9 @@ def pack_record(record: Record) -> tuple[bytes, bytes]:
         ],
         "metadata",
     )  # fmt: skip
-    codec.check_depth(info, 0, "metadata")
-    _refuse_objects(record.metadata, "metadata")
+    if record.metadata:
+        codec.check_depth(info, 0, "metadata")
+        _refuse_objects(record.metadata, "metadata")
     name = _name(record.key, record.step)
     root = digest(name, record.children, record.body) + record.body
     return digest(name, info) + info, root
