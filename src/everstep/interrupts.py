@@ -12,11 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 # Those that people give handlers that raise. Looked up each time, so few.
-_SIGNALS = [
-    int(getattr(signal, name))
-    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1")
-    if hasattr(signal, name)
-]
+_SIGNALS = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name)]
 _main = threading.main_thread().ident
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -61,7 +61,7 @@ class Memory:
         forks.register(self)
         self._lock = threading.Lock()
         self._heads: OrderedDict[tuple[str, str], tuple[Stored, Sequence[tree.Node]]] = OrderedDict()
-        self._objects: OrderedDict[bytes, tree.Content] = OrderedDict()
+        self._objects: dict[bytes, tree.Content] = {}
         self._bytes, self._bytes_max = 0, bytes_max
 
     def head(self, thread_id: str, namespace: str) -> Stored | None:
@@ -104,15 +104,27 @@ class Memory:
     def add(self, objects: dict[bytes, tree.Content]) -> None:
         with self._lock:
             held = self._objects
-            for key, content in objects.items():
-                if key in held:
-                    held.move_to_end(key)
-                else:
-                    held[key] = content
-                    self._bytes += len(content[0]) + len(content[1]) + _ENTRY_OVERHEAD
-            while self._bytes > self._bytes_max and self._objects:
-                _, (children, body) = self._objects.popitem(last=False)
-                self._bytes -= len(children) + len(body) + _ENTRY_OVERHEAD
+            if not held.keys().isdisjoint(objects):
+                objects = {key: content for key, content in objects.items() if key not in held}
+            held.update(objects)
+            self._bytes += _held_bytes(objects.values())
+            if self._bytes > self._bytes_max:
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Make room for a while: what came first goes first."""
+        doomed = []
+        for key, content in self._objects.items():
+            if self._bytes <= self._bytes_max * 3 // 4:
+                break
+            self._bytes -= _held_bytes([content])
+            doomed.append(key)
+        for key in doomed:
+            del self._objects[key]
+
+
+def _held_bytes(contents: Iterable[tree.Content]) -> int:
+    return sum([len(children) + len(body) + _ENTRY_OVERHEAD for children, body in contents])
 
 
 class Repository:

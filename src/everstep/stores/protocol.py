@@ -151,8 +151,7 @@ class Operation(NamedTuple):
     undone: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
     """What one commit does to a thread: everything, or nothing.
 
     `build` makes the new checkpoint. It is called with the head that the checkpoint will follow (None: the namespace
@@ -169,7 +168,7 @@ class Change:
     the head. A checkpoint that replaces one of the same id never moves the head."""
     origin: Origin | None = None
     """The thread begins here as a branch (and joins that family), or a merge renews what it has in common."""
-    origins: Mapping[str, Origin] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = MappingProxyType({})
     """The same for other threads of the family."""
     moves: Sequence[Move] = ()
     hide: Sequence[Hidden] = ()
@@ -178,7 +177,7 @@ class Change:
     """Operations (by seq) whose hidden stretches are lifted."""
     pins: Sequence[Pin] = ()
     log: Operation | None = None
-    undone: Mapping[int, bool] = field(default_factory=dict)
+    undone: Mapping[int, bool] = MappingProxyType({})
     """Operations (by seq) to mark as undone, or as done again."""
 
 

@@ -7,6 +7,7 @@ also lives here, so that it means the same everywhere.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from everstep.stores.protocol import Key, Operation, Origin, Record
 from everstep.values import codec, registry
 
 DIGEST_BYTES = 8
+_OUR_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}\+00:00")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -140,13 +142,13 @@ def _parent(parent: Any, key: Key) -> Key:
 
 
 def _pack_time(created_at: str) -> str | int:
-    """Return the microseconds of a time that can be written back as the same text; else the text."""
-    try:
-        moment = datetime.fromisoformat(created_at)
-        microseconds = (moment - _EPOCH) // timedelta(microseconds=1)
-    except (ValueError, TypeError, OverflowError):
+    """Return the microseconds of a time in the form that `utc_now` writes; any other text stays as it is."""
+    if not _OUR_TIME.fullmatch(created_at):
         return created_at
-    return microseconds if _unpack_time(microseconds) == created_at else created_at
+    try:
+        return (datetime.fromisoformat(created_at) - _EPOCH) // timedelta(microseconds=1)
+    except ValueError:
+        return created_at
 
 
 def _unpack_time(created: str | int) -> str:

@@ -146,6 +146,8 @@ def _check_storable(change: Change) -> None:
     """Fail now, before anything is changed, if something in the change cannot be packed."""
     if change.log is not None:
         pack_operation(change.log, 0)
+    if change.origin is None and not change.origins:
+        return
     for origin in (change.origin, *change.origins.values()):
         if origin is not None:
             pack_origin(origin, change.thread_id)

@@ -242,10 +242,12 @@ class _Levels:
 
     def written(self) -> Content:
         """Return the children and bytes of all open ends, the highest level first."""
-        parts = [self._written(level) for level in range(len(self.tails) - 1, -1, -1)]
-        heights = [_number(len(tail)) for tail in self.tails[:0:-1]]
-        bodies = [head + body for head, (_, body) in zip(heights, parts[:-1], strict=True)] + [parts[-1][1]]
-        return b"".join(children for children, _ in parts), _number(len(self.tails)) + b"".join(bodies)
+        children, body = self._written(0)
+        all_children, numbers = [children], [_number(len(self.tails))]
+        for tail in self.tails[:0:-1]:
+            numbers.append(_number(len(tail)))
+            all_children.insert(-1, b"".join([part.children for part in tail]))
+        return b"".join(all_children), b"".join(numbers) + body
 
     def _written(self, level: int) -> Content:
         tail = self.tails[level]
