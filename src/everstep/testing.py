@@ -16,8 +16,18 @@ from typing import Any
 
 import pytest
 
-from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, InvalidInput, StoreClosed, UnstorableValue
+from everstep.errors import (
+    BaseGone,
+    CheckpointCorrupted,
+    CheckpointNotFound,
+    HeadMoved,
+    InvalidInput,
+    StoreClosed,
+    UnregisteredType,
+    UnstorableValue,
+)
 from everstep.faces import run_to_end
+from everstep.repository import Repository
 from everstep.stores.protocol import (
     ANY,
     AnyHead,
@@ -37,7 +47,7 @@ from everstep.stores.protocol import (
     Stored,
     Write,
 )
-from everstep.values import tree
+from everstep.values import codec, tree
 from everstep.values.compress import squeeze
 
 Reopen = Callable[[], Awaitable[Store]]
@@ -557,6 +567,33 @@ class StoreContract:
             loaded = await store.read(thread_id, namespace, "x")
             assert loaded is not None
             assert loaded.stored.record.body == repr((thread_id, namespace)).encode()
+
+    # -- 9 corruption is loud, 10 data is not code
+
+    async def test_an_object_that_is_not_what_its_hash_says_is_reported(self, store: Store) -> None:
+        honest = make_object(bytes((tree.REST,)) + codec.pack([[], {}, {}]))
+        for wrong in (b"", b"\x00\x07other", squeeze(b"\x07" + bytes(5000)), b"\x63rubbish"):
+            await store.delete("t")
+            record = make_record(roots=[honest], body=bytes((tree.WHOLE,)))._replace(sizes=(4,))
+            await store.commit(put(record, honest._replace(body=wrong)))
+            with pytest.raises(CheckpointCorrupted) as caught:
+                await Repository(store).load("t")
+            assert (caught.value.thread_id, caught.value.checkpoint_id) == ("t", "c1")
+
+    async def test_an_object_that_is_missing_is_reported(self, store: Store) -> None:
+        missing = make_object(b"missing")
+        await store.commit(put(make_record(roots=[missing], body=bytes((tree.WHOLE,)))))
+        with pytest.raises(CheckpointCorrupted, match=missing.hash.hex()):
+            await Repository(store).load("t")
+
+    async def test_bytes_that_name_a_function_call_nothing(self, store: Store) -> None:
+        call = codec.tag_header(codec.OBJECT, 20) + b"\x92\xa9os.system\xa8touch /x"
+        packed = b"\x93" + call + b"\x80\x80"
+        forged = make_object(bytes((tree.REST,)) + packed)
+        record = make_record(roots=[forged], body=bytes((tree.WHOLE,)))._replace(sizes=(len(packed),))
+        await store.commit(put(record, forged))
+        with pytest.raises(UnregisteredType, match=r"os\.system"):
+            await Repository(store).load("t")
 
     # -- namespaces, ids
 

@@ -66,6 +66,7 @@ _RESERVED_BYTES = 8  # at the end of each page, for its checksum
 _WAL_PAGES_MIN, _WAL_PAGES_MAX = 56, 400
 _SWEEP_BATCH = 500
 _READERS_IDLE_MAX = 8
+_REPLACED = "the file {} was removed or replaced while it was open; open it anew"
 
 
 class SQLiteStore:
@@ -473,6 +474,8 @@ class _Database:
         try:
             return connections.readers.pop()
         except IndexError:
+            if not self.is_the_file():
+                raise StoreError(_REPLACED.format(self._path)) from None
             connection = _connection(self._path, self._busy_ms)
             connection.execute("PRAGMA query_only=1")
             return connection
@@ -490,7 +493,7 @@ class _Database:
         try:
             with self._used() as connections:
                 if not self.is_the_file():
-                    raise StoreError(f"the file {self._path} was removed or replaced while it was open; open it anew")
+                    raise StoreError(_REPLACED.format(self._path))
                 if not self._try_together(batch, connections):
                     for job in batch:
                         self._try_together([job], connections)
