@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from everstep import checks
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
-from everstep.faces import SyncFace, blocking, run_to_end
+from everstep.faces import Closing, SyncFace, blocking
 from everstep.repository import Repository, to_checkpoint, to_metadata
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Query, Record, Store
@@ -58,7 +57,7 @@ class CheckpointBackend(ABC):
         """Let go of connections."""
 
 
-class StoreBackend(CheckpointBackend):
+class StoreBackend(CheckpointBackend, Closing):
     """A backend over a store. `sync` is its blocking view."""
 
     def __init__(self, store: Store, repository: Repository | None = None) -> None:
@@ -130,14 +129,6 @@ class StoreBackend(CheckpointBackend):
     async def close(self) -> None:
         await self.store.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key | None:
         """Return the one checkpoint of that id in that thread and namespace (None: in any)."""
         checks.checkpoint_id(checkpoint_id)
@@ -178,14 +169,6 @@ class SyncBackend(SyncFace[StoreBackend]):
     delete_thread = blocking(StoreBackend.delete_thread)
     delete_before = blocking(StoreBackend.delete_before)
     close = blocking(StoreBackend.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        run_to_end(self._driven.close())
 
 
 class MemoryCheckpointer(StoreBackend):

@@ -5,24 +5,44 @@ No SQL and no bytes here: values go through the repository, everything else is a
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Concatenate, ParamSpec
 
 from everstep import checks
 from everstep.backends import CheckpointBackend, StoreBackend, SyncBackend
 from everstep.config import SnapshotConfig, SnapshotTrigger, as_trigger
 from everstep.errors import CheckpointNotFound, InvalidInput, UnsupportedByBackend
-from everstep.faces import SyncFace, blocking, run_to_end
+from everstep.faces import Closing, SyncFace, blocking
 from everstep.stores.protocol import ANY, AnyHead, Key, Record, Stored
 from everstep.types import Checkpoint, CheckpointMetadata, utc_now
 
 logger = logging.getLogger("everstep")
 
+P = ParamSpec("P")
 
-class CheckpointEngine:
+
+def _logged(
+    save: Callable[Concatenate[CheckpointEngine, P], Coroutine[Any, Any, str]],
+) -> Callable[Concatenate[CheckpointEngine, P], Coroutine[Any, Any, str]]:
+    """Return `save` as one that never breaks the agent."""
+
+    async def snapshot_safe(self: CheckpointEngine, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """As `snapshot`, but an Exception is logged with its traceback and "" returned. Cancellation passes."""
+        try:
+            return await save(self, *args, **kwargs)
+        except Exception:
+            thread_id = args[0] if args else kwargs.get("thread_id")
+            logger.exception("a snapshot of thread %r failed; the agent goes on without it", thread_id)
+            return ""
+
+    functools.update_wrapper(snapshot_safe, save, assigned=())  # its signature, under its own name
+    return snapshot_safe
+
+
+class CheckpointEngine(Closing):
     """Saves and reads the steps of threads. `engine.sync` has the same methods, blocking."""
 
     def __init__(self, checkpointer: CheckpointBackend, config: SnapshotConfig | None = None) -> None:
@@ -132,31 +152,7 @@ class CheckpointEngine:
         )
         return stored.record.key.checkpoint_id
 
-    async def snapshot_safe(
-        self,
-        thread_id: str,
-        messages: Sequence[dict[str, Any]],
-        state: dict[str, Any],
-        tools_result: dict[str, Any],
-        trigger: SnapshotTrigger | str = SnapshotTrigger.MANUAL,
-        parent_checkpoint_id: str | None = None,
-        next_node: str = "",
-        *,
-        tags: Iterable[str] = (),
-        summary: str | None = None,
-        expected_head: str | AnyHead | None = ANY,
-        metadata: dict[str, Any] | None = None,
-        namespace: str = "",
-    ) -> str:
-        """As `snapshot`, but an Exception is logged with its traceback and "" returned. Cancellation passes."""
-        try:
-            return await self.snapshot(
-                thread_id, messages, state, tools_result, trigger, parent_checkpoint_id, next_node,
-                tags=tags, summary=summary, expected_head=expected_head, metadata=metadata, namespace=namespace,
-            )  # fmt: skip
-        except Exception:
-            logger.exception("a snapshot of thread %r failed; the agent goes on without it", thread_id)
-            return ""
+    snapshot_safe = _logged(snapshot)
 
     async def get(
         self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None
@@ -177,14 +173,6 @@ class CheckpointEngine:
     async def close(self) -> None:
         """Close the backend."""
         await self._backend.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _stored(self, checkpoint_id: str, thread_id: str, namespace: str) -> Stored:
         """Return a checkpoint of the thread, without its values."""
@@ -215,14 +203,6 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     def config(self) -> SnapshotConfig:
         """When it saves and how much."""
         return self._driven.config
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        run_to_end(self._driven.close())
 
 
 class _Step:

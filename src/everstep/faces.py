@@ -7,10 +7,12 @@ no deadlock inside somebody else's running loop.
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-A = TypeVar("A")
+A = TypeVar("A", bound="Closing")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -26,11 +28,35 @@ def run_to_end(coroutine: Coroutine[Any, Any, R]) -> R:
     raise RuntimeError("a blocking driver suspended: this is a bug in the driver")
 
 
+class Closing:
+    """Something to be closed, as an asynchronous context manager."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of what is held."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
 class SyncFace(Generic[A]):
-    """Holds the object whose coroutines a blocking face drives."""
+    """Holds the object whose coroutines a blocking face drives; a plain context manager."""
 
     def __init__(self, driven: A) -> None:
         self._driven = driven
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run_to_end(self._driven.close())
 
 
 def blocking(
