@@ -7,6 +7,7 @@ the locks. So before a fork everything registered here is brought to rest, and w
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -25,23 +26,35 @@ class Restful(Protocol):
 
 
 _known: weakref.WeakSet[Restful] = weakref.WeakSet()
+_lock = threading.Lock()
 _resting: list[Restful] = []
 
 
 def register(thing: Restful) -> None:
     """Bring `thing` to rest at every fork while it lives."""
-    _known.add(thing)
+    with _lock:
+        _known.add(thing)
 
 
 def _before() -> None:
-    # Looked up anew each time: what is brought to rest may have been making something new until then.
-    while awake := [thing for thing in _known if not any(thing is other for other in _resting)]:
-        thing = min(awake, key=lambda thing: thing.rest_order)
-        thing.rest()
-        _resting.append(thing)
+    """Bring everything to rest; ends with the register locked."""
+    while True:
+        _lock.acquire()
+        # Looked up anew each time: what is brought to rest may have been making something new until then.
+        resting = {id(thing) for thing in _resting}
+        awake = [thing for thing in _known if id(thing) not in resting]
+        if not awake:
+            return
+        _lock.release()
+        first = min(thing.rest_order for thing in awake)
+        for thing in awake:
+            if thing.rest_order == first:
+                thing.rest()
+                _resting.append(thing)
 
 
 def _after(*, in_child: bool) -> None:
+    _lock.release()
     while _resting:
         _resting.pop().wake(in_child=in_child)
 
