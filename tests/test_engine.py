@@ -409,12 +409,35 @@ async def test_what_is_saved_is_what_there_was_at_the_call(engine: Any, face: st
     async def change() -> None:
         state["n"] = messages[0]["n"] = 2
 
-    for save in (engine.snapshot("a", messages, state, {}), engine.append("b", messages, state)):
+    first = await engine.snapshot("c", [], {}, {})
+    for save in (
+        engine.snapshot("a", messages, state, {}, metadata={"state": state}),
+        engine.append("b", messages, state, metadata={"state": state}),
+        engine.snapshot("c", messages, state, {}, parent_checkpoint_id=first, metadata={"state": state}),
+    ):
         state["n"] = messages[0]["n"] = 1
         await asyncio.gather(save, change())
-    for thread in "ab":
+    for thread in "abc":
         found = await engine.get_latest(thread)
         assert (found.state, found.messages) == ({"n": 1}, [{"n": 1}])
+        assert found.metadata.metadata == {"state": {"n": 1}}
+
+
+async def test_a_base_lost_on_the_way_does_not_change_what_is_saved(store: Store, face: str) -> None:
+    if face == "blocking":
+        return  # nothing runs in between there
+    one, two = (everstep.CheckpointEngine(everstep.StoreBackend(store)) for _ in range(2))
+    messages = [{"role": "user", "content": "m" * 300}]
+    await one.snapshot("t", messages, {"k": "v" * 300}, {})
+    await two.checkpointer.delete_thread("t")
+    state = {"k": "v" * 300, "n": 1}
+    saving = asyncio.create_task(one.snapshot("t", messages, state, {}))
+    await asyncio.sleep(0)
+    state["n"] = 2
+    found = await two.get(await saving)
+    assert found is not None
+    assert found.state["n"] == 1
+    assert found.messages == messages
 
 
 async def test_metadata_takes_plain_types_only(engine: Any) -> None:

@@ -20,6 +20,7 @@ import everstep
 from everstep import CheckpointCorrupted, StoreClosed, StoreError, StoreFull, StoreMismatch, StoreReadOnly
 from everstep.errors import CommitUnknown, StoreUnavailable
 from everstep.faces import run_to_end
+from everstep.interrupts import deferred
 from everstep.stores import sqlite
 from everstep.stores.protocol import Change, Draft, Query, Stored
 from everstep.stores.sqlite import SQLiteStore
@@ -427,6 +428,54 @@ def test_a_fork_beside_writing_threads_leaves_no_lock_behind(path: Path, url: st
         for worker in workers:
             worker.join(60)
     engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_threads_that_fork_at_once_do_not_lock_each_other(tmp_path: Path) -> None:
+    engines = [everstep.open(f"sqlite:///{tmp_path}/{n}.db").sync for n in range(4)]
+
+    def fork() -> None:
+        for _ in range(8):
+            for engine in engines:
+                engine.append("t", [{}])
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+
+    workers = [threading.Thread(target=fork, daemon=True) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive()
+    for engine in engines:
+        assert engine.get_latest("t").metadata.step == 24  # type: ignore[union-attr]
+        engine.close()
+
+
+def test_deferred_signals_are_all_handled_and_handlers_put_back() -> None:
+    came: list[int] = []
+
+    class Interrupt(BaseException):
+        pass
+
+    def strike(number: int, _: Any) -> None:
+        came.append(number)
+        raise Interrupt
+
+    numbers = (signal.SIGALRM, signal.SIGTERM)
+    before = [signal.signal(number, strike) for number in numbers]
+    try:
+        with pytest.raises(Interrupt), deferred():  # noqa: PT012  # what is deferred is the point
+            for number in numbers:
+                os.kill(os.getpid(), number)
+            assert came == []
+        assert sorted(came) == sorted(numbers)
+        assert [signal.getsignal(number) for number in numbers] == [strike, strike]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine.*never awaited:RuntimeWarning")

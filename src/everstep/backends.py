@@ -13,7 +13,7 @@ from typing import Any
 from everstep import checks
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
 from everstep.faces import Closing, SyncFace, blocking
-from everstep.repository import Repository, to_checkpoint, to_metadata
+from everstep.repository import Repository, copied, to_checkpoint, to_metadata
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Query, Record, Store
 from everstep.types import Checkpoint, CheckpointMetadata
@@ -207,5 +207,5 @@ def _record(checkpoint: Checkpoint) -> Record:
         summary=checks.text(metadata.summary, "summary"),
         next_node=checks.text(checkpoint.next_node, "next_node"),
         trigger=checks.text(metadata.trigger, "trigger"),
-        metadata=checks.kind(metadata.metadata, dict, "metadata"),
+        metadata=copied(checks.kind(metadata.metadata, dict, "metadata"), "metadata"),
     )

@@ -16,6 +16,7 @@ from everstep.backends import CheckpointBackend, StoreBackend, SyncBackend
 from everstep.config import SnapshotConfig, SnapshotTrigger, as_trigger
 from everstep.errors import CheckpointNotFound, InvalidInput, UnsupportedByBackend
 from everstep.faces import Closing, SyncFace, blocking
+from everstep.repository import copied
 from everstep.stores.protocol import ANY, AnyHead, Key, Record, Stored
 from everstep.types import Checkpoint, CheckpointMetadata, utc_now
 
@@ -101,11 +102,14 @@ class CheckpointEngine(Closing):
         if step.trigger not in self._config.triggers:
             return ""
         parent = None
+        values: tuple[Any, ...] = (list(messages), state, tools_result)
         if parent_checkpoint_id is not None:
+            # Copied before the wait: what the caller changes later belongs to a later step.
+            values = copied(values[0], "messages"), copied(state, "state"), copied(tools_result, "tools_result")
             parent = await self._stored(parent_checkpoint_id, step.thread_id, step.namespace)
         stored = await self._backend.repository.save(
             step.thread_id,
-            (list(messages), state, tools_result),
+            values,
             lambda head: step.record(parent or head),
             namespace=step.namespace,
             expect=expect,
@@ -228,7 +232,7 @@ class _Step:
         self._tags = tuple(dict.fromkeys([*named, self.trigger.value]))
         self._summary = checks.text(summary, "summary") if summary is not None else _summary(messages, state)
         self._next_node = checks.text(next_node, "next_node")
-        self._metadata = dict(checks.kind(metadata, dict, "metadata")) if metadata is not None else {}
+        self._metadata = copied(checks.kind(metadata, dict, "metadata"), "metadata") if metadata is not None else {}
         self._created_at, self._hex = utc_now(), secrets.token_hex(4)
 
     def record(self, parent: Stored | None) -> Record:

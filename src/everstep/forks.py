@@ -6,6 +6,7 @@ the locks. So before a fork everything registered here is brought to rest, and w
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -26,26 +27,28 @@ class Restful(Protocol):
 
 
 _known: weakref.WeakSet[Restful] = weakref.WeakSet()
-_lock = threading.Lock()
+_known_lock = threading.Lock()
 _resting: list[Restful] = []
+_forking = threading.Lock()  # one fork at a time: what one thread brought to rest, another must not wake
 
 
 def register(thing: Restful) -> None:
-    """Bring `thing` to rest at every fork while it lives."""
-    with _lock:
+    """Bring `thing` to rest at every fork while it lives. Call it last in `__init__`."""
+    with _known_lock:
         _known.add(thing)
 
 
 def _before() -> None:
     """Bring everything to rest; ends with the register locked."""
+    _forking.acquire()
     while True:
-        _lock.acquire()
+        _known_lock.acquire()
         # Looked up anew each time: what is brought to rest may have been making something new until then.
         resting = {id(thing) for thing in _resting}
         awake = [thing for thing in _known if id(thing) not in resting]
         if not awake:
             return
-        _lock.release()
+        _known_lock.release()
         first = min(thing.rest_order for thing in awake)
         for thing in awake:
             if thing.rest_order == first:
@@ -54,9 +57,14 @@ def _before() -> None:
 
 
 def _after(*, in_child: bool) -> None:
-    _lock.release()
+    _known_lock.release()
     while _resting:
-        _resting.pop().wake(in_child=in_child)
+        thing = _resting.pop()
+        try:
+            thing.wake(in_child=in_child)
+        except Exception:  # the others must wake all the same
+            logging.getLogger("everstep").exception("%r did not wake after a fork", thing)
+    _forking.release()
 
 
 os.register_at_fork(

@@ -58,11 +58,11 @@ class Memory:
     rest_order = 2
 
     def __init__(self, bytes_max: int = _CACHE_BYTES_MAX) -> None:
-        forks.register(self)
         self._lock = threading.Lock()
         self._heads: OrderedDict[tuple[str, str], tuple[Stored, Sequence[tree.Node]]] = OrderedDict()
         self._objects: dict[bytes, tree.Content] = {}
         self._bytes, self._bytes_max = 0, bytes_max
+        forks.register(self)
 
     def head(self, thread_id: str, namespace: str) -> Stored | None:
         found = self._heads.get((thread_id, namespace))
@@ -157,8 +157,10 @@ class Repository:
             try:
                 return await self._commit(thread_id, namespace, expect, encoded, record)
             except BaseGone:
+                # All objects are needed after all. They were in memory when values were written down, and mostly still
+                # are; only otherwise the values are written again, as they are by now.
+                written = self._whole(written) or self._write(values, None, split)
                 await self._fresh_head(thread_id, namespace)
-                written = self._write(values, None, split)
 
     async def append(
         self,
@@ -175,8 +177,8 @@ class Repository:
     ) -> Stored:
         """Save the head's values with `messages` added and the keys of `state` and `tools_result` set."""
         # Copied before the first wait: what the caller changes later belongs to a later step.
-        messages = _copied(messages, "messages")
-        state, tools_result = _copied(state, "state"), _copied(tools_result, "tools_result")
+        messages = copied(messages, "messages")
+        state, tools_result = copied(state, "state"), copied(tools_result, "tools_result")
         head, fresh = await self._recent_head(thread_id, namespace, objects=False), False
         while True:
             found = head.record.key.checkpoint_id if head is not None else None
@@ -273,6 +275,14 @@ class Repository:
         writer = tree.Writer(known)
         with _stack_checked():
             return self._nodes(values, writer, base, split)
+
+    def _whole(self, written: _Written) -> _Written | None:
+        """Return what was written with every object it needs, if they are at hand."""
+        objects = dict(written.writer.objects)
+        children = b"".join(node.children for node in written.nodes)
+        if self._gather(tree.hashes(children), objects):
+            return None
+        return _Written(written.nodes, tree.Writer(objects=objects), None)
 
     def _nodes(self, values: Sequence[Any], writer: tree.Writer, base: Base | None, split: bool) -> _Written:
         if not split:
@@ -463,7 +473,8 @@ class _stack_checked:  # noqa: N801  # used like a function
             raise EverstepError("the call stack is too deep here for so nested a value; call from higher up") from error
 
 
-def _copied(value: Any, path: str) -> Any:
+def copied(value: Any, path: str) -> Any:
+    """Return a deep copy of a storable value: what is saved must not change with the caller's own."""
     if not value:
         return type(value)()
     packed = codec.pack(value, path)

@@ -788,6 +788,27 @@ class StoreContract:
         await store.commit(Change(thread_id="t", moves=[Move("ghost", None)]))
         assert await head_id(store) == "c1"
 
+    async def test_a_checkpoint_replaced_and_moved_to_at_once_is_the_new_one(self, store: Store) -> None:
+        old = await store.commit(put(make_record(body=b"old")))
+        await store.commit(put(make_record(body=b"new"), moves=[Move("", "c1")]))
+        assert old is not None
+        with pytest.raises(BaseGone):
+            await store.commit(put(make_record("c2"), base=Base(old.record.key, old.digest)))
+        seen: list[bytes] = []
+
+        def build(head: Stored | None) -> Draft:
+            seen.append(head.record.body if head is not None else b"")
+            return Draft(make_record("c3"), ())
+
+        await store.commit(Change(thread_id="t", build=build))
+        assert seen == [b"new"]
+
+    async def test_writes_do_not_make_a_thread_active(self, store: Store) -> None:
+        await store.commit(put(make_record("a", "one")))
+        await store.commit(put(make_record("b", "two")))
+        await store.put_writes(Key("one", "other", "z"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        assert [s.record.key.thread_id for s in await store.list_threads(9, 0)] == ["two", "one"]
+
     async def test_an_operation_that_cannot_be_packed_changes_nothing(self, store: Store) -> None:
         with pytest.raises(UnstorableValue):
             await store.commit(put(make_record(), log=Operation("x", {"a": object()})))
@@ -885,6 +906,18 @@ class StoreContract:
         for _ in range(3):
             with pytest.raises(HeadMoved):
                 await store.commit(follow("t", "c", expect="never"))
+        await store.commit(follow("t", "c"))
+        assert await head_id(store) == "c-1"
+
+    async def test_what_breaks_off_one_writer_reaches_that_writer_only(self, store: Store) -> None:
+        class BreakOff(BaseException):
+            pass
+
+        def build(_: Stored | None) -> Draft:
+            raise BreakOff
+
+        with pytest.raises(BreakOff):
+            await store.commit(Change(thread_id="t", build=build))
         await store.commit(follow("t", "c"))
         assert await head_id(store) == "c-1"
 

@@ -76,12 +76,12 @@ class MemoryStore:
     rest_order = 2
 
     def __init__(self) -> None:
-        forks.register(self)
         self._lock = threading.RLock()
         self._threads: dict[str, _Thread] = {}
         self._objects: dict[str, dict[bytes, Object]] = {}
         self._seq = 0
         self._closed = False
+        forks.register(self)
 
     @property
     def blocking(self) -> MemoryStore:
@@ -273,7 +273,7 @@ class MemoryStore:
         line = thread.lines.get(namespace) if thread is not None else None
         if thread is None or line is None:
             return None
-        head = self._stored(thread, line.rows[line.head]) if line.head is not None else None
+        head = self._in_commit(thread, line.rows[line.head]) if line.head is not None else None
         return Line(line, thread_id, namespace, thread.family, head)
 
     def family(self, thread_id: str) -> str | None:
@@ -291,7 +291,10 @@ class MemoryStore:
         thread = self._threads.get(key.thread_id)
         line = thread.lines.get(key.namespace) if thread is not None else None
         row = line.rows.get(key.checkpoint_id) if line is not None else None
-        return None if thread is None or row is None else self._stored(thread, row)
+        return None if thread is None or row is None else self._in_commit(thread, row)
+
+    def _in_commit(self, thread: _Thread, row: _Row) -> Stored:
+        return self._stored(thread, row)._replace(hidden=False)
 
     def insert(self, line: Line, packed: Packed) -> Stored:
         return self._put(line, packed, self._next(), pinned=False)
@@ -303,7 +306,7 @@ class MemoryStore:
         record = packed.record
         row = _Row(record.key, seq, record.step, record.children, packed.info, packed.root, packed.digest, pinned)
         line.ref.rows[record.key.checkpoint_id] = row
-        return self._stored(self._threads[line.thread_id], row)
+        return self._in_commit(self._threads[line.thread_id], row)
 
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         self._objects.setdefault(family, {}).update((obj.hash, obj) for obj in objects)

@@ -86,6 +86,7 @@ class Stored(NamedTuple):
     family: str
     pinned: bool = False
     hidden: bool = False
+    """Set when reading and listing; not on what `commit` returns or hands to `build`."""
     digest: bytes = b""
     """A checksum of the record: tells a replaced checkpoint from the one that was read."""
 

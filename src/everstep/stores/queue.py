@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Generic, TypeVar
 
-from everstep.errors import CommitUnknown, StoreClosed
+from everstep.errors import CommitUnknown, StoreClosed, StoreUnavailable
+from everstep.interrupts import deferred
 
 T = TypeVar("T")
 
@@ -100,8 +101,9 @@ class CommitQueue:
     async def do_async(self, job: Job[T]) -> T:
         """Run the job and wait for it as a task. Cancelling the wait does not stop the job."""
         done = job.attend(asyncio.get_running_loop())
-        if self._enter(job):
-            self._lead_elsewhere(job)
+        with deferred():  # an interrupt here would leave the lead with nobody
+            if self._enter(job):
+                self._lead_elsewhere(job)
         await done
         return job.outcome()
 
@@ -115,21 +117,28 @@ class CommitQueue:
     def _lead_elsewhere(self, job: Job[Any]) -> None:
         try:
             self._executor().submit(self._lead, job)
-        except RuntimeError:  # the workers have been sent home: the store is closed
+        except RuntimeError as exc:  # the workers have been sent home, or the system gives no more threads
+            closed = "shutdown" in str(exc)
+            error = StoreClosed("the store was closed") if closed else StoreUnavailable(f"no worker thread: {exc}")
             with self._lock:
                 batch = list(self._waiting)
                 self._waiting.clear()
                 self._led = False
             for waiting in batch:
-                waiting.finish(None, StoreClosed("the store was closed"))
+                waiting.lead = False
+                waiting.finish(None, error)
             self._tell(batch)
 
     def _lead(self, job: Job[Any]) -> None:
         """Carry batches: one, or on a worker thread as many as asynchronous callers wait for."""
-        while True:
+        while job.lead:
             with self._lock:
                 job.batch = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
-            self._run(job.batch)
+            try:
+                self._run(job.batch)
+            except BaseException:
+                self._abandon(job)
+                raise
             following = self._pass_on(job)
             if following is None:
                 return

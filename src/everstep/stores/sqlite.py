@@ -496,7 +496,8 @@ class _Database:
                     raise StoreError(_REPLACED.format(self._path))
                 if not self._try_together(batch, connections):
                     for job in batch:
-                        self._try_together([job], connections)
+                        if not job.done:
+                            self._try_together([job], connections)
                 self._bound_wal(connections.writer)
         except Exception as exc:
             for job in batch:
@@ -519,6 +520,10 @@ class _Database:
                         if writer.total_changes() != before or isinstance(exc, apsw.Error):
                             raise
                         outcomes.append((None, exc))  # it changed nothing: the others go on
+                    except BaseException as exc:  # SystemExit and the like are for the caller whose work raised them
+                        _roll_back(connections)
+                        job.finish(None, exc)
+                        return False
                 committing = True
                 writer.execute("COMMIT")
         except Exception as exc:

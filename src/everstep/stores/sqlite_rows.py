@@ -63,7 +63,7 @@ class Rows:
         """Start a write transaction; what is remembered stays only if no other connection wrote since."""
         self._execute("BEGIN IMMEDIATE")
         version = self._execute("PRAGMA data_version").get
-        if version != self._version or len(self._lines) >= _REMEMBERED_MAX:
+        if version != self._version or max(len(self._lines), len(self._heads)) >= _REMEMBERED_MAX:
             self.forget()
             self._version = version
 
@@ -261,9 +261,9 @@ class Rows:
                 "INSERT INTO threads (name, family) VALUES (?, ?) RETURNING id, family", (thread_id, int(family))
             ).get
         ref = self._execute(
-            """INSERT INTO lines (thread, namespace, generation, active) VALUES (?, ?, 0, ?)
+            """INSERT INTO lines (thread, namespace, generation, active) VALUES (?, ?, 0, 0)
                ON CONFLICT DO UPDATE SET generation = generation RETURNING id""",
-            (row[0], namespace, _now()),
+            (row[0], namespace),
         ).get
         return Line(ref, thread_id, namespace, str(row[1]), None)
 

@@ -115,6 +115,8 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
         tx.set_origin(thread_id, origin)
     for move, target in targets:
         moved = tx.line(change.thread_id, move.namespace)
+        if target is not None and stored is not None and target.record.key == stored.record.key:
+            target = stored  # replaced just now
         if moved is not None:  # a namespace that does not exist has no head to take away
             tx.set_head(moved, target)
     for found, pinned in pins:

@@ -86,10 +86,10 @@ def hashes(children: bytes) -> list[bytes]:
 class Writer:
     """Turns values into nodes and collects the objects they need, but for the `known` ones."""
 
-    def __init__(self, known: Collection[bytes] = frozenset()) -> None:
+    def __init__(self, known: Collection[bytes] = frozenset(), objects: dict[bytes, Content] | None = None) -> None:
         self._known = known
-        self.objects: dict[bytes, Content] = {}
-        self.added_bytes = 0
+        self.objects = objects if objects is not None else {}
+        self.added_bytes = sum(len(children) + len(body) for children, body in self.objects.values())
 
     def whole(self, value: Any, path: str) -> Node:
         """Write `value` as one object, however large."""
@@ -176,8 +176,10 @@ class Writer:
         if kind is bytes:
             return self._cut_node(BYTES, value, len(packed))
         if kind is bytearray:
-            inner = self._cut_node(RAW, bytes(value), len(packed))
-            return Node(inner.children, bytes((TAG, codec.BYTEARRAY)) + inner.body, len(packed))
+            data = bytes(value)
+            inner = self._cut_node(RAW, data, len(data))
+            size = len(codec.tag_header(codec.BYTEARRAY, len(data))) + len(data)
+            return Node(inner.children, bytes((TAG, codec.BYTEARRAY)) + inner.body, size)
         if kind in codec.UNSPLIT:
             return Node(self._leaf(packed, depth, path), _REF_BODY, len(packed))
         tag, items = codec.opened(value, path)
