@@ -319,7 +319,7 @@ def test_a_generic_class_comes_back() -> None:
     assert codec.unpack(codec.pack(Box[int](3))) == Box(3)
 
 
-def test_an_interrupt_while_rebuilding_passes() -> None:
+def test_an_interrupt_in_a_classs_own_code_passes() -> None:
     class Slow:
         pass
 
@@ -329,6 +329,10 @@ def test_an_interrupt_while_rebuilding_passes() -> None:
     everstep.register(Slow, name="slow", to_state=lambda _: 1, from_state=interrupted)
     with pytest.raises(KeyboardInterrupt):
         codec.unpack(codec.pack([Slow()]))
+    everstep.register(Slow, name="slow", to_state=interrupted, from_state=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        codec.pack([{"deep": (Slow(),)}])
+    assert codec.unpack(codec.pack([1])) == [1]
 
 
 def test_a_class_that_is_not_registered_here_is_named() -> None:

@@ -16,6 +16,7 @@ import pathlib
 import pickle  # for the name of an error; nothing is ever unpickled
 import re
 import struct
+import threading
 import uuid
 import zoneinfo
 from collections.abc import Callable
@@ -42,6 +43,7 @@ _OPTIONS = (
     | ormsgpack.OPT_PASSTHROUGH_TUPLE
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
+_hidden = threading.local()  # an interrupt that the packer hides
 _PLAIN = frozenset((type(None), bool, float, bytes))
 _END = ormsgpack.packb(b"\xe5everstep.end")  # follows a value when it is unpacked, so that rubbish behind it shows
 
@@ -51,6 +53,9 @@ def pack(value: Any, path: str = "value") -> bytes:
     try:
         return _pack_fast(value)
     except (TypeError, EverstepError, RuntimeError):  # the packer's own errors are TypeErrors and hide their cause
+        interrupt, _hidden.interrupt = getattr(_hidden, "interrupt", None), None
+        if interrupt is not None:
+            raise interrupt from None
         return ormsgpack.packb(_lower(value, path, []), option=_OPTIONS)
 
 
@@ -137,7 +142,13 @@ def _tagged_fast(value: Any) -> ormsgpack.Ext:
     make = _MAKERS.get(type(value))
     if make is not None:
         return ormsgpack.Ext(*make(value, ""))
-    tag, content = _opened(value, "")
+    try:
+        tag, content = _opened(value, "")
+    except Exception:
+        raise
+    except BaseException as exc:  # Ctrl-C in a caller's to_state: the packer would swallow it
+        _hidden.interrupt = exc
+        raise
     if tag in (SET, FROZENSET):
         return ormsgpack.Ext(tag, _packed_set([_pack_fast(item) for item in content]))
     return ormsgpack.Ext(tag, _pack_fast(content))
