@@ -38,7 +38,7 @@ lock:
 	$(PYTHON) -m venv --clear .venv-lock
 	.venv-lock/bin/python -m pip install --quiet uv
 	.venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-		--no-annotate --no-emit-index-url --no-emit-find-links -o requirements-dev.txt pyproject.toml requirements-dev.in
+		--no-annotate -o requirements-dev.txt pyproject.toml requirements-dev.in
 	rm -r .venv-lock
 
 clean:

@@ -294,8 +294,8 @@ def _number(value: int) -> bytes:
 
 
 _PIECE_MIN, _PIECE_MAX, _PIECE_MASK = 2048, 32768, 0x7F
-# A piece may end after some of these: found fast, and about one byte in thirty of prose, numbers, base64, other
-# scripts' UTF-8 and binary data alike.
+# A piece may end after some of these: found fast, and not too common in prose, numbers, base64, other scripts' UTF-8
+# and binary data alike.
 _PIECE_ENDS = re.compile(rb"[c3S\x03\x8b\xab\xe3\xf3]")
 
 
