@@ -41,7 +41,7 @@ class Encoded(NamedTuple):
     def draft(self, record: Record) -> Draft:
         """Return `record` (made without values) with these values, ready for a store."""
         record = record._replace(children=self.children, body=self.body, sizes=self.sizes)
-        return Draft(record, self.squeezed, self.base)
+        return Draft(record, self.squeezed, (self.base,) if self.base is not None else ())
 
 
 class _Written(NamedTuple):

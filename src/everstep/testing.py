@@ -33,18 +33,21 @@ from everstep.stores.protocol import (
     AnyHead,
     Base,
     Change,
+    Common,
     Draft,
     Hidden,
     Key,
     Move,
     Object,
     Operation,
-    Origin,
     Pin,
+    Place,
     Query,
     Record,
+    Root,
     Store,
     Stored,
+    Swept,
     Write,
 )
 from everstep.values import codec, tree
@@ -91,7 +94,7 @@ def make_record(
 
 def put(record: Record, *objects: Object, base: Base | None = None, **change: Any) -> Change:
     """Return the change that commits `record` as it is."""
-    draft = Draft(record, objects, base)
+    draft = Draft(record, objects, (base,) if base is not None else ())
     return Change(thread_id=record.key.thread_id, namespace=record.key.namespace, build=lambda _: draft, **change)
 
 
@@ -230,7 +233,7 @@ class StoreContract:
 
         assert await head_id(store) == "c1"
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c1"]
-        assert [s.pinned for s in await store.list_checkpoints(Query(thread_id="t", hidden=True))] == [False, True]
+        assert [s.pinned for s in await store.list_checkpoints(Query(thread_id="t", hidden="also"))] == [False, True]
         (operation,) = await store.operations("t", 10)
         assert (operation.kind, operation.data, operation.undone) == ("rewind", {"to": "c1"}, False)
 
@@ -293,10 +296,10 @@ class StoreContract:
         first = await store.commit(put(make_record(roots=[drop]), drop))
         await store.commit(put(make_record("c2", step=2, roots=[keep]), keep))
         assert first is not None
-        assert await store.sweep(first.family) == (0, 0)
+        assert await store.sweep(first.family) == Swept(0, 0)
         await store.delete("t", keys=[Key("t", "", "c1")])
         swept = await store.sweep(first.family)
-        assert swept == (1, len(drop.body))
+        assert swept == Swept(1, len(drop.body))
 
     async def test_a_sweep_keeps_what_writes_need(self, store: Store) -> None:
         leaf = make_object(b"leaf")
@@ -306,18 +309,34 @@ class StoreContract:
         await store.sweep(first.family)
         assert await store.fetch(first.family, [leaf.hash]) == [leaf]
 
-    async def test_a_sweep_keeps_the_root_a_branch_has_in_common(self, store: Store) -> None:
+    async def test_a_deleted_thread_takes_along_what_it_had_in_common(self, store: Store) -> None:
         leaf = make_object(b"leaf")
         first = await store.commit(put(make_record(roots=[leaf]), leaf))
         assert first is not None
-        origin = Origin(first.record.key, leaf.hash, b"common", (6,))
-        await store.commit(put(make_record("b1", "branch", step=0), origin=origin))
-        await store.delete("t")
+        common = Common(first.place, Root(leaf.hash, b"common", (6,)))
+        key = first.record.key
+        await store.commit(put(make_record("b1", "branch", step=0), origin=key, commons={"t": common}))
+        await store.delete("t", keys=[key])
+        await store.put_writes(Key("t", "", "x"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        await store.sweep(first.family)
+        assert await store.fetch(first.family, [leaf.hash]) == []  # a thread that is gone has nothing in common
+
+    async def test_a_sweep_keeps_what_two_threads_have_in_common(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        await store.commit(put(make_record("c2", step=2)))
+        assert first is not None
+        common = Common(first.place, Root(leaf.hash, b"common", (6,)))
+        await store.commit(put(make_record("b1", "branch", step=0), origin=first.record.key, commons={"t": common}))
+        await store.delete("t", keys=[first.record.key])
         await store.sweep(first.family)
 
-        branch = await store.thread("branch")
+        branch, origin = await store.thread("branch"), await store.thread("t")
 
-        assert branch is not None and branch.origin == origin
+        assert branch is not None and origin is not None
+        assert branch.origin == first.record.key
+        assert branch.commons == {"t": common}
+        assert origin.commons == {"branch": common}
         assert await store.fetch(first.family, [leaf.hash]) == [leaf]
 
     async def test_deleting_a_thread_removes_it_and_nothing_else(self, store: Store) -> None:
@@ -618,7 +637,7 @@ class StoreContract:
         leaf = make_object(b"leaf")
         first = await store.commit(put(make_record(roots=[leaf]), leaf))
         assert first is not None
-        origin = Origin(first.record.key, leaf.hash, b"body", (4,))
+        origin = first.record.key
         base = Base(first.record.key, first.digest)
         branch = await store.commit(put(make_record("b", "branch", step=0, roots=[leaf]), base=base, origin=origin))
 
@@ -628,9 +647,8 @@ class StoreContract:
         assert list(loaded.objects) == [leaf]
 
     async def test_a_branch_of_nothing_is_refused(self, store: Store) -> None:
-        origin = Origin(Key("gone", "", "c"), b"", b"", ())
         with pytest.raises(CheckpointNotFound):
-            await store.commit(put(make_record("b", "branch"), origin=origin))
+            await store.commit(put(make_record("b", "branch"), origin=Key("gone", "", "c")))
         assert await store.thread("branch") is None
 
     async def test_threads_of_their_own_share_nothing(self, store: Store) -> None:
@@ -644,13 +662,258 @@ class StoreContract:
     async def test_a_merge_renews_what_threads_have_in_common(self, store: Store) -> None:
         first = await store.commit(put(make_record()))
         assert first is not None
-        await store.commit(put(make_record("b", "branch"), origin=Origin(first.record.key, b"", b"old", (3,))))
+        old, new = (Common(first.place, Root(b"", body, (3,))) for body in (b"old", b"new"))
+        await store.commit(put(make_record("b", "branch"), origin=first.record.key, commons={"t": old}))
+        await store.commit(put(make_record("c2", step=2), commons={"branch": new}))
+        for one, other in (("branch", "t"), ("t", "branch")):
+            thread = await store.thread(one)
+            assert thread is not None
+            assert thread.commons == {other: new}
+
+    async def test_threads_of_two_families_have_nothing_in_common(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        await store.commit(put(make_record("c1", "u")))
+        assert first is not None
+        common = Common(first.place, Root(b"", b"", ()))
+        for other in ("u", "nobody"):
+            with pytest.raises(InvalidInput):
+                await store.commit(put(make_record("c2", step=2), commons={other: common}))
+            with pytest.raises(InvalidInput):
+                await store.commit(put(make_record("c2", step=2), log=Operation("x", {}), log_thread=other))
+        assert await head_id(store) == "c1"
+
+    # -- runs: ancestry
+
+    async def test_checkpoints_that_follow_each_other_are_one_run(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        thread = await store.thread("t")
+        assert thread is not None
+        assert {s.run for s in stored if s is not None} == {s.seq for s in stored[:1] if s is not None}
+        assert thread.runs == {}
+        assert [s.run for s in await store.list_checkpoints(Query(thread_id="t"))] == [stored[0].run] * 3  # type: ignore[union-attr]
+
+    async def test_an_older_parent_starts_a_run(self, store: Store) -> None:
+        one, _two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        third = await store.commit(put(make_record("x", step=2, parents=["c-1"])))
+        fourth = await store.commit(follow("t", "d"))
+        thread = await store.thread("t")
+        assert one is not None and third is not None and fourth is not None and thread is not None
+        assert (third.run, fourth.run) == (third.seq, third.seq)
+        assert thread.runs == {third.seq: (Place(one.record.key, one.run, one.seq),)}
+
+    async def test_a_checkpoint_without_parents_follows_the_head(self, store: Store) -> None:
+        one = await store.commit(put(make_record()))
+        two = await store.commit(put(make_record("c2", step=2)))
+        assert one is not None and two is not None
+        assert two.run == one.run
+
+    async def test_an_unknown_parent_starts_a_run_that_follows_nothing(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        two = await store.commit(put(make_record("c2", step=2, parents=["nobody"])))
+        thread = await store.thread("t")
+        assert two is not None and thread is not None
+        assert two.run == two.seq
+        assert thread.runs == {}
+
+    async def test_what_follows_a_moved_head_starts_a_run(self, store: Store) -> None:
+        one, _two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
+        three = await store.commit(follow("t", "d"))
+        four = await store.commit(follow("t", "d"))
+        thread = await store.thread("t")
+        assert one is not None and three is not None and four is not None and thread is not None
+        assert (three.run, four.run) == (three.seq, three.seq)
+        assert thread.runs == {three.seq: (one.place,)}
+
+    async def test_what_follows_a_deleted_head_starts_a_run(self, store: Store) -> None:
+        one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        assert one is not None and two is not None
+        await store.delete("t", keys=[two.record.key])
+        three = await store.commit(follow("t", "d"))
+        thread = await store.thread("t")
+        assert three is not None and thread is not None
+        assert thread.runs == {three.seq: (one.place,)}
+
+    async def test_a_checkpoint_that_does_not_become_the_head_starts_a_run(self, store: Store) -> None:
+        one = await store.commit(put(make_record("c5")))
+        side = await store.commit(put(make_record("c1", parents=["c5"]), head="never"))
+        two = await store.commit(put(make_record("c6", parents=["c5"])))
+        assert one is not None and side is not None and two is not None
+        assert side.run == side.seq
+        assert two.run == one.run
+
+    async def test_a_branch_and_a_merge_say_what_they_follow(self, store: Store, reopen: Reopen) -> None:
+        one = await store.commit(put(make_record()))
+        assert one is not None
+        begun = make_record("b", "branch", step=0)._replace(parents=(one.record.key,))
+        branch = await store.commit(put(begun, origin=one.record.key))
+        two = await store.commit(follow("t", "c"))
+        assert branch is not None and two is not None
+        merged = make_record("m", step=3)._replace(parents=(two.record.key, branch.record.key))
+        merge = await store.commit(put(merged))
+        assert merge is not None
+        await store.delete("t", keys=[one.record.key, two.record.key])
+        store = await reopen()
+
+        thread, other = await store.thread("t"), await store.thread("branch")
+
+        assert thread is not None and other is not None
+        assert other.runs == {branch.seq: (one.place,)}
+        assert thread.runs == {merge.seq: (two.place, branch.place)}
+
+    async def test_a_stretch_hides_one_run_only(self, store: Store) -> None:
+        one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        other = await store.commit(put(make_record("x", step=2, parents=["c-1"])))
+        three = await store.commit(put(make_record("y", step=3, parents=["c-2"])))
+        assert one is not None and two is not None and other is not None and three is not None
+        await store.commit(
+            Change(thread_id="t", hide=[Hidden("", one.seq, three.seq, other.run)], log=Operation("a", {}))
+        )
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["y", "c-2", "c-1"]
+        assert ids(await store.list_checkpoints(Query(thread_id="t", hidden="only"))) == ["x"]
+
+    # -- retention's deletions
+
+    async def test_pruning_goes_with_the_commit_and_spares_heads_pins_and_beginnings(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(6)]
+        seqs = [s.seq for s in stored if s is not None]
+        assert stored[1] is not None and stored[2] is not None and stored[3] is not None
+        await store.put_writes(stored[2].record.key, [Write("task", 0, "ch", b"", b"", 0)], [])
+        await store.commit(Change(thread_id="t", pins=[Pin(stored[1].record.key, True)]))
+        await store.commit(put(make_record("b", "branch", step=0), origin=stored[3].record.key))
+        thread = await store.thread("t")
+        await store.commit(follow("t", "c")._replace(prune=seqs))
+        assert thread is not None
+        assert thread.spared == {seqs[1], seqs[3]}
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-7", "c-4", "c-2"]
+        await store.commit(Change(thread_id="t", pins=[Pin(stored[1].record.key, False)]))
+        await store.delete("branch")
+        await store.commit(Change(thread_id="t", prune=[*seqs, seqs[-1] + 1]))
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-7"]
+
+    async def test_a_commit_that_fails_prunes_nothing(self, store: Store) -> None:
+        one = await store.commit(follow("t", "c"))
+        await store.commit(follow("t", "c"))
+        assert one is not None
+        with pytest.raises(HeadMoved):
+            await store.commit(follow("t", "c", expect="c-1")._replace(prune=[one.seq]))
+        assert await store.read("t", "", "c-1") is not None
+
+    async def test_a_deletion_can_spare_what_retention_must_keep(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(4)]
+        keys = [s.record.key for s in stored if s is not None]
+        await store.commit(Change(thread_id="t", pins=[Pin(keys[0], True)]))
+        await store.commit(put(make_record("b", "branch", step=0), origin=keys[1]))
+        assert (await store.delete("t", keys=keys, spare=True)).checkpoints == 1
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-4", "c-2", "c-1"]
+        assert (await store.delete("t", keys=keys[:1])).checkpoints == 1
+
+    async def test_numbers_of_pruned_checkpoints_are_not_given_again(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        seqs = [s.seq for s in stored if s is not None]
+        await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
+        await store.commit(Change(thread_id="t", prune=seqs))
+        again = await store.commit(follow("t", "d"))
+        assert again is not None
+        assert again.seq > seqs[-1]
+
+    async def test_entries_of_the_log_can_be_dropped(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        for kind in "abc":
+            await store.commit(Change(thread_id="t", log=Operation(kind, {})))
+        entries = await store.operations("t", 10)
+        await store.delete("t", keys=[], operations=[entries[1].seq, entries[2].seq])
+        assert [o.kind for o in await store.operations("t", 10)] == ["c"]
+
+    async def test_a_stretch_that_hides_nothing_any_more_is_dropped(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        one, two, three = [s for s in stored if s is not None]
+        hide = [Hidden("", one.seq, three.seq, one.run)]
+        await store.commit(Change(thread_id="t", moves=[Move("", "c-1")], hide=hide, log=Operation("rewind", {})))
+        await store.delete("t", keys=[two.record.key])
+        kept = await store.thread("t")
+        await store.delete("t", keys=[three.record.key])
+        dropped = await store.thread("t")
+        assert kept is not None and dropped is not None
+        assert len(kept.hidden) == 1
+        assert dropped.hidden == {}
+
+    async def test_garbage_is_noted_and_swept_a_little_at_a_time(self, store: Store) -> None:
+        leaves = [make_object(b"leaf %d" % n * 100) for n in range(40)]
+        for n, leaf in enumerate(leaves):
+            await store.commit(put(make_record(f"c{n}", step=n, roots=[leaf]), leaf))
+        first = await store.thread("t")
+        assert first is not None
+        assert first.garbage == 0
+        keys = [Key("t", "", f"c{n}") for n in range(30)]
+        pretended = await store.sweep(first.family, pretend=keys)
+        await store.delete("t", keys=keys)
+        second = await store.thread("t")
+        assert second is not None
+        assert second.garbage > 0
+        swept = objects = 0
+        finished = False
+        while not finished:
+            done = await store.sweep(first.family, effort=7)
+            swept, objects, finished = swept + done.size_bytes, objects + done.objects, done.finished
+        assert (objects, swept) == pretended[:2]
+        assert objects == 30
+        assert await stored_objects(store, first.family, *leaves) == {leaf.hash for leaf in leaves[30:]}
+        third = await store.thread("t")
+        assert third is not None
+        assert third.garbage == 0
+
+    async def test_a_sweep_in_parts_keeps_what_is_committed_meanwhile(self, store: Store) -> None:
+        leaves = [make_object(b"leaf %d" % n) for n in range(30)]
+        for n, leaf in enumerate(leaves):
+            await store.commit(put(make_record(f"c{n}", step=n, roots=[leaf]), leaf))
+        loaded = await store.read("t")
+        assert loaded is not None
+        family = loaded.stored.family
+        await store.delete("t", keys=[Key("t", "", f"c{n}") for n in range(29)])
+        for n in range(29):
+            await store.sweep(family, effort=2)
+            again = leaves[n]
+            await store.commit(put(make_record(f"d{n}", step=n, roots=[again]), again))
+        await store.sweep(family, effort=1000)
+        assert await stored_objects(store, family, *leaves) == {leaf.hash for leaf in leaves}
+
+    # -- counting, and lists in other orders
+
+    async def test_counting_agrees_with_listing(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(6)]
+        seqs = [s.seq for s in stored if s is not None]
+        await store.commit(put(make_record("s1", "t", "sub")))
+        await store.commit(Change(thread_id="t", hide=[Hidden("", seqs[1], seqs[3])], log=Operation("x", {})))
+        for query in (
+            Query(thread_id="t"), Query(thread_id="t", namespace=None), Query(thread_id="t", hidden="also"),
+            Query(thread_id="t", hidden="only"), Query(thread_id="t", after_seq=seqs[2]), Query(thread_id="ghost"),
+            Query(thread_id="t", after_seq=seqs[2], hidden="also"), Query(thread_id="t", before_seq=seqs[3]),
+            Query(thread_id="t", step_max=4, hidden="only"), Query(limit=3), Query(thread_id="t", filter={"a": 1}),
+            Query(thread_id="t", namespace="sub", hidden="only"), Query(namespace=None, offset=2),
+        ):  # fmt: skip
+            assert await store.count(query) == len(await store.list_checkpoints(query)), query
+
+    async def test_lists_can_go_from_the_oldest_on(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(4)]
+        seqs = [s.seq for s in stored if s is not None]
+        query = Query(thread_id="t", order="oldest", after_seq=seqs[0], limit=2)
+        assert ids(await store.list_checkpoints(query)) == ["c-2", "c-3"]
+
+    async def test_threads_without_a_head_are_listed_when_asked_for(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.commit(put(make_record("c1", "u")))
+        await store.commit(Change(thread_id="t", moves=[Move("", None)]))
+        assert [s.record.key.thread_id for s in await store.list_threads(9, 0)] == ["u"]
+        assert sorted(s.record.key.thread_id for s in await store.list_threads(9, 0, headless=True)) == ["t", "u"]
+
+    async def test_objects_can_be_fetched_one_level_deep(self, store: Store) -> None:
         leaf = make_object(b"leaf")
-        renewed = Origin(first.record.key, leaf.hash, b"new", (3,))
-        await store.commit(put(make_record("c2", step=2, roots=[leaf]), leaf, origins={"branch": renewed}))
-        branch = await store.thread("branch")
-        assert branch is not None
-        assert branch.origin == renewed
+        top = make_object(b"top", leaf)
+        first = await store.commit(put(make_record(roots=[top]), top, leaf))
+        assert first is not None
+        assert await store.fetch(first.family, [top.hash], below=False) == [top]
+        assert await store.fetch(first.family, [], below=False) == []
 
     # -- leaving objects out
 
@@ -691,7 +954,7 @@ class StoreContract:
         await store.delete("t", keys=[Key("t", "", "c1")])
         await store.commit(put(make_record("c3", step=3, roots=[leaf]), leaf))
         assert first is not None
-        assert await store.sweep(first.family) == (0, 0)
+        assert await store.sweep(first.family) == Swept(0, 0)
         assert await store.fetch(first.family, [leaf.hash]) == [leaf]
 
     # -- pending writes
@@ -732,7 +995,7 @@ class StoreContract:
         await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
         loaded = await store.read("t", writes=True)
         assert loaded is not None
-        stretch = Hidden("", 0, loaded.writes[0].seq, "c1")
+        stretch = Hidden("", 0, loaded.writes[0].seq, None, "c1")
         await store.commit(Change(thread_id="t", hide=[stretch], log=Operation("rewind", {})))
         (operation,) = await store.operations("t", 1)
         hidden = await store.read("t", writes=True)
@@ -759,7 +1022,7 @@ class StoreContract:
 
         assert loaded is not None and loaded.stored.hidden
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-1"]
-        everything = await store.list_checkpoints(Query(thread_id="t", hidden=True))
+        everything = await store.list_checkpoints(Query(thread_id="t", hidden="also"))
         assert [(s.record.step, s.hidden) for s in everything] == [(3, True), (2, True), (1, False)]
 
     async def test_showing_lifts_what_one_operation_hid(self, store: Store) -> None:
@@ -769,13 +1032,33 @@ class StoreContract:
         await store.commit(Change(thread_id="t", hide=[Hidden("", 0, seqs[0])], log=Operation("b", {})))
         first = (await store.operations("t", 10))[1]
 
-        await store.commit(Change(thread_id="t", show=[first.seq], undone={first.seq: True}))
+        amended = Operation("a", {"note": 1}, first.seq, undone=True)
+        await store.commit(Change(thread_id="t", show=[first.seq], amend=[amended]))
 
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-3", "c-2"]
-        assert [(o.kind, o.undone) for o in await store.operations("t", 10)] == [("b", False), ("a", True)]
+        second, changed = await store.operations("t", 10)
+        assert (second.kind, second.undone) == ("b", False)
+        assert changed == amended
         thread = await store.thread("t")
         assert thread is not None
-        assert [list(h) for h in thread.hidden.values()] == [[Hidden("", 0, seqs[0])]]
+        assert [list(h) for h in thread.hidden.values()] == [[Hidden("", 0, seqs[0], operation=second.seq)]]
+
+    async def test_an_amended_operation_can_hide_anew(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        seqs = [s.seq for s in stored if s is not None]
+        await store.commit(Change(thread_id="t", hide=[Hidden("", seqs[1], seqs[2])], log=Operation("a", {})))
+        (first,) = await store.operations("t", 10)
+        hide = [Hidden("", 0, seqs[0], operation=first.seq)]
+        await store.commit(Change(thread_id="t", show=[first.seq], hide=hide))
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-3", "c-2"]
+
+    async def test_an_operation_can_be_logged_with_another_thread(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        log = Operation("branch", {"to": "branch"})
+        await store.commit(put(make_record("b", "branch"), origin=first.record.key, log=log, log_thread="t"))
+        assert [o.kind for o in await store.operations("t", 9)] == ["branch"]
+        assert await store.operations("branch", 9) == []
 
     async def test_a_head_can_be_moved_to_nothing(self, store: Store) -> None:
         await store.commit(put(make_record()))

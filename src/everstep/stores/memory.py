@@ -5,8 +5,10 @@ Records are kept packed, like everywhere, so that a caller's later changes canno
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,13 +17,14 @@ from everstep.errors import StoreClosed
 from everstep.stores.protocol import (
     Base,
     Change,
+    Common,
     Deleted,
     Hidden,
     Key,
     Loaded,
     Object,
     Operation,
-    Origin,
+    Place,
     Query,
     Stored,
     Swept,
@@ -42,14 +45,21 @@ class _Row:
     info: bytes
     root: bytes
     digest: bytes
+    run: int
+    added_bytes: int
     pinned: bool = False
 
 
 @dataclass
 class _Line:
     rows: dict[str, _Row] = field(default_factory=dict)
+    """By id, in the order of seq."""
+    names: dict[int, str] = field(default_factory=dict)
+    """The same, by seq."""
     writes: dict[str, dict[tuple[str, int], Write]] = field(default_factory=dict)
+    runs: dict[int, tuple[Place, ...]] = field(default_factory=dict)
     head: str | None = None
+    turned: bool = False
     generation: int = 0
 
 
@@ -57,14 +67,16 @@ class _Line:
 class _Thread:
     family: str
     active: int = 0
-    origin: Origin | None = None
+    origin: Key | None = None
+    began: int | None = None
+    commons: dict[str, Common] = field(default_factory=dict)
     lines: dict[str, _Line] = field(default_factory=dict)
     operations: dict[int, tuple[bytes, bool]] = field(default_factory=dict)
     hidden: dict[int, list[Hidden]] = field(default_factory=dict)
 
-    def is_hidden(self, namespace: str, seq: int, writes_of: str | None = None) -> bool:
+    def is_hidden(self, namespace: str, seq: int, run: int, writes_of: str | None = None) -> bool:
         return any(
-            h.namespace == namespace and h.writes_of == writes_of and h.after < seq <= h.to
+            h.namespace == namespace and h.writes_of == writes_of and h.run in (None, run) and h.after < seq <= h.to
             for stretches in self.hidden.values()
             for h in stretches
         )
@@ -79,6 +91,9 @@ class MemoryStore:
         self._lock = threading.RLock()
         self._threads: dict[str, _Thread] = {}
         self._objects: dict[str, dict[bytes, Object]] = {}
+        self._began: Counter[int] = Counter()
+        self._doomed: dict[str, int] = {}
+        self._live: dict[str, int] = {}
         self._seq = 0
         self._closed = False
         forks.register(self)
@@ -114,7 +129,7 @@ class MemoryStore:
             if thread is None or line is None or row is None:
                 return None
             attached = line.writes.get(row.key.checkpoint_id, {}).values() if writes else ()
-            visible = [w for w in attached if not thread.is_hidden(namespace, w.seq, row.key.checkpoint_id)]
+            visible = [w for w in attached if not thread.is_hidden(namespace, w.seq, 0, row.key.checkpoint_id)]
             return Loaded(
                 self._stored(thread, row),
                 line.generation,
@@ -131,29 +146,43 @@ class MemoryStore:
                 if checkpoint_id in line.rows
             ]
 
-    async def fetch(self, family: str, hashes: Collection[bytes]) -> list[Object]:
+    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
         with self._open():
-            return self._below(family, list(hashes))
+            if below:
+                return self._below(family, list(hashes))
+            objects = self._objects.get(family, {})
+            return [objects[key] for key in hashes if key in objects]
 
     async def list_checkpoints(self, query: Query) -> list[Stored]:
-        wanted = packed_filter(query.filter)
         with self._open():
-            found = [
-                stored
-                for thread, row in self._rows(query)
-                if matches((stored := self._stored(thread, row, payload=False)).record.metadata, wanted)
-                and (query.hidden or not stored.hidden)
-            ]
-        found.sort(key=lambda s: (s.record.key.checkpoint_id, s.seq) if query.order == "id" else s.seq, reverse=True)
-        end = None if query.limit is None else query.offset + query.limit
-        return found[query.offset : end]
+            found = (self._stored(thread, row, payload=False) for thread, row in self._chosen(query))
+            wanted = packed_filter(query.filter)
+            matching = (stored for stored in found if matches(stored.record.metadata, wanted)) if wanted else found
+            end = None if query.limit is None else query.offset + query.limit
+            return list(itertools.islice(matching, query.offset, end))
 
-    async def list_threads(self, limit: int, offset: int) -> list[Stored]:
+    async def count(self, query: Query) -> int:
+        if query.filter or query.offset or query.limit is not None:
+            return len(await self.list_checkpoints(query))
+        with self._open():
+            thread = self._threads.get(query.thread_id) if query.thread_id is not None else None
+            line = thread.lines.get(query.namespace) if thread is not None and query.namespace is not None else None
+            plain = query.hidden == "also" or (thread is not None and not thread.hidden and query.hidden == "no")
+            if line is None or not plain or (query.before_id, query.before_seq, query.step_max) != (None, None, None):
+                return sum(1 for _ in self._chosen(query))
+            if query.after_seq is None:
+                return len(line.names)
+            after = query.after_seq
+            return sum(1 for _ in itertools.takewhile(lambda seq: seq > after, reversed(line.names)))
+
+    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         with self._open():
             heads = []
             for thread in sorted(self._threads.values(), key=lambda t: t.active, reverse=True):
-                lines = sorted(thread.lines.items())
-                row = next((line.rows[line.head] for _, line in lines if line.head is not None), None)
+                lines = [line for _, line in sorted(thread.lines.items())]
+                row = next((line.rows[line.head] for line in lines if line.head is not None), None)
+                if row is None and headless:
+                    row = next((row for line in lines for row in line.rows.values()), None)
                 if row is not None:
                     heads.append(self._stored(thread, row, payload=False))
             return heads[offset : offset + limit]
@@ -163,9 +192,23 @@ class MemoryStore:
             thread = self._threads.get(thread_id)
             if thread is None:
                 return None
-            heads = {ns: (line.head, line.generation) for ns, line in thread.lines.items() if line.head is not None}
-            hidden = {seq: tuple(stretches) for seq, stretches in thread.hidden.items()}
-            return Thread(thread_id, thread.family, thread.origin, heads, hidden)
+            lines = thread.lines.items()
+            return Thread(
+                thread_id,
+                thread.family,
+                thread.origin,
+                {name: (line.head, line.generation) for name, line in lines if line.head is not None},
+                {name: next(reversed(line.names)) for name, line in lines if line.names},
+                {seq: tuple(stretches) for seq, stretches in thread.hidden.items()},
+                {run: follows for _, line in lines for run, follows in line.runs.items()},
+                dict(thread.commons),
+                self._spared(thread),
+                self._doomed.get(thread.family, 0) / max(self._live.get(thread.family, 0), 1),
+            )
+
+    def _spared(self, thread: _Thread) -> frozenset[int]:
+        rows = (row for line in thread.lines.values() for row in line.rows.values())
+        return frozenset(row.seq for row in rows if row.pinned or row.seq in self._began)
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         with self._open():
@@ -174,12 +217,20 @@ class MemoryStore:
             return [unpack_operation(data, seq, undone) for seq, (data, undone) in newest[:limit]]
 
     async def delete(
-        self, thread_id: str, *, keys: Collection[Key] | None = None, before_step: int | None = None
+        self,
+        thread_id: str,
+        *,
+        keys: Collection[Key] | None = None,
+        before_step: int | None = None,
+        spare: bool = False,
+        operations: Collection[int] = (),
     ) -> Deleted:
         with self._open():
             thread = self._threads.get(thread_id)
             if thread is None:
                 return Deleted(0, frozenset())
+            for seq in operations:
+                thread.operations.pop(seq, None)
             count = 0
             for namespace, line in list(thread.lines.items()):
                 if keys is not None:
@@ -189,37 +240,73 @@ class MemoryStore:
                 else:
                     doomed = list(line.rows)
                     line.writes.clear()
-                for checkpoint_id in doomed:
-                    count += line.rows.pop(checkpoint_id, None) is not None
-                    line.writes.pop(checkpoint_id, None)
-                if line.head is not None and line.head not in line.rows:
-                    left = [r for r in line.rows.values() if not thread.is_hidden(namespace, r.seq)]
-                    line.head = max(left, key=lambda r: r.seq).key.checkpoint_id if left else None
-                    line.generation += 1
-                if not line.rows and not line.writes:
-                    del thread.lines[namespace]
-                    for stretches in thread.hidden.values():
-                        stretches[:] = [h for h in stretches if h.namespace != namespace]
-                    thread.hidden = {seq: stretches for seq, stretches in thread.hidden.items() if stretches}
+                count += self._remove(thread, line, doomed, spare=spare)
+                self._settle(thread, namespace, line)
             if not thread.lines:
-                del self._threads[thread_id]
+                self._drop(thread_id)
             if any(t.family == thread.family for t in self._threads.values()):
                 return Deleted(count, frozenset({thread.family}) if count else frozenset())
-            self._objects.pop(thread.family, None)
+            for held in (self._objects, self._doomed, self._live):
+                held.pop(thread.family, None)
             return Deleted(count, frozenset())
 
-    async def sweep(self, family: str) -> Swept:
+    def _remove(self, thread: _Thread, line: _Line, names: Iterable[str], *, spare: bool) -> int:
+        count = 0
+        for name in names:
+            row = line.rows.get(name)
+            if spare and row is not None and (row.pinned or row.seq in self._began or name == line.head):
+                continue
+            line.writes.pop(name, None)
+            if row is not None:
+                del line.rows[name], line.names[row.seq]
+                count += 1
+                self._doomed[thread.family] = self._doomed.get(thread.family, 0) + row.added_bytes
+        return count
+
+    def _settle(self, thread: _Thread, namespace: str, line: _Line) -> None:
+        """After deletion: move a head that is gone to the newest left, and drop what nothing is left of."""
+        if line.head is not None and line.head not in line.rows:
+            left = [r for r in line.rows.values() if not thread.is_hidden(namespace, r.seq, r.run)]
+            line.head = max(left, key=lambda r: r.seq).key.checkpoint_id if left else None
+            line.generation += 1
+            line.turned = True
+        thread.hidden = {
+            seq: kept
+            for seq, stretches in thread.hidden.items()
+            if (kept := [h for h in stretches if h.namespace != namespace or _covers(h, line)])
+        }
+        if not line.rows and not line.writes:
+            del thread.lines[namespace]
+
+    def _drop(self, thread_id: str) -> None:
+        began = self._threads.pop(thread_id).began
+        if began is not None:
+            self._began -= Counter([began])
+        for other in self._threads.values():
+            other.commons.pop(thread_id, None)
+
+    async def sweep(
+        self,
+        family: str,
+        *,
+        effort: int | None = None,  # noqa: ARG002  # always done whole: nothing here waits for a disk
+        pretend: Collection[Key] | None = None,
+    ) -> Swept:
         with self._open():
             objects = self._objects.get(family, {})
             reached: set[bytes] = set()
             for thread in self._threads.values():
                 if thread.family == family:
-                    for root in _roots(thread):
+                    for root in _roots(thread, set(pretend or ())):
                         reached.update(obj.hash for obj in self._below(family, hashes(root), reached))
             doomed = [obj for obj in objects.values() if obj.hash not in reached]
-            for obj in doomed:
-                del objects[obj.hash]
-            return Swept(len(doomed), sum(len(obj.children) + len(obj.body) for obj in doomed))
+            size = sum(len(obj.children) + len(obj.body) for obj in doomed)
+            if pretend is None:
+                for obj in doomed:
+                    del objects[obj.hash]
+                self._doomed.pop(family, None)
+                self._live[family] = sum(len(obj.children) + len(obj.body) for obj in objects.values())
+            return Swept(len(doomed), size)
 
     async def close(self) -> None:
         self._closed = True
@@ -237,24 +324,31 @@ class MemoryStore:
                 raise StoreClosed("this memory store is closed")
             yield
 
-    def _rows(self, query: Query) -> Iterator[tuple[_Thread, _Row]]:
+    def _chosen(self, query: Query) -> Iterator[tuple[_Thread, _Row]]:
+        """Yield the rows that a query asks for, its filter left aside, in its order."""
         names = [query.thread_id] if query.thread_id is not None else list(self._threads)
-        for thread in (self._threads[name] for name in names if name in self._threads):
-            for namespace, line in thread.lines.items():
-                if query.namespace is not None and namespace != query.namespace:
-                    continue
-                for row in line.rows.values():
-                    if (
-                        (query.before_id is None or row.key.checkpoint_id < query.before_id)
-                        and (query.before_seq is None or row.seq < query.before_seq)
-                        and (query.step_max is None or row.step <= query.step_max)
-                    ):
-                        yield thread, row
+        lines = [
+            (thread, line)
+            for thread in (self._threads[name] for name in names if name in self._threads)
+            for namespace, line in thread.lines.items()
+            if query.namespace is None or namespace == query.namespace
+        ]
+        rows: Iterable[tuple[_Thread, _Row]]
+        if len(lines) == 1 and query.order != "id":  # a line's rows stand in the order of their seq
+            thread, line = lines[0]
+            held = line.rows.values()
+            rows = ((thread, row) for row in (held if query.order == "oldest" else reversed(held)))
+        else:
+            every = [(thread, row) for thread, line in lines for row in line.rows.values()]
+            by_id = query.order == "id"
+            every.sort(key=lambda each: (each[1].key.checkpoint_id if by_id else "", each[1].seq))
+            rows = every if query.order == "oldest" else reversed(every)
+        return ((thread, row) for thread, row in rows if _matches(query, thread, row))
 
     def _stored(self, thread: _Thread, row: _Row, *, payload: bool = True) -> Stored:
         record = unpack_record(row.key, row.step, row.children, row.info, row.root if payload else None)
-        hidden = thread.is_hidden(row.key.namespace, row.seq)
-        return Stored(record, row.seq, thread.family, row.pinned, hidden, row.digest)
+        hidden = thread.is_hidden(row.key.namespace, row.seq, row.run)
+        return Stored(record, row.seq, thread.family, row.pinned, hidden, row.digest, row.run, row.added_bytes)
 
     def _below(self, family: str, pending: list[bytes], seen: Collection[bytes] = ()) -> list[Object]:
         objects, found = self._objects.get(family, {}), {}
@@ -274,7 +368,7 @@ class MemoryStore:
         if thread is None or line is None:
             return None
         head = self._in_commit(thread, line.rows[line.head]) if line.head is not None else None
-        return Line(line, thread_id, namespace, thread.family, head)
+        return Line(line, thread_id, namespace, thread.family, head, line.turned)
 
     def family(self, thread_id: str) -> str | None:
         thread = self._threads.get(thread_id)
@@ -296,29 +390,49 @@ class MemoryStore:
     def _in_commit(self, thread: _Thread, row: _Row) -> Stored:
         return self._stored(thread, row)._replace(hidden=False)
 
-    def insert(self, line: Line, packed: Packed) -> Stored:
-        return self._put(line, packed, self._next(), pinned=False)
+    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int) -> Stored:
+        seq = self._next()
+        return self._put(line, packed, seq, run if run is not None else seq, added_bytes, pinned=False)
+
+    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
+        line.ref.runs[run] = tuple(follows)
 
     def replace(self, line: Line, old: Stored, packed: Packed) -> Stored:
-        return self._put(line, packed, old.seq, old.pinned)
+        return self._put(line, packed, old.seq, old.run, old.added_bytes, old.pinned)
 
-    def _put(self, line: Line, packed: Packed, seq: int, pinned: bool) -> Stored:
+    def _put(self, line: Line, packed: Packed, seq: int, run: int, added_bytes: int, pinned: bool) -> Stored:
         record = packed.record
-        row = _Row(record.key, seq, record.step, record.children, packed.info, packed.root, packed.digest, pinned)
+        row = _Row(
+            record.key, seq, record.step, record.children, packed.info, packed.root, packed.digest,
+            run, added_bytes, pinned,
+        )  # fmt: skip
         line.ref.rows[record.key.checkpoint_id] = row
+        line.ref.names[seq] = record.key.checkpoint_id
         return self._in_commit(self._threads[line.thread_id], row)
+
+    def prune(self, line: Line, seqs: Sequence[int]) -> None:
+        names = [line.ref.names[seq] for seq in seqs if seq in line.ref.names]
+        self._remove(self._threads[line.thread_id], line.ref, names, spare=True)
 
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         self._objects.setdefault(family, {}).update((obj.hash, obj) for obj in objects)
 
-    def set_head(self, line: Line, stored: Stored | None) -> None:
+    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
         line.ref.head = stored.record.key.checkpoint_id if stored is not None else None
+        line.ref.turned = turned
         line.ref.generation += 1
         self._threads[line.thread_id].active = self._next()
 
-    def set_origin(self, thread_id: str, origin: Origin) -> None:
-        if thread_id in self._threads:
-            self._threads[thread_id].origin = origin
+    def set_origin(self, thread_id: str, origin: Stored) -> None:
+        thread = self._threads[thread_id]
+        if thread.began is not None:
+            self._began -= Counter([thread.began])
+        thread.origin, thread.began = origin.record.key, origin.seq
+        self._began[origin.seq] += 1
+
+    def set_common(self, thread_id: str, other: str, common: Common) -> None:
+        self._threads[thread_id].commons[other] = common
+        self._threads[other].commons[thread_id] = common
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
         key = stored.record.key
@@ -329,13 +443,13 @@ class MemoryStore:
         self._threads[thread_id].operations[seq] = pack_operation(operation, seq), operation.undone
         return seq
 
-    def set_undone(self, thread_id: str, seq: int, undone: bool) -> None:
+    def set_operation(self, thread_id: str, operation: Operation) -> None:
         operations = self._threads[thread_id].operations
-        if seq in operations:
-            operations[seq] = operations[seq][0], undone
+        if operation.seq in operations:
+            operations[operation.seq] = pack_operation(operation, operation.seq), operation.undone
 
-    def hide(self, line: Line, operation: int, hidden: Hidden) -> None:
-        self._threads[line.thread_id].hidden.setdefault(operation, []).append(hidden)
+    def hide(self, line: Line, hidden: Hidden) -> None:
+        self._threads[line.thread_id].hidden.setdefault(hidden.operation, []).append(hidden)
 
     def show(self, thread_id: str, operation: int) -> None:
         self._threads[thread_id].hidden.pop(operation, None)
@@ -351,10 +465,30 @@ class MemoryStore:
         return self._seq
 
 
-def _roots(thread: _Thread) -> Iterator[bytes]:
-    if thread.origin is not None:
-        yield thread.origin.children
+def _roots(thread: _Thread, without: Collection[Key]) -> Iterator[bytes]:
+    yield from (common.root.children for common in thread.commons.values())
     for line in thread.lines.values():
-        yield from (row.children for row in line.rows.values())
+        yield from (row.children for row in line.rows.values() if row.key not in without)
         for writes in line.writes.values():
             yield from (write.children for write in writes.values())
+
+
+def _matches(query: Query, thread: _Thread, row: _Row) -> bool:
+    if not (
+        (query.before_id is None or row.key.checkpoint_id < query.before_id)
+        and (query.before_seq is None or row.seq < query.before_seq)
+        and (query.after_seq is None or row.seq > query.after_seq)
+        and (query.step_max is None or row.step <= query.step_max)
+    ):
+        return False
+    if query.hidden == "also":
+        return True
+    hidden = bool(thread.hidden) and thread.is_hidden(row.key.namespace, row.seq, row.run)
+    return hidden == (query.hidden == "only")
+
+
+def _covers(hidden: Hidden, line: _Line) -> bool:
+    """Whether a hidden stretch still has something to hide."""
+    if hidden.writes_of is not None:
+        return hidden.writes_of in line.writes
+    return any(hidden.run in (None, row.run) and hidden.after < row.seq <= hidden.to for row in line.rows.values())

@@ -9,6 +9,10 @@ Rules that hold for every store:
 * A checkpoint is named by its Key: thread, namespace, id. The same id may stand in several threads.
 * `seq` is the store's own order: later commits in a namespace get greater numbers, never used twice. Lists go by it.
 * A thread belongs to a family for life; a branch belongs to its origin's. Objects are shared inside a family only.
+* A run is a stretch of a namespace in which every checkpoint follows the one before: inside it, order of arrival is
+  ancestry. It is named by the seq of its first checkpoint. A checkpoint that follows anything else (an explicit older
+  parent, a head that was moved, a merge, a branch's origin) starts a new run, and the store keeps what that run
+  follows, also when those checkpoints are deleted. So ancestry stays exact and needs no walk through history.
 * Once a call returns, what it did survives a crash. If it raises one of our errors, it did nothing, except
   CommitUnknown, which says so.
 * Deleting what is not there is not an error. Driver errors come out as StoreError or CheckpointCorrupted.
@@ -24,8 +28,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 __all__ = [
-    "ANY", "AnyHead", "Base", "Change", "Deleted", "Draft", "Hidden", "Key", "Loaded", "Move", "Object", "Operation",
-    "Origin", "Pin", "Query", "Record", "Store", "Stored", "Swept", "Thread", "Write",
+    "ANY", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Hidden", "Key", "Loaded", "Move", "Object",
+    "Operation", "Pin", "Place", "Query", "Record", "Root", "Store", "Stored", "Swept", "Thread", "Write",
 ]  # fmt: skip
 
 
@@ -89,10 +93,26 @@ class Stored(NamedTuple):
     """Set when reading and listing; not on what `commit` returns or hands to `build`."""
     digest: bytes = b""
     """A checksum of the record: tells a replaced checkpoint from the one that was read."""
+    run: int = 0
+    added_bytes: int = 0
+    """What the commit sent with it: an estimate of what deleting it may free."""
+
+    @property
+    def place(self) -> Place:
+        """Where it stands in the ancestry."""
+        return Place(self.record.key, self.run, self.seq)
+
+
+class Place(NamedTuple):
+    """Where a checkpoint stands, or stood: its run, and its seq in it."""
+
+    key: Key
+    run: int
+    seq: int
 
 
 class Base(NamedTuple):
-    """The checkpoint whose objects a draft may leave out."""
+    """A checkpoint whose objects a draft may leave out."""
 
     key: Key
     digest: bytes
@@ -103,8 +123,8 @@ class Draft(NamedTuple):
 
     record: Record
     objects: Sequence[Object]
-    """Every object reachable from the record, but those reachable from `base`."""
-    base: Base | None = None
+    """Every object reachable from the record, but those reachable from `bases`."""
+    bases: Sequence[Base] = ()
 
 
 class Move(NamedTuple):
@@ -115,7 +135,7 @@ class Move(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """A stretch of a namespace that is stored but not listed: `after` < seq <= `to`.
+    """A stretch of a namespace that is stored but not listed: `after` < seq <= `to`, of one run or (None) of all.
 
     With `writes_of` it is the pending writes of that checkpoint that are hidden instead, by their own seq.
     """
@@ -123,7 +143,10 @@ class Hidden(NamedTuple):
     namespace: str
     after: int
     to: int
+    run: int | None = None
     writes_of: str | None = None
+    operation: int = 0
+    """The operation that hides it; 0: the one that is logged in the same change."""
 
 
 class Pin(NamedTuple):
@@ -133,13 +156,19 @@ class Pin(NamedTuple):
     pinned: bool
 
 
-class Origin(NamedTuple):
-    """Where a branch began, and the root of the last state it had in common with its origin."""
+class Root(NamedTuple):
+    """The root of some values: see Record."""
 
-    key: Key
     children: bytes
     body: bytes
     sizes: tuple[int, ...]
+
+
+class Common(NamedTuple):
+    """The last state that two threads had in common. Its objects are kept, whatever becomes of the checkpoint."""
+
+    place: Place
+    root: Root
 
 
 class Operation(NamedTuple):
@@ -167,19 +196,22 @@ class Change(NamedTuple):
     head: Literal["always", "newer", "never"] = "always"
     """Whether the head moves to the new checkpoint; "newer": if its id is greater than the head's or its parent is
     the head. A checkpoint that replaces one of the same id never moves the head."""
-    origin: Origin | None = None
-    """The thread begins here as a branch (and joins that family), or a merge renews what it has in common."""
-    origins: Mapping[str, Origin] = MappingProxyType({})
-    """The same for other threads of the family."""
+    origin: Key | None = None
+    """The thread begins here as a branch, and joins that family."""
+    commons: Mapping[str, Common] = MappingProxyType({})
+    """By thread: what this one has in common with it from now on. One for each pair of threads."""
     moves: Sequence[Move] = ()
-    hide: Sequence[Hidden] = ()
-    """Belongs to the operation that is logged here."""
     show: Collection[int] = ()
-    """Operations (by seq) whose hidden stretches are lifted."""
+    """Operations (by seq) whose hidden stretches of this thread are lifted, before anything is hidden."""
+    hide: Sequence[Hidden] = ()
     pins: Sequence[Pin] = ()
     log: Operation | None = None
-    undone: Mapping[int, bool] = MappingProxyType({})
-    """Operations (by seq) to mark as undone, or as done again."""
+    amend: Sequence[Operation] = ()
+    """Operations (by seq) whose data and mark as undone are replaced."""
+    log_thread: str | None = None
+    """The thread of the family whose log `log` and `amend` are about; None: this one."""
+    prune: Sequence[int] = ()
+    """Checkpoints of this namespace (by seq) that retention lets go, if they are not spared: see `Store.delete`."""
 
 
 class Write(NamedTuple):
@@ -211,16 +243,27 @@ class Thread(NamedTuple):
 
     thread_id: str
     family: str
-    origin: Origin | None
+    origin: Key | None
+    """Where it began as a branch."""
     heads: Mapping[str, tuple[str, int]]
     """By namespace: the id of the head and its generation."""
+    newest: Mapping[str, int]
+    """By namespace: the highest seq."""
     hidden: Mapping[int, Sequence[Hidden]]
     """By operation: what it hides."""
+    runs: Mapping[int, Sequence[Place]]
+    """What each run follows. A run that is not here follows nothing."""
+    commons: Mapping[str, Common]
+    """By thread: the last state in common with it."""
+    spared: frozenset[int]
+    """The seqs of checkpoints that retention must keep: pinned ones, and those where living branches began."""
+    garbage: float
+    """About how much of what the family holds nobody needs, as a share of what is needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Which checkpoints to list, newest first."""
+    """Which checkpoints to list or count."""
 
     thread_id: str | None = None
     """None: of every thread."""
@@ -229,12 +272,13 @@ class Query:
     before_id: str | None = None
     """Only ids smaller than this one, by code points."""
     before_seq: int | None = None
+    after_seq: int | None = None
     step_max: int | None = None
     filter: Mapping[str, Any] = field(default_factory=dict)
     """Metadata that must be there and be exactly equal: as encoded bytes, so 1, 1.0 and True differ."""
-    order: Literal["seq", "id"] = "seq"
-    hidden: bool = False
-    """Also list hidden ones."""
+    order: Literal["seq", "id", "oldest"] = "seq"
+    """Newest first, greatest id first, or oldest first."""
+    hidden: Literal["no", "also", "only"] = "no"
     limit: int | None = None
     offset: int = 0
 
@@ -252,6 +296,7 @@ class Swept(NamedTuple):
 
     objects: int
     size_bytes: int
+    finished: bool = True
 
 
 class Store(Protocol):
@@ -266,9 +311,9 @@ class Store(Protocol):
         """Apply `change` and return the checkpoint it made, if any.
 
         A draft whose id is stored already is compared by content: the same is a no-op (`expect` is not looked at
-        then, so a retry is safe), another replaces it in place and keeps its seq and the head. `base`, if given,
-        must be stored exactly as named, else BaseGone. A head moved to, or a pin on, a checkpoint that is not stored
-        is CheckpointNotFound.
+        then, so a retry is safe), another replaces it in place and keeps its seq and the head. Its `bases` must be
+        stored exactly as named, else BaseGone. A head moved to, or a pin on, a checkpoint that is not stored is
+        CheckpointNotFound.
         """
         ...
 
@@ -300,16 +345,23 @@ class Store(Protocol):
         """Return every checkpoint of that id, in any thread."""
         ...
 
-    async def fetch(self, family: str, hashes: Collection[bytes]) -> list[Object]:
-        """Return these objects and everything below them. What is missing is left out."""
+    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
+        """Return these objects and, unless told not to, everything below them. What is missing is left out."""
         ...
 
     async def list_checkpoints(self, query: Query) -> list[Stored]:
-        """Return checkpoints, newest first by seq, or greatest id first. No objects are read."""
+        """Return checkpoints in the order asked for. No objects are read."""
         ...
 
-    async def list_threads(self, limit: int, offset: int) -> list[Stored]:
-        """Return the head of each thread's root namespace (or of its first), most recently active first."""
+    async def count(self, query: Query) -> int:
+        """Return how many checkpoints `list_checkpoints` would give."""
+        ...
+
+    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
+        """Return the head of each thread's root namespace (or of its first), most recently active first.
+
+        With `headless` also threads that have only hidden checkpoints, each by one of them.
+        """
         ...
 
     async def thread(self, thread_id: str) -> Thread | None:
@@ -321,18 +373,29 @@ class Store(Protocol):
         ...
 
     async def delete(
-        self, thread_id: str, *, keys: Collection[Key] | None = None, before_step: int | None = None
+        self,
+        thread_id: str,
+        *,
+        keys: Collection[Key] | None = None,
+        before_step: int | None = None,
+        spare: bool = False,
+        operations: Collection[int] = (),
     ) -> Deleted:
         """Delete the named checkpoints, or those of a smaller step, or (with neither) the whole thread.
 
         Their writes go too. A head that is deleted falls back to the newest checkpoint left in its namespace that is
         not hidden. A thread with no checkpoints and no pending writes left is gone, with its log. Objects stay until
-        `sweep`, but for a family without threads, whose objects go at once.
+        `sweep`, but for a family without threads, whose objects go at once. With `spare` (retention) heads, pinned
+        checkpoints and those where a living branch began stay. `operations` are entries of the log to drop as well.
         """
         ...
 
-    async def sweep(self, family: str) -> Swept:
-        """Remove the family's objects that no checkpoint, write or origin reaches, and give the space back."""
+    async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
+        """Remove the family's objects that no checkpoint, write or common state reaches, and give the space back.
+
+        With `effort` look at about so many objects and go on from there in the next call. With `pretend` remove
+        nothing: tell what would go if these checkpoints were deleted.
+        """
         ...
 
     async def close(self) -> None:

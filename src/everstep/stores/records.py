@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
-from everstep.stores.protocol import Key, Operation, Origin, Record
+from everstep.stores.protocol import Common, Key, Operation, Place, Record, Root
 from everstep.values import codec, registry
 
 DIGEST_BYTES = 8
@@ -88,15 +88,38 @@ def unpack_sealed(data: bytes, what: str, *bound: bytes) -> Any:
     return codec.unpack(packed)
 
 
-def pack_origin(origin: Origin, thread_id: str) -> bytes:
-    """Return an origin as bytes, bound to the branch it belongs to."""
-    return pack_sealed([list(origin.key), origin.body, list(origin.sizes)], thread_id.encode(), origin.children)
+def pack_common(common: Common, one: str, other: str) -> bytes:
+    """Return a common state as bytes, bound to the two threads that have it."""
+    root = common.root
+    return pack_sealed(
+        [_packed_place(common.place), root.body, list(root.sizes)], one.encode(), other.encode(), root.children
+    )
 
 
-def unpack_origin(data: bytes, children: bytes, thread_id: str) -> Origin:
-    """Return what `pack_origin` kept."""
-    key, body, sizes = unpack_sealed(data, f"the origin of thread {thread_id!r}", thread_id.encode(), children)
-    return Origin(Key(*key), children, body, tuple(sizes))
+def unpack_common(data: bytes, children: bytes, one: str, other: str) -> Common:
+    """Return what `pack_common` kept."""
+    what = f"what threads {one!r} and {other!r} have in common"
+    place, body, sizes = unpack_sealed(data, what, one.encode(), other.encode(), children)
+    return Common(_place(place), Root(children, body, tuple(sizes)))
+
+
+def pack_run(run: int, follows: Sequence[Place]) -> bytes:
+    """Return what a run follows as bytes, bound to the run."""
+    return pack_sealed([_packed_place(place) for place in follows], b"%d" % run)
+
+
+def unpack_run(run: int, data: bytes) -> tuple[Place, ...]:
+    """Return what `pack_run` kept."""
+    return tuple(_place(place) for place in unpack_sealed(data, f"run {run}", b"%d" % run))
+
+
+def _packed_place(place: Place) -> list[Any]:
+    return [list(place.key), place.run, place.seq]
+
+
+def _place(packed: list[Any]) -> Place:
+    key, run, seq = packed
+    return Place(Key(*key), run, seq)
 
 
 def pack_operation(operation: Operation, seq: int) -> bytes:

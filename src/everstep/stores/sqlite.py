@@ -54,6 +54,7 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.queue import CommitQueue, Job
 from everstep.stores.sqlite_rows import Rows
+from everstep.stores.sqlite_sweep import Sweep
 from everstep.stores.transaction import apply, apply_writes
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _RESERVED_BYTES = 8  # at the end of each page, for its checksum
 _WAL_PAGES_MIN, _WAL_PAGES_MAX = 56, 400
-_SWEEP_BATCH = 500
+_TIDY_PAGES = 64  # given back at once after a sweep in passing
 _READERS_IDLE_MAX = 8
 _REPLACED = "the file {} was removed or replaced while it was open; open it anew"
 
@@ -116,14 +117,17 @@ class SQLiteStore:
     async def find(self, checkpoint_id: str) -> list[Key]:
         return await self._driver.read(lambda rows: rows.find(checkpoint_id))
 
-    async def fetch(self, family: str, hashes: Collection[bytes]) -> list[Object]:
-        return await self._driver.read(lambda rows: rows.below(family, hashes))
+    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
+        return await self._driver.read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
 
     async def list_checkpoints(self, query: Query) -> list[Stored]:
         return await self._driver.read(lambda rows: rows.list_checkpoints(query))
 
-    async def list_threads(self, limit: int, offset: int) -> list[Stored]:
-        return await self._driver.read(lambda rows: rows.list_threads(limit, offset))
+    async def count(self, query: Query) -> int:
+        return await self._driver.read(lambda rows: rows.count(query))
+
+    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
+        return await self._driver.read(lambda rows: rows.list_threads(limit, offset, headless))
 
     async def thread(self, thread_id: str) -> Thread | None:
         return await self._driver.read(lambda rows: rows.thread(thread_id))
@@ -132,37 +136,47 @@ class SQLiteStore:
         return await self._driver.read(lambda rows: rows.operations(thread_id, limit))
 
     async def delete(
-        self, thread_id: str, *, keys: Collection[Key] | None = None, before_step: int | None = None
+        self,
+        thread_id: str,
+        *,
+        keys: Collection[Key] | None = None,
+        before_step: int | None = None,
+        spare: bool = False,
+        operations: Collection[int] = (),
     ) -> Deleted:
-        deleted = await self._driver.write(lambda tx: tx.delete(thread_id, keys, before_step), thread_id)
-        if deleted.checkpoints:
+        deleted = await self._driver.write(
+            lambda tx: tx.delete(thread_id, keys, before_step, spare, operations), thread_id
+        )
+        if deleted.checkpoints and not spare:
             await self._driver.tidy()
         return deleted
 
-    async def sweep(self, family: str) -> Swept:
-        """Mark in a read transaction, which blocks nobody, then delete in short write transactions."""
-        objects = size = 0
-        finished = False
-        while not finished:
-            sweeps, doomed = await self._driver.read(lambda rows: rows.unreachable(family))
-            finished = True
-            for start in range(0, len(doomed), _SWEEP_BATCH):
-                batch = doomed[start : start + _SWEEP_BATCH]
-                removed = await self._driver.write(_removal(family, batch, sweeps), "")
-                if removed is None:  # another sweep came between: look again
-                    finished = False
-                    break
-                sweeps, objects, size = removed, objects + len(batch), size + sum(bytes_ for _, bytes_ in batch)
-        if objects:
+    async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
+        if effort is not None and pretend is None:
+            return await self._sweep_a_little(family, effort)
+        while True:
+            sweep = Sweep(family, pretend)
+            if await sweep.go_on(self._driver, None):
+                break
+        if sweep.swept.objects and pretend is None:
             await self._driver.tidy()
-        return Swept(objects, size)
+        return sweep.swept
+
+    async def _sweep_a_little(self, family: str, effort: int) -> Swept:
+        """Go on with this process's sweep of the family, unless somebody is at it."""
+        sweep = self._database.sweeps.pop(family, None) or Sweep(family)
+        before = sweep.swept
+        if not await sweep.go_on(self._driver, effort):
+            return Swept(0, 0, finished=False)
+        if not sweep.swept.finished:
+            self._database.sweeps[family] = sweep
+        elif sweep.swept.objects:
+            await self._driver.tidy(_TIDY_PAGES)
+        done = sweep.swept
+        return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
 
     async def close(self) -> None:
         await self._driver.close()
-
-
-def _removal(family: str, batch: Sequence[tuple[int, int]], sweeps: int) -> Callable[[Rows], int | None]:
-    return lambda rows: rows.remove_objects(family, [rowid for rowid, _ in batch], sweeps)
 
 
 def _checked_path(path: str | os.PathLike[str]) -> Path:
@@ -186,7 +200,7 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
 class _Driver(Protocol):
     async def read(self, work: Callable[[Rows], T]) -> T: ...
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T: ...
-    async def tidy(self) -> None: ...
+    async def tidy(self, pages_max: int | None = None) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -204,9 +218,9 @@ class _BlockingDriver:
         with deferred():
             return self._handle.get().queue.do(Job(work, thread_id))
 
-    async def tidy(self) -> None:
+    async def tidy(self, pages_max: int | None = None) -> None:
         with deferred():
-            self._handle.get().give_space_back()
+            self._handle.get().give_space_back(pages_max)
 
     async def close(self) -> None:
         with deferred():
@@ -226,8 +240,8 @@ class _AsyncDriver:
         database = self._handle.get() if self._handle.is_open else await _offloaded(self._handle.get)
         return await database.queue.do_async(Job(work, thread_id))
 
-    async def tidy(self) -> None:
-        await _offloaded(lambda: self._handle.get().give_space_back())
+    async def tidy(self, pages_max: int | None = None) -> None:
+        await _offloaded(lambda: self._handle.get().give_space_back(pages_max))
 
     async def close(self) -> None:
         await _offloaded(self._handle.close)
@@ -291,6 +305,7 @@ class _Handle:
         self._lock = threading.Lock()
         self._database: _Database | None = None
         self._closed = False
+        self.sweeps: dict[str, Sweep] = {}
         forks.register(self)
 
     @property
@@ -403,9 +418,12 @@ class _Database:
             finally:
                 self._put_reader(connections, connection)
 
-    def give_space_back(self) -> None:
-        """Shrink the file by the pages that deletion left free, a few at a time."""
-        while self.queue.do(Job(lambda rows: rows.shrink(), "")):
+    def give_space_back(self, pages_max: int | None = None) -> None:
+        """Shrink the file by (at most so many of) the pages that deletion left free, a few at a time."""
+        if pages_max is not None:
+            self.queue.do(Job(lambda rows: rows.shrink(pages_max), ""))
+            return
+        while self.queue.do(Job(lambda rows: rows.shrink(1000), "")):
             pass
 
     # -- connections

@@ -13,13 +13,14 @@ from typing import Any
 import apsw
 
 from everstep.stores.protocol import (
+    Common,
     Deleted,
     Hidden,
     Key,
     Loaded,
     Object,
     Operation,
-    Origin,
+    Place,
     Query,
     Stored,
     Thread,
@@ -27,24 +28,29 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.records import (
     matches,
+    pack_common,
     pack_operation,
-    pack_origin,
+    pack_run,
     pack_sealed,
     packed_filter,
     record_digest,
+    unpack_common,
     unpack_operation,
-    unpack_origin,
     unpack_record,
+    unpack_run,
     unpack_sealed,
 )
 from everstep.stores.transaction import Line, Packed
 from everstep.values.tree import FORMAT, hashes
 
 _HIDDEN = """EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.writes_of IS NULL
-             AND c.seq > h.after AND c.seq <= h.upto)"""
-_COLUMNS = "c.seq, c.id, c.step, c.pinned, c.info, c.children, c.root"
+             AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))"""
+_SPARED = """(c.pinned OR EXISTS (SELECT 1 FROM threads t WHERE t.began = c.seq)
+             OR EXISTS (SELECT 1 FROM lines l WHERE l.id = c.line AND l.head = c.seq))"""
+_COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
 _CHECKPOINT = f"{_COLUMNS}, {_HIDDEN}"
-_LISTED = f"c.seq, c.id, c.step, c.pinned, c.info, substr(c.root, 1, 8), {_HIDDEN}, t.name, l.namespace, t.family"
+_LISTED = f"""c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), {_HIDDEN},
+              t.name, l.namespace, t.family"""
 
 
 class Rows:
@@ -56,7 +62,7 @@ class Rows:
         # What this connection has read or written, trusted while nobody else has changed the file: see `begin`.
         self._version = -1
         self._lines: dict[tuple[str, str], tuple[int, str]] = {}
-        self._heads: dict[int, Stored | None] = {}
+        self._heads: dict[int, tuple[Stored | None, bool]] = {}
         self._next_seq: int | None = None
 
     def begin(self) -> None:
@@ -78,12 +84,15 @@ class Rows:
         if known is None:
             return None
         ref, family = known
-        if ref not in self._heads:
+        known_head = self._heads.get(ref)
+        if known_head is None:
+            turned = bool(self._execute("SELECT turned FROM lines WHERE id = ?", (ref,)).get)
             row = self._execute(
                 f"SELECT {_COLUMNS} FROM lines l JOIN checkpoints c ON c.seq = l.head WHERE l.id = ?", (ref,)
             ).get
-            self._heads[ref] = _stored(thread_id, namespace, family, (*row, False)) if row is not None else None
-        return Line(ref, thread_id, namespace, family, self._heads[ref])
+            head = _stored(thread_id, namespace, family, (*row, False)) if row is not None else None
+            known_head = self._heads[ref] = head, turned
+        return Line(ref, thread_id, namespace, family, *known_head)
 
     def _line(self, thread_id: str, namespace: str) -> tuple[int, str] | None:
         """Return the number and family of a line."""
@@ -159,35 +168,61 @@ class Rows:
         seen = set(wanted)
         level = tuple(seen)
         while level:
-            rows = self._execute(
-                """SELECT o.hash, o.children, o.body FROM carray(?) k CROSS JOIN objects o
-                   ON o.family = ? AND o.hash = k.value""",
-                (apsw.carray(level), int(family)),
-            ).fetchall()
-            found.extend(map(Object._make, rows))
+            rows = self._objects(family, level)
+            found.extend(rows)
             fresh = {key for _, children, _ in rows if children for key in hashes(children)} - seen
             seen |= fresh
             level = tuple(fresh)
         return found
 
+    def shallow(self, family: str, wanted: Collection[bytes]) -> list[Object]:
+        """Return just these objects."""
+        return self._objects(family, tuple(wanted)) if wanted else []
+
+    def _objects(self, family: str, wanted: tuple[bytes, ...]) -> list[Object]:
+        rows = self._execute(
+            """SELECT o.hash, o.children, o.body FROM carray(?) k CROSS JOIN objects o
+               ON o.family = ? AND o.hash = k.value""",
+            (apsw.carray(wanted), int(family)),
+        ).fetchall()
+        return list(map(Object._make, rows))
+
     def list_checkpoints(self, query: Query) -> list[Stored]:
-        conditions = {
-            "t.name = ?": query.thread_id,
-            "l.namespace = ?": query.namespace,
-            "c.id < ?": query.before_id,
-            "c.seq < ?": query.before_seq,
-            "c.step <= ?": query.step_max,
-        }
-        asked = {sql: value for sql, value in conditions.items() if value is not None}
-        where = " AND ".join([*asked, *([] if query.hidden else [f"NOT {_HIDDEN}"])]) or "1"
-        order = "c.id DESC, c.seq DESC" if query.order == "id" else "c.seq DESC"
-        sql = f"""SELECT {_LISTED} FROM checkpoints c JOIN lines l ON l.id = c.line
-                  JOIN threads t ON t.id = l.thread WHERE {where} ORDER BY {order}"""
+        where, values = self._where(query)
+        order = {"seq": "c.seq DESC", "id": "c.id DESC, c.seq DESC", "oldest": "c.seq"}[query.order]
+        sql = f"SELECT {_LISTED} {_FROM_CHECKPOINTS} WHERE {where} ORDER BY {order}"
         if not query.filter:
             limit = -1 if query.limit is None else query.limit
-            rows = self._execute(f"{sql} LIMIT ? OFFSET ?", (*asked.values(), limit, query.offset))
+            rows = self._execute(f"{sql} LIMIT ? OFFSET ?", (*values, limit, query.offset))
             return [_listed(row) for row in rows]
-        return self._filtered(self._execute(sql, tuple(asked.values())), query)
+        return self._filtered(self._execute(sql, tuple(values)), query)
+
+    def count(self, query: Query) -> int:
+        if query.filter or query.offset or query.limit is not None:
+            return len(self.list_checkpoints(query))
+        where, values = self._where(query)
+        found: int = self._execute(f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where}", tuple(values)).get
+        return found
+
+    def _where(self, query: Query) -> tuple[str, list[Any]]:
+        """Return the condition that a query stands for, its filter left aside, and the values in it."""
+        conditions = {
+            "c.id < ?": query.before_id,
+            "c.seq < ?": query.before_seq,
+            "c.seq > ?": query.after_seq,
+            "c.step <= ?": query.step_max,
+        }
+        hidden = {"no": [f"NOT {_HIDDEN}"], "only": [_HIDDEN], "also": []}[query.hidden]
+        if query.thread_id is not None and query.namespace is not None:
+            line = self._line(query.thread_id, query.namespace)
+            ref = line[0] if line is not None else 0
+            conditions["c.line = ?"] = ref
+            if hidden and self._execute("SELECT 1 FROM hidden WHERE line = ? LIMIT 1", (ref,)).get is None:
+                hidden = [] if query.hidden == "no" else ["0"]  # nothing is hidden here: no need to ask row by row
+        else:
+            conditions |= {"t.name = ?": query.thread_id, "l.namespace = ?": query.namespace}
+        asked = {sql: value for sql, value in conditions.items() if value is not None}
+        return " AND ".join([*asked, *hidden]) or "1", list(asked.values())
 
     def _filtered(self, rows: Iterable[Any], query: Query) -> list[Stored]:
         wanted, found, skip = packed_filter(query.filter), list[Stored](), query.offset
@@ -202,43 +237,93 @@ class Rows:
                     found.append(stored)
         return found
 
-    def list_threads(self, limit: int, offset: int) -> list[Stored]:
+    def list_threads(self, limit: int, offset: int, headless: bool) -> list[Stored]:
+        head = "coalesce(l.head, (SELECT min(seq) FROM checkpoints WHERE line = l.id))" if headless else "l.head"
+        first = "coalesce(min(CASE WHEN head IS NOT NULL THEN namespace END), min(namespace))"
         rows = self._execute(
             f"""SELECT {_LISTED} FROM
-                  (SELECT thread, max(active) AS active,
-                          min(CASE WHEN head IS NOT NULL THEN namespace END) AS first FROM lines GROUP BY thread) a
+                  (SELECT thread, max(active) AS active, {first} AS first FROM lines GROUP BY thread) a
                 JOIN lines l ON l.thread = a.thread AND l.namespace = a.first
-                JOIN threads t ON t.id = a.thread JOIN checkpoints c ON c.seq = l.head
+                JOIN threads t ON t.id = a.thread JOIN checkpoints c ON c.seq = {head}
                 ORDER BY a.active DESC, t.id DESC LIMIT ? OFFSET ?""",
             (limit, offset),
         )
         return [_listed(row) for row in rows]
 
     def thread(self, thread_id: str) -> Thread | None:
-        row = self._execute("SELECT id, family, origin, origin_children FROM threads WHERE name = ?", (thread_id,)).get
+        row = self._execute("SELECT id, family, origin FROM threads WHERE name = ?", (thread_id,)).get
         if row is None:
             return None
-        ref, family, origin, children = row
-        heads = self._execute(
-            """SELECT l.namespace, c.id, l.generation FROM lines l JOIN checkpoints c ON c.seq = l.head
+        ref, family, origin = row
+        heads, newest = {}, {}
+        for line, namespace, generation, head in self._execute(
+            """SELECT l.id, l.namespace, l.generation, c.id FROM lines l LEFT JOIN checkpoints c ON c.seq = l.head
                WHERE l.thread = ?""",
             (ref,),
-        )
-        stretches = self._execute(
-            """SELECT h.operation, l.namespace, h.after, h.upto, h.writes_of FROM hidden h
-               JOIN lines l ON l.id = h.line WHERE l.thread = ?""",
-            (ref,),
-        )
-        hidden: dict[int, list[Hidden]] = {}
-        for operation, *stretch in stretches:
-            hidden.setdefault(operation, []).append(Hidden(*stretch))
+        ).fetchall():
+            last = self._execute("SELECT max(seq) FROM checkpoints WHERE line = ?", (line,)).get
+            if last is not None:
+                newest[namespace] = last
+            if head is not None:
+                heads[namespace] = head, generation
+        name = f"the origin of thread {thread_id!r}"
         return Thread(
             thread_id,
             str(family),
-            unpack_origin(origin, children, thread_id) if origin is not None else None,
-            {namespace: (checkpoint_id, generation) for namespace, checkpoint_id, generation in heads},
-            hidden,
+            Key(*unpack_sealed(origin, name, thread_id.encode())) if origin is not None else None,
+            heads,
+            newest,
+            self._hidden(ref),
+            self._runs(ref),
+            self._commons(ref, thread_id),
+            self._spared(ref),
+            self._garbage(family),
         )
+
+    def _hidden(self, thread: int) -> dict[int, list[Hidden]]:
+        hidden: dict[int, list[Hidden]] = {}
+        for stretch in self._execute(
+            """SELECT l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation FROM hidden h
+               JOIN lines l ON l.id = h.line WHERE l.thread = ?""",
+            (thread,),
+        ):
+            hidden.setdefault(stretch[-1], []).append(Hidden(*stretch))
+        return hidden
+
+    def _runs(self, thread: int) -> dict[int, tuple[Place, ...]]:
+        rows = self._execute(
+            "SELECT r.run, r.data FROM runs r JOIN lines l ON l.id = r.line WHERE l.thread = ?", (thread,)
+        )
+        return {run: unpack_run(run, data) for run, data in rows}
+
+    def _commons(self, thread: int, thread_id: str) -> dict[str, Common]:
+        rows = self._execute(
+            """SELECT t.name, t.id, c.data, c.children FROM commons c JOIN threads t
+               ON t.id = CASE WHEN c.low = ?1 THEN c.high ELSE c.low END WHERE c.low = ?1 OR c.high = ?1""",
+            (thread,),
+        )
+        found = {}
+        for name, other, data, children in rows:
+            names = (thread_id, name) if thread < other else (name, thread_id)
+            found[name] = unpack_common(data, children, *names)
+        return found
+
+    def _spared(self, thread: int) -> frozenset[int]:
+        rows = self._execute(
+            """SELECT c.seq FROM lines l JOIN checkpoints c ON c.line = l.id AND c.pinned WHERE l.thread = ?1
+               UNION SELECT c.seq FROM threads t JOIN checkpoints c ON c.seq = t.began
+               JOIN lines l ON l.id = c.line WHERE t.began IS NOT NULL AND l.thread = ?1""",
+            (thread,),
+        )
+        return frozenset(seq for (seq,) in rows)
+
+    def _garbage(self, family: int) -> float:
+        live, doomed = self._execute(
+            """SELECT f.live, (SELECT sum(l.doomed) FROM threads t JOIN lines l ON l.thread = t.id
+                               WHERE t.family = f.id) FROM families f WHERE f.id = ?""",
+            (family,),
+        ).get
+        return (doomed or 0) / max(live, 1) if doomed else 0.0
 
     def operations(self, thread_id: str, limit: int) -> list[Operation]:
         rows = self._execute(
@@ -255,28 +340,37 @@ class Rows:
         if row is None:
             if family is None:
                 family = str(
-                    self._execute("INSERT INTO families (format, sweeps) VALUES (?, 0) RETURNING id", (FORMAT,)).get
+                    self._execute(
+                        "INSERT INTO families (format, sweeps, live) VALUES (?, 0, 0) RETURNING id", (FORMAT,)
+                    ).get
                 )
             row = self._execute(
                 "INSERT INTO threads (name, family) VALUES (?, ?) RETURNING id, family", (thread_id, int(family))
             ).get
         ref = self._execute(
-            """INSERT INTO lines (thread, namespace, generation, active) VALUES (?, ?, 0, 0)
+            """INSERT INTO lines (thread, namespace, turned, generation, active, doomed) VALUES (?, ?, 0, 0, 0, 0)
                ON CONFLICT DO UPDATE SET generation = generation RETURNING id""",
             (row[0], namespace),
         ).get
         return Line(ref, thread_id, namespace, str(row[1]), None)
 
-    def insert(self, line: Line, packed: Packed) -> Stored:
+    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int) -> Stored:
         record = packed.record
         seq: int = self._next_seq or self._execute(f"SELECT {_next('checkpoints')}").get
+        run = run if run is not None else seq
         self._execute(
-            """INSERT INTO checkpoints (seq, line, id, step, pinned, info, children, root)
-               VALUES (?, ?, ?, ?, 0, ?, ?, ?)""",
-            (seq, line.ref, record.key.checkpoint_id, record.step, packed.info, record.children, packed.root),
-        )
+            """INSERT INTO checkpoints (seq, line, id, step, run, pinned, added, info, children, root)
+               VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?)""",
+            (
+                seq, line.ref, record.key.checkpoint_id, record.step, run, added_bytes,
+                packed.info, record.children, packed.root,
+            ),
+        )  # fmt: skip
         self._next_seq = seq + 1
-        return Stored(record, seq, line.family, digest=packed.digest)
+        return Stored(record, seq, line.family, digest=packed.digest, run=run, added_bytes=added_bytes)
+
+    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
+        self._execute("INSERT INTO runs (run, line, data) VALUES (?, ?, ?)", (run, line.ref, pack_run(run, follows)))
 
     def replace(self, _line: Line, old: Stored, packed: Packed) -> Stored:
         record = packed.record
@@ -295,17 +389,43 @@ class Rows:
                 [(number, *obj) for obj in objects],
             )
 
-    def set_head(self, line: Line, stored: Stored | None) -> None:
+    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
         self._execute(
-            "UPDATE lines SET head = ?, generation = generation + 1, active = ? WHERE id = ?",
-            (stored.seq if stored is not None else None, _now(), line.ref),
+            "UPDATE lines SET head = ?, turned = ?, generation = generation + 1, active = ? WHERE id = ?",
+            (stored.seq if stored is not None else None, turned, _now(), line.ref),
         )
-        self._heads[line.ref] = stored
+        self._heads[line.ref] = stored, turned
 
-    def set_origin(self, thread_id: str, origin: Origin) -> None:
+    def prune(self, line: Line, seqs: Sequence[int]) -> None:
+        freed = 0
+        for seq in seqs:
+            row = self._execute(
+                f"SELECT c.id, c.added FROM checkpoints c WHERE c.seq = ? AND c.line = ? AND NOT {_SPARED}",
+                (seq, line.ref),
+            ).get
+            if row is not None:
+                self._remove_writes(line.ref, row[0])
+                self._execute("DELETE FROM checkpoints WHERE seq = ?", (seq,))
+                freed += row[1]
+        if freed:
+            self._execute("UPDATE lines SET doomed = doomed + ? WHERE id = ?", (freed, line.ref))
+
+    def _remove_writes(self, line: int, checkpoint_id: str) -> None:
+        found = self._execute("SELECT 1 FROM writes WHERE line = ? AND checkpoint = ?", (line, checkpoint_id)).get
+        if found is not None:
+            self._keep_counters()
+            self._execute("DELETE FROM writes WHERE line = ? AND checkpoint = ?", (line, checkpoint_id))
+
+    def set_origin(self, thread_id: str, origin: Stored) -> None:
+        sealed = pack_sealed(list(origin.record.key), thread_id.encode())
+        self._execute("UPDATE threads SET began = ?, origin = ? WHERE name = ?", (origin.seq, sealed, thread_id))
+
+    def set_common(self, thread_id: str, other: str, common: Common) -> None:
+        rows = self._execute("SELECT id, name FROM threads WHERE name IN (?, ?) ORDER BY id", (thread_id, other))
+        (low, one), (high, two) = rows.fetchall()
         self._execute(
-            "UPDATE threads SET origin = ?, origin_children = ? WHERE name = ?",
-            (pack_origin(origin, thread_id), origin.children, thread_id),
+            "INSERT OR REPLACE INTO commons (low, high, data, children) VALUES (?, ?, ?, ?)",
+            (low, high, pack_common(common, one, two), common.root.children),
         )
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
@@ -320,16 +440,17 @@ class Rows:
         )
         return seq
 
-    def set_undone(self, thread_id: str, seq: int, undone: bool) -> None:
+    def set_operation(self, thread_id: str, operation: Operation) -> None:
         self._execute(
-            "UPDATE operations SET undone = ? WHERE seq = ? AND thread = (SELECT id FROM threads WHERE name = ?)",
-            (undone, seq, thread_id),
+            """UPDATE operations SET undone = ?, data = ?
+               WHERE seq = ? AND thread = (SELECT id FROM threads WHERE name = ?)""",
+            (operation.undone, pack_operation(operation, operation.seq), operation.seq, thread_id),
         )
 
-    def hide(self, line: Line, operation: int, hidden: Hidden) -> None:
+    def hide(self, line: Line, hidden: Hidden) -> None:
         self._execute(
-            "INSERT INTO hidden (line, operation, after, upto, writes_of) VALUES (?, ?, ?, ?, ?)",
-            (line.ref, operation, hidden.after, hidden.to, hidden.writes_of),
+            "INSERT INTO hidden (line, operation, after, upto, run, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
+            (line.ref, hidden.operation, hidden.after, hidden.to, hidden.run, hidden.writes_of),
         )
 
     def show(self, thread_id: str, operation: int) -> None:
@@ -349,31 +470,39 @@ class Rows:
             (line.ref, checkpoint_id, write.task_id, write.idx, info, write.children),
         )
 
-    def delete(self, thread_id: str, keys: Collection[Key] | None, before_step: int | None) -> Deleted:
+    def delete(
+        self,
+        thread_id: str,
+        keys: Collection[Key] | None,
+        before_step: int | None,
+        spare: bool,
+        operations: Collection[int],
+    ) -> Deleted:
         row = self._execute("SELECT id, family FROM threads WHERE name = ?", (thread_id,)).get
         if row is None:
             return Deleted(0, frozenset())
         thread, family = row
         self.forget()
         self._keep_counters()
+        for seq in operations:
+            self._execute("DELETE FROM operations WHERE seq = ? AND thread = ?", (seq, thread))
         count = 0
+        kept = f"NOT {_SPARED}" if spare else "1"
         for line, namespace, head in self._execute(
             "SELECT id, namespace, head FROM lines WHERE thread = ?", (thread,)
         ).fetchall():
             if keys is not None:
-                names = [(line, key.checkpoint_id) for key in keys if key[:2] == (thread_id, namespace)]
-                for name in names:
-                    self._execute("DELETE FROM writes WHERE line = ? AND checkpoint = ?", name)
-                    self._execute("DELETE FROM checkpoints WHERE line = ? AND id = ?", name)
-                    count += self._connection.changes()
+                names = [key.checkpoint_id for key in keys if key[:2] == (thread_id, namespace)]
+                count += sum(self._delete_rows(line, f"c.id = ?2 AND {kept}", name) for name in names)
             elif before_step is not None:
-                count += self._delete_rows(line, "step < ?", before_step)
+                count += self._delete_rows(line, f"c.step < ?2 AND {kept}", before_step)
             else:
-                count += self._delete_rows(line, "?", True)
+                count += self._delete_rows(line, f"?2 AND {kept}", True)
                 self._execute("DELETE FROM writes WHERE line = ?", (line,))
             self._settle(line, head)
         if self._execute("SELECT 1 FROM lines WHERE thread = ?", (thread,)).get is None:
             self._execute("DELETE FROM operations WHERE thread = ?", (thread,))
+            self._execute("DELETE FROM commons WHERE low = ?1 OR high = ?1", (thread,))
             self._execute("DELETE FROM threads WHERE id = ?", (thread,))
         if self._execute("SELECT 1 FROM threads WHERE family = ?", (family,)).get is not None:
             return Deleted(count, frozenset({str(family)}) if count else frozenset())
@@ -382,33 +511,47 @@ class Rows:
         return Deleted(count, frozenset())
 
     def _delete_rows(self, line: int, condition: str, value: Any) -> int:
-        self._execute(
-            f"""DELETE FROM writes WHERE line = ?1 AND checkpoint IN
-                (SELECT id FROM checkpoints WHERE line = ?1 AND {condition.replace("?", "?2")})""",
-            (line, value),
-        )
-        self._execute(f"DELETE FROM checkpoints WHERE line = ?1 AND {condition.replace('?', '?2')}", (line, value))
-        return self._connection.changes()
+        """Delete the checkpoints of a line that meet the condition (its value is ?2), and their writes."""
+        rows = f"FROM checkpoints AS c WHERE c.line = ?1 AND {condition}"
+        freed = self._execute(f"SELECT sum(c.added) {rows}", (line, value)).get
+        if freed is None:
+            if "c.id" in condition:  # writes may have come before their checkpoint
+                self._execute("DELETE FROM writes WHERE line = ? AND checkpoint = ?", (line, value))
+            return 0
+        self._execute(f"DELETE FROM writes WHERE line = ?1 AND checkpoint IN (SELECT c.id {rows})", (line, value))
+        self._execute(f"DELETE {rows}", (line, value))
+        count = self._connection.changes()
+        self._execute("UPDATE lines SET doomed = doomed + ? WHERE id = ?", (freed, line))
+        return count
 
     def _settle(self, line: int, head: int | None) -> None:
-        """After deletion: move a head that is gone to the newest left, and drop a line that is empty."""
+        """After deletion: move a head that is gone to the newest left, and drop what nothing is left of."""
         if head is not None and self._execute("SELECT 1 FROM checkpoints WHERE seq = ?", (head,)).get is None:
             self._execute(
-                f"""UPDATE lines SET generation = generation + 1, head =
+                f"""UPDATE lines SET generation = generation + 1, turned = 1, head =
                     (SELECT max(c.seq) FROM checkpoints c WHERE c.line = ?1 AND NOT {_HIDDEN}) WHERE id = ?1""",
                 (line,),
             )
+        self._execute(
+            """DELETE FROM hidden AS h WHERE line = ? AND CASE WHEN writes_of IS NULL
+               THEN NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = h.line AND c.seq > h.after
+                                AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))
+               ELSE NOT EXISTS (SELECT 1 FROM writes w WHERE w.line = h.line AND w.checkpoint = h.writes_of) END""",
+            (line,),
+        )
         empty = self._execute(
             """SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM checkpoints WHERE line = ?1)
                AND NOT EXISTS (SELECT 1 FROM writes WHERE line = ?1)""",
             (line,),
         ).get
         if empty:
-            self._execute("DELETE FROM hidden WHERE line = ?", (line,))
-            # What is left of the thread was active when this was.
+            self._execute("DELETE FROM runs WHERE line = ?", (line,))
+            # What is left of the thread was active when this was, and its garbage is the family's.
             self._execute(
-                """UPDATE lines SET active = max(active, (SELECT active FROM lines WHERE id = ?1))
-                   WHERE thread = (SELECT thread FROM lines WHERE id = ?1)""",
+                """UPDATE lines SET active = max(active, (SELECT active FROM lines WHERE id = ?1)) ,
+                          doomed = doomed + (SELECT doomed FROM lines WHERE id = ?1)
+                   WHERE id = (SELECT min(o.id) FROM lines l JOIN lines o ON o.thread = l.thread AND o.id <> l.id
+                               WHERE l.id = ?1)""",
                 (line,),
             )
             self._execute("DELETE FROM lines WHERE id = ?", (line,))
@@ -418,37 +561,56 @@ class Rows:
         for table in ("checkpoints", "writes", "operations"):
             self._execute(f"UPDATE counters SET value = {_next(table)} - 1 WHERE name = '{table}'")
 
-    # -- sweeping
+    # -- sweeping: see `sqlite_sweep`
 
-    def unreachable(self, family: str) -> tuple[int, list[tuple[int, int]]]:
-        """Return the family's count of sweeps and (rowid, size) of each object that nothing reaches."""
+    def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
+        """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""
         number = int(family)
         sweeps = self._execute("SELECT sweeps FROM families WHERE id = ?", (number,)).get
         if sweeps is None:
-            return 0, []
-        children: dict[bytes, bytes] = {}
-        rows: dict[bytes, tuple[int, int]] = {}
-        for rowid, key, below, size in self._execute(
-            "SELECT id, hash, children, length(children) + length(body) FROM objects WHERE family = ?", (number,)
-        ):
-            children[key], rows[key] = below, (rowid, size)
-        pending = [key for (root,) in self._roots(number) for key in hashes(root)]
-        while pending:
-            key = pending.pop()
-            if rows.pop(key, None) is not None:
-                pending.extend(hashes(children[key]))
-        return sweeps, sorted(rows.values())
+            return None
+        doomed = self._execute(
+            "SELECT sum(l.doomed) FROM lines l JOIN threads t ON t.id = l.thread WHERE t.family = ?", (number,)
+        ).get
+        youngest = self._execute("SELECT max(id) FROM objects").get
+        roots = {key for root in self._roots(number, set(without)) for key in hashes(root)}
+        return sweeps, doomed or 0, youngest or 0, list(roots)
 
-    def _roots(self, family: int) -> Iterator[tuple[bytes]]:
+    def _roots(self, family: int, without: Collection[Key]) -> Iterator[bytes]:
         lines = "SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.family = ?1"
-        yield from self._execute(
-            f"""SELECT children FROM checkpoints WHERE line IN ({lines})
-                UNION ALL SELECT children FROM writes WHERE line IN ({lines})
-                UNION ALL SELECT origin_children FROM threads WHERE family = ?1 AND origin_children IS NOT NULL""",
+        names = f"""SELECT t.name, l.namespace, c.id, c.children FROM checkpoints c JOIN lines l ON l.id = c.line
+                    JOIN threads t ON t.id = l.thread WHERE c.line IN ({lines})"""
+        if without:
+            yield from (children for *key, children in self._execute(names, (family,)) if Key(*key) not in without)
+        else:
+            rows = self._execute(f"SELECT children FROM checkpoints WHERE line IN ({lines})", (family,))
+            yield from (children for (children,) in rows)
+        rows = self._execute(
+            f"""SELECT children FROM writes WHERE line IN ({lines})
+                UNION ALL SELECT c.children FROM commons c JOIN threads t ON t.id = c.low WHERE t.family = ?1""",
             (family,),
         )
+        yield from (children for (children,) in rows)
 
-    def remove_objects(self, family: str, rowids: list[int], expected_sweeps: int) -> int | None:
+    def links(self, family: str, wanted: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]:
+        """Return (hash, children, size) of these objects."""
+        found: list[tuple[bytes, bytes, int]] = self._execute(
+            """SELECT o.hash, o.children, length(o.children) + length(o.body) FROM carray(?) k CROSS JOIN objects o
+               ON o.family = ? AND o.hash = k.value""",
+            (apsw.carray(tuple(wanted)), int(family)),
+        ).fetchall()
+        return found
+
+    def objects_after(self, family: str, last: bytes, limit: int) -> list[tuple[bytes, int, int]]:
+        """Return (hash, rowid, size) of the family's next objects in the order of their hashes."""
+        found: list[tuple[bytes, int, int]] = self._execute(
+            """SELECT hash, id, length(children) + length(body) FROM objects WHERE family = ? AND hash > ?
+               ORDER BY hash LIMIT ?""",
+            (int(family), last, limit),
+        ).fetchall()
+        return found
+
+    def remove_objects(self, family: str, rowids: Sequence[int], expected_sweeps: int) -> int | None:
         """Delete objects by rowid and return the new count of sweeps; None if another sweep came first."""
         sweeps: int | None = self._execute(
             "UPDATE families SET sweeps = sweeps + 1 WHERE id = ? AND sweeps = ? RETURNING sweeps",
@@ -458,17 +620,30 @@ class Rows:
             self._connection.executemany("DELETE FROM objects WHERE id = ?", [(rowid,) for rowid in rowids])
         return sweeps
 
-    def shrink(self) -> bool:
+    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int) -> None:
+        """Note what a sweep found in use, and take off what was doomed when it began."""
+        self._execute("UPDATE families SET live = ? WHERE id = ?", (live_bytes, int(family)))
+        lines = self._execute(
+            "SELECT l.id, l.doomed FROM lines l JOIN threads t ON t.id = l.thread WHERE t.family = ? AND l.doomed > 0",
+            (int(family),),
+        ).fetchall()
+        for line, doomed in lines:
+            taken = min(doomed, doomed_bytes)
+            doomed_bytes -= taken
+            self._execute("UPDATE lines SET doomed = doomed - ? WHERE id = ?", (taken, line))
+
+    def shrink(self, pages_max: int) -> bool:
         """Give some free pages back to the file system; return whether more are left to give."""
         free: int = self._connection.pragma("freelist_count")
         pages: int = self._connection.pragma("page_count")
         if free <= max(16, pages // 20):  # a little room is kept: the next snapshots will need it
             return False
-        self._execute(f"PRAGMA incremental_vacuum({min(free, 1000)})").fetchall()  # frees a page per step
-        return free > 1000
+        self._execute(f"PRAGMA incremental_vacuum({min(free, pages_max)})").fetchall()  # frees a page per step
+        return free > pages_max
 
 
 _REMEMBERED_MAX = 10_000
+_FROM_CHECKPOINTS = "FROM checkpoints c JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread"
 _LINES_OF_NAME = "SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = ?"
 
 
@@ -478,15 +653,15 @@ def _next(table: str) -> str:
 
 
 def _stored(thread_id: str, namespace: str, family: int | str, row: Sequence[Any]) -> Stored:
-    seq, checkpoint_id, step, pinned, info, children, root, hidden = row
+    seq, checkpoint_id, step, run, pinned, added, info, children, root, hidden = row
     record = unpack_record(Key(thread_id, namespace, checkpoint_id), step, children, info, root)
-    return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root))
+    return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root), run, added)
 
 
 def _listed(row: Sequence[Any]) -> Stored:
-    seq, checkpoint_id, step, pinned, info, root_digest, hidden, thread_id, namespace, family = row
+    seq, checkpoint_id, step, run, pinned, added, info, root_digest, hidden, thread_id, namespace, family = row
     record = unpack_record(Key(thread_id, namespace, checkpoint_id), step, b"", info, None)
-    return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root_digest))
+    return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root_digest), run, added)
 
 
 def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:

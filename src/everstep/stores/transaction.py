@@ -15,17 +15,18 @@ from everstep.stores.protocol import (
     ANY,
     Base,
     Change,
+    Common,
     Draft,
     Hidden,
     Key,
     Object,
     Operation,
-    Origin,
+    Place,
     Record,
     Stored,
     Write,
 )
-from everstep.stores.records import pack_operation, pack_origin, pack_record, record_digest
+from everstep.stores.records import pack_common, pack_operation, pack_record, record_digest
 
 
 class Line(NamedTuple):
@@ -37,6 +38,8 @@ class Line(NamedTuple):
     namespace: str
     family: str
     head: Stored | None
+    turned: bool = False
+    """The head was moved: what comes next follows it, but not the newest of its run."""
 
 
 class Packed(NamedTuple):
@@ -61,21 +64,30 @@ class Transaction(Protocol):
         ...
 
     def checkpoint(self, key: Key) -> Stored | None: ...
-    def insert(self, line: Line, packed: Packed) -> Stored: ...
+    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int) -> Stored:
+        """Keep a new checkpoint, in that run or (None) in one of its own."""
+        ...
+
+    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None: ...
     def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored: ...
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         """Keep objects. One that is there already becomes as young as a new one: no sweep under way takes it."""
         ...
 
-    def set_head(self, line: Line, stored: Stored | None) -> None:
+    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
         """Move the head, add one to the generation, and note the thread as active."""
         ...
 
-    def set_origin(self, thread_id: str, origin: Origin) -> None: ...
+    def prune(self, line: Line, seqs: Sequence[int]) -> None:
+        """Delete what is not spared of these checkpoints, with their writes."""
+        ...
+
+    def set_origin(self, thread_id: str, origin: Stored) -> None: ...
+    def set_common(self, thread_id: str, other: str, common: Common) -> None: ...
     def set_pinned(self, stored: Stored, pinned: bool) -> None: ...
     def add_operation(self, thread_id: str, operation: Operation) -> int: ...
-    def set_undone(self, thread_id: str, seq: int, undone: bool) -> None: ...
-    def hide(self, line: Line, operation: int, hidden: Hidden) -> None: ...
+    def set_operation(self, thread_id: str, operation: Operation) -> None: ...
+    def hide(self, line: Line, hidden: Hidden) -> None: ...
     def show(self, thread_id: str, operation: int) -> None: ...
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None: ...
 
@@ -93,9 +105,11 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
         if existing is not None and existing.digest == packed.digest:
             return existing
     _check_head(change, head)
-    family = _family(tx, change, line)
-    if draft is not None:
-        _check_base(tx, draft.base, head, family)
+    origin = _found(tx, change.origin) if change.origin is not None else None
+    family = _family(tx, change, line, origin)
+    for base in draft.bases if draft is not None else ():
+        _check_base(tx, base, head, family)
+    _check_related(tx, change, family)
     targets = [(move, _moved_to(tx, change, move.checkpoint_id, move.namespace)) for move in change.moves]
     pins = [(_found(tx, pin.key), pin.pinned) for pin in change.pins]
 
@@ -103,25 +117,45 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     stored = None
     if draft is not None and packed is not None:
         tx.add_objects(line.family, draft.objects)
-        if existing is not None:
-            stored = tx.replace(line, existing, packed)
-        else:
-            stored = tx.insert(line, packed)
-            if change.head == "always" or (change.head == "newer" and _is_newer(draft.record, head)):
-                tx.set_head(line, stored)
-    if change.origin is not None:
-        tx.set_origin(change.thread_id, change.origin)
-    for thread_id, origin in change.origins.items():
-        tx.set_origin(thread_id, origin)
+        stored = (
+            tx.replace(line, existing, packed) if existing is not None else _insert(tx, change, line, draft, packed)
+        )
+    if origin is not None:
+        tx.set_origin(change.thread_id, origin)
+    for other, common in change.commons.items():
+        tx.set_common(change.thread_id, other, common)
     for move, target in targets:
         moved = tx.line(change.thread_id, move.namespace)
         if target is not None and stored is not None and target.record.key == stored.record.key:
             target = stored  # replaced just now
         if moved is not None:  # a namespace that does not exist has no head to take away
-            tx.set_head(moved, target)
+            tx.set_head(moved, target, turned=True)
     for found, pinned in pins:
         tx.set_pinned(found, pinned)
     _apply_log(tx, change)
+    if change.prune:
+        tx.prune(line, change.prune)
+    return stored
+
+
+def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: Packed) -> Stored:
+    head, record = line.head, draft.record
+    moves = change.head == "always" or (change.head == "newer" and _is_newer(record, head))
+    # A checkpoint that names no parent follows the head.
+    parents = record.parents or ((head.record.key,) if head is not None else ())
+    follows: list[Place] = []
+    run = None
+    if moves and head is not None and not line.turned and parents == (head.record.key,):
+        run = head.run
+    else:
+        found = (tx.checkpoint(parent) for parent in parents)
+        follows = [parent.place for parent in found if parent is not None and parent.family == line.family]
+    added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
+    stored = tx.insert(line, packed, run, added)
+    if follows:
+        tx.add_run(line, stored.run, follows)
+    if moves:
+        tx.set_head(line, stored)
     return stored
 
 
@@ -146,13 +180,10 @@ def _packed(draft: Draft, change: Change) -> Packed:
 
 def _check_storable(change: Change) -> None:
     """Fail now, before anything is changed, if something in the change cannot be packed."""
-    if change.log is not None:
-        pack_operation(change.log, 0)
-    if change.origin is None and not change.origins:
-        return
-    for origin in (change.origin, *change.origins.values()):
-        if origin is not None:
-            pack_origin(origin, change.thread_id)
+    for operation in (*change.amend, *([change.log] if change.log is not None else [])):
+        pack_operation(operation, 0)
+    for common in change.commons.values():
+        pack_common(common, "", "")
 
 
 def _check_head(change: Change, head: Stored | None) -> None:
@@ -161,17 +192,21 @@ def _check_head(change: Change, head: Stored | None) -> None:
         raise HeadMoved(change.thread_id, change.expect, actual)
 
 
-def _family(tx: Transaction, change: Change, line: Line | None) -> str | None:
+def _family(tx: Transaction, change: Change, line: Line | None, origin: Stored | None) -> str | None:
     """Return the family the thread belongs to or will join; None: a new one."""
     own = line.family if line is not None else tx.family(change.thread_id)
-    if change.origin is None:
+    if origin is None:
         return own
-    joined = tx.family(change.origin.key.thread_id)
-    if joined is None:
-        raise CheckpointNotFound(change.origin.key.checkpoint_id, change.origin.key.thread_id)
-    if own is not None and own != joined:
+    if own is not None and own != origin.family:
         raise InvalidInput(f"thread {change.thread_id!r} exists and is not of the family it should branch from")
-    return joined
+    return origin.family
+
+
+def _check_related(tx: Transaction, change: Change, family: str | None) -> None:
+    for other in {*change.commons, *([change.log_thread] if change.log_thread is not None else [])}:
+        theirs = tx.family(other)
+        if theirs is None or theirs != family:
+            raise InvalidInput(f"threads {change.thread_id!r} and {other!r} are not of one family")
 
 
 def _check_base(tx: Transaction, base: Base | None, head: Stored | None, family: str | None) -> None:
@@ -198,12 +233,13 @@ def _is_newer(record: Record, head: Stored | None) -> bool:
 
 
 def _apply_log(tx: Transaction, change: Change) -> None:
-    operation = tx.add_operation(change.thread_id, change.log) if change.log is not None else 0
+    log_thread = change.log_thread if change.log_thread is not None else change.thread_id
+    logged = tx.add_operation(log_thread, change.log) if change.log is not None else 0
+    for operation in change.amend:
+        tx.set_operation(log_thread, operation)
+    for seq in change.show:
+        tx.show(change.thread_id, seq)
     for hidden in change.hide:
         line = tx.line(change.thread_id, hidden.namespace)
         if line is not None:
-            tx.hide(line, operation, hidden)
-    for seq in change.show:
-        tx.show(change.thread_id, seq)
-    for seq, undone in change.undone.items():
-        tx.set_undone(change.thread_id, seq, undone)
+            tx.hide(line, hidden._replace(operation=hidden.operation or logged))

@@ -3,40 +3,63 @@
 CREATE TABLE families (
     id      INTEGER PRIMARY KEY AUTOINCREMENT,
     format  INTEGER NOT NULL,                   -- the address function of its objects
-    sweeps  INTEGER NOT NULL                    -- counts deletions of objects: a sweep that was overtaken starts again
+    sweeps  INTEGER NOT NULL,                   -- counts deletions of objects: a sweep that was overtaken starts again
+    live    INTEGER NOT NULL                    -- bytes that the last sweep found in use
 );
 
 CREATE TABLE threads (
-    id               INTEGER PRIMARY KEY,
-    name             TEXT NOT NULL UNIQUE,
-    family           INTEGER NOT NULL,
-    origin           BLOB,                      -- where a branch began; the root it has in common with its origin
-    origin_children  BLOB
+    id      INTEGER PRIMARY KEY,
+    name    TEXT NOT NULL UNIQUE,
+    family  INTEGER NOT NULL,
+    began   INTEGER,                            -- checkpoints.seq where a branch began
+    origin  BLOB                                -- its full name
 );
 CREATE INDEX threads_by_family ON threads (family);
+CREATE INDEX threads_by_origin ON threads (began) WHERE began IS NOT NULL;
+
+CREATE TABLE commons (                          -- the last state that two threads had in common
+    low       INTEGER NOT NULL,                 -- threads.id, the smaller one first
+    high      INTEGER NOT NULL,
+    data      BLOB NOT NULL,
+    children  BLOB NOT NULL,
+    PRIMARY KEY (low, high)
+);
+CREATE INDEX commons_by_high ON commons (high);
 
 CREATE TABLE lines (                            -- a namespace of a thread
     id          INTEGER PRIMARY KEY,
     thread      INTEGER NOT NULL,
     namespace   TEXT NOT NULL,
     head        INTEGER,                        -- checkpoints.seq
+    turned      INTEGER NOT NULL,               -- the head was moved: the next checkpoint starts a new run
     generation  INTEGER NOT NULL,               -- counts the moves of the head
     active      INTEGER NOT NULL,               -- microseconds; orders threads by activity, nothing else
+    doomed      INTEGER NOT NULL,               -- bytes that deleted checkpoints had added, since the last sweep
     UNIQUE (thread, namespace)
 );
+
+CREATE TABLE runs (                             -- what a run follows, where it follows something
+    run   INTEGER PRIMARY KEY,                  -- the seq of its first checkpoint
+    line  INTEGER NOT NULL,
+    data  BLOB NOT NULL
+);
+CREATE INDEX runs_by_line ON runs (line);
 
 CREATE TABLE checkpoints (
     seq       INTEGER PRIMARY KEY,              -- the store's order; never used twice, see counters
     line      INTEGER NOT NULL,
     id        TEXT NOT NULL,
     step      INTEGER NOT NULL,
+    run       INTEGER NOT NULL,
     pinned    INTEGER NOT NULL,
+    added     INTEGER NOT NULL,                 -- bytes that came with it
     info      BLOB NOT NULL,                    -- what listing shows, behind a checksum
     children  BLOB NOT NULL,                    -- hashes the root refers to
     root      BLOB NOT NULL                     -- the root's own bytes, behind a checksum
 );
 CREATE UNIQUE INDEX checkpoints_by_id ON checkpoints (id, line);
 CREATE INDEX checkpoints_by_line ON checkpoints (line);
+CREATE INDEX checkpoints_pinned ON checkpoints (line) WHERE pinned;
 
 CREATE TABLE objects (
     id        INTEGER PRIMARY KEY,              -- an object that is sent again gets a new one: no sweep takes it
@@ -71,6 +94,7 @@ CREATE TABLE hidden (                           -- stretches of a line that are 
     operation  INTEGER NOT NULL,
     after      INTEGER NOT NULL,
     upto       INTEGER NOT NULL,
+    run        INTEGER,                         -- NULL: of every run
     writes_of  TEXT
 );
 CREATE INDEX hidden_by_line ON hidden (line);

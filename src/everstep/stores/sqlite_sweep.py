@@ -1,0 +1,96 @@
+"""Finding and removing the objects of a family that nothing needs, a little at a time.
+
+A sweep walks from the roots that were stored when it began, in short reads that hold nobody up, then goes through the
+family's objects and deletes those it did not meet. An object that was not reachable at the beginning stays so: a later
+checkpoint may leave out only what is below a stored one, and what is sent again becomes a new row, younger than the
+sweep. So it may stop and go on between other people's commits. It starts anew if another process swept meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol, TypeVar
+
+from everstep.stores.protocol import Key, Swept
+from everstep.stores.sqlite_rows import Rows
+from everstep.values.tree import hashes
+
+T = TypeVar("T")
+_BATCH = 500
+
+
+class Driver(Protocol):
+    """How a sweep gets at the file."""
+
+    async def read(self, work: Callable[[Rows], T]) -> T: ...
+    async def write(self, work: Callable[[Rows], T], thread_id: str) -> T: ...
+
+
+class Sweep:
+    """One sweep of one family, under way."""
+
+    def __init__(self, family: str, pretend: Collection[Key] | None = None) -> None:
+        self._family, self._pretend = family, pretend
+        self._begun = False
+        self._sweeps = self._doomed = self._youngest = 0
+        self._pending: list[bytes] = []
+        self._met: set[bytes] = set()
+        self._live_bytes = 0
+        self._last = b""
+        self.swept = Swept(0, 0, finished=False)
+
+    async def go_on(self, driver: Driver, effort: int | None) -> bool:
+        """Look at about `effort` more objects (None: at all); return False if it was overtaken and is void."""
+        left = effort if effort is not None else 1 << 62
+        if not self._begun:
+            await self._begin(driver)
+        while left > 0 and not self.swept.finished:
+            size = min(left, _BATCH)
+            left -= size
+            if self._pending:
+                await self._mark(driver, size)
+            elif not await self._remove(driver, size):
+                return False
+        return True
+
+    async def _begin(self, driver: Driver) -> None:
+        started = await driver.read(lambda rows: rows.sweep_start(self._family, self._pretend or ()))
+        self._begun = True
+        if started is None:
+            self.swept = Swept(0, 0)
+            return
+        self._sweeps, self._doomed, self._youngest, self._pending = started
+        self._met = set(self._pending)
+
+    async def _mark(self, driver: Driver, size: int) -> None:
+        batch, self._pending = self._pending[-size:], self._pending[:-size]
+        for _, children, held in await driver.read(lambda rows: rows.links(self._family, batch)):
+            self._live_bytes += held
+            for key in hashes(children) if children else ():
+                if key not in self._met:
+                    self._met.add(key)
+                    self._pending.append(key)
+
+    async def _remove(self, driver: Driver, size: int) -> bool:
+        found = await driver.read(lambda rows: rows.objects_after(self._family, self._last, size))
+        doomed = [(rowid, held) for key, rowid, held in found if key not in self._met and rowid <= self._youngest]
+        if doomed and self._pretend is None:
+            sweeps = await driver.write(self._removal([rowid for rowid, _ in doomed]), "")
+            if sweeps is None:
+                return False
+            self._sweeps = sweeps
+        self._count(doomed)
+        if len(found) < size:
+            if self._pretend is None:
+                await driver.write(lambda rows: rows.sweep_end(self._family, self._live_bytes, self._doomed), "")
+            self.swept = self.swept._replace(finished=True)
+        else:
+            self._last = found[-1][0]
+        return True
+
+    def _removal(self, rowids: list[int]) -> Callable[[Rows], Any]:
+        return lambda rows: rows.remove_objects(self._family, rowids, self._sweeps)
+
+    def _count(self, doomed: list[tuple[int, int]]) -> None:
+        size = self.swept.size_bytes + sum(held for _, held in doomed)
+        self.swept = Swept(self.swept.objects + len(doomed), size, finished=False)
