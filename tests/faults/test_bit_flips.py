@@ -50,7 +50,7 @@ def everything(path: Path) -> dict[str, Any]:
             ask(f"latest {thread}", lambda t=thread: backend.get_latest(t))
             ask(f"info {thread}", lambda t=thread: run_to_end(store.blocking.thread(t)))
             ask(f"log {thread}", lambda t=thread: run_to_end(store.blocking.operations(t, 10)))
-            query = Query(thread_id=thread, namespace=None, hidden=True)
+            query = Query(thread_id=thread, namespace=None, hidden="also")
             listed = ask(f"list {thread}", lambda q=query: run_to_end(store.blocking.list_checkpoints(q)))
             for stored in listed if isinstance(listed, list) else ():
                 key = stored.record.key
