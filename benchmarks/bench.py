@@ -228,7 +228,7 @@ def loading(folder: Path) -> None:
         engine.get_latest("t")
 
     def cold() -> None:
-        fresh = everstep.CheckpointEngine(everstep.StoreBackend(engine._driven._backend.store), KEEP_ALL).sync
+        fresh = everstep.CheckpointEngine(everstep.StoreBackend(engine.checkpointer._driven.store), KEEP_ALL).sync
         fresh.get_latest("t")
 
     seconds = paired({"blob": from_one_blob, "warm": warm, "cold": cold}, 25)
@@ -242,7 +242,7 @@ def listing(folder: Path) -> None:
     engine = open_engine(folder / "list.db", synchronous="off").sync
     for _ in range(10_000):
         engine.append("t", [{"role": "user", "content": "hello"}])
-    store = engine._driven._backend.store
+    store = engine.checkpointer._driven.store
     started = time.perf_counter()
     found = run_to_end(store.list_checkpoints(Query(thread_id="t")))
     seconds = time.perf_counter() - started

@@ -26,6 +26,8 @@ from everstep.stores.protocol import Change, Draft, Query, Stored
 from everstep.stores.sqlite import SQLiteStore
 from everstep.testing import follow, make_object, make_record, put
 
+KEEP_ALL = everstep.SnapshotConfig(gc_policy="keep_all")
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -57,7 +59,7 @@ def files_bytes(path: Path) -> int:
 
 def test_the_file_is_durable_checksummed_and_in_wal_mode(engine: everstep.SyncEngine, path: Path) -> None:
     fill(engine, "t", 1)
-    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    database = engine.checkpointer._driven.store._database.get()
     connection = database._connections.writer
     assert connection.pragma("journal_mode") == "wal"
     assert connection.pragma("synchronous") == 2
@@ -148,7 +150,7 @@ def test_a_directory_or_a_missing_folder_is_a_clear_error(tmp_path: Path) -> Non
 
 def test_a_read_only_file_can_be_read_and_says_so_when_written(engine: everstep.SyncEngine, path: Path) -> None:
     fill(engine, "t", 3)
-    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    database = engine.checkpointer._driven.store._database.get()
     database._connections.writer.execute("PRAGMA query_only=1")
     with pytest.raises(StoreReadOnly):
         fill(engine, "t", 1)
@@ -157,7 +159,7 @@ def test_a_read_only_file_can_be_read_and_says_so_when_written(engine: everstep.
 
 def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(engine: everstep.SyncEngine, path: Path) -> None:
     fill(engine, "t", 20)
-    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    database = engine.checkpointer._driven.store._database.get()
     limit = database._connections.writer.pragma("page_count") + 20
     database._connections.writer.execute(f"PRAGMA max_page_count={limit}")
     written = 20
@@ -482,7 +484,7 @@ def test_deferred_signals_are_all_handled_and_handlers_put_back() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_any_moment_leave_the_store_working(path: Path) -> None:
     """An exception out of a signal handler can strike anywhere in the main thread, also while it leads others."""
-    engine = everstep.open(f"sqlite:///{path}").sync
+    engine = everstep.open(f"sqlite:///{path}", KEEP_ALL).sync
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -532,7 +534,7 @@ def test_interrupts_at_any_moment_leave_the_store_working(path: Path) -> None:
 def test_a_wal_that_cannot_be_moved_does_not_fail_the_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = everstep.open(f"sqlite:///{path}").sync
     fill(engine, "t", 1)
-    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    database = engine.checkpointer._driven.store._database.get()
 
     class NoCheckpoint(_FailingCommit):
         def execute(self, sql: str, *args: Any) -> Any:
@@ -635,19 +637,19 @@ def test_a_large_commit_does_not_leave_a_large_wal(path: Path) -> None:
 
 
 def test_space_comes_back_after_deletion(path: Path) -> None:
-    with everstep.open(f"sqlite:///{path}").sync as engine:
+    with everstep.open(f"sqlite:///{path}", KEEP_ALL).sync as engine:
         fill(engine, "keep", 10)
     small = path.stat().st_size
-    with everstep.open(f"sqlite:///{path}").sync as engine:
+    with everstep.open(f"sqlite:///{path}", KEEP_ALL).sync as engine:
         fill(engine, "drop", 500)
         assert engine.checkpointer.delete_thread("drop") == 500
     assert path.stat().st_size < small * 1.5 + 100_000
-    with everstep.open(f"sqlite:///{path}").sync as engine:
+    with everstep.open(f"sqlite:///{path}", KEEP_ALL).sync as engine:
         assert len(engine.get_latest("keep").messages) == 10  # type: ignore[union-attr]
 
 
 def test_space_of_old_states_comes_back(path: Path) -> None:
-    with everstep.open(f"sqlite:///{path}").sync as engine:
+    with everstep.open(f"sqlite:///{path}", KEEP_ALL).sync as engine:
         for n in range(200):
             engine.snapshot("t", [], {"blob": random.Random(n).randbytes(5_000)}, {})
         assert engine.checkpointer.delete_before("t", 191) == 190
@@ -657,7 +659,7 @@ def test_space_of_old_states_comes_back(path: Path) -> None:
 
 def test_listing_reads_no_values(engine: everstep.SyncEngine, path: Path) -> None:
     fill(engine, "t", 50)
-    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    database = engine.checkpointer._driven.store._database.get()
     database._connections.writer.execute("DROP TABLE objects")
     assert len(engine.list_time_travel_points("t", 100)) == 50
     assert len(engine.checkpointer.list_threads()) == 1
@@ -666,9 +668,9 @@ def test_listing_reads_no_values(engine: everstep.SyncEngine, path: Path) -> Non
 def test_objects_the_store_has_lost_are_sent_again(engine: everstep.SyncEngine, path: Path) -> None:
     state = {"a": text(1), "b": [text(n) for n in range(20)]}
     lost = engine.snapshot("t", [], state, {})
-    database = engine._driven._backend.store._database.get()  # type: ignore[attr-defined]
+    database = engine.checkpointer._driven.store._database.get()
     database._connections.writer.execute("DELETE FROM objects")
-    fresh = everstep.CheckpointEngine(everstep.StoreBackend(engine._driven._backend.store)).sync
+    fresh = everstep.CheckpointEngine(everstep.StoreBackend(engine.checkpointer._driven.store)).sync
     with pytest.raises(CheckpointCorrupted) as caught:
         fresh.get(lost)
     assert (caught.value.thread_id, caught.value.checkpoint_id) == ("t", lost)
@@ -689,7 +691,7 @@ def test_a_sweep_beside_writers_takes_nothing_they_need(path: Path) -> None:
     """Objects come and go and come again while another handle sweeps: every checkpoint reads back."""
     with everstep.open(f"sqlite:///{path}").sync as engine:
         fill(engine, "t", 1)
-        family = run_to_end(engine._driven._backend.store.read("t")).stored.family  # type: ignore[union-attr]
+        family = run_to_end(engine.checkpointer._driven.store.read("t")).stored.family
         stop = threading.Event()
         failures: list[BaseException] = []
 
@@ -710,8 +712,8 @@ def test_a_sweep_beside_writers_takes_nothing_they_need(path: Path) -> None:
         for n in range(300):
             state = {"a": text(n % 3), "b": [text(n % 5)] * 20}
             checkpoint_id = engine.snapshot("t", [{"m": text(m)} for m in range(n % 7)], state, {})
-            assert engine._driven._backend.repository is not None
-            fresh = everstep.CheckpointEngine(everstep.StoreBackend(engine._driven._backend.store)).sync
+            assert engine.checkpointer._driven.repository is not None
+            fresh = everstep.CheckpointEngine(everstep.StoreBackend(engine.checkpointer._driven.store)).sync
             found = fresh.get(checkpoint_id)
             assert found is not None
             assert found.state == state

@@ -8,15 +8,18 @@ from everstep.backends import (
     SyncBackend,
 )
 from everstep.config import CheckpointGC, SnapshotConfig, SnapshotTrigger
+from everstep.drawing import draw
 from everstep.engine import CheckpointEngine, SyncEngine
 from everstep.errors import (
     AmbiguousCheckpoint,
+    CannotUndo,
     CheckpointCorrupted,
     CheckpointNotFound,
     CommitUnknown,
     EverstepError,
     HeadMoved,
     InvalidInput,
+    MergeConflict,
     MissingDependency,
     SnapshotTooLarge,
     StoreClosed,
@@ -30,13 +33,25 @@ from everstep.errors import (
     UnsupportedByBackend,
 )
 from everstep.factory import create_checkpoint_engine, create_checkpointer, open  # noqa: A004  # read as everstep.open
-from everstep.types import Checkpoint, CheckpointMetadata
+from everstep.live import LiveThread, SyncLiveThread
+from everstep.types import (
+    MISSING,
+    Checkpoint,
+    CheckpointMetadata,
+    Conflict,
+    Diff,
+    Difference,
+    GCReport,
+    Operation,
+    TimeTravelResult,
+)
 from everstep.values.registry import register
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022  # the plain order of sorted()
     "AmbiguousCheckpoint",
+    "CannotUndo",
     "Checkpoint",
     "CheckpointBackend",
     "CheckpointCorrupted",
@@ -45,11 +60,19 @@ __all__ = [
     "CheckpointMetadata",
     "CheckpointNotFound",
     "CommitUnknown",
+    "Conflict",
+    "Diff",
+    "Difference",
     "EverstepError",
+    "GCReport",
     "HeadMoved",
     "InvalidInput",
+    "LiveThread",
+    "MISSING",
     "MemoryCheckpointer",
+    "MergeConflict",
     "MissingDependency",
+    "Operation",
     "SQLiteCheckpointer",
     "SnapshotConfig",
     "SnapshotTooLarge",
@@ -63,11 +86,14 @@ __all__ = [
     "StoreUnavailable",
     "SyncBackend",
     "SyncEngine",
+    "SyncLiveThread",
+    "TimeTravelResult",
     "UnregisteredType",
     "UnstorableValue",
     "UnsupportedByBackend",
     "create_checkpoint_engine",
     "create_checkpointer",
+    "draw",
     "open",
     "register",
 ]

@@ -74,9 +74,14 @@ class StoreBackend(CheckpointBackend, Closing):
         return self._repository
 
     @property
+    def blocking(self) -> StoreBackend:
+        """The same methods, never suspending."""
+        return StoreBackend(self.store, self._repository.over(self.store.blocking))
+
+    @property
     def sync(self) -> SyncBackend:
         """The same methods, blocking. Works inside a running event loop too."""
-        return SyncBackend(StoreBackend(self.store, self._repository.over(self.store.blocking)))
+        return SyncBackend(self.blocking)
 
     async def put(self, checkpoint: Checkpoint) -> str:
         record = _record(checks.kind(checkpoint, Checkpoint, "checkpoint"))
@@ -158,7 +163,7 @@ class StoreBackend(CheckpointBackend, Closing):
         return deleted.checkpoints
 
 
-class SyncBackend(SyncFace[StoreBackend]):
+class SyncBackend(SyncFace[Any]):
     """The blocking view of a backend: the same names, parameters and results."""
 
     put = blocking(StoreBackend.put)

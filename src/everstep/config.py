@@ -63,6 +63,8 @@ class SnapshotConfig:
             raise InvalidInput(f"gc_param is a number above 0, not {self.gc_param!r}")
         if policy in (CheckpointGC.KEEP_LAST_N, CheckpointGC.KEEP_MILESTONES) and self.gc_param != int(self.gc_param):
             raise InvalidInput(f"gc_param is a whole number of checkpoints for {policy.value}, not {self.gc_param!r}")
+        if policy is CheckpointGC.KEEP_MILESTONES and self.gc_param < 2:
+            raise InvalidInput("gc_param is at least 2 for keep_milestones: the first and the last always stay")
         if not isinstance(self.delta_snapshots, bool):
             raise InvalidInput(f"delta_snapshots is True or False, not {self.delta_snapshots!r}")
         if not _is_number(self.max_snapshot_size_mb) or self.max_snapshot_size_mb <= 0:

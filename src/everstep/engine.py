@@ -1,24 +1,27 @@
 """The engine: what a person with an agent loop does with checkpoints. Reads like the feature list.
 
-No SQL and no bytes here: values go through the repository, everything else is a call to the store below the backend.
+Arguments are checked here and triggers decide here; the work is done by a timeline, on a store (`timeline.py`) or on a
+backend of somebody's own (`plain.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import secrets
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, Literal, ParamSpec
 
 from everstep import checks
 from everstep.backends import CheckpointBackend, StoreBackend, SyncBackend
-from everstep.config import SnapshotConfig, SnapshotTrigger, as_trigger
-from everstep.errors import CheckpointNotFound, InvalidInput, UnsupportedByBackend
+from everstep.capture import Capture, F, Scope
+from everstep.config import SnapshotConfig, SnapshotTrigger
+from everstep.errors import InvalidInput
 from everstep.faces import Closing, SyncFace, blocking
-from everstep.repository import copied
-from everstep.stores.protocol import ANY, AnyHead, Key, Record, Stored
-from everstep.types import Checkpoint, CheckpointMetadata, utc_now
+from everstep.live import LiveThread, SyncLiveThread
+from everstep.steps import Step, check_values
+from everstep.stores.protocol import ANY, AnyHead
+from everstep.timeline import Resolve, StoreTimeline, Timeline
+from everstep.types import Checkpoint, CheckpointMetadata, Diff, GCReport, Operation, TimeTravelResult
 
 logger = logging.getLogger("everstep")
 
@@ -36,7 +39,7 @@ def _logged(
             return await save(self, *args, **kwargs)
         except Exception:
             thread_id = args[0] if args else kwargs.get("thread_id")
-            logger.exception("a snapshot of thread %r failed; the agent goes on without it", thread_id)
+            logger.exception("a snapshot of thread %s failed; the agent goes on without it", checks.shown(thread_id))
             return ""
 
     functools.update_wrapper(snapshot_safe, save, assigned=())  # its signature, under its own name
@@ -44,19 +47,17 @@ def _logged(
 
 
 class CheckpointEngine(Closing):
-    """Saves and reads the steps of threads. `engine.sync` has the same methods, blocking."""
+    """Saves, reads and changes the history of threads. `engine.sync` has the same methods, blocking."""
 
     def __init__(self, checkpointer: CheckpointBackend, config: SnapshotConfig | None = None) -> None:
         if not isinstance(checkpointer, CheckpointBackend):
             raise InvalidInput(f"checkpointer is a CheckpointBackend, not {type(checkpointer).__name__}")
-        if not isinstance(checkpointer, StoreBackend):
-            raise UnsupportedByBackend(
-                f"{type(checkpointer).__name__} is not built on a store; this version runs on the built-in backends"
-            )
         if config is not None and not isinstance(config, SnapshotConfig):
             raise InvalidInput(f"config is a SnapshotConfig, not {type(config).__name__}")
         self._backend = checkpointer
         self._config = config or SnapshotConfig()
+        self._timeline: Timeline = _timeline(checkpointer, self._config)
+        self._capture = Capture(self)
 
     @property
     def checkpointer(self) -> CheckpointBackend:
@@ -71,8 +72,12 @@ class CheckpointEngine(Closing):
     @property
     def sync(self) -> SyncEngine:
         """The same methods, blocking. Works inside a running event loop too."""
-        backend = StoreBackend(self._backend.store, self._backend.repository.over(self._backend.store.blocking))
-        return SyncEngine(CheckpointEngine(backend, self._config))
+        twin = object.__new__(CheckpointEngine)
+        twin.__dict__.update(self.__dict__)
+        twin._timeline = self._timeline.blocking
+        return SyncEngine(twin, twin._timeline.run)
+
+    # -- saving
 
     async def snapshot(
         self,
@@ -96,27 +101,14 @@ class CheckpointEngine(Closing):
         if it is older. `expected_head` (an id, or None for "the thread must be empty") makes a beaten writer fail
         with HeadMoved. Over the size limit: SnapshotTooLarge, and nothing is written.
         """
-        _check_values(messages, state, tools_result)
-        step = _Step(thread_id, namespace, trigger, next_node, tags, summary, metadata, messages, state)
+        check_values(messages, state, tools_result)
+        step = Step(thread_id, namespace, trigger, next_node, tags, summary, metadata, messages, state)
         expect = _expected(expected_head)
+        if parent_checkpoint_id is not None:
+            checks.checkpoint_id(parent_checkpoint_id)
         if step.trigger not in self._config.triggers:
             return ""
-        parent = None
-        values: tuple[Any, ...] = (list(messages), state, tools_result)
-        if parent_checkpoint_id is not None:
-            # Copied before the wait: what the caller changes later belongs to a later step.
-            values = copied(values[0], "messages"), copied(state, "state"), copied(tools_result, "tools_result")
-            parent = await self._stored(parent_checkpoint_id, step.thread_id, step.namespace)
-        stored = await self._backend.repository.save(
-            step.thread_id,
-            values,
-            lambda head: step.record(parent or head),
-            namespace=step.namespace,
-            expect=expect,
-            split=self._config.delta_snapshots,
-            size_bytes_max=self._config.size_bytes_max,
-        )
-        return stored.record.key.checkpoint_id
+        return await self._timeline.save(step, (list(messages), state, tools_result), parent_checkpoint_id, expect)
 
     async def append(
         self,
@@ -138,53 +130,181 @@ class CheckpointEngine(Closing):
         It is applied to the head found at the commit. The cost does not depend on how long the conversation is.
         """
         state, tools_result = state if state is not None else {}, tools_result if tools_result is not None else {}
-        _check_values(messages, state, tools_result)
-        step = _Step(thread_id, namespace, trigger, next_node, tags, summary, metadata, messages, state)
+        check_values(messages, state, tools_result)
+        step = Step(thread_id, namespace, trigger, next_node, tags, summary, metadata, messages, state)
         expect = _expected(expected_head)
         if step.trigger not in self._config.triggers:
             return ""
-        stored = await self._backend.repository.append(
-            step.thread_id,
-            list(messages),
-            state,
-            tools_result,
-            step.record,
-            namespace=step.namespace,
-            expect=expect,
-            split=self._config.delta_snapshots,
-            size_bytes_max=self._config.size_bytes_max,
-        )
-        return stored.record.key.checkpoint_id
+        return await self._timeline.append(step, list(messages), state, tools_result, expect)
 
     snapshot_safe = _logged(snapshot)
+
+    # -- capture
+
+    def snapshot_on(self, trigger: SnapshotTrigger | str) -> Callable[[F], F]:
+        """Return a decorator that saves before and after each call; see `capture.Capture.snapshot_on`."""
+        return self._capture.snapshot_on(trigger)
+
+    def snapshot_scope(
+        self, thread_id: str, state: dict[str, Any], trigger: SnapshotTrigger | str = SnapshotTrigger.STATE_CHANGE
+    ) -> Scope:
+        """Return a context manager that saves `state` on entering and on leaving; see `capture.Scope`."""
+        return Scope(self._capture, thread_id, state, trigger)
+
+    def thread(self, thread_id: str, *, interval_seconds: float | None = None) -> LiveThread:
+        """Return the live thread, an asynchronous context manager; see `live.LiveThread`."""
+        return LiveThread(self._capture, thread_id, interval_seconds)
+
+    async def _amend(
+        self,
+        thread_id: str,
+        state: dict[str, Any] | None,
+        tools_result: dict[str, Any] | None,
+        trigger: SnapshotTrigger | str,
+        *,
+        tags: Iterable[str] = (),
+        summary: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
+        """Save a step with the head's conversation and next node, and `state` and `tools_result` where given.
+
+        Unlike `append` these take the place of the head's. The cost does not depend on how long the conversation is.
+        """
+        check_values((), {} if state is None else state, {} if tools_result is None else tools_result)
+        step = Step(thread_id, "", trigger, None, tags, summary, metadata, (), state or {})
+        if step.trigger not in self._config.triggers:
+            return ""
+        return await self._timeline.append(step, [], state, tools_result, ANY, replace=True)
+
+    _amend_safe = _logged(_amend)
+
+    # -- reading
 
     async def get(
         self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None
     ) -> Checkpoint | None:
         """Return the checkpoint of that id, hidden or not; AmbiguousCheckpoint if several threads hold it."""
-        return await self._backend.get(checkpoint_id, thread_id=thread_id, namespace=namespace)
+        return await self._timeline.get(checkpoint_id, thread_id, namespace)
 
     async def get_latest(self, thread_id: str, *, namespace: str = "") -> Checkpoint | None:
         """Return the thread's head, or None."""
-        return await self._backend.get_latest(thread_id, namespace=namespace)
+        return await self._timeline.get_latest(checks.thread_id(thread_id), checks.namespace(namespace))
 
     async def list_time_travel_points(
         self, thread_id: str, limit: int = 50, *, offset: int = 0, namespace: str = ""
     ) -> list[CheckpointMetadata]:
         """Return the metadata of the thread's checkpoints, newest first."""
-        return await self._backend.list_checkpoints(thread_id, limit, offset, namespace=namespace)
+        limit, offset = checks.count(limit, "limit"), checks.count(offset, "offset")
+        return await self._timeline.list_points(checks.thread_id(thread_id), limit, offset, checks.namespace(namespace))
+
+    async def get_checkpoint_tree(self, thread_id: str, limit: int = 200, *, branches: bool = True) -> dict[str, Any]:
+        """Return the thread's newest checkpoints as nodes and edges, with its branches and merges.
+
+        `everstep.draw` turns it into text. An edge with `gap` leads over checkpoints that retention removed.
+        """
+        return await self._timeline.tree(checks.thread_id(thread_id), checks.count(limit, "limit"), branches=branches)
+
+    async def diff(
+        self,
+        a: str,
+        b: str,
+        *,
+        thread_id: str | None = None,
+        other_thread_id: str | None = None,
+        namespace: str | None = None,
+    ) -> Diff:
+        """Return what changed from checkpoint `a` to checkpoint `b`, by path; messages are matched by id.
+
+        `thread_id` says where `a` is, `other_thread_id` where `b` is (the same, if not given).
+        """
+        before = await self._timeline.locate(a, thread_id, namespace)
+        other = other_thread_id if other_thread_id is not None else thread_id
+        return await self._timeline.diff(before, await self._timeline.locate(b, other, namespace))
+
+    # -- going back
+
+    async def rewind(
+        self,
+        checkpoint_id: str,
+        *,
+        later: Literal["hide", "delete", "keep"] = "hide",
+        thread_id: str | None = None,
+        namespace: str | None = None,
+    ) -> TimeTravelResult:
+        """Make that checkpoint the head. What came later on its line is hidden, deleted or kept.
+
+        Hidden checkpoints stay readable by id and come back with `undo`, until retention takes them.
+        """
+        if later not in ("hide", "delete", "keep"):
+            raise InvalidInput(f"later is 'hide', 'delete' or 'keep', not {checks.shown(later)}")
+        return await self._timeline.rewind(await self._timeline.locate(checkpoint_id, thread_id, namespace), later)
+
+    async def time_travel_to_step(self, thread_id: str, step: int, *, namespace: str = "") -> TimeTravelResult | None:
+        """Rewind to the newest checkpoint whose step is not greater; None if there is none."""
+        thread_id, namespace = checks.thread_id(thread_id), checks.namespace(namespace)
+        key = await self._timeline.at_step(thread_id, checks.whole(step, "step"), namespace)
+        return await self._timeline.rewind(key, "hide") if key is not None else None
+
+    async def undo(self, thread_id: str) -> Operation:
+        """Take the thread's newest operation back and return it. Snapshots taken since are hidden, not lost.
+
+        Raises CannotUndo if there is nothing to undo or what it needs was deleted: deletion and retention are final.
+        """
+        return await self._timeline.undo(checks.thread_id(thread_id))
+
+    async def redo(self, thread_id: str) -> Operation:
+        """Do again what `undo` took back last, and return it."""
+        return await self._timeline.redo(checks.thread_id(thread_id))
+
+    async def operations(self, thread_id: str, limit: int = 50) -> list[Operation]:
+        """Return the thread's log of rewinds, branches, merges and pins, newest first."""
+        return await self._timeline.operations(checks.thread_id(thread_id), checks.count(limit, "limit"))
+
+    # -- branching and merging
+
+    async def branch(
+        self,
+        from_checkpoint_id: str,
+        branch_name: str,
+        *,
+        thread_id: str | None = None,
+        namespace: str | None = None,
+    ) -> str:
+        """Start a new thread at that checkpoint and return its id. Copies no state."""
+        if not checks.text(branch_name, "branch_name", 512):
+            raise InvalidInput("branch_name is empty; give the branch a name")
+        source = await self._timeline.locate(from_checkpoint_id, thread_id, namespace)
+        return await self._timeline.branch(source, branch_name)
+
+    async def merge_branch(
+        self, branch_thread_id: str, into_thread_id: str, *, resolve: Resolve = None, namespace: str = ""
+    ) -> str:
+        """Merge what a branch did into another thread of its family and return the id of the merge.
+
+        Both changed one path differently: MergeConflict, and nothing is written, unless `resolve` says what to do:
+        "ours", "theirs", a mapping path -> value, or a function of the Conflict.
+        """
+        branch, into = checks.thread_id(branch_thread_id), checks.thread_id(into_thread_id)
+        return await self._timeline.merge(branch, into, resolve, checks.namespace(namespace))
+
+    # -- keeping
+
+    async def pin(self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None) -> None:
+        """Keep a checkpoint from retention."""
+        await self._timeline.pin(await self._timeline.locate(checkpoint_id, thread_id, namespace), pinned=True)
+
+    async def unpin(self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None) -> None:
+        """Leave a checkpoint to retention again."""
+        await self._timeline.pin(await self._timeline.locate(checkpoint_id, thread_id, namespace), pinned=False)
+
+    async def collect(self, thread_id: str | None = None, *, dry_run: bool = False) -> GCReport:
+        """Apply the retention policy now, to one thread or to all, and give the space back."""
+        named = checks.thread_id(thread_id) if thread_id is not None else None
+        return await self._timeline.collect(named, dry_run=dry_run)
 
     async def close(self) -> None:
         """Close the backend."""
-        await self._backend.close()
-
-    async def _stored(self, checkpoint_id: str, thread_id: str, namespace: str) -> Stored:
-        """Return a checkpoint of the thread, without its values."""
-        checks.checkpoint_id(checkpoint_id)
-        loaded = await self._backend.store.read(thread_id, namespace, checkpoint_id)
-        if loaded is None:
-            raise CheckpointNotFound(checkpoint_id, thread_id)
-        return loaded.stored
+        await self._timeline.close()
 
 
 class SyncEngine(SyncFace[CheckpointEngine]):
@@ -196,12 +316,41 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     get = blocking(CheckpointEngine.get)
     get_latest = blocking(CheckpointEngine.get_latest)
     list_time_travel_points = blocking(CheckpointEngine.list_time_travel_points)
+    get_checkpoint_tree = blocking(CheckpointEngine.get_checkpoint_tree)
+    diff = blocking(CheckpointEngine.diff)
+    rewind = blocking(CheckpointEngine.rewind)
+    time_travel_to_step = blocking(CheckpointEngine.time_travel_to_step)
+    undo = blocking(CheckpointEngine.undo)
+    redo = blocking(CheckpointEngine.redo)
+    operations = blocking(CheckpointEngine.operations)
+    branch = blocking(CheckpointEngine.branch)
+    merge_branch = blocking(CheckpointEngine.merge_branch)
+    pin = blocking(CheckpointEngine.pin)
+    unpin = blocking(CheckpointEngine.unpin)
+    collect = blocking(CheckpointEngine.collect)
     close = blocking(CheckpointEngine.close)
+
+    def snapshot_on(self, trigger: SnapshotTrigger | str) -> Callable[[F], F]:
+        """Return a decorator that saves before and after each call; see `capture.Capture.snapshot_on`."""
+        return self._driven.snapshot_on(trigger)
+
+    def snapshot_scope(
+        self, thread_id: str, state: dict[str, Any], trigger: SnapshotTrigger | str = SnapshotTrigger.STATE_CHANGE
+    ) -> Scope:
+        """Return a context manager that saves `state` on entering and on leaving; see `capture.Scope`."""
+        return self._driven.snapshot_scope(thread_id, state, trigger)
+
+    def thread(self, thread_id: str, *, interval_seconds: float | None = None) -> SyncLiveThread:
+        """Return the live thread, a plain context manager; see `live.SyncLiveThread`."""
+        return SyncLiveThread(self._driven._capture, thread_id, interval_seconds)
 
     @property
     def checkpointer(self) -> SyncBackend:
         """The backend, blocking too."""
-        return SyncBackend(self._driven._backend)
+        backend = self._driven._backend
+        if isinstance(backend, StoreBackend):
+            return backend.sync
+        return SyncBackend(backend, self._run)
 
     @property
     def config(self) -> SnapshotConfig:
@@ -209,80 +358,12 @@ class SyncEngine(SyncFace[CheckpointEngine]):
         return self._driven.config
 
 
-class _Step:
-    """The checked arguments of one save, and the record they make once the parent is known."""
+def _timeline(checkpointer: CheckpointBackend, config: SnapshotConfig) -> Timeline:
+    if isinstance(checkpointer, StoreBackend):
+        return StoreTimeline(checkpointer, config)
+    from everstep.plain import PlainTimeline  # rarely needed
 
-    def __init__(
-        self,
-        thread_id: str,
-        namespace: str,
-        trigger: SnapshotTrigger | str,
-        next_node: str,
-        tags: Iterable[str],
-        summary: str | None,
-        metadata: dict[str, Any] | None,
-        messages: Sequence[Any],
-        state: dict[str, Any],
-    ) -> None:
-        self.thread_id, self.namespace = checks.thread_id(thread_id), checks.namespace(namespace)
-        self.trigger = as_trigger(trigger)
-        if isinstance(tags, str) or not isinstance(tags, Iterable):
-            raise InvalidInput("tags is a collection of strings; put the one you mean in a list")
-        named = [checks.text(tag, "tag") for tag in tags]
-        self._tags = tuple(dict.fromkeys([*named, self.trigger.value]))
-        self._summary = checks.text(summary, "summary") if summary is not None else _summary(messages, state)
-        self._next_node = checks.text(next_node, "next_node")
-        self._metadata = copied(checks.kind(metadata, dict, "metadata"), "metadata") if metadata is not None else {}
-        self._created_at, self._hex = utc_now(), secrets.token_hex(4)
-
-    def record(self, parent: Stored | None) -> Record:
-        """Return the record, without values, of the step that follows `parent`."""
-        step = parent.record.step + 1 if parent is not None else 1
-        return Record(
-            key=Key(self.thread_id, self.namespace, f"ckpt-{self.thread_id}-{step}-{self._hex}"),
-            step=step,
-            parents=(parent.record.key,) if parent is not None else (),
-            created_at=self._created_at,
-            children=b"",
-            body=b"",
-            sizes=(),
-            tags=self._tags,
-            summary=self._summary,
-            next_node=self._next_node,
-            trigger=self.trigger.value,
-            metadata=self._metadata,
-        )
-
-
-def _summary(messages: Sequence[Any], state: dict[str, Any]) -> str:
-    """Return `[role] first 100 characters` of the last message, or `State: N keys`."""
-    last = messages[-1] if messages else None
-    if not isinstance(last, dict):
-        return f"State: {len(state)} keys"
-    content, role = last.get("content", ""), last.get("role", "?")
-    text = content if isinstance(content, str) else _plain_text(content)
-    role = role if isinstance(role, str) else checks.shown(role)
-    # A lone surrogate is fine in a value, but a summary is text that every store can hold.
-    return f"[{role[:40]}] {text[:100]}".encode("utf-8", "replace").decode()
-
-
-def _plain_text(content: Any) -> str:
-    """Return the text of content that comes in blocks."""
-    if not isinstance(content, (list, tuple)):
-        return "" if content is None else checks.shown(content)
-    texts = (
-        block if isinstance(block, str) else block.get("text", "")
-        for block in content
-        if isinstance(block, (str, dict))
-    )
-    return " ".join(text for text in texts if isinstance(text, str) and text)
-
-
-def _check_values(messages: object, state: object, tools_result: object) -> None:
-    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-        raise InvalidInput(f"messages is a list, not {type(messages).__name__}")
-    checks.kind(state, dict, "state")
-    checks.kind(tools_result, dict, "tools_result")
+    return PlainTimeline(checkpointer, config)
 
 
 def _expected(expected_head: str | AnyHead | None) -> str | AnyHead | None:

@@ -9,6 +9,8 @@
   x AmbiguousCheckpoint   several threads hold that id (also a LookupError)
   x CheckpointCorrupted   the bytes are there but are not what was written
   x HeadMoved             another writer was first; nothing was written
+  x MergeConflict         both sides changed the same paths; nothing was written
+  x CannotUndo            nothing to undo or redo, or its data is gone (also a ValueError)
   x UnsupportedByBackend  this backend cannot do that
   x MissingDependency     an optional package is not installed (also an ImportError)
   x StoreError            the store said no; the driver's error is `__cause__`
@@ -21,6 +23,12 @@
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from everstep.types import Conflict
 
 
 class EverstepError(Exception):
@@ -113,6 +121,23 @@ class HeadMoved(EverstepError):
             "read the new head and decide again"
         )
         self.thread_id, self.expected, self.actual = thread_id, expected, actual
+
+
+class CannotUndo(EverstepError, ValueError):
+    """There is nothing to undo or redo, or what it needs is not stored any more. Nothing was changed."""
+
+
+class MergeConflict(EverstepError):
+    """Both sides changed the same paths, each in its own way. Nothing was written."""
+
+    def __init__(self, conflicts: Sequence[Conflict]) -> None:
+        paths = ", ".join(conflict.path for conflict in conflicts[:5])
+        more = f" and {len(conflicts) - 5} more" if len(conflicts) > 5 else ""
+        super().__init__(
+            f"both sides changed {paths}{more}; pass resolve='ours' or 'theirs', a mapping of path to value, "
+            "or a function that takes a Conflict and returns the value (MISSING removes it)"
+        )
+        self.conflicts = list(conflicts)
 
 
 class UnsupportedByBackend(EverstepError):

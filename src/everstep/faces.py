@@ -1,12 +1,16 @@
 """One source, two faces: coroutines awaited by asynchronous callers and driven to their end by blocking ones.
 
 Over a store's blocking face a coroutine never suspends, so one `send` finishes it: no event loop, no other thread, and
-no deadlock inside somebody else's running loop.
+no deadlock inside somebody else's running loop. Only a backend of somebody's own may suspend: it gets a private loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import os
+import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -44,11 +48,45 @@ class Closing:
         await self.close()
 
 
+class PrivateLoop:
+    """An event loop on a thread of its own, for coroutines that suspend. Started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Return the coroutine's result; the calling thread waits."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._started()).result()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():  # a forked child has the loop, but not its thread
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                thread = threading.Thread(target=_serve, args=(self._loop,), name="everstep-loop", daemon=True)
+                thread.start()
+                weakref.finalize(self, _stop, self._loop, thread, self._pid)
+            return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -> None:
+    if pid == os.getpid() and not loop.is_closed():
+        loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join()
+
+
 class SyncFace(Generic[A]):
     """Holds the object whose coroutines a blocking face drives; a plain context manager."""
 
-    def __init__(self, driven: A) -> None:
-        self._driven = driven
+    def __init__(self, driven: A, run: Callable[[Coroutine[Any, Any, Any]], Any] = run_to_end) -> None:
+        self._driven, self._run = driven, run
 
     def __enter__(self) -> Self:
         return self
@@ -56,16 +94,18 @@ class SyncFace(Generic[A]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run_to_end(self._driven.close())
+        self._run(self._driven.close())
 
 
 def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[SyncFace[A], P], R]:
     """Return the blocking twin of an asynchronous method, with its parameters and documentation."""
+    name = method.__name__
 
     def call(self: SyncFace[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return run_to_end(method(self._driven, *args, **kwargs))
+        result: R = self._run(getattr(self._driven, name)(*args, **kwargs))
+        return result
 
     functools.update_wrapper(call, method)
     return call

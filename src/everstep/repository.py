@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 from everstep import forks
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, HeadMoved, SnapshotTooLarge, UnstorableValue
 from everstep.stores.protocol import ANY, AnyHead, Base, Change, Draft, Loaded, Object, Record, Store, Stored
 from everstep.types import Checkpoint, CheckpointMetadata
 from everstep.values import codec, compress, tree
+from everstep.values.walk import Need
+
+R = TypeVar("R")
 
 _FIELDS = ("messages", "state", "tools_result")
 _CACHE_BYTES_MAX = 64 << 20
@@ -148,6 +151,7 @@ class Repository:
         expect: str | AnyHead | None = ANY,
         split: bool = True,
         size_bytes_max: int | None = None,
+        prune: Sequence[int] = (),
     ) -> Stored:
         """Save messages, state and tool results; `record` makes the record for the head it will follow."""
         # Values are encoded before the first wait: what the caller changes later belongs to a later step.
@@ -155,7 +159,7 @@ class Repository:
         while True:
             encoded = await self._encoded(written, thread_id, namespace, size_bytes_max)
             try:
-                return await self._commit(thread_id, namespace, expect, encoded, record)
+                return await self._commit(thread_id, namespace, expect, encoded, record, prune)
             except BaseGone:
                 # All objects are needed after all. They were in memory when values were written down, and mostly still
                 # are; only otherwise the values are written again, as they are by now.
@@ -166,16 +170,21 @@ class Repository:
         self,
         thread_id: str,
         messages: list[Any],
-        state: dict[str, Any],
-        tools_result: dict[str, Any],
+        state: dict[str, Any] | None,
+        tools_result: dict[str, Any] | None,
         record: Callable[[Stored | None], Record],
         *,
         namespace: str = "",
         expect: str | AnyHead | None = ANY,
         split: bool = True,
         size_bytes_max: int | None = None,
+        replace: bool = False,
+        prune: Sequence[int] = (),
     ) -> Stored:
-        """Save the head's values with `messages` added and the keys of `state` and `tools_result` set."""
+        """Save the head's values with `messages` added and the keys of `state` and `tools_result` set.
+
+        None keeps the head's. With `replace` those given take the place of the head's instead of setting keys.
+        """
         # Copied before the first wait: what the caller changes later belongs to a later step.
         messages = copied(messages, "messages")
         state, tools_result = copied(state, "state"), copied(tools_result, "tools_result")
@@ -188,7 +197,7 @@ class Repository:
                 head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
                 continue
             try:
-                encoded = await self._extend(head, messages, (state, tools_result), split, size_bytes_max)
+                encoded = await self._extend(head, messages, (state, tools_result), split, size_bytes_max, replace)
             except CheckpointCorrupted:
                 if fresh:
                     raise
@@ -196,7 +205,7 @@ class Repository:
                 head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
                 continue
             try:
-                return await self._commit(thread_id, namespace, found, encoded, record)
+                return await self._commit(thread_id, namespace, found, encoded, record, prune)
             except (BaseGone, HeadMoved):
                 head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
 
@@ -220,6 +229,29 @@ class Repository:
             return loaded.stored, self._decode(loaded.stored.record, _verified(loaded.objects))
         except CheckpointCorrupted as exc:
             raise exc.located(*loaded.stored.record.key[::2]) from exc
+
+    async def walk(
+        self, need: Need[R], families: Sequence[str], at_hand: Mapping[bytes, tree.Content] = MappingProxyType({})
+    ) -> R:
+        """Run a walk through trees and return its result, handing it the objects it asks for."""
+        found: dict[bytes, tree.Content] = dict(at_hand)
+        wanted: Collection[bytes] = ()
+        while True:
+            try:
+                wanted = need.send(found) if wanted else next(need)
+            except StopIteration as done:
+                result: R = done.value
+                return result
+            for key in wanted:
+                content = found.get(key) or self._memory.content(key)
+                if content is not None:
+                    found[key] = content
+            for family in dict.fromkeys(families):
+                missing = [key for key in wanted if key not in found]
+                if missing:
+                    fetched = _verified(await self.store.fetch(family, missing, below=False))
+                    self._memory.add(fetched)
+                    found |= fetched
 
     def forget(self, thread_id: str) -> None:
         """Drop what is remembered of a thread."""
@@ -246,6 +278,7 @@ class Repository:
         expect: str | AnyHead | None,
         encoded: Encoded,
         record: Callable[[Stored | None], Record],
+        prune: Sequence[int],
     ) -> Stored:
         stored = await self.store.commit(
             Change(
@@ -253,6 +286,7 @@ class Repository:
                 namespace=namespace,
                 expect=expect,
                 build=lambda head: encoded.draft(record(head)),
+                prune=prune,
             )
         )
         if stored is None:
@@ -308,16 +342,17 @@ class Repository:
         self,
         head: Stored | None,
         messages: list[Any],
-        updates: Sequence[dict[str, Any]],
+        updates: Sequence[dict[str, Any] | None],
         split: bool,
         size_bytes_max: int | None,
+        replace: bool,
     ) -> Encoded:
         if head is None:
-            return _encoded(*self._write([messages, *updates], None, split), size_bytes_max)
+            return _encoded(*self._write([messages, *(u or {} for u in updates)], None, split), size_bytes_max)
         record = head.record
         if not split or len(record.sizes) != len(_FIELDS):
             old = self._decode(record, await self._objects(head.family, record.children))
-            values = [old[0] + messages, old[1] | updates[0], old[2] | updates[1]]
+            values = [old[0] + messages, *(_updated(o, u, replace) for o, u in zip(old[1:], updates, strict=True))]
             written = self._write(values, None, split)
             written.writer.leave_out((await self._known(head))[1])
             return _encoded(written.nodes, written.writer, Base(record.key, head.digest), size_bytes_max)
@@ -325,10 +360,10 @@ class Repository:
         known: set[bytes] = set()
         changed: dict[int, Any] = {}
         for place, update in enumerate(updates, 1):
-            if update:
+            if update or (replace and update is not None):
                 objects = await self._objects(head.family, nodes[place].children)
                 known |= set(objects)
-                changed[place] = self._unpack(nodes[place], objects) | update
+                changed[place] = _updated(None if replace else self._unpack(nodes[place], objects), update, replace)
         writer = tree.Writer(known)
         with _stack_checked():
             nodes[0] = writer.extended(nodes[0], messages, "messages")
@@ -458,6 +493,12 @@ def _encoded(nodes: Sequence[tree.Node], writer: tree.Writer, base: Base | None,
     sizes = tuple(node.size for node in nodes)
     squeezed = [Object(key, below, compress.squeeze(plain)) for key, (below, plain) in writer.objects.items()]
     return Encoded(children, body, sizes, writer.objects, squeezed, nodes, added, base)
+
+
+def _updated(old: Any, update: dict[str, Any] | None, replace: bool) -> Any:
+    if update is None:
+        return old
+    return update if replace else old | update
 
 
 class _stack_checked:  # noqa: N801  # used like a function

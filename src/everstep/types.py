@@ -1,12 +1,17 @@
-"""What callers hold: a checkpoint and its metadata. Plain values; they know nothing of storage."""
+"""What callers hold: a checkpoint, its metadata, differences and conflicts. Plain values; they know nothing of storage.
+
+What is printed of a value (`str(diff)`) comes from users and models: it is cut short, and its control characters are
+never printed as they are.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from everstep.errors import InvalidInput
 
@@ -81,6 +86,163 @@ class Checkpoint:
         if not isinstance(metadata, Mapping):
             raise InvalidInput('a checkpoint is a mapping with "metadata", itself a mapping')
         return _from_fields(cls, {**d, "metadata": CheckpointMetadata.from_dict(metadata)}, _CHECKPOINT_FIELDS)
+
+
+@dataclass
+class TimeTravelResult:
+    """What a rewind did."""
+
+    checkpoint: Checkpoint
+    """The new head. Its values are read when they are first looked at."""
+    thread_id: str
+    rewind_depth: int
+    """Checkpoints left behind."""
+    snapshot_count_before: int
+    """Visible checkpoints of the thread before."""
+    can_replay: bool = True
+
+
+@dataclass
+class Operation:
+    """An entry of a thread's log."""
+
+    id: int
+    kind: str
+    """"rewind", "branch", "merge", "pin" or "unpin"."""
+    created_at: str
+    undone: bool
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class GCReport:
+    """What `collect` removed, or (`dry_run`) would remove."""
+
+    threads: int = 0
+    """Threads looked at."""
+    checkpoints: int = 0
+    hidden: int = 0
+    """How many of them were hidden."""
+    operations: int = 0
+    """Entries of logs that nothing is left to undo for."""
+    objects: int = 0
+    size_bytes: int = 0
+    """The size of those objects as they were stored."""
+    dry_run: bool = False
+
+
+class UnreadCheckpoint(Checkpoint):
+    """A checkpoint whose values are read from the store when they are first looked at, by a blocking call."""
+
+    def __init__(self, metadata: CheckpointMetadata, next_node: str, read: Callable[[], Sequence[Any]]) -> None:
+        self.metadata, self.next_node, self._read = metadata, next_node, read
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("messages", "state", "tools_result"):
+            raise AttributeError(name)
+        self.messages, self.state, self.tools_result = self._read()
+        return self.__dict__[name]
+
+    def __eq__(self, other: object) -> bool:
+        return self._plain() == (other._plain() if isinstance(other, UnreadCheckpoint) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _plain_checkpoint, (self.metadata, self.messages, self.state, self.tools_result, self.next_node)
+
+    def _plain(self) -> Checkpoint:
+        return _plain_checkpoint(self.metadata, self.messages, self.state, self.tools_result, self.next_node)
+
+
+def _plain_checkpoint(*fields: Any) -> Checkpoint:
+    return Checkpoint(*fields)
+
+
+class Missing:
+    """The type of MISSING, which stands where there is no value: None is a value."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce__(self) -> str:  # by name: a copy, and one from another process, is the same object
+        return "MISSING"
+
+
+MISSING: Final = Missing()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One path that is not the same in two checkpoints."""
+
+    path: str
+    """Such as `state.plan[3].due`, `messages[4]`, or `messages['m3'].content` for a message with an id."""
+    kind: Literal["added", "removed", "changed"]
+    before: Any
+    """MISSING if it was added."""
+    after: Any
+    """MISSING if it was removed."""
+
+    def __str__(self) -> str:
+        if self.kind == "added":
+            return f"+ {self.path}: {_shown(self.path, self.after)}"
+        if self.kind == "removed":
+            return f"- {self.path}: {_shown(self.path, self.before)}"
+        return f"~ {self.path}: {_shown(self.path, self.before)} -> {_shown(self.path, self.after)}"
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What changed from checkpoint `a` to checkpoint `b`. False if nothing did; `str()` is made to be read."""
+
+    a: str
+    b: str
+    changes: list[Difference]
+
+    def __iter__(self) -> Iterator[Difference]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.changes)) or "no changes"
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A path that both sides of a merge changed, each in its own way."""
+
+    path: str
+    base: Any
+    """The value both came from; MISSING if there was none."""
+    ours: Any
+    """The value in the thread that is merged into; MISSING if it was removed there."""
+    theirs: Any
+    """The value in the branch; MISSING if it was removed there."""
+
+
+_SHOWN_MAX = 80
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = _SHOWN_MAX
+
+
+def _shown(path: str, value: Any) -> str:
+    """Return a value in one short line; a message as its role and text."""
+    try:
+        if path.startswith("messages[") and isinstance(value, dict) and isinstance(value.get("content"), str):
+            role = value.get("role")
+            text = (f"[{role:.20}] " if isinstance(role, str) else "") + value["content"][: _SHOWN_MAX + 1]
+        else:
+            text = _short.repr(value)
+    except Exception:  # the repr of somebody's own class, or an integer too long to print
+        text = f"a {type(value).__name__}"
+    text = text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
+    return "".join([char if char.isprintable() else repr(char)[1:-1] for char in text])
 
 
 _METADATA_FIELDS = tuple(f.name for f in dataclasses.fields(CheckpointMetadata))

@@ -168,7 +168,11 @@ class MemoryStore:
             thread = self._threads.get(query.thread_id) if query.thread_id is not None else None
             line = thread.lines.get(query.namespace) if thread is not None and query.namespace is not None else None
             plain = query.hidden == "also" or (thread is not None and not thread.hidden and query.hidden == "no")
-            if line is None or not plain or (query.before_id, query.before_seq, query.step_max) != (None, None, None):
+            if (
+                line is None
+                or not plain
+                or any(x is not None for x in (query.before_id, query.before_seq, query.step_max, query.run))
+            ):
                 return sum(1 for _ in self._chosen(query))
             if query.after_seq is None:
                 return len(line.names)
@@ -187,7 +191,7 @@ class MemoryStore:
                     heads.append(self._stored(thread, row, payload=False))
             return heads[offset : offset + limit]
 
-    async def thread(self, thread_id: str) -> Thread | None:
+    async def thread(self, thread_id: str, *, branches: bool = False) -> Thread | None:
         with self._open():
             thread = self._threads.get(thread_id)
             if thread is None:
@@ -201,10 +205,15 @@ class MemoryStore:
                 {name: next(reversed(line.names)) for name, line in lines if line.names},
                 {seq: tuple(stretches) for seq, stretches in thread.hidden.items()},
                 {run: follows for _, line in lines for run, follows in line.runs.items()},
+                self._branches(thread_id) if branches else (),
                 dict(thread.commons),
                 self._spared(thread),
                 self._doomed.get(thread.family, 0) / max(self._live.get(thread.family, 0), 1),
             )
+
+    def _branches(self, thread_id: str) -> list[str]:
+        origins = ((name, thread.origin) for name, thread in self._threads.items())
+        return [name for name, origin in origins if origin is not None and origin.thread_id == thread_id]
 
     def _spared(self, thread: _Thread) -> frozenset[int]:
         rows = (row for line in thread.lines.values() for row in line.rows.values())
@@ -479,6 +488,7 @@ def _matches(query: Query, thread: _Thread, row: _Row) -> bool:
         and (query.before_seq is None or row.seq < query.before_seq)
         and (query.after_seq is None or row.seq > query.after_seq)
         and (query.step_max is None or row.step <= query.step_max)
+        and (query.run is None or row.run == query.run)
     ):
         return False
     if query.hidden == "also":

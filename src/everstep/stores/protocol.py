@@ -7,7 +7,7 @@ or nothing; the others read, attach writes, or remove.
 Rules that hold for every store:
 
 * A checkpoint is named by its Key: thread, namespace, id. The same id may stand in several threads.
-* `seq` is the store's own order: later commits in a namespace get greater numbers, never used twice. Lists go by it.
+* `seq` is the store's own order: later commits in a family get greater numbers, never used twice. Lists go by it.
 * A thread belongs to a family for life; a branch belongs to its origin's. Objects are shared inside a family only.
 * A run is a stretch of a namespace in which every checkpoint follows the one before: inside it, order of arrival is
   ancestry. It is named by the seq of its first checkpoint. A checkpoint that follows anything else (an explicit older
@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from everstep.values.walk import Root
 
 __all__ = [
     "ANY", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Hidden", "Key", "Loaded", "Move", "Object",
@@ -156,14 +158,6 @@ class Pin(NamedTuple):
     pinned: bool
 
 
-class Root(NamedTuple):
-    """The root of some values: see Record."""
-
-    children: bytes
-    body: bytes
-    sizes: tuple[int, ...]
-
-
 class Common(NamedTuple):
     """The last state that two threads had in common. Its objects are kept, whatever becomes of the checkpoint."""
 
@@ -252,7 +246,9 @@ class Thread(NamedTuple):
     hidden: Mapping[int, Sequence[Hidden]]
     """By operation: what it hides."""
     runs: Mapping[int, Sequence[Place]]
-    """What each run follows. A run that is not here follows nothing."""
+    """What each run follows, in the order of parents. Only the first run of a namespace may be missing here."""
+    branches: Sequence[str]
+    """If asked for: the threads that began as branches of this one, in the order they did."""
     commons: Mapping[str, Common]
     """By thread: the last state in common with it."""
     spared: frozenset[int]
@@ -274,6 +270,7 @@ class Query:
     before_seq: int | None = None
     after_seq: int | None = None
     step_max: int | None = None
+    run: int | None = None
     filter: Mapping[str, Any] = field(default_factory=dict)
     """Metadata that must be there and be exactly equal: as encoded bytes, so 1, 1.0 and True differ."""
     order: Literal["seq", "id", "oldest"] = "seq"
@@ -364,7 +361,7 @@ class Store(Protocol):
         """
         ...
 
-    async def thread(self, thread_id: str) -> Thread | None:
+    async def thread(self, thread_id: str, *, branches: bool = False) -> Thread | None:
         """Return what is known about a thread."""
         ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import apsw
@@ -200,9 +201,41 @@ class Rows:
     def count(self, query: Query) -> int:
         if query.filter or query.offset or query.limit is not None:
             return len(self.list_checkpoints(query))
+        line = None
+        if query.thread_id is not None and query.namespace is not None:
+            line = self._line(query.thread_id, query.namespace)
+        if line is None or query.hidden != "no":
+            return self._count(query)
+        # Only in the stretches that hide something need every row be looked at.
+        total = self._count(replace(query, hidden="also"))
+        for after, upto in self._hidden_spans(line[0]):
+            inside = replace(query, after_seq=max(after, query.after_seq or 0))
+            if query.before_seq is None or query.before_seq > upto + 1:
+                inside = replace(inside, before_seq=upto + 1)
+            total -= self._count(replace(inside, hidden="only"))
+        return total
+
+    def _count(self, query: Query) -> int:
         where, values = self._where(query)
-        found: int = self._execute(f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where}", tuple(values)).get
+        if where == "c.line = ?":
+            total: int = self._execute("SELECT coalesce((SELECT total FROM lines WHERE id = ?), 0)", tuple(values)).get
+            return total
+        tables = "FROM checkpoints c" if "c.line = ?" in where else _FROM_CHECKPOINTS
+        found: int = self._execute(f"SELECT count(*) {tables} WHERE {where}", tuple(values)).get
         return found
+
+    def _hidden_spans(self, line: int) -> list[tuple[int, int]]:
+        """Return the stretches in which something is hidden, joined where they overlap."""
+        rows = self._execute(
+            "SELECT after, upto FROM hidden WHERE line = ? AND writes_of IS NULL ORDER BY after, upto", (line,)
+        )
+        spans: list[tuple[int, int]] = []
+        for after, upto in rows:
+            if spans and after <= spans[-1][1]:
+                spans[-1] = spans[-1][0], max(spans[-1][1], upto)
+            else:
+                spans.append((after, upto))
+        return spans
 
     def _where(self, query: Query) -> tuple[str, list[Any]]:
         """Return the condition that a query stands for, its filter left aside, and the values in it."""
@@ -211,6 +244,7 @@ class Rows:
             "c.seq < ?": query.before_seq,
             "c.seq > ?": query.after_seq,
             "c.step <= ?": query.step_max,
+            "c.run = ?": query.run,
         }
         hidden = {"no": [f"NOT {_HIDDEN}"], "only": [_HIDDEN], "also": []}[query.hidden]
         if query.thread_id is not None and query.namespace is not None:
@@ -250,7 +284,7 @@ class Rows:
         )
         return [_listed(row) for row in rows]
 
-    def thread(self, thread_id: str) -> Thread | None:
+    def thread(self, thread_id: str, branches: bool) -> Thread | None:
         row = self._execute("SELECT id, family, origin FROM threads WHERE name = ?", (thread_id,)).get
         if row is None:
             return None
@@ -266,19 +300,25 @@ class Rows:
                 newest[namespace] = last
             if head is not None:
                 heads[namespace] = head, generation
-        name = f"the origin of thread {thread_id!r}"
         return Thread(
             thread_id,
             str(family),
-            Key(*unpack_sealed(origin, name, thread_id.encode())) if origin is not None else None,
+            _origin(origin, thread_id) if origin is not None else None,
             heads,
             newest,
             self._hidden(ref),
             self._runs(ref),
+            self._branches(family, thread_id) if branches else (),
             self._commons(ref, thread_id),
-            self._spared(ref),
+            self._spared(ref, family),
             self._garbage(family),
         )
+
+    def _branches(self, family: int, thread_id: str) -> list[str]:
+        rows = self._execute(
+            "SELECT name, origin FROM threads WHERE family = ? AND origin IS NOT NULL ORDER BY id", (family,)
+        )
+        return [name for name, origin in rows if _origin(origin, name).thread_id == thread_id]
 
     def _hidden(self, thread: int) -> dict[int, list[Hidden]]:
         hidden: dict[int, list[Hidden]] = {}
@@ -308,12 +348,12 @@ class Rows:
             found[name] = unpack_common(data, children, *names)
         return found
 
-    def _spared(self, thread: int) -> frozenset[int]:
+    def _spared(self, thread: int, family: int) -> frozenset[int]:
         rows = self._execute(
             """SELECT c.seq FROM lines l JOIN checkpoints c ON c.line = l.id AND c.pinned WHERE l.thread = ?1
-               UNION SELECT c.seq FROM threads t JOIN checkpoints c ON c.seq = t.began
-               JOIN lines l ON l.id = c.line WHERE t.began IS NOT NULL AND l.thread = ?1""",
-            (thread,),
+               UNION SELECT c.seq FROM threads t CROSS JOIN checkpoints c ON c.seq = t.began
+               CROSS JOIN lines l ON l.id = c.line WHERE t.family = ?2 AND t.began IS NOT NULL AND l.thread = ?1""",
+            (thread, family),
         )
         return frozenset(seq for (seq,) in rows)
 
@@ -348,7 +388,8 @@ class Rows:
                 "INSERT INTO threads (name, family) VALUES (?, ?) RETURNING id, family", (thread_id, int(family))
             ).get
         ref = self._execute(
-            """INSERT INTO lines (thread, namespace, turned, generation, active, doomed) VALUES (?, ?, 0, 0, 0, 0)
+            """INSERT INTO lines (thread, namespace, turned, generation, active, total, doomed)
+               VALUES (?, ?, 0, 0, 0, 0, 0)
                ON CONFLICT DO UPDATE SET generation = generation RETURNING id""",
             (row[0], namespace),
         ).get
@@ -662,6 +703,10 @@ def _listed(row: Sequence[Any]) -> Stored:
     seq, checkpoint_id, step, run, pinned, added, info, root_digest, hidden, thread_id, namespace, family = row
     record = unpack_record(Key(thread_id, namespace, checkpoint_id), step, b"", info, None)
     return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root_digest), run, added)
+
+
+def _origin(sealed: bytes, thread_id: str) -> Key:
+    return Key(*unpack_sealed(sealed, f"the origin of thread {thread_id!r}", thread_id.encode()))
 
 
 def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:

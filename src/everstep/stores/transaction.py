@@ -152,7 +152,7 @@ def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: P
         follows = [parent.place for parent in found if parent is not None and parent.family == line.family]
     added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
     stored = tx.insert(line, packed, run, added)
-    if follows:
+    if run is None and (follows or head is not None):
         tx.add_run(line, stored.run, follows)
     if moves:
         tx.set_head(line, stored)

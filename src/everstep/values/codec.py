@@ -126,6 +126,87 @@ def _header(size: int, tiny: int | None, byte: bytes | None, short: bytes, word:
     return short + struct.pack(">H", size) if size < 0x10000 else word + struct.pack(">I", size)
 
 
+# -- looking into packed bytes -----------------------------------------------------------------------------------------
+
+
+def is_text(packed: bytes) -> bool:
+    """Whether these are the bytes of a string of valid Unicode."""
+    return 0xA0 <= packed[0] < 0xC0 or packed[0] in b"\xd9\xda\xdb"
+
+
+def is_bytes(packed: bytes) -> bool:
+    """Whether these are the bytes of a bytes value."""
+    return packed[0] in b"\xc4\xc5\xc6"
+
+
+def is_list(packed: bytes) -> bool:
+    """Whether these are the bytes of a list."""
+    return 0x90 <= packed[0] < 0xA0 or packed[0] in b"\xdc\xdd"
+
+
+def is_mapping(packed: bytes) -> bool:
+    """Whether these are the bytes of a mapping whose keys are all text; others have the tag MAP."""
+    return 0x80 <= packed[0] < 0x90 or packed[0] in b"\xde\xdf"
+
+
+def untagged(packed: bytes) -> tuple[int, bytes] | None:
+    """Return the tag and the content of a tagged value, None for any other."""
+    if packed[0] not in _EXT_FIRST:
+        return None
+    header, size = _ext_span(packed, 0)
+    if header + size != len(packed):
+        raise CheckpointCorrupted("a stored value has a wrong size")
+    return packed[header - 1], packed[header:]
+
+
+def items(packed: bytes) -> list[bytes]:
+    """Return the packed items of a list, or the keys and values of a mapping in turn, each exactly as written."""
+    found: list[bytes] = []
+    try:
+        at, count = _token(packed, 0)
+        for _ in range(count):
+            end = _end(packed, at)
+            found.append(packed[at:end])
+            at = end
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored value is cut short") from exc
+    if at != len(packed):
+        raise CheckpointCorrupted("a stored value has a wrong size")
+    return found
+
+
+def payload(packed: bytes) -> bytes:
+    """Return the bytes inside a packed string or bytes value."""
+    first = packed[0]
+    return packed[1 if 0xA0 <= first < 0xC0 else 1 + _LENGTHS[first][0] :]
+
+
+def _end(packed: bytes, at: int) -> int:
+    """Return where the value that begins at `at` ends."""
+    values = 1
+    while values:
+        if packed[at] in _EXT_FIRST:
+            header, size = _ext_span(packed, at)
+            at += header + size
+            values -= 1
+        else:
+            size, inside = _token(packed, at)
+            at += size
+            values += inside - 1
+    if at > len(packed):
+        raise IndexError
+    return at
+
+
+def _ext_span(packed: bytes, at: int) -> tuple[int, int]:
+    """Return the size of a tagged value's header and of its content."""
+    first = packed[at]
+    if first >= 0xD4:
+        return 2, 1 << (first - 0xD4)
+    width = _LENGTHS[first][0]
+    return width + 2, int.from_bytes(packed[at + 1 : at + 1 + width], "big")
+
+
 # -- packing -----------------------------------------------------------------------------------------------------------
 
 
@@ -447,7 +528,8 @@ _READERS: dict[int, Callable[[bytes, _Reader], Any]] = {
 # -- depth -------------------------------------------------------------------------------------------------------------
 
 _CONTAINER_BYTES = bytes((*range(0x80, 0xA0), 0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9), 0xDC, 0xDD, 0xDE, 0xDF))
-_TREE_TAGS = frozenset((MAP, TUPLE, SET, FROZENSET, OBJECT))
+TREE_TAGS = frozenset((MAP, TUPLE, SET, FROZENSET, OBJECT))
+"""Tags whose content is a packed list."""
 
 
 def _containers_at_most(packed: bytes) -> int:
@@ -501,9 +583,10 @@ def _token(packed: bytes, at: int) -> tuple[int, int]:
 def _ext(packed: bytes, tag_at: int, size: int, before: int = 1) -> tuple[int, int]:
     # The content of a tagged container is one more value; other tags hold bytes or a flat list.
     tag = packed[tag_at] if tag_at < len(packed) else 0
-    return (before + 1, -1) if tag in _TREE_TAGS else (before + 1 + size, 0)
+    return (before + 1, -1) if tag in TREE_TAGS else (before + 1 + size, 0)
 
 
+_EXT_FIRST = frozenset(b"\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8")
 _FIXED_SIZES = {0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
 _LENGTHS = {
     0xC4: (1, 0, False), 0xC5: (2, 0, False), 0xC6: (4, 0, False),

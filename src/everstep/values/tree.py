@@ -9,6 +9,10 @@ end of every level stays inside the list's own node, which is why an append writ
 An object is (hash, children, body): the hashes it refers to stand in `children`, in order of use; the body only says
 "next child". A store can walk and mark trees without ever opening a body. Joining gives back exactly the bytes that
 `codec.pack` makes of the whole value: that is the law the tests check.
+
+Every split node says how large its value is when packed, so that a size is never more than one object away. A node is
+a function of its value and of the place it stands in (ITEM_MAX in a list, ENTRY_MAX elsewhere), and of nothing else:
+compare and merge rest on that.
 """
 
 from __future__ import annotations
@@ -30,15 +34,15 @@ VALUE_BYTES_MAX = 1 << 30
 """The largest value that is saved, packed: what cannot be read back in one piece is not accepted."""
 
 _INLINE_MAX = 48  # a part up to this size stands in its parent, where it is written again with each change beside it
-_ITEM_MAX = 4096  # an item of a list is written once, so it is kept whole up to this size
-_ENTRY_MAX = 1024  # a value of a mapping is changed in place, so it is split sooner
+ITEM_MAX = 4096  # an item of a list is written once, so it is kept whole up to this size
+ENTRY_MAX = 1024  # a value of a mapping is changed in place, so it is split sooner
 _TEXT_MAX = 16384  # strings and bytes beyond this are cut by content
 _GROUP_MIN, _GROUP_MAX, _GROUP_ODDS = 4, 32, 32  # a group ends after a part with odds of 32 in 256
 _LEVELS_MAX = 32
 
 PACKED, REF, LIST, MAP, TEXT, BYTES, TAG, REST, GROUP, PAIRS, NODES, WHOLE, RAW = range(13)
 
-_REF_BODY = bytes((REF,))
+REF_BODY = bytes((REF,))
 _REST_BODY = bytes((REST,))
 _LEAF_SEED = b"\x010:" + _REST_BODY
 _sha256 = hashlib.sha256
@@ -54,8 +58,9 @@ class Node(NamedTuple):
     children: bytes
     body: bytes
     size: int
+    """0 where it is not known without looking at an object: see `packed_size`."""
     tails: tuple[tuple[list[Node], list[int]], ...] = ()
-    """A list's open ends (see `_Levels`), if they are at hand: saves reading them back. Never changed."""
+    """A list's open ends (see `Levels`), if they are at hand: saves reading them back. Never changed."""
 
 
 def address(children: bytes, body: bytes) -> bytes:
@@ -96,7 +101,7 @@ class Writer:
         packed = codec.pack(value, path)
         return Node(self._leaf(packed, -1, path), bytes((WHOLE,)), len(packed))  # the list around is not the caller's
 
-    def value(self, value: Any, path: str, whole_max: int = _ENTRY_MAX, depth: int = 0) -> Node:
+    def value(self, value: Any, path: str, whole_max: int = ENTRY_MAX, depth: int = 0) -> Node:
         """Write `value`, split where it is larger than `whole_max`."""
         packed = codec.pack(value, path)
         size = len(packed)
@@ -112,22 +117,46 @@ class Writer:
 
     def extended(self, node: Node, items: Iterable[Any], path: str, depth: int = 0) -> Node:
         """Return the list node `node` with `items` added at its end."""
-        count, tails, cuts = _read_list(node)
-        list_ = _Levels(self, tails, cuts, GROUP)
-        size = node.size - len(codec.array_header(count))
+        count, size, tails, cuts = _read_list(node)
+        list_ = Levels(self, tails, cuts, GROUP)
+        size -= len(codec.array_header(count))
         for item in items:
             try:
-                part = self.value(item, "", _ITEM_MAX, depth + 1)
+                part = self.value(item, "", ITEM_MAX, depth + 1)
             except UnstorableValue as exc:  # paths cost time and are rarely needed: put together on the way up
                 raise exc.under(f"{path}[{count}]") from exc
-            list_.add(part, part.children[0] if part.body is _REF_BODY else _cut(part))
+            list_.add(part, part.children[0] if part.body is REF_BODY else _cut(part))
             size += part.size
             count += 1
-        children, body = list_.written()
-        size += len(codec.array_header(count))
-        return Node(
-            children, bytes((LIST,)) + _number(count) + body, size, tuple(zip(list_.tails, list_.cuts, strict=True))
-        )
+        return list_.list_node(count, size + len(codec.array_header(count)))
+
+    def packed(self, packed: bytes, path: str, whole_max: int = ENTRY_MAX, depth: int = 0) -> Node:
+        """Write a value that is packed already: the node that `value` makes of it, without building the value."""
+        size = len(packed)
+        if size <= whole_max or (size <= _TEXT_MAX and (codec.is_text(packed) or codec.is_bytes(packed))):
+            return self._atom(packed, depth, path)
+        if depth >= codec.DEPTH_MAX:
+            raise UnstorableValue(path, "a value", f"it nests deeper than {codec.DEPTH_MAX} levels")
+        return self._placed(self._split_packed(packed, path, depth))
+
+    def packed_list(self, packed: bytes, path: str, depth: int = 0) -> Node:
+        """Write a list that is packed already as a list node, whatever its size."""
+        list_ = Levels(self, [[]], [[]], GROUP)
+        items = codec.items(packed)
+        for item in items:
+            list_.add_part(self.packed(item, path, ITEM_MAX, depth + 1))
+        return list_.list_node(len(items), len(packed))
+
+    def list_of(self, parts: Iterable[Node], count: int, size: int) -> Node:
+        """Write a list whose items are written already, as items; `size` is that of the list, packed."""
+        list_ = Levels(self, [[]], [[]], GROUP)
+        for part in parts:
+            list_.add_part(part)
+        return self._placed(list_.list_node(count, size))
+
+    def map_of(self, entries: Iterable[tuple[bytes, Node]], count: int, size: int) -> Node:
+        """Write a mapping of packed text keys whose values are written already, as entries of a mapping."""
+        return self._placed(self._map_of(entries, count, size))
 
     def leave_out(self, known: Collection[bytes]) -> None:
         """Forget the objects that turn out to be known."""
@@ -155,7 +184,7 @@ class Writer:
     def _atom(self, packed: bytes, depth: int, path: str) -> Node:
         size = len(packed)
         if size > _INLINE_MAX:
-            return Node(self._leaf(packed, depth, path), _REF_BODY, size)
+            return Node(self._leaf(packed, depth, path), REF_BODY, size)
         codec.check_depth(packed, depth, path)
         return Node(b"", b"%c%c%b" % (PACKED, size, packed), size)
 
@@ -163,7 +192,7 @@ class Writer:
         """Return `node` itself if it is small, else a reference to it as an object."""
         if len(node.children) + len(node.body) <= _INLINE_MAX:
             return node
-        return Node(self.store(node.children, node.body), _REF_BODY, node.size)
+        return Node(self.store(node.children, node.body), REF_BODY, node.size)
 
     def _split(self, value: Any, packed: bytes, path: str, depth: int) -> Node:
         kind = type(value)
@@ -176,44 +205,67 @@ class Writer:
         if kind is bytes:
             return self._cut_node(BYTES, value, len(packed))
         if kind is bytearray:
-            data = bytes(value)
-            inner = self._cut_node(RAW, data, len(data))
-            size = len(codec.tag_header(codec.BYTEARRAY, len(data))) + len(data)
-            return Node(inner.children, bytes((TAG, codec.BYTEARRAY)) + inner.body, size)
+            return _tagged(codec.BYTEARRAY, self._cut_node(RAW, bytes(value), len(value)))
         if kind in codec.UNSPLIT:
-            return Node(self._leaf(packed, depth, path), _REF_BODY, len(packed))
+            return Node(self._leaf(packed, depth, path), REF_BODY, len(packed))
         tag, items = codec.opened(value, path)
-        inner = self.list_node(items, path, depth)
-        size = len(codec.tag_header(tag, inner.size)) + inner.size
-        return Node(inner.children, bytes((TAG, tag)) + inner.body, size)
+        return _tagged(tag, self.list_node(items, path, depth))
+
+    def _split_packed(self, packed: bytes, path: str, depth: int) -> Node:
+        """Do what `_split` does, from the bytes alone."""
+        if codec.is_list(packed):
+            return self.packed_list(packed, path, depth)
+        if codec.is_mapping(packed):
+            flat = codec.items(packed)
+            nodes = [self.packed(item, path, ENTRY_MAX, depth + 1) for item in flat[1::2]]
+            return self._map_of(zip(flat[::2], nodes, strict=True), len(nodes), len(packed))
+        if codec.is_text(packed) or codec.is_bytes(packed):
+            return self._cut_node(TEXT if codec.is_text(packed) else BYTES, codec.payload(packed), len(packed))
+        tag, content = codec.untagged(packed) or (0, b"")
+        if tag == codec.BYTEARRAY:
+            return _tagged(tag, self._cut_node(RAW, content, len(content)))
+        if tag in codec.TREE_TAGS:
+            return _tagged(tag, self.packed_list(content, path, depth))
+        return Node(self._leaf(packed, depth, path), REF_BODY, len(packed))
 
     def _map_node(self, mapping: dict[str, Any], path: str, depth: int) -> Node:
-        pairs = _Levels(self, [[]], [[]], PAIRS)
-        entries = list(mapping.items())  # whoever changes the mapping meanwhile changes it for the next snapshot
-        size = len(codec.map_header(len(entries)))
-        for key, item in entries:
+        pairs = list(mapping.items())  # whoever changes the mapping meanwhile changes it for the next snapshot
+        size = len(codec.map_header(len(pairs)))
+        entries: list[tuple[bytes, Node]] = []
+        for key, item in pairs:
             packed_key = codec.pack(key, path)
             try:
-                part = self.value(item, "", _ENTRY_MAX, depth + 1)
+                part = self.value(item, "", ENTRY_MAX, depth + 1)
             except UnstorableValue as exc:
                 raise exc.under(codec.join_path(path, key)) from exc
-            entry = Node(part.children, _number(len(packed_key)) + packed_key + part.body, part.size)
+            entries.append((packed_key, part))
             size += len(packed_key) + part.size
+        return self._map_of(entries, len(entries), size)
+
+    def _map_of(self, entries: Iterable[tuple[bytes, Node]], count: int, size: int) -> Node:
+        pairs = Levels(self, [[]], [[]], PAIRS)
+        for key, part in entries:
+            entry = Node(part.children, _number(len(key)) + key + part.body, 0)
             # The key alone decides where a group ends: a changed value moves no boundary.
-            pairs.add(entry, zlib.crc32(packed_key) & 0xFF)
+            pairs.add(entry, zlib.crc32(key) & 0xFF)
         children, body = pairs.written()
-        return Node(children, bytes((MAP,)) + _number(len(entries)) + body, size)
+        return Node(children, bytes((MAP,)) + _number(count) + _number(size) + body, size)
 
     def _cut_node(self, op: int, data: bytes, size: int) -> Node:
-        pieces = _Levels(self, [[]], [[]], NODES)
+        pieces = Levels(self, [[]], [[]], NODES)
         for piece in _pieces(data):
             key = self.store(b"", _REST_BODY + piece)
-            pieces.add(Node(key, _REF_BODY, len(piece)), key[0])
+            pieces.add(Node(key, REF_BODY, len(piece)), key[0])
         children, body = pieces.written()
-        return Node(children, bytes((op,)) + body, size)
+        return Node(children, bytes((op,)) + _number(size) + body, size)
 
 
-class _Levels:
+def _tagged(tag: int, inner: Node) -> Node:
+    size = len(codec.tag_header(tag, inner.size)) + inner.size
+    return Node(inner.children, bytes((TAG, tag)) + inner.body, size)
+
+
+class Levels:
     """The open ends of a list, one per level; level 0 holds parts, the others references to finished groups.
 
     Each part has a byte that its content decides; the bytes of the last four parts decide whether a group ends, so
@@ -222,6 +274,23 @@ class _Levels:
 
     def __init__(self, writer: Writer, tails: list[list[Node]], cuts: list[list[int]], kind: int) -> None:
         self._writer, self.tails, self.cuts, self._kind = writer, tails, cuts, kind
+
+    def takes(self, level: int) -> bool:
+        """Whether a finished group of this level can be added as it is: nothing below it is open."""
+        return level == 0 or not any(self.tails[:level])
+
+    def add_part(self, part: Node, level: int = 0) -> None:
+        """Add an item of a list, or a finished group that `takes` accepts."""
+        while len(self.tails) <= level:
+            self.tails.append([])
+            self.cuts.append([])
+        self.add(part, _cut(part, level), level)
+
+    def list_node(self, count: int, size: int) -> Node:
+        """Return the list node that is written so far, of `count` items and this packed size."""
+        children, body = self.written()
+        body = bytes((LIST,)) + _number(count) + _number(size) + body
+        return Node(children, body, size, tuple(zip(self.tails, self.cuts, strict=True)))
 
     def add(self, part: Node, cut: int, level: int = 0) -> None:
         tail, cuts = self.tails[level], self.cuts[level]
@@ -240,7 +309,7 @@ class _Levels:
             self.tails.append([])
             self.cuts.append([])
         # Each level looks at another byte of the hash, so that one unlucky hash does not end every level at once.
-        self.add(Node(key, _REF_BODY, 0), key[(level + 1) % HASH_BYTES], level + 1)
+        self.add(Node(key, REF_BODY, 0), key[(level + 1) % HASH_BYTES], level + 1)
 
     def written(self) -> Content:
         """Return the children and bytes of all open ends, the highest level first."""
@@ -267,8 +336,8 @@ def _runs(parts: Sequence[Node]) -> bytes:
     out: list[bytes] = []
     at, end = 0, len(parts)
     while at < end:
-        start, plain = at, parts[at].body == _REF_BODY
-        while at < end and (parts[at].body == _REF_BODY) is plain:
+        start, plain = at, parts[at].body == REF_BODY
+        while at < end and (parts[at].body == REF_BODY) is plain:
             at += 1
         out.append(_number((at - start) * 2 + (0 if plain else 1)))
         if not plain:
@@ -277,7 +346,7 @@ def _runs(parts: Sequence[Node]) -> bytes:
 
 
 def _cut(part: Node, level: int = 0) -> int:
-    if part.body == _REF_BODY:
+    if part.body == REF_BODY:
         return part.children[level % HASH_BYTES]
     return zlib.crc32(part.body + part.children) & 0xFF
 
@@ -402,31 +471,36 @@ class Reader:
             inner = self._object(*cursor.refs(1))
             self._node(inner, out)
             inner.finish()
-        elif op == LIST:
-            self._emit(out, codec.array_header(cursor.number()))
-            self._levels(cursor, out, self._group)
-        elif op == MAP:
-            self._emit(out, codec.map_header(cursor.number()))
-            self._levels(cursor, out, self._pairs)
-        elif op == RAW:
-            self._levels(cursor, out, self._refs)
-        elif op in (TEXT, BYTES, TAG):
-            self._wrapped(op, cursor, out)
+        elif op == TAG:
+            tag, left, content = cursor.byte(), self._left, list[bytes]()
+            self._node(cursor, content)
+            self._emit(out, codec.tag_header(tag, left - self._left))
+            out.extend(content)
+        elif op in (LIST, MAP, TEXT, BYTES, RAW):
+            self._split(op, cursor, out)
         else:
             raise CheckpointCorrupted(f"a stored node is of the unknown kind {op}")
 
-    def _wrapped(self, op: int, cursor: _Cursor, out: list[bytes]) -> None:
-        """Join what has its size written before it."""
-        inner: list[bytes] = []
-        tag = cursor.byte() if op == TAG else 0
-        if op == TAG:
-            self._node(cursor, inner)
+    def _split(self, op: int, cursor: _Cursor, out: list[bytes]) -> None:
+        """Join the parts of a split node, which says how large they are together."""
+        count = cursor.number() if op in (LIST, MAP) else 0
+        size, left = cursor.number(), self._left
+        if size > left:
+            raise CheckpointCorrupted("a stored value is larger than its record says")
+        if op == LIST:
+            self._emit(out, codec.array_header(count))
+            self._levels(cursor, out, self._group)
+        elif op == MAP:
+            self._emit(out, codec.map_header(count))
+            self._levels(cursor, out, self._pairs)
         else:
+            inner: list[bytes] = []
             self._levels(cursor, inner, self._refs)
-        size = sum(map(len, inner))
-        header = {TEXT: codec.text_header, BYTES: codec.bytes_header}.get(op)
-        self._emit(out, header(size) if header else codec.tag_header(tag, size))
-        out.extend(inner)
+            header = {TEXT: codec.text_header, BYTES: codec.bytes_header}.get(op)
+            self._emit(out, header(left - self._left) if header else b"")
+            out.extend(inner)
+        if left - self._left != size:
+            raise CheckpointCorrupted("a stored value is not of the size its node says")
 
     def _levels(self, cursor: _Cursor, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]) -> None:
         top = cursor.number() - 1
@@ -536,8 +610,10 @@ def _skip(cursor: _Cursor) -> None:
         cursor.refs(1)
     elif op in (LIST, MAP):
         cursor.number()
+        cursor.number()
         _skip_levels(cursor, op)
     elif op in (TEXT, BYTES, RAW):
+        cursor.number()
         _skip_levels(cursor, op)
     elif op == TAG:
         cursor.byte()
@@ -564,38 +640,128 @@ def _skip_levels(cursor: _Cursor, op: int) -> None:
         cursor.refs(cursor.number())
 
 
-def _read_list(node: Node) -> tuple[int, list[list[Node]], list[list[int]]]:
-    """Return how many items a list node has and its open ends, lowest level first, with the byte of each part."""
+def packed_size(children: bytes, body: bytes) -> int:
+    """Return the size of a node's or an object's value when packed. A reference has none: look at its object."""
+    cursor = _Cursor(children, body)
     try:
-        if node.tails:
-            cursor = _Cursor(node.children, node.body)
-            cursor.at = 1
-            return cursor.number(), [tail.copy() for tail, _ in node.tails], [cuts.copy() for _, cuts in node.tails]
-        count, tails = _read_tails(node)
-        return count, tails, [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]
+        op = cursor.byte()
+        if op == REST:
+            return len(body) - 1
+        tag = cursor.byte() if op == TAG else None
+        inner = cursor.byte() if op == TAG else op
+        if inner not in (PACKED, LIST, MAP, TEXT, BYTES, RAW):
+            raise CheckpointCorrupted(f"a stored node of the kind {inner} has no size")
+        if inner in (LIST, MAP):
+            cursor.number()
+        size = cursor.number()
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored node cannot be read") from exc
+    return size if tag is None else len(codec.tag_header(tag, size)) + size
+
+
+class Part(NamedTuple):
+    """A part of a list or mapping: an item or pair (level 0), or a finished group of parts of the level below."""
+
+    level: int
+    node: Node
+
+
+class Parts(NamedTuple):
+    """A list or mapping, opened one step."""
+
+    length: int
+    """How many items or pairs it has."""
+    size: int
+    """Of the whole, packed."""
+    parts: list[Part]
+
+
+def opened(children: bytes, body: bytes) -> Parts:
+    """Return the parts of a list or mapping node, in order; the groups among them stay closed."""
+    cursor = _Cursor(children, body)
+    try:
+        op = cursor.byte()
+        if op not in (LIST, MAP):
+            raise CheckpointCorrupted("a stored list is out of shape")
+        length, size = cursor.number(), cursor.number()
+        tails = _read_tails(cursor, GROUP if op == LIST else PAIRS)
     except IndexError as exc:
         raise CheckpointCorrupted("a stored list cannot be read") from exc
+    levels = range(len(tails) - 1, -1, -1)
+    return Parts(length, size, [Part(level, node) for level in levels for node in tails[level]])
 
 
-def _read_tails(node: Node) -> tuple[int, list[list[Node]]]:
-    cursor = _Cursor(node.children, node.body)
-    if cursor.byte() != LIST:
+def opened_group(level: int, children: bytes, body: bytes) -> list[Part]:
+    """Return the parts of a finished group: of a list, or the pairs of a mapping."""
+    cursor = _Cursor(children, body)
+    try:
+        kind = cursor.byte()
+        if level == 1 and kind in (GROUP, PAIRS):
+            parts = [Part(0, node) for node in _lowest(cursor, kind)]
+        elif level > 1 and kind == NODES:
+            parts = [Part(level - 1, Node(key, REF_BODY, 0)) for key in cursor.refs(len(children) // HASH_BYTES)]
+        else:
+            parts = []
+        cursor.finish()
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored list cannot be read") from exc
+    if not parts:
         raise CheckpointCorrupted("a stored list is out of shape")
-    count, height = cursor.number(), cursor.number()
-    if not 0 < height <= _LEVELS_MAX:
-        raise CheckpointCorrupted("a stored list has an impossible height")
-    tails = [[Node(key, _REF_BODY, 0) for key in cursor.refs(cursor.number())] for _ in range(height - 1)]
-    lowest: list[Node] = []
+    return parts
+
+
+def pair(entry: Node) -> tuple[bytes, Node]:
+    """Return the packed key and the value of a mapping's part at level 0."""
+    cursor = _Cursor(entry.children, entry.body)
+    key = cursor.take(cursor.number())
+    return key, Node(entry.children, entry.body[cursor.at :], 0)
+
+
+def _lowest(cursor: _Cursor, kind: int) -> list[Node]:
+    """Read the items of a list or the pairs of a mapping that stand here."""
+    found: list[Node] = []
+    if kind == PAIRS:
+        for _ in range(cursor.number()):
+            at, child = cursor.at, cursor.child
+            cursor.take(cursor.number())
+            _skip(cursor)
+            found.append(Node(cursor.children[child : cursor.child], cursor.body[at : cursor.at], 0))
+        return found
     while run := cursor.number():
         if run & 1:
             for _ in range(run >> 1):
                 at, child = cursor.at, cursor.child
                 _skip(cursor)
-                lowest.append(Node(node.children[child : cursor.child], node.body[at : cursor.at], 0))
+                found.append(Node(cursor.children[child : cursor.child], cursor.body[at : cursor.at], 0))
         else:
-            lowest.extend([Node(key, _REF_BODY, 0) for key in cursor.refs(run >> 1)])
+            found.extend([Node(key, REF_BODY, 0) for key in cursor.refs(run >> 1)])
+    return found
+
+
+def _read_tails(cursor: _Cursor, kind: int) -> list[list[Node]]:
+    """Read the open ends that stand here, and return them with the lowest level first."""
+    height = cursor.number()
+    if not 0 < height <= _LEVELS_MAX:
+        raise CheckpointCorrupted("a stored list has an impossible height")
+    tails = [[Node(key, REF_BODY, 0) for key in cursor.refs(cursor.number())] for _ in range(height - 1)]
+    tails.append(_lowest(cursor, kind))
     cursor.finish()
-    return count, [lowest, *reversed(tails)]
+    return tails[::-1]
 
 
-_EMPTY_LIST = Node(b"", bytes((LIST, 0, 1, 0)), 1)
+def _read_list(node: Node) -> tuple[int, int, list[list[Node]], list[list[int]]]:
+    """Return how many items a list node has, its size, and its open ends, lowest level first, with each part's byte."""
+    cursor = _Cursor(node.children, node.body)
+    try:
+        if cursor.byte() != LIST:
+            raise CheckpointCorrupted("a stored list is out of shape")
+        count, size = cursor.number(), cursor.number()
+        if node.tails:
+            return count, size, [tail.copy() for tail, _ in node.tails], [cuts.copy() for _, cuts in node.tails]
+        tails = _read_tails(cursor, GROUP)
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored list cannot be read") from exc
+    return count, size, tails, [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]
+
+
+_EMPTY_LIST = Node(b"", bytes((LIST, 0, 1, 1, 0)), 1)

@@ -34,6 +34,7 @@ CREATE TABLE lines (                            -- a namespace of a thread
     turned      INTEGER NOT NULL,               -- the head was moved: the next checkpoint starts a new run
     generation  INTEGER NOT NULL,               -- counts the moves of the head
     active      INTEGER NOT NULL,               -- microseconds; orders threads by activity, nothing else
+    total       INTEGER NOT NULL,               -- how many checkpoints it has; kept by triggers
     doomed      INTEGER NOT NULL,               -- bytes that deleted checkpoints had added, since the last sweep
     UNIQUE (thread, namespace)
 );
@@ -60,6 +61,10 @@ CREATE TABLE checkpoints (
 CREATE UNIQUE INDEX checkpoints_by_id ON checkpoints (id, line);
 CREATE INDEX checkpoints_by_line ON checkpoints (line);
 CREATE INDEX checkpoints_pinned ON checkpoints (line) WHERE pinned;
+CREATE TRIGGER checkpoints_added AFTER INSERT ON checkpoints
+    BEGIN UPDATE lines SET total = total + 1 WHERE id = NEW.line; END;
+CREATE TRIGGER checkpoints_removed AFTER DELETE ON checkpoints
+    BEGIN UPDATE lines SET total = total - 1 WHERE id = OLD.line; END;
 
 CREATE TABLE objects (
     id        INTEGER PRIMARY KEY,              -- an object that is sent again gets a new one: no sweep takes it

@@ -1,0 +1,188 @@
+"""Who came from whom: what follows a checkpoint, common ancestors, and the tree that people see. Pure.
+
+Ancestry is read from runs (see `stores.protocol`), never from parents alone: a parent that retention has removed would
+cut the chain, and a guess across the cut would give a wrong merge base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from everstep.stores.protocol import Hidden, Key, Place, Stored, Thread
+
+
+class Later(NamedTuple):
+    """What came later on a checkpoint's line."""
+
+    stretches: Sequence[Hidden]
+    alone: bool
+    """Whether nothing else in the namespace arrived later and is visible."""
+
+
+def later(thread: Thread, target: Stored) -> Later:
+    """Return the stretches of what follows `target` in its namespace and is not hidden as a whole."""
+    namespace, newest = target.record.key.namespace, thread.newest[target.record.key.namespace]
+    hidden = [h for stretches in thread.hidden.values() for h in stretches if h.writes_of is None]
+    started = [
+        run for run in thread.runs if target.seq < run <= newest and not _is_hidden_whole(run, namespace, hidden)
+    ]
+    following = _following(thread, target)
+    if all(run in following or not _is_of(thread, run, namespace) for run in started):
+        return Later([Hidden(namespace, target.seq, newest)], alone=True)
+    runs = [Hidden(namespace, target.seq, newest, target.run)]
+    runs += [Hidden(namespace, run - 1, newest, run) for run in started if run in following]
+    return Later(runs, alone=False)
+
+
+def _following(thread: Thread, target: Stored) -> set[int]:
+    """Return the runs of the thread that came from `target` or from what followed it."""
+    found: set[int] = set()
+    for run in sorted(thread.runs):  # a run comes after what it follows
+        for place in thread.runs[run]:
+            if place.key.thread_id == thread.thread_id and (
+                place.run in found or (place.run == target.run and place.seq >= target.seq)
+            ):
+                found.add(run)
+    return found
+
+
+def _is_of(thread: Thread, run: int, namespace: str) -> bool:
+    """Whether a run may belong to the namespace: one that follows nothing says nothing about it."""
+    own = [place for place in thread.runs[run] if place.key.thread_id == thread.thread_id]
+    return not own or own[0].key.namespace == namespace
+
+
+def _is_hidden_whole(run: int, namespace: str, hidden: Iterable[Hidden]) -> bool:
+    """Whether a stretch covers the run from its first checkpoint on: then all of it, since it grew no more after."""
+    return any(h.namespace == namespace and h.run in (None, run) and h.after < run <= h.to for h in hidden)
+
+
+# -- ancestors ---------------------------------------------------------------------------------------------------------
+
+Ancestors = dict[int, Place]
+"""By run: the newest checkpoint of it that is an ancestor, or the checkpoint itself."""
+
+
+def ancestors(place: Place, threads: Mapping[str, Thread | None]) -> tuple[Ancestors, set[str]]:
+    """Return the ancestors of `place` (itself included), and the threads one would have to know to say more."""
+    found: Ancestors = {}
+    unknown: set[str] = set()
+    pending = [place]
+    while pending:
+        place = pending.pop()
+        if place.run in found and found[place.run].seq >= place.seq:
+            continue
+        found[place.run] = place
+        if place.key.thread_id not in threads:
+            unknown.add(place.key.thread_id)
+            continue
+        thread = threads[place.key.thread_id]
+        pending.extend(thread.runs.get(place.run, ()) if thread is not None else ())
+    return found, unknown
+
+
+def common_ancestors(ours: Ancestors, theirs: Ancestors, threads: Mapping[str, Thread | None]) -> list[Place]:
+    """Return the best common ancestors: those that are not ancestors of another one. Newest first."""
+    shared = [min(ours[run], theirs[run], key=lambda place: place.seq) for run in ours.keys() & theirs.keys()]
+    best: list[Place] = []
+    covered: Ancestors = {}
+    for place in sorted(shared, key=lambda place: place.seq, reverse=True):
+        if place.run in covered and covered[place.run].seq >= place.seq:
+            continue
+        best.append(place)
+        for run, other in ancestors(place, threads)[0].items():
+            if run not in covered or covered[run].seq < other.seq:
+                covered[run] = other
+    return best
+
+
+# -- the tree ----------------------------------------------------------------------------------------------------------
+
+
+def tree(thread_id: str, listed: Sequence[Stored], threads: Mapping[str, Thread | None], total: int) -> dict[str, Any]:
+    """Return checkpoints (newest first) as nodes and edges. An edge over removed checkpoints says `gap`."""
+    links = _Links(listed, threads)
+    return {
+        "thread_id": thread_id,
+        "total_checkpoints": total,
+        "nodes": [_node(stored, threads) for stored in listed],
+        "edges": [edge for stored in listed for edge in links.edges(stored)],
+    }
+
+
+def _node(stored: Stored, threads: Mapping[str, Thread | None]) -> dict[str, Any]:
+    record = stored.record
+    thread = threads.get(record.key.thread_id)
+    head = thread.heads.get(record.key.namespace) if thread is not None else None
+    return {
+        "id": record.key.checkpoint_id,
+        "thread_id": record.key.thread_id,
+        "namespace": record.key.namespace,
+        "step": record.step,
+        "tags": list(record.tags),
+        "summary": record.summary,
+        "created_at": record.created_at,
+        "next_node": record.next_node,
+        "trigger": record.trigger,
+        "parents": [parent.checkpoint_id for parent in record.parents],
+        "size_bytes": sum(record.sizes),
+        "head": head is not None and head[0] == record.key.checkpoint_id,
+        "branch": branch_name(record.tags) if record.step == 0 else None,
+        "pinned": stored.pinned,
+        "hidden": stored.hidden,
+    }
+
+
+def branch_name(tags: Sequence[str]) -> str | None:
+    """Return the name in the tags of a branch's first checkpoint."""
+    return tags[1] if len(tags) >= 2 and tags[0] == "branch" else None
+
+
+class _Links:
+    """Finds the nearest listed ancestors of listed checkpoints."""
+
+    def __init__(self, listed: Sequence[Stored], threads: Mapping[str, Thread | None]) -> None:
+        self._threads = threads
+        self._keys = {stored.record.key for stored in listed}
+        self._runs: dict[int, list[tuple[int, Key]]] = {}
+        self._before: dict[Key, Key | None] = {}
+        for stored in reversed(listed):
+            run = self._runs.setdefault(stored.run, [])
+            self._before[stored.record.key] = run[-1][1] if run else None
+            run.append((stored.seq, stored.record.key))
+
+    def edges(self, stored: Stored) -> list[dict[str, Any]]:
+        child, parents = stored.record.key, stored.record.parents
+        before = self._before[child]
+        if before is not None:
+            found = [before]
+        else:
+            found = [key for place in self._follows(stored.place) if (key := self._nearest(place)) is not None]
+        return [
+            {
+                "from": key.checkpoint_id,
+                "to": child.checkpoint_id,
+                "from_thread": key.thread_id,
+                "to_thread": child.thread_id,
+                "gap": bool(parents) and key not in parents,
+            }
+            for key in dict.fromkeys(found)
+        ]
+
+    def _nearest(self, place: Place) -> Key | None:
+        """Return the newest listed checkpoint at or before `place`, in its run or in what that follows."""
+        pending, seen = [place], set[int]()
+        while pending:
+            place = pending.pop()
+            for seq, key in reversed(self._runs.get(place.run, ())):
+                if seq <= place.seq:
+                    return key
+            if place.run not in seen:
+                seen.add(place.run)
+                pending.extend(reversed(self._follows(place)))
+        return None
+
+    def _follows(self, place: Place) -> Sequence[Place]:
+        thread = self._threads.get(place.key.thread_id)
+        return thread.runs.get(place.run, ()) if thread is not None else ()

@@ -1,0 +1,286 @@
+"""Retention at work: what to let go with each snapshot, at a cost that does not grow with history.
+
+A plan per line knows the oldest checkpoints the policy will take next. What is due goes in the commit of the next
+snapshot; every so often the plan is made anew from the store, which also catches what other processes did. The store
+has the last word on what is spared. Sweeping goes on a little with each snapshot while there is garbage.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from everstep.config import CheckpointGC, SnapshotConfig
+from everstep.retention import Grid, Item, grid_of, is_older, let_go
+from everstep.stores.protocol import Key, Query, Store, Stored, Thread
+from everstep.types import GCReport
+
+logger = logging.getLogger("everstep")
+
+_PAGE = 256  # checkpoints read for one plan
+_PLAN_COMMITS_MIN = 64  # a plan is good for so many commits, or a quarter of N
+_DUE_MAX = 64  # let go in one commit
+_PLANS_MAX = 4096
+_SWEEP_GARBAGE = 0.2  # swept when so much of what is needed is garbage
+_SWEEP_EFFORT = 128
+_OPERATIONS_MAX = 1000  # entries of a log that are kept, at most
+
+Line = tuple[str, str]
+"""A thread and a namespace."""
+
+
+@dataclass
+class _Plan:
+    """What is known of one line: the oldest checkpoints that are not spared, and how many there are."""
+
+    items: deque[Item]
+    count: int
+    whole: bool
+    """Whether `items` are all there are."""
+    grid: Grid
+    good_for: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Keeper:
+    """Applies one policy. Shared by both faces of an engine, which hand in their store."""
+
+    def __init__(self, config: SnapshotConfig) -> None:
+        self._policy, self._param = CheckpointGC(config.gc_policy), config.gc_param
+        self._plans: OrderedDict[Line, _Plan] = OrderedDict()
+        self._sweeping: set[str] = set()
+        self._lock = threading.Lock()
+
+    # -- with every snapshot
+
+    def due(self, line: Line) -> list[Item]:
+        """Return what must go when one more checkpoint is committed to the line."""
+        plan = self._plans.get(line)
+        if plan is None or self._policy is CheckpointGC.KEEP_ALL:
+            return []
+        with plan.lock:
+            plan.count += 1
+            gone = self._taken(plan)
+            plan.count -= len(gone)
+            return gone
+
+    def give_back(self, line: Line, items: Sequence[Item]) -> None:
+        """Take back what `due` returned: the commit failed."""
+        plan = self._plans.get(line)
+        if plan is not None:
+            with plan.lock:
+                plan.count += len(items) - 1
+                plan.items.extendleft(reversed(items))
+
+    def _taken(self, plan: _Plan) -> list[Item]:
+        items, gone = plan.items, list[Item]()
+        if self._policy is CheckpointGC.KEEP_LAST_N:
+            excess = min(plan.count - int(self._param), len(items), _DUE_MAX)
+            gone = [items.popleft() for _ in range(excess)]
+        elif self._policy is CheckpointGC.KEEP_AGE:
+            now = datetime.now(UTC)
+            while items and len(gone) < _DUE_MAX and is_older(items[0], self._param, now):
+                gone.append(items.popleft())
+        elif len(items) > 1 and not plan.grid.holds(items[-1]):
+            gone.append(items.pop())  # it was the last one until now
+        return gone
+
+    async def upkeep(self, store: Store, stored: Stored) -> None:
+        """After a commit: note the new checkpoint, look at the store again if it is time, sweep a little."""
+        if self._policy is CheckpointGC.KEEP_ALL:
+            return
+        try:
+            await self._upkeep(store, stored)
+        except Exception:  # the checkpoint is saved: that retention must wait is not its caller's concern
+            logger.exception("retention of thread %r failed and will be tried again", stored.record.key.thread_id)
+
+    async def _upkeep(self, store: Store, stored: Stored) -> None:
+        line = stored.record.key[:2]
+        plan = self._plans.get(line)
+        if plan is not None:
+            with plan.lock:
+                plan.good_for -= 1
+                if plan.whole:
+                    plan.items.append(_item(stored))
+        if plan is None and not stored.record.parents:
+            self._remember(line, [_item(stored)], 1, whole=True)  # a new thread: there is nothing to look at
+        elif plan is None or self._is_used_up(plan):
+            await self._look(store, line)
+        if stored.family in self._sweeping:
+            swept = await store.sweep(stored.family, effort=_SWEEP_EFFORT)
+            if swept.finished:
+                self._sweeping.discard(stored.family)
+
+    def _is_used_up(self, plan: _Plan) -> bool:
+        if plan.good_for <= 0 or (not plan.items and not plan.whole):
+            return True
+        if self._policy is CheckpointGC.KEEP_MILESTONES and plan.items:
+            span = plan.items[-1].step - plan.items[0].step
+            return not plan.grid.fits(span, int(self._param))
+        return False
+
+    def forget(self, thread_id: str) -> None:
+        """Drop what is planned for a thread: something else than a snapshot has happened to it."""
+        with self._lock:
+            for line in [line for line in self._plans if line[0] == thread_id]:
+                del self._plans[line]
+
+    # -- looking at the store
+
+    async def _look(self, store: Store, line: Line) -> None:
+        """Let go what is due now, and plan what comes next."""
+        thread = await store.thread(line[0])
+        if thread is None:
+            self.forget(line[0])
+            return
+        visible, whole = await self._visible(store, line, thread)
+        count = len(visible)
+        if self._policy is CheckpointGC.KEEP_LAST_N:
+            count = await store.count(_query(line)) - await self._spared_count(store, line, thread)
+            excess = visible[: max(count - int(self._param), 0)]
+        else:
+            excess = self._doomed(visible, thread)
+        gone = [*excess, *await self._hidden(store, line, thread)]
+        if gone:
+            await store.delete(line[0], keys=[key for key, _ in gone], spare=True)
+        entries = await _stale_operations(store, line[0])
+        if entries:
+            await store.delete(line[0], keys=[], operations=entries)
+        taken = {item.seq for _, item in gone}
+        items = [item for _, item in visible if item.seq not in taken]
+        self._remember(line, items, count - (len(visible) - len(items)), whole)
+        if thread.garbage > _SWEEP_GARBAGE:
+            self._sweeping.add(thread.family)
+
+    def _doomed(self, candidates: Sequence[tuple[Key, Item]], thread: Thread) -> list[tuple[Key, Item]]:
+        gone = {item.seq for item in let_go(self._policy, self._param, [i for _, i in candidates], datetime.now(UTC))}
+        return [(key, item) for key, item in candidates if item.seq in gone and not _is_head(key, thread)]
+
+    async def _visible(self, store: Store, line: Line, thread: Thread) -> tuple[list[tuple[Key, Item]], bool]:
+        """Return the oldest visible checkpoints that are not spared, and whether these are all."""
+        limit = None if self._policy is CheckpointGC.KEEP_MILESTONES else _PAGE + len(thread.spared)
+        listed = await store.list_checkpoints(_query(line, limit))
+        whole = limit is None or len(listed) < limit
+        return _candidates(listed, thread, whole), whole
+
+    async def _hidden(self, store: Store, line: Line, thread: Thread) -> list[tuple[Key, Item]]:
+        """Return the hidden checkpoints that the policy lets go."""
+        if not any(h.writes_of is None for stretches in thread.hidden.values() for h in stretches):
+            return []
+        listed = await store.list_checkpoints(_query(line, hidden=True))
+        return self._doomed([(s.record.key, _item(s)) for s in listed if s.seq not in thread.spared], thread)
+
+    async def _spared_count(self, store: Store, line: Line, thread: Thread) -> int:
+        """Return how many visible checkpoints of the line are spared."""
+        if not thread.spared:
+            return 0
+        before = max(thread.spared) + 1
+        query = Query(thread_id=line[0], namespace=line[1], before_seq=before, after_seq=min(thread.spared) - 1)
+        return sum(stored.seq in thread.spared for stored in await store.list_checkpoints(query))
+
+    def _remember(self, line: Line, items: Iterable[Item], count: int, whole: bool) -> None:
+        held = deque(items)
+        grid = grid_of(held, int(self._param)) if self._policy is CheckpointGC.KEEP_MILESTONES else Grid(1, 0)
+        good_for = max(_PLAN_COMMITS_MIN, int(min(self._param, 1e6)) // 4)
+        with self._lock:
+            self._plans[line] = _Plan(held, count, whole, grid, good_for)
+            self._plans.move_to_end(line)
+            if len(self._plans) > _PLANS_MAX:
+                self._plans.popitem(last=False)
+
+    # -- all at once
+
+    async def collect(self, store: Store, thread_id: str | None, *, dry_run: bool) -> GCReport:
+        """Apply the policy to a thread, or to all, and sweep what became free."""
+        report = GCReport(dry_run=dry_run)
+        families: dict[str, list[Key]] = {}
+        async for thread in _threads(store, thread_id):
+            gone, entries = await self._gone(store, thread, report), await _stale_operations(store, thread.thread_id)
+            families.setdefault(thread.family, []).extend(gone)
+            report.threads += 1
+            if dry_run:
+                report.checkpoints += len(gone)
+            elif gone or entries:
+                self.forget(thread.thread_id)
+                deleted = await store.delete(thread.thread_id, keys=gone, spare=True, operations=entries)
+                report.checkpoints += deleted.checkpoints
+            report.operations += len(entries)
+        for family, keys in families.items():
+            swept = await store.sweep(family, pretend=keys if dry_run else None)
+            report.objects += swept.objects
+            report.size_bytes += swept.size_bytes
+        return report
+
+    async def _gone(self, store: Store, thread: Thread, report: GCReport) -> list[Key]:
+        """Return what the policy lets go of a thread that the engine wrote."""
+        found: list[Key] = []
+        for namespace in thread.newest:
+            line = thread.thread_id, namespace
+            listed = await store.list_checkpoints(_query(line))
+            if any(stored.record.kind for stored in listed):
+                continue  # an adapter's thread: kept whole unless that adapter has a policy
+            hidden = await store.list_checkpoints(_query(line, hidden=True))
+            buried = self._doomed([(s.record.key, _item(s)) for s in hidden if s.seq not in thread.spared], thread)
+            report.hidden += len(buried)
+            found += [key for key, _ in (*self._doomed(_candidates(listed, thread, whole=True), thread), *buried)]
+        return found
+
+
+def _candidates(listed: Sequence[Stored], thread: Thread, whole: bool) -> list[tuple[Key, Item]]:
+    """Return what a policy may look at: not what is spared, nor a head that is not the newest."""
+    found = []
+    for n, stored in enumerate(listed):
+        older_head = _is_head(stored.record.key, thread) and (n + 1 < len(listed) or not whole)
+        if stored.seq not in thread.spared and not older_head:
+            found.append((stored.record.key, _item(stored)))
+    return found
+
+
+def _is_head(key: Key, thread: Thread) -> bool:
+    head = thread.heads.get(key.namespace)
+    return head is not None and head[0] == key.checkpoint_id
+
+
+async def _threads(store: Store, thread_id: str | None) -> AsyncIterator[Thread]:
+    if thread_id is not None:
+        names = [thread_id]
+    else:
+        names, page = [], 500
+        while page == 500:
+            listed = await store.list_threads(500, len(names), headless=True)
+            names += [stored.record.key.thread_id for stored in listed]
+            page = len(listed)
+    for name in names:
+        thread = await store.thread(name)
+        if thread is not None:
+            yield thread
+
+
+async def _stale_operations(store: Store, thread_id: str) -> list[int]:
+    """Return the entries of the log that are older than everything that is stored, or too many."""
+    entries = await store.operations(thread_id, _OPERATIONS_MAX * 2)
+    if not entries:
+        return []
+    oldest = await store.list_checkpoints(
+        Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=1)
+    )
+    first = oldest[0].seq if oldest else 0
+    return [e.seq for n, e in enumerate(entries) if n >= _OPERATIONS_MAX or e.data.get("made_at_seq", first) < first]
+
+
+def _query(line: Line, limit: int | None = None, *, hidden: bool = False) -> Query:
+    return Query(
+        thread_id=line[0],
+        namespace=line[1],
+        order="oldest",
+        hidden="only" if hidden else "no",
+        limit=limit,
+    )
+
+
+def _item(stored: Stored) -> Item:
+    return Item(stored.seq, stored.record.step, stored.record.created_at)

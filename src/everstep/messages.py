@@ -1,0 +1,119 @@
+"""What a message is known by, and which tool calls it makes and answers. Pure; shared by diff and merge.
+
+A message is any value in the list of messages; most are mappings in the shape of one framework or another. Nothing
+here may fail because a message looks different: what is not understood has no name, no calls and no answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from everstep.values import codec
+from everstep.values.tree import Node
+from everstep.values.walk import Entries, Need, Walker, shown, together, whole
+
+Name = tuple[str, str | int]
+"""("id", its id) or ("tool_call_id", the call it answers)."""
+
+_KEYS = {name: codec.pack(name) for name in ("id", "type", "content", "tool_calls", "tool_call", "tool_call_id")}
+_KEYS["tool_use_id"] = codec.pack("tool_use_id")
+
+
+class Facts(NamedTuple):
+    """What merging needs to know of a message."""
+
+    names: tuple[Name, ...] = ()
+    """What it may be known by, the best first."""
+    calls: frozenset[str | int] = frozenset()
+    """The ids of the tool calls it makes."""
+    answers: tuple[str | int, ...] = ()
+    """The ids of the tool calls whose results it holds."""
+
+
+def facts_of(walker: Walker, message: Node) -> Need[Facts]:
+    """Look into a message, as far as needed."""
+    entries = yield from walker.entries(message)
+    if entries is None:
+        return Facts()
+    ident, listed, single, used, answered, results = yield from together(
+        [
+            _idents(walker, entries, "id"),
+            _listed(walker, entries),
+            _inside(walker, entries),
+            _blocks(walker, entries, "tool_use", "id"),
+            _idents(walker, entries, "tool_call_id"),
+            _blocks(walker, entries, "tool_result", "tool_use_id"),
+        ]
+    )
+    answers = (*answered, *results)
+    names = [("id", name) for name in ident] + [("tool_call_id", call) for call in answers[:1]]
+    return Facts(tuple(names), frozenset([*listed, *single, *used]), answers)
+
+
+def id_of(walker: Walker, message: Node) -> Need[Facts]:
+    """Look only for the id of a message."""
+    entries = yield from walker.entries(message)
+    if entries is None:
+        return Facts()
+    ident = yield from _idents(walker, entries, "id")
+    return Facts(tuple(("id", name) for name in ident))
+
+
+def unique_names(facts: Mapping[int, Facts]) -> dict[int, Name]:
+    """Return the best name of each message that no other message of its list has."""
+    counts = Counter(name for fact in facts.values() for name in fact.names)
+    best = {place: [name for name in fact.names if counts[name] == 1] for place, fact in facts.items()}
+    return {place: names[0] for place, names in best.items() if names}
+
+
+def name_path(name: Name) -> str:
+    """Return the path of a message by its name: `messages['m3']`; what could be taken for an index says what it is."""
+    kind, ident = name
+    return f"messages[{shown(ident)}]" if kind == "id" and type(ident) is str else f"messages[{kind}={shown(ident)}]"
+
+
+def _idents(walker: Walker, entries: Entries, key: str) -> Need[list[str | int]]:
+    """Return the string or integer under `key`, in a list that is empty if there is none."""
+    node = entries.nodes.get(_KEYS[key])
+    if node is None:
+        return []
+    packed = whole((yield from walker.resolve(node)))
+    if packed is None or codec.is_list(packed) or codec.is_mapping(packed) or codec.untagged(packed):
+        return []
+    value = codec.unpack(packed)
+    return [value] if (type(value) is str and value) or type(value) is int else []
+
+
+def _inside(walker: Walker, entries: Entries) -> Need[list[str | int]]:
+    """Return the id in `tool_call: {"id"}`."""
+    node = entries.nodes.get(_KEYS["tool_call"])
+    call = (yield from walker.entries(node)) if node is not None else None
+    return (yield from _idents(walker, call, "id")) if call is not None else []
+
+
+def _listed(walker: Walker, entries: Entries) -> Need[list[str | int]]:
+    """Return the ids in `tool_calls: [{"id"}]`."""
+    calls = yield from _mappings(walker, entries.nodes.get(_KEYS["tool_calls"]))
+    found = yield from together([_idents(walker, call, "id") for call in calls])
+    return [ident for idents in found for ident in idents]
+
+
+def _blocks(walker: Walker, entries: Entries, kind: str, key: str) -> Need[list[str | int]]:
+    """Return what stands under `key` in the blocks of `content` that are of this kind."""
+    blocks = yield from _mappings(walker, entries.nodes.get(_KEYS["content"]))
+    kinds = yield from together([_idents(walker, block, "type") for block in blocks])
+    chosen = [block for block, found in zip(blocks, kinds, strict=True) if found == [kind]]
+    found = yield from together([_idents(walker, block, key) for block in chosen])
+    return [ident for idents in found for ident in idents]
+
+
+def _mappings(walker: Walker, node: Node | None) -> Need[list[Entries]]:
+    """Return the mappings in a list; nothing if it is no list."""
+    found = (yield from walker.list_of(node)) if node is not None else None
+    if found is None:
+        return []
+    items = yield from walker.all_items(found)
+    opened = yield from together([walker.entries(item) for item in items])
+    return [entries for entries in opened if entries is not None]

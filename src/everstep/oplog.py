@@ -1,0 +1,119 @@
+"""The log of operations: what undo and redo read. Pure.
+
+An entry carries what it takes to swap the thread between "done" and "undone": heads to restore, stretches to hide, and
+the number from which on checkpoints are new. Undo and redo are the same swap; each notes what the other needs. While
+an operation is done its stretches are what it hid; while it is undone they are what came after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from everstep.errors import CannotUndo
+from everstep.stores.protocol import Hidden, Key, Pin, Thread
+from everstep.stores.protocol import Operation as Entry
+from everstep.types import Operation, utc_now
+
+DEPTH_MAX = 2000
+"""How far back undo looks."""
+
+
+class Undo(NamedTuple):
+    """What it takes to swap."""
+
+    thread_id: str
+    """The thread whose head or pins it is about: a branch's own, else the log's."""
+    heads: Mapping[str, str | None]
+    """By namespace: the head to go to."""
+    hide: Sequence[Hidden]
+    """What to hide again."""
+    newest: Mapping[str, int]
+    """By namespace: what is newer than this is new, and will be hidden."""
+    pins: Sequence[Pin] = ()
+
+
+class Swap(NamedTuple):
+    """What a swap commits, besides heads and pins."""
+
+    hide: Sequence[Hidden]
+    entry: Entry
+
+
+def entry(kind: str, details: Mapping[str, Any], undo: Undo, after: int, made_at_seq: int) -> Entry:
+    """Return a new entry for the log; `after` is the operation that was the newest when it was made."""
+    data = {
+        "created_at": utc_now(),
+        "details": dict(details),
+        "after": after,
+        "made_at_seq": made_at_seq,
+        "undo": _packed(undo),
+    }
+    return Entry(kind, data)
+
+
+def shown(found: Entry) -> Operation:
+    """Return what callers see of an entry."""
+    return Operation(found.seq, found.kind, found.data["created_at"], found.undone, dict(found.data["details"]))
+
+
+def top(entries: Sequence[Entry]) -> int:
+    """Return the newest operation (by seq) that is not undone; 0: there is none. Entries are newest first."""
+    return next((found.seq for found in entries if not found.undone), 0)
+
+
+def to_undo(entries: Sequence[Entry]) -> Entry:
+    """Return the operation that undo takes back."""
+    found = next((found for found in entries if not found.undone), None)
+    if found is None:
+        raise CannotUndo("there is nothing to undo; operations() shows the log, deletion and retention are final")
+    return found
+
+
+def to_redo(entries: Sequence[Entry]) -> Entry:
+    """Return the operation that redo does again: the newest of those undone that stood on the present top."""
+    seqs, present = {found.seq for found in entries}, top(entries)
+    for found in entries:
+        after = found.data["after"] if found.data["after"] in seqs else 0
+        if found.undone and after == present:
+            return found
+    raise CannotUndo("there is nothing to redo")
+
+
+def undo_of(found: Entry) -> Undo:
+    """Return what it takes to swap an operation."""
+    thread_id, heads, hide, newest, pins = found.data["undo"]
+    return Undo(
+        thread_id,
+        dict(heads),
+        [Hidden(*stretch)._replace(operation=found.seq) for stretch in hide],
+        dict(newest),
+        [Pin(Key(*key), pinned) for key, pinned in pins],
+    )
+
+
+def swapped(found: Entry, undo: Undo, thread: Thread) -> Swap:
+    """Return what to hide now, and the entry as it is after the swap."""
+    hide = list(undo.hide)
+    for namespace, newest in undo.newest.items():
+        if thread.newest.get(namespace, 0) > newest:
+            hide.append(Hidden(namespace, newest, thread.newest[namespace], operation=found.seq))
+    back = Undo(
+        undo.thread_id,
+        {name: thread.heads.get(name, (None, 0))[0] for name in undo.heads},
+        thread.hidden.get(found.seq, ()),
+        {name: thread.newest.get(name, 0) for name in undo.newest},
+        [Pin(pin.key, not pin.pinned) for pin in undo.pins],
+    )
+    data = {**found.data, "undo": _packed(back)}
+    return Swap(hide, Entry(found.kind, data, found.seq, undone=not found.undone))
+
+
+def _packed(undo: Undo) -> list[Any]:
+    return [
+        undo.thread_id,
+        dict(undo.heads),
+        [list(stretch[:5]) for stretch in undo.hide],
+        dict(undo.newest),
+        [[list(pin.key), pin.pinned] for pin in undo.pins],
+    ]

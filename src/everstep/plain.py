@@ -1,0 +1,479 @@
+"""The engine's work on a backend of somebody's own, which has only the seven published methods.
+
+Checkpoints go in and out whole: a branch is a copy, a rewind is a new checkpoint that copies its target, and retention
+is `delete_before`. What needs more (hiding, pins, undo) is refused. Writers of this process line up, one thread at a
+time; between processes the backend is what it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+import weakref
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NoReturn, TypeVar
+
+from everstep.backends import CheckpointBackend
+from everstep.config import CheckpointGC, SnapshotConfig
+from everstep.diff import compare
+from everstep.errors import (
+    CheckpointNotFound,
+    HeadMoved,
+    InvalidInput,
+    MergeConflict,
+    SnapshotTooLarge,
+    UnsupportedByBackend,
+)
+from everstep.faces import PrivateLoop
+from everstep.merge import merge as merge_roots
+from everstep.repository import copied
+from everstep.retention import Item, is_older
+from everstep.steps import Step, checkpoint_id
+from everstep.stores.protocol import ANY, AnyHead, Key
+from everstep.timeline import Resolve, tree_root
+from everstep.types import (
+    Checkpoint,
+    CheckpointMetadata,
+    Conflict,
+    Diff,
+    GCReport,
+    Operation,
+    TimeTravelResult,
+    utc_now,
+)
+from everstep.values import codec, tree
+from everstep.values.walk import Need, Root, Walker
+
+logger = logging.getLogger("everstep")
+R = TypeVar("R")
+_PAGE = 500
+_AGE_EVERY = 16  # snapshots between two looks at the age of a thread
+
+Objects = dict[bytes, tree.Content]
+
+
+class PlainTimeline:
+    """The history of threads on seven methods."""
+
+    def __init__(self, backend: CheckpointBackend, config: SnapshotConfig) -> None:
+        if config.gc_policy is CheckpointGC.KEEP_MILESTONES:
+            raise UnsupportedByBackend(f"{type(backend).__name__} can only delete before a step: no milestones")
+        self._backend, self._config = backend, config
+        self._loop = PrivateLoop()
+        self._locks: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Lock]] = weakref.WeakKeyDictionary()
+
+    @property
+    def blocking(self) -> PlainTimeline:
+        """The same: it is run on a private loop."""
+        return self
+
+    @property
+    def run(self) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+        """How a blocking caller gets to the end of a coroutine."""
+        return self._loop.run
+
+    # -- saving
+
+    async def save(
+        self, step: Step, values: tuple[Any, ...], parent_id: str | None, expect: str | AnyHead | None
+    ) -> str:
+        """Save whole values as the next step."""
+        self._only_root(step.namespace)
+        names = ("messages", "state", "tools_result")
+        kept = [copied(value, name) for name, value in zip(names, values, strict=True)]
+        async with self._lock(step.thread_id):
+            latest = await self._backend.get_latest(step.thread_id)
+            _check_head(step.thread_id, expect, latest)
+            parent = latest.metadata if latest is not None else None
+            if parent_id is not None:
+                parent = (await self._required(parent_id, step.thread_id)).metadata
+            return await self._put(step, parent, kept)
+
+    async def append(
+        self,
+        step: Step,
+        messages: list[Any],
+        state: dict[str, Any] | None,
+        tools_result: dict[str, Any] | None,
+        expect: str | AnyHead | None,
+        *,
+        replace: bool = False,
+    ) -> str:
+        """Save the head's values with something added as the next step."""
+        self._only_root(step.namespace)
+        new = [copied(messages, "messages"), copied(state, "state"), copied(tools_result, "tools_result")]
+        async with self._lock(step.thread_id):
+            latest = await self._backend.get_latest(step.thread_id)
+            _check_head(step.thread_id, expect, latest)
+            if latest is None:
+                return await self._put(step, None, [new[0], new[1] or {}, new[2] or {}])
+            values: list[Any] = [[*latest.messages, *new[0]]]
+            for old, update in ((latest.state, new[1]), (latest.tools_result, new[2])):
+                values.append(old if update is None else update if replace else {**old, **update})
+            return await self._put(step, latest.metadata, values, latest.next_node)
+
+    async def _put(
+        self, step: Step, parent: CheckpointMetadata | None, values: Sequence[Any], next_node: str = ""
+    ) -> str:
+        size = len(codec.pack(list(values), "checkpoint"))
+        if size > self._config.size_bytes_max:
+            raise SnapshotTooLarge(size, self._config.size_bytes_max)
+        metadata = dataclasses.replace(step.metadata(parent), size_bytes=size)
+        await self._backend.put(_checkpoint(metadata, values, step.next_node(next_node)))
+        await self._upkeep(metadata)
+        return metadata.checkpoint_id
+
+    # -- reading
+
+    async def get(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Checkpoint | None:
+        """Return a checkpoint."""
+        self._only_root(namespace or "")
+        found = await self._backend.get(checkpoint_id)
+        return found if found is None or thread_id in (None, found.metadata.thread_id) else None
+
+    async def get_latest(self, thread_id: str, namespace: str) -> Checkpoint | None:
+        """Return the head."""
+        self._only_root(namespace)
+        return await self._backend.get_latest(thread_id)
+
+    async def list_points(self, thread_id: str, limit: int, offset: int, namespace: str) -> list[CheckpointMetadata]:
+        """Return metadata, newest first."""
+        self._only_root(namespace)
+        return await self._backend.list_checkpoints(thread_id, limit, offset)
+
+    async def tree(self, thread_id: str, limit: int, *, branches: bool) -> dict[str, Any]:
+        """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
+        names = [thread_id, *(await self._branches(thread_id) if branches else ())]
+        nodes: list[CheckpointMetadata] = []
+        total = 0
+        heads = set[str]()
+        for name in names:
+            listed = await self._all(name)
+            total += len(listed)
+            heads.update(point.checkpoint_id for point in listed[:1])
+            nodes += listed[:limit]
+        nodes = _children_first(nodes)[:limit]
+        threads = {node.checkpoint_id: node.thread_id for node in nodes}
+        return {
+            "thread_id": thread_id,
+            "total_checkpoints": total,
+            "nodes": [_node(point, point.checkpoint_id in heads) for point in nodes],
+            "edges": [
+                {"from": p, "to": c.checkpoint_id, "from_thread": threads[p], "to_thread": c.thread_id, "gap": False}
+                for c in nodes
+                for p in c.parents
+                if p in threads
+            ],
+        }
+
+    async def diff(self, a: Key, b: Key) -> Diff:
+        """Return what changed from `a` to `b`."""
+        objects: Objects = {}
+        roots = [_rooted(await self._required(key.checkpoint_id), objects) for key in (a, b)]
+        return Diff(a.checkpoint_id, b.checkpoint_id, _walked(compare(*roots), objects))
+
+    async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key:
+        """Return the full name of a checkpoint that must be there."""
+        self._only_root(namespace or "")
+        found = await self._required(checkpoint_id, thread_id)
+        return Key(found.metadata.thread_id, "", checkpoint_id)
+
+    # -- going back
+
+    async def rewind(self, key: Key, later: str) -> TimeTravelResult:
+        """Go on from a copy of the checkpoint. Nothing is hidden: the backend keeps what came later listed."""
+        if later == "delete":
+            self._refuse("delete what came later")
+        async with self._lock(key.thread_id):
+            target = await self._required(key.checkpoint_id, key.thread_id)
+            points = await self._all(key.thread_id)
+            place = [point.checkpoint_id for point in points].index(key.checkpoint_id)
+            summary = f"Rewind to {key.checkpoint_id}"
+            metadata = self._new(key.thread_id, points[0], ["rewind"], summary)
+            await self._backend.put(dataclasses.replace(target, metadata=metadata))
+        found = await self._required(metadata.checkpoint_id)
+        return TimeTravelResult(found, key.thread_id, place, len(points))
+
+    async def at_step(self, thread_id: str, step: int, namespace: str) -> Key | None:
+        """Return the newest checkpoint whose step is not greater."""
+        self._only_root(namespace)
+        points = await self._all(thread_id)
+        found = next((point for point in points if point.step <= step), None)
+        return Key(thread_id, "", found.checkpoint_id) if found is not None else None
+
+    async def undo(self, thread_id: str) -> Operation:  # noqa: ARG002
+        """Refuse: nothing is logged."""
+        self._refuse("undo")
+
+    async def redo(self, thread_id: str) -> Operation:  # noqa: ARG002
+        """Refuse: nothing is logged."""
+        self._refuse("redo")
+
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]:  # noqa: ARG002
+        """Refuse: nothing is logged."""
+        self._refuse("keep a log of operations")
+
+    async def pin(self, key: Key, *, pinned: bool) -> None:  # noqa: ARG002
+        """Refuse: `delete_before` spares nothing."""
+        self._refuse("pin checkpoints")
+
+    # -- branching and merging
+
+    async def branch(self, source: Key, name: str) -> str:
+        """Start a thread with a copy of a checkpoint."""
+        origin = await self._required(source.checkpoint_id, source.thread_id)
+        thread_id = f"{source.thread_id}-branch-{name}-{secrets.token_hex(4)}"
+        metadata = CheckpointMetadata(
+            thread_id=thread_id,
+            checkpoint_id=checkpoint_id(thread_id, 0),
+            step=0,
+            parent_checkpoint_id=source.checkpoint_id,
+            tags=["branch", name],
+            summary=f"Branch '{name}' from {source.checkpoint_id}",
+            size_bytes=origin.metadata.size_bytes,
+        )
+        await self._backend.put(dataclasses.replace(origin, metadata=metadata))
+        return thread_id
+
+    async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str) -> str:
+        """Merge the head of one thread into another."""
+        self._only_root(namespace)
+        if branch == into:
+            raise InvalidInput(f"thread {into!r} cannot be merged into itself")
+        async with self._lock(into):
+            ours, theirs = await self._head(into), await self._head(branch)
+            graph = _Graph([*await self._all(into), *await self._all(branch)])
+            bases = graph.common(ours.metadata.checkpoint_id, theirs.metadata.checkpoint_id)
+            if not bases:
+                raise InvalidInput(f"threads {branch!r} and {into!r} are unrelated, or what they had in common is gone")
+            if theirs.metadata.checkpoint_id in bases:
+                return ours.metadata.checkpoint_id
+            return await self._merge(ours, theirs, bases, graph, resolve)
+
+    async def _merge(
+        self, ours: Checkpoint, theirs: Checkpoint, bases: Sequence[str], graph: _Graph, resolve: Resolve
+    ) -> str:
+        objects: Objects = {}
+        base, uncertain = await self._base(bases, graph, objects)
+        walk = merge_roots(base, _rooted(ours, objects), _rooted(theirs, objects), resolve=resolve, uncertain=uncertain)
+        merged = _walked(walk, objects)
+        if merged.conflicts:
+            raise MergeConflict(merged.conflicts)
+        values = _walked(_values(tree_root(merged.nodes)), {**objects, **merged.objects})
+        thread_id, other = ours.metadata.thread_id, theirs.metadata
+        metadata = self._new(thread_id, ours.metadata, ["merge"], f"Merge {other.thread_id} into {thread_id}")
+        metadata.parents = [ours.metadata.checkpoint_id, other.checkpoint_id]
+        unmoved = ours.metadata.checkpoint_id in bases
+        await self._backend.put(_checkpoint(metadata, values, (theirs if unmoved else ours).next_node))
+        return metadata.checkpoint_id
+
+    async def _base(self, bases: Sequence[str], graph: _Graph, objects: Objects) -> tuple[Root, frozenset[str]]:
+        """Return the values to merge against; several common ancestors are merged into one first."""
+        root, uncertain = _rooted(await self._required(bases[0]), objects), frozenset[str]()
+        for done, other in enumerate(bases[1:], 1):
+            below = graph.common_of(bases[:done], other)
+            if not below:
+                raise InvalidInput("what the threads had in common is not stored any more")
+            older, doubtful = await self._base(below, graph, objects)
+            seen: list[str] = []
+
+            def note(conflict: Conflict, seen: list[str] = seen) -> Any:
+                seen.append(conflict.path)
+                return conflict.ours
+
+            uncertain |= doubtful
+            walk = merge_roots(
+                older, root, _rooted(await self._required(other), objects), resolve=note, uncertain=uncertain
+            )
+            merged = _walked(walk, objects)
+            objects.update(merged.objects)
+            root, uncertain = tree_root(merged.nodes), uncertain | frozenset(seen)
+        return root, uncertain
+
+    # -- retention
+
+    async def _upkeep(self, metadata: CheckpointMetadata) -> None:
+        """Apply the policy after a save; a failure is logged, the checkpoint is saved."""
+        try:
+            if self._config.gc_policy is CheckpointGC.KEEP_LAST_N and metadata.step > self._config.gc_param:
+                await self._backend.delete_before(metadata.thread_id, metadata.step - int(self._config.gc_param) + 1)
+            elif self._config.gc_policy is CheckpointGC.KEEP_AGE and metadata.step % _AGE_EVERY == 0:
+                await self._collect(metadata.thread_id, dry_run=False)
+        except Exception:
+            logger.exception("retention of thread %r failed and will be tried again", metadata.thread_id)
+
+    async def collect(self, thread_id: str | None, *, dry_run: bool) -> GCReport:
+        """Apply the retention policy."""
+        report = GCReport(dry_run=dry_run)
+        for name in [thread_id] if thread_id is not None else await self._threads():
+            report.threads += 1
+            report.checkpoints += await self._collect(name, dry_run=dry_run)
+        return report
+
+    async def _collect(self, thread_id: str, *, dry_run: bool) -> int:
+        points = await self._all(thread_id)
+        before = self._first_kept(points)
+        if before is None:
+            return 0
+        if dry_run:
+            return sum(point.step < before for point in points)
+        return await self._backend.delete_before(thread_id, before)
+
+    def _first_kept(self, points: Sequence[CheckpointMetadata]) -> int | None:
+        """Return the smallest step that is kept; None: all are."""
+        policy, param = self._config.gc_policy, self._config.gc_param
+        if not points or policy is CheckpointGC.KEEP_ALL:
+            return None
+        if policy is CheckpointGC.KEEP_LAST_N:
+            return points[0].step - int(param) + 1
+        now = datetime.now(UTC)
+        kept = [p.step for p in points if not is_older(Item(0, p.step, p.created_at), param, now)]
+        return min([*kept, points[0].step])
+
+    async def close(self) -> None:
+        """Close the backend."""
+        await self._backend.close()
+
+    # -- helpers
+
+    def _new(self, thread_id: str, head: CheckpointMetadata, tags: list[str], summary: str) -> CheckpointMetadata:
+        return CheckpointMetadata(
+            thread_id=thread_id,
+            checkpoint_id=checkpoint_id(thread_id, head.step + 1),
+            step=head.step + 1,
+            parent_checkpoint_id=head.checkpoint_id,
+            created_at=utc_now(),
+            tags=tags,
+            summary=summary,
+        )
+
+    async def _required(self, checkpoint_id: str, thread_id: str | None = None) -> Checkpoint:
+        found = await self.get(checkpoint_id, thread_id, None)
+        if found is None:
+            raise CheckpointNotFound(checkpoint_id, thread_id)
+        return found
+
+    async def _head(self, thread_id: str) -> Checkpoint:
+        found = await self._backend.get_latest(thread_id)
+        if found is None:
+            raise InvalidInput(f"thread {thread_id!r} has no checkpoints")
+        return found
+
+    async def _all(self, thread_id: str) -> list[CheckpointMetadata]:
+        """Return the metadata of all checkpoints of a thread, newest first."""
+        found: list[CheckpointMetadata] = []
+        while True:
+            page = await self._backend.list_checkpoints(thread_id, _PAGE, len(found))
+            found += page
+            if len(page) < _PAGE:
+                return found
+
+    async def _threads(self) -> list[str]:
+        found: list[str] = []
+        while True:
+            page = await self._backend.list_threads(_PAGE, len(found))
+            found += [metadata.thread_id for metadata in page]
+            if len(page) < _PAGE:
+                return found
+
+    async def _branches(self, thread_id: str) -> list[str]:
+        return [name for name in await self._threads() if name.startswith(f"{thread_id}-branch-")]
+
+    def _lock(self, thread_id: str) -> asyncio.Lock:
+        locks = self._locks.setdefault(asyncio.get_running_loop(), {})
+        return locks.setdefault(thread_id, asyncio.Lock())
+
+    def _only_root(self, namespace: str) -> None:
+        if namespace:
+            self._refuse("keep namespaces")
+
+    def _refuse(self, what: str) -> NoReturn:
+        name = type(self._backend).__name__
+        raise UnsupportedByBackend(f"{name} cannot {what}; the built-in backends can (memory, SQLite)")
+
+
+class _Graph:
+    """Ancestors by the parents that metadata names."""
+
+    def __init__(self, points: Iterable[CheckpointMetadata]) -> None:
+        self._parents = {point.checkpoint_id: point.parents for point in points}
+
+    def common(self, one: str, other: str) -> list[str]:
+        """Return the best common ancestors that are stored."""
+        return self.common_of([one], other)
+
+    def common_of(self, ones: Collection[str], other: str) -> list[str]:
+        mine = set().union(*(self._ancestors(one) for one in ones))
+        shared = mine & self._ancestors(other)
+        covered = {older for found in shared for older in self._ancestors(found) - {found}}
+        return sorted(shared - covered)
+
+    def _ancestors(self, checkpoint_id: str) -> set[str]:
+        found: set[str] = set()
+        pending = [checkpoint_id]
+        while pending:
+            name = pending.pop()
+            if name not in found and name in self._parents:
+                found.add(name)
+                pending.extend(self._parents[name])
+        return found
+
+
+def _checkpoint(metadata: CheckpointMetadata, values: Sequence[Any], next_node: str) -> Checkpoint:
+    messages, state, tools_result = values
+    return Checkpoint(metadata, messages, state, tools_result, next_node)
+
+
+def _check_head(thread_id: str, expect: str | AnyHead | None, latest: Checkpoint | None) -> None:
+    actual = latest.metadata.checkpoint_id if latest is not None else None
+    if expect is not ANY and expect != actual:
+        raise HeadMoved(thread_id, expect, actual)
+
+
+def _rooted(checkpoint: Checkpoint, objects: Objects) -> Root:
+    """Return the values of a checkpoint as a tree in memory."""
+    writer = tree.Writer(objects=objects)
+    nodes = [
+        writer.list_node(checkpoint.messages, "messages"),
+        writer.value(checkpoint.state, "state"),
+        writer.value(checkpoint.tools_result, "tools_result"),
+    ]
+    return tree_root(nodes)
+
+
+def _values(root: Root) -> Need[list[Any]]:
+    """Read all values back."""
+    walker = Walker()
+    nodes = yield from walker.values(root)
+    return (yield from walker.read(list(nodes)))
+
+
+def _walked(need: Need[R], objects: Mapping[bytes, tree.Content]) -> R:
+    """Run a walk whose objects are all in memory."""
+    try:
+        next(need)
+        while True:
+            need.send(objects)
+    except StopIteration as done:
+        result: R = done.value
+        return result
+
+
+def _children_first(points: list[CheckpointMetadata]) -> list[CheckpointMetadata]:
+    """Sort by time, newest first: between threads a plain backend knows no better order."""
+    return sorted(points, key=lambda point: point.created_at, reverse=True)
+
+
+def _node(point: CheckpointMetadata, is_head: bool) -> dict[str, Any]:
+    node = point.to_dict()
+    del node["metadata"]
+    named = len(point.tags) >= 2 and point.tags[0] == "branch" and point.step == 0
+    return node | {
+        "id": point.checkpoint_id,
+        "head": is_head,
+        "branch": point.tags[1] if named else None,
+        "hidden": False,
+    }

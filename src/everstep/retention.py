@@ -1,0 +1,96 @@
+"""Which checkpoints a policy lets go: functions of metadata. Pure.
+
+Everything works on lines oldest first, visible and hidden ones apart. Heads, pinned checkpoints and those where living
+branches began never count and never go: they stay on top of N.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from everstep.config import CheckpointGC
+
+
+class Item(NamedTuple):
+    """What a policy looks at."""
+
+    seq: int
+    step: int
+    created_at: str
+
+
+def let_go(policy: CheckpointGC, param: float, items: Sequence[Item], now: datetime) -> list[Item]:
+    """Return which of `items` (oldest first; none of them spared) the policy does not keep."""
+    return _POLICIES[policy](items, param, now)
+
+
+def _keep_all(_items: Sequence[Item], _param: float, _now: datetime) -> list[Item]:
+    return []
+
+
+def _keep_last_n(items: Sequence[Item], count: float, _now: datetime) -> list[Item]:
+    return list(items[: max(len(items) - int(count), 0)])
+
+
+def _keep_age(items: Sequence[Item], seconds: float, now: datetime) -> list[Item]:
+    return [item for item in items if is_older(item, seconds, now)]
+
+
+def is_older(item: Item, seconds: float, now: datetime) -> bool:
+    """Whether a checkpoint is older than that. A time that cannot be read is never old."""
+    try:
+        created = datetime.fromisoformat(item.created_at)
+        return (now - created).total_seconds() > seconds
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+def _keep_milestones(items: Sequence[Item], count: float, _now: datetime) -> list[Item]:
+    """Keep the first, the last, and those on a grid over the whole history; its stride doubles as history grows."""
+    grid = grid_of(items, int(count))
+    kept = [item for item in items if grid.holds(item) or item in (items[0], items[-1])]
+    while len(kept) > count:  # steps that do not tell checkpoints apart: go by order
+        kept = [*kept[:-1:2], kept[-1]] if len(kept) > 2 else kept[-1:]
+    keep = {item.seq for item in kept}
+    return [item for item in items if item.seq not in keep]
+
+
+class Grid(NamedTuple):
+    """The steps that are milestones: those that leave the remainder `anchor` when divided by `stride`."""
+
+    stride: int
+    anchor: int
+
+    def holds(self, item: Item) -> bool:
+        """Whether a checkpoint stands on the grid."""
+        return item.step % self.stride == self.anchor
+
+    def fits(self, span: int, count: int) -> bool:
+        """Whether no more than `count` checkpoints are kept over so many steps."""
+        return span // self.stride + 1 + (span % self.stride > 0) <= count
+
+
+def grid_of(items: Sequence[Item], count: int) -> Grid:
+    """Return the finest grid on which no more than `count` of these stay, first and last included."""
+    if not items:
+        return Grid(1, 0)
+    steps = [item.step for item in items]
+    span, stride = max(steps) - min(steps), 1
+    while not Grid(stride, 0).fits(span, count) and stride <= span:
+        stride *= 2
+    remainders = Counter(step % stride for step in steps)
+    anchor = steps[0] % stride
+    most, held = remainders.most_common(1)[0]
+    # Earlier thinning left most of them on one remainder. If the first of those was deleted, the grid stays.
+    return Grid(stride, anchor if remainders[anchor] * 2 >= held else most)
+
+
+_POLICIES: dict[CheckpointGC, Callable[[Sequence[Item], float, datetime], list[Item]]] = {
+    CheckpointGC.KEEP_ALL: _keep_all,
+    CheckpointGC.KEEP_LAST_N: _keep_last_n,
+    CheckpointGC.KEEP_AGE: _keep_age,
+    CheckpointGC.KEEP_MILESTONES: _keep_milestones,
+}

@@ -1,0 +1,653 @@
+"""What the engine does with the history of threads, on a store. Each method is one commit, or a short loop around one.
+
+Nothing here copies state: a rewind moves a head and hides stretches, a branch names its origin's root, a merge writes
+what the walk through three trees found new. A commit names the head it saw; if another writer was first, it is done
+again on what is there then. `plain.py` is the same for a backend that has only the seven published methods.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from everstep import checks, history, oplog
+from everstep.backends import StoreBackend
+from everstep.config import SnapshotConfig
+from everstep.diff import compare
+from everstep.errors import (
+    BaseGone,
+    CannotUndo,
+    CheckpointCorrupted,
+    CheckpointNotFound,
+    HeadMoved,
+    InvalidInput,
+    MergeConflict,
+)
+from everstep.faces import run_to_end
+from everstep.keeper import Keeper
+from everstep.merge import Merged
+from everstep.merge import merge as merge_roots
+from everstep.repository import copied, to_metadata
+from everstep.steps import Step, checkpoint_id, new_record
+from everstep.stores.protocol import (
+    AnyHead,
+    Base,
+    Change,
+    Common,
+    Draft,
+    Hidden,
+    Key,
+    Move,
+    Object,
+    Pin,
+    Place,
+    Query,
+    Record,
+    Root,
+    Store,
+    Stored,
+    Thread,
+)
+from everstep.stores.protocol import Operation as Entry
+from everstep.types import (
+    Checkpoint,
+    CheckpointMetadata,
+    Conflict,
+    Diff,
+    GCReport,
+    Operation,
+    TimeTravelResult,
+    UnreadCheckpoint,
+)
+from everstep.values import compress, tree
+
+Resolve = str | Mapping[str, Any] | Callable[[Conflict], Any] | None
+
+
+class Timeline(Protocol):
+    """What the engine needs to be done, whatever the backend."""
+
+    @property
+    def blocking(self) -> Timeline: ...
+    @property
+    def run(self) -> Callable[[Coroutine[Any, Any, Any]], Any]: ...
+    async def save(
+        self, step: Step, values: tuple[Any, ...], parent_id: str | None, expect: str | AnyHead | None
+    ) -> str: ...
+    async def append(
+        self,
+        step: Step,
+        messages: list[Any],
+        state: dict[str, Any] | None,
+        tools_result: dict[str, Any] | None,
+        expect: str | AnyHead | None,
+        *,
+        replace: bool = False,
+    ) -> str: ...
+    async def get(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Checkpoint | None: ...
+    async def get_latest(self, thread_id: str, namespace: str) -> Checkpoint | None: ...
+    async def list_points(
+        self, thread_id: str, limit: int, offset: int, namespace: str
+    ) -> list[CheckpointMetadata]: ...
+    async def tree(self, thread_id: str, limit: int, *, branches: bool) -> dict[str, Any]: ...
+    async def diff(self, a: Key, b: Key) -> Diff: ...
+    async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key: ...
+    async def rewind(self, key: Key, later: str) -> TimeTravelResult: ...
+    async def at_step(self, thread_id: str, step: int, namespace: str) -> Key | None: ...
+    async def undo(self, thread_id: str) -> Operation: ...
+    async def redo(self, thread_id: str) -> Operation: ...
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]: ...
+    async def pin(self, key: Key, *, pinned: bool) -> None: ...
+    async def branch(self, source: Key, name: str) -> str: ...
+    async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str) -> str: ...
+    async def collect(self, thread_id: str | None, *, dry_run: bool) -> GCReport: ...
+    async def close(self) -> None: ...
+
+
+class StoreTimeline:
+    """The history of threads on one face of a store."""
+
+    def __init__(self, backend: StoreBackend, config: SnapshotConfig, keeper: Keeper | None = None) -> None:
+        self._backend, self._config = backend, config
+        self._keeper = keeper or Keeper(config)
+        self._repository = backend.repository
+
+    @property
+    def _store(self) -> Store:
+        return self._repository.store
+
+    @property
+    def blocking(self) -> StoreTimeline:
+        """The same, never suspending."""
+        return StoreTimeline(self._backend.blocking, self._config, self._keeper)
+
+    @property
+    def run(self) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+        """How a blocking caller gets to the end of a coroutine of the blocking face."""
+        return run_to_end
+
+    # -- saving
+
+    async def save(
+        self, step: Step, values: tuple[Any, ...], parent_id: str | None, expect: str | AnyHead | None
+    ) -> str:
+        """Save whole values as the next step."""
+        parent = None
+        if parent_id is not None:
+            # Copied before the wait: what the caller changes later belongs to a later step.
+            names = ("messages", "state", "tools_result")
+            values = tuple(copied(value, name) for name, value in zip(names, values, strict=True))
+            parent = await self._required(Key(step.thread_id, step.namespace, parent_id))
+        return await self._kept(
+            step,
+            lambda prune: self._repository.save(
+                step.thread_id,
+                values,
+                lambda head: step.record(parent or head),
+                namespace=step.namespace,
+                expect=expect,
+                split=self._config.delta_snapshots,
+                size_bytes_max=self._config.size_bytes_max,
+                prune=prune,
+            ),
+        )
+
+    async def append(
+        self,
+        step: Step,
+        messages: list[Any],
+        state: dict[str, Any] | None,
+        tools_result: dict[str, Any] | None,
+        expect: str | AnyHead | None,
+        *,
+        replace: bool = False,
+    ) -> str:
+        """Save the head's values with something added as the next step; see `Repository.append`."""
+        return await self._kept(
+            step,
+            lambda prune: self._repository.append(
+                step.thread_id,
+                messages,
+                state,
+                tools_result,
+                step.record,
+                namespace=step.namespace,
+                expect=expect,
+                split=self._config.delta_snapshots,
+                size_bytes_max=self._config.size_bytes_max,
+                replace=replace,
+                prune=prune,
+            ),
+        )
+
+    async def _kept(self, step: Step, save: Callable[[Sequence[int]], Coroutine[Any, Any, Stored]]) -> str:
+        """Run a save, with what retention lets go in the same commit."""
+        line = step.thread_id, step.namespace
+        due = self._keeper.due(line)
+        try:
+            stored = await save([item.seq for item in due])
+        except BaseException:
+            self._keeper.give_back(line, due)
+            raise
+        await self._keeper.upkeep(self._store, stored)
+        return stored.record.key.checkpoint_id
+
+    # -- reading
+
+    async def get(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Checkpoint | None:
+        """Return a checkpoint, hidden or not."""
+        return await self._backend.get(checkpoint_id, thread_id=thread_id, namespace=namespace)
+
+    async def get_latest(self, thread_id: str, namespace: str) -> Checkpoint | None:
+        """Return the head."""
+        return await self._backend.get_latest(thread_id, namespace=namespace)
+
+    async def list_points(self, thread_id: str, limit: int, offset: int, namespace: str) -> list[CheckpointMetadata]:
+        """Return metadata, newest first."""
+        return await self._backend.list_checkpoints(thread_id, limit, offset, namespace=namespace)
+
+    async def tree(self, thread_id: str, limit: int, *, branches: bool) -> dict[str, Any]:
+        """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
+        threads: dict[str, Thread | None] = {}
+        shown, pending = list[str](), [thread_id]
+        while pending:
+            name = pending.pop()
+            thread = threads[name] = await self._store.thread(name, branches=branches)
+            if thread is not None and thread.heads:
+                shown.append(name)
+                pending.extend(branch for branch in thread.branches if branch not in threads)
+        listed, total = list[Stored](), 0
+        for name in shown:
+            query = Query(thread_id=name, namespace=None, limit=limit)
+            listed += await self._store.list_checkpoints(query)
+            total += await self._store.count(Query(thread_id=name, namespace=None))
+        listed = sorted(listed, key=lambda stored: stored.seq, reverse=True)[:limit]
+        await self._load_threads({p.thread_id for s in listed for p in s.record.parents}, threads)
+        return history.tree(thread_id, listed, threads, total)
+
+    async def diff(self, a: Key, b: Key) -> Diff:
+        """Return what changed from `a` to `b`."""
+        before, after = await self._required(a), await self._required(b)
+        try:
+            families = [before.family, after.family]
+            changes = await self._repository.walk(compare(_root(before), _root(after)), families)
+        except CheckpointCorrupted as exc:
+            await self._required(a)  # deleted meanwhile?
+            await self._required(b)
+            raise exc.located(*b[::2]) from exc
+        return Diff(a.checkpoint_id, b.checkpoint_id, changes)
+
+    async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key:
+        """Return the full name of a checkpoint that must be there."""
+        return await self._backend.require(checkpoint_id, thread_id, namespace)
+
+    # -- rewinding
+
+    async def rewind(self, key: Key, later: str) -> TimeTravelResult:
+        """Make a checkpoint the head; what came later on its line is hidden, deleted or kept."""
+        while True:
+            try:
+                return await self._rewind(key, later)
+            except HeadMoved:
+                continue
+
+    async def _rewind(self, key: Key, later: str) -> TimeTravelResult:
+        loaded = await self._store.read(*key, writes=True)
+        thread = await self._store.thread(key.thread_id)
+        if loaded is None or thread is None:
+            raise CheckpointNotFound(key.checkpoint_id, key.thread_id)
+        target = loaded.stored
+        if target.hidden:
+            raise InvalidInput(
+                f"checkpoint {key.checkpoint_id!r} was left behind by an earlier operation; undo() brings it back, "
+                "branch() starts a thread from it"
+            )
+        head, following = thread.heads.get(key.namespace, (None, 0))[0], history.later(thread, target)
+        before = await self._store.count(Query(thread_id=key.thread_id, namespace=key.namespace))
+        depth = await self._count(key, following)
+        last_write = max([write.seq for write in loaded.writes], default=0)
+        hide = [Hidden(key.namespace, 0, last_write, None, key.checkpoint_id)] if loaded.writes else []
+        if later != "keep" and depth:
+            hide += following.stretches
+        result = TimeTravelResult(self._unread(target), key.thread_id, depth, before)
+        if head == key.checkpoint_id and not hide:
+            return result
+        details = {"checkpoint_id": key.checkpoint_id, "from": head, "later": later, "left_behind": depth}
+        details["namespace"] = key.namespace
+        undo = oplog.Undo(key.thread_id, {key.namespace: head}, [], {key.namespace: thread.newest[key.namespace]})
+        await self._store.commit(
+            Change(
+                thread_id=key.thread_id,
+                namespace=key.namespace,
+                expect=head,
+                moves=[Move(key.namespace, key.checkpoint_id)],
+                hide=hide,
+                log=oplog.entry("rewind", details, undo, await self._top(key.thread_id), thread.newest[key.namespace]),
+            )
+        )
+        self._changed(key.thread_id)
+        if later == "delete":
+            await self._delete_later(key, following)
+        return result
+
+    async def _count(self, key: Key, following: history.Later) -> int:
+        """Return how many visible checkpoints came later."""
+        thread_id, namespace, _ = key
+        return sum(
+            [
+                await self._store.count(
+                    Query(thread_id=thread_id, namespace=namespace, after_seq=stretch.after, run=stretch.run)
+                )
+                for stretch in following.stretches
+            ]
+        )
+
+    async def _delete_later(self, key: Key, following: history.Later) -> None:
+        """Delete what a rewind has just hidden, hidden ones of before included, and its entry in the log."""
+        thread_id, namespace, _ = key
+        doomed: list[Key] = []
+        for stretch in following.stretches:
+            query = Query(
+                thread_id=thread_id, namespace=namespace, after_seq=stretch.after, run=stretch.run,
+                before_seq=stretch.to + 1, hidden="also",
+            )  # fmt: skip
+            doomed += [stored.record.key for stored in await self._store.list_checkpoints(query)]
+        entries = await self._store.operations(thread_id, 1)
+        deleted = await self._store.delete(thread_id, keys=doomed, operations=[entry.seq for entry in entries])
+        for family in deleted.families:
+            await self._store.sweep(family)
+
+    async def at_step(self, thread_id: str, step: int, namespace: str) -> Key | None:
+        """Return the newest checkpoint whose step is not greater."""
+        query = Query(thread_id=thread_id, namespace=namespace, step_max=step, limit=1)
+        listed = await self._store.list_checkpoints(query)
+        return listed[0].record.key if listed else None
+
+    # -- undo
+
+    async def undo(self, thread_id: str) -> Operation:
+        """Take the newest operation back."""
+        return await self._toggle(thread_id, oplog.to_undo)
+
+    async def redo(self, thread_id: str) -> Operation:
+        """Do again what was undone last."""
+        return await self._toggle(thread_id, oplog.to_redo)
+
+    async def _toggle(self, thread_id: str, choose: Callable[[Sequence[Entry]], Entry]) -> Operation:
+        while True:
+            entry = choose(await self._entries(thread_id))
+            try:
+                await self._swap(thread_id, entry)
+            except HeadMoved:
+                continue
+            return oplog.shown(entry._replace(undone=not entry.undone))
+
+    async def _swap(self, thread_id: str, entry: Entry) -> None:
+        """Restore what an operation changed, and note what it takes to change it again."""
+        undo = oplog.undo_of(entry)
+        thread = await self._store.thread(undo.thread_id)
+        if thread is None:
+            raise CannotUndo(f"{entry.kind}: the thread {undo.thread_id!r} was deleted, and deletion is final")
+        for namespace, head in undo.heads.items():
+            if head is not None and await self._store.read(undo.thread_id, namespace, head) is None:
+                raise CannotUndo(
+                    f"{entry.kind}: the checkpoint {head!r} to go back to was deleted or collected, which is final"
+                )
+        for pin in undo.pins:
+            if await self._store.read(*pin.key) is None:
+                raise CannotUndo(f"{entry.kind}: the checkpoint {pin.key.checkpoint_id!r} was deleted, which is final")
+        swap = oplog.swapped(entry, undo, thread)
+        namespace = next(iter(undo.heads), "")
+        expect = thread.heads.get(namespace, (None, 0))[0]
+        await self._store.commit(
+            Change(
+                thread_id=undo.thread_id,
+                namespace=namespace,
+                expect=expect,
+                moves=[Move(name, head) for name, head in undo.heads.items()],
+                show=[entry.seq],
+                hide=swap.hide,
+                pins=undo.pins,
+                amend=[swap.entry],
+                log_thread=thread_id,
+            )
+        )
+        self._changed(undo.thread_id)
+
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
+        """Return the log, newest first."""
+        return [oplog.shown(entry) for entry in await self._store.operations(thread_id, limit)]
+
+    async def _entries(self, thread_id: str) -> list[Entry]:
+        return await self._store.operations(thread_id, oplog.DEPTH_MAX)
+
+    async def _top(self, thread_id: str) -> int:
+        return oplog.top(await self._store.operations(thread_id, 1)) or oplog.top(await self._entries(thread_id))
+
+    # -- pins
+
+    async def pin(self, key: Key, *, pinned: bool) -> None:
+        """Set or lift the mark that keeps a checkpoint from retention."""
+        stored = await self._required(key)
+        if stored.pinned == pinned:
+            return
+        undo = oplog.Undo(key.thread_id, {}, [], {}, [Pin(key, not pinned)])
+        details = {"checkpoint_id": key.checkpoint_id, "namespace": key.namespace}
+        kind = "pin" if pinned else "unpin"
+        await self._store.commit(
+            Change(
+                thread_id=key.thread_id,
+                namespace=key.namespace,
+                pins=[Pin(key, pinned)],
+                log=oplog.entry(kind, details, undo, await self._top(key.thread_id), stored.seq),
+            )
+        )
+        self._changed(key.thread_id)
+
+    # -- branching and merging
+
+    async def branch(self, source: Key, name: str) -> str:
+        """Start a thread at a checkpoint and return the new thread's id."""
+        thread_id = checks.thread_id(f"{source.thread_id}-branch-{name}-{secrets.token_hex(4)}")
+        origin = await self._required(source)
+        record = new_record(
+            Key(thread_id, source.namespace, checkpoint_id(thread_id, 0)),
+            0,
+            (source,),
+            tags=("branch", name),
+            summary=f"Branch '{name}' from {source.checkpoint_id}",
+            next_node=origin.record.next_node,
+            kind=origin.record.kind,
+        )
+        record = _with_root(record, _root(origin))
+        undo = oplog.Undo(thread_id, {source.namespace: None}, [], {source.namespace: 0})
+        details = {"checkpoint_id": source.checkpoint_id, "thread_id": thread_id, "name": name}
+        draft = Draft(record, (), (Base(source, origin.digest),))
+        try:
+            await self._store.commit(
+                Change(
+                    thread_id=thread_id,
+                    namespace=source.namespace,
+                    build=lambda _: draft,
+                    origin=source,
+                    commons={source.thread_id: Common(origin.place, _root(origin))},
+                    log=oplog.entry("branch", details, undo, await self._top(source.thread_id), origin.seq),
+                    log_thread=source.thread_id,
+                )
+            )
+        except BaseGone:
+            raise CheckpointNotFound(source.checkpoint_id, source.thread_id) from None
+        self._keeper.forget(source.thread_id)
+        return thread_id
+
+    async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str) -> str:
+        """Merge the head of one thread into another and return the merge's id."""
+        if branch == into:
+            raise InvalidInput(f"thread {into!r} cannot be merged into itself")
+        while True:
+            try:
+                return await self._merge(branch, into, resolve, namespace)
+            except (HeadMoved, BaseGone):
+                continue
+
+    async def _merge(self, branch: str, into: str, resolve: Resolve, namespace: str) -> str:
+        ours, theirs = await self._head(into, namespace), await self._head(branch, namespace)
+        if ours.family != theirs.family:
+            raise InvalidInput(
+                f"threads {branch!r} and {into!r} are unrelated: only threads that branched from one another, or from "
+                "the same one, can be merged"
+            )
+        threads: dict[str, Thread | None] = {}
+        bases = await self._common_ancestors(ours.place, theirs.place, threads)
+        if not bases:
+            raise InvalidInput(f"threads {branch!r} and {into!r} have no checkpoint in common")
+        if theirs.place in bases:
+            return ours.record.key.checkpoint_id  # everything is merged already
+        base = await self._base(bases, threads)
+        walk = merge_roots(base.root, _root(ours), _root(theirs), resolve=resolve, uncertain=base.uncertain)
+        try:
+            merged = await self._repository.walk(walk, [ours.family], base.objects)
+        except CheckpointCorrupted:
+            await self._same_heads(ours, theirs)
+            raise
+        if merged.conflicts:
+            raise MergeConflict(merged.conflicts)
+        record = await self._merge_record(ours, theirs, bases)
+        newest = threads[into]
+        return await self._commit_merge(ours, theirs, record, merged, newest)
+
+    async def _commit_merge(
+        self, ours: Stored, theirs: Stored, record: Record, merged: Merged, thread: Thread | None
+    ) -> str:
+        into, namespace, head = ours.record.key
+        record = _with_root(record, tree_root(merged.nodes))
+        objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
+        bases = tuple(Base(stored.record.key, stored.digest) for stored in (ours, theirs))
+        newest = thread.newest[namespace] if thread is not None else ours.seq
+        undo = oplog.Undo(into, {namespace: head}, [], {namespace: newest})
+        details = {"from": theirs.record.key.thread_id, "checkpoint_id": record.key.checkpoint_id}
+        stored = await self._store.commit(
+            Change(
+                thread_id=into,
+                namespace=namespace,
+                expect=head,
+                build=lambda _: Draft(record, objects, bases),
+                commons={theirs.record.key.thread_id: Common(theirs.place, _root(theirs))},
+                log=oplog.entry("merge", details, undo, await self._top(into), newest),
+            )
+        )
+        self._changed(into)
+        if stored is not None:
+            await self._keeper.upkeep(self._store, stored)
+        return record.key.checkpoint_id
+
+    async def _merge_record(self, ours: Stored, theirs: Stored, bases: Sequence[Place]) -> Record:
+        into, namespace, _ = ours.record.key
+        step = ours.record.step + 1
+        unmoved = any(ours.place == place for place in bases)
+        return new_record(
+            Key(into, namespace, checkpoint_id(into, step)),
+            step,
+            (ours.record.key, theirs.record.key),
+            tags=("merge",),
+            summary=f"Merge {theirs.record.key.thread_id} into {into}",
+            next_node=(theirs if unmoved else ours).record.next_node,
+            kind=ours.record.kind,
+        )
+
+    async def _common_ancestors(self, ours: Place, theirs: Place, threads: dict[str, Thread | None]) -> list[Place]:
+        await self._load_threads({ours.key.thread_id, theirs.key.thread_id}, threads)
+        while True:
+            one, missing_one = history.ancestors(ours, threads)
+            other, missing_other = history.ancestors(theirs, threads)
+            if not missing_one | missing_other:
+                return history.common_ancestors(one, other, threads)
+            await self._load_threads(missing_one | missing_other, threads)
+
+    async def _base(self, places: Sequence[Place], threads: dict[str, Thread | None]) -> _MergeBase:
+        """Return the values to merge against; several common ancestors are merged into one first."""
+        base = _MergeBase(await self._base_root(places[0], threads))
+        family = next(thread.family for thread in threads.values() if thread is not None)
+        for done, place in enumerate(places[1:], 1):
+            below = await self._below(places[:done], place, threads)
+            if not below:
+                raise InvalidInput("the common ancestors of these threads have no ancestor in common themselves")
+            older = await self._base(below, threads)
+            root = await self._base_root(place, threads)
+            base = await self._virtual(older, base, root, family)
+        return base
+
+    async def _below(self, merged: Sequence[Place], place: Place, threads: dict[str, Thread | None]) -> list[Place]:
+        """Return the best common ancestors of `place` and all that is merged already."""
+        mine, _ = history.ancestors(place, threads)
+        theirs: history.Ancestors = {}
+        for other in merged:
+            for run, found in history.ancestors(other, threads)[0].items():
+                if run not in theirs or theirs[run].seq < found.seq:
+                    theirs[run] = found
+        return history.common_ancestors(mine, theirs, threads)
+
+    async def _virtual(self, older: _MergeBase, one: _MergeBase, other: Root, family: str) -> _MergeBase:
+        """Merge two common ancestors. Where they conflict the base is not certain, and any difference is a conflict."""
+        uncertain = older.uncertain | one.uncertain
+        seen: list[str] = []
+
+        def note(conflict: Conflict) -> Any:
+            seen.append(conflict.path)
+            return conflict.ours
+
+        objects = {**older.objects, **one.objects}
+        walk = merge_roots(older.root, one.root, other, resolve=note, uncertain=uncertain)
+        merged = await self._repository.walk(walk, [family], objects)
+        return _MergeBase(tree_root(merged.nodes), uncertain | frozenset(seen), {**objects, **merged.objects})
+
+    async def _base_root(self, place: Place, threads: Mapping[str, Thread | None]) -> Root:
+        """Return the values of an ancestor: from the checkpoint, or as kept for the merge if it is gone."""
+        loaded = await self._store.read(*place.key)
+        if loaded is not None and loaded.stored.seq == place.seq:
+            return _root(loaded.stored)
+        for thread in threads.values():
+            for common in thread.commons.values() if thread is not None else ():
+                if common.place == place:
+                    return common.root
+        raise CheckpointNotFound(place.key.checkpoint_id, place.key.thread_id) from InvalidInput(
+            "it is the last common ancestor, and was deleted; there is nothing to merge against"
+        )
+
+    async def _load_threads(self, names: Iterable[str], threads: dict[str, Thread | None]) -> None:
+        for name in sorted(set(names) - threads.keys()):
+            threads[name] = await self._store.thread(name)
+
+    async def _same_heads(self, ours: Stored, theirs: Stored) -> None:
+        """Raise HeadMoved if one of the heads is not there any more as it was."""
+        for stored in (ours, theirs):
+            thread_id, namespace, head = stored.record.key
+            loaded = await self._store.read(thread_id, namespace)
+            if loaded is None or loaded.stored.digest != stored.digest:
+                raise HeadMoved(thread_id, head, None)
+
+    async def _head(self, thread_id: str, namespace: str) -> Stored:
+        loaded = await self._store.read(thread_id, namespace)
+        if loaded is None:
+            raise InvalidInput(f"thread {thread_id!r} has no checkpoints")
+        return loaded.stored
+
+    # -- retention
+
+    async def collect(self, thread_id: str | None, *, dry_run: bool) -> GCReport:
+        """Apply the retention policy and give the space back."""
+        return await self._keeper.collect(self._store, thread_id, dry_run=dry_run)
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self._backend.close()
+
+    # -- helpers
+
+    async def _required(self, key: Key) -> Stored:
+        loaded = await self._store.read(*key)
+        if loaded is None:
+            raise CheckpointNotFound(key.checkpoint_id, key.thread_id)
+        return loaded.stored
+
+    def _changed(self, thread_id: str) -> None:
+        """Forget what is remembered of a thread whose head was moved."""
+        self._repository.forget(thread_id)
+        self._keeper.forget(thread_id)
+
+    def _unread(self, stored: Stored) -> Checkpoint:
+        repository = self._repository.over(self._store.blocking)
+
+        def read() -> Sequence[Any]:
+            loaded = run_to_end(repository.load(*stored.record.key))
+            if loaded is None:
+                raise CheckpointNotFound(stored.record.key.checkpoint_id, stored.record.key.thread_id)
+            return loaded[1]
+
+        return UnreadCheckpoint(to_metadata(stored), stored.record.next_node, read)
+
+
+class _MergeBase(NamedTuple):
+    """What a merge is done against."""
+
+    root: Root
+    uncertain: frozenset[str] = frozenset()
+    objects: Mapping[bytes, tree.Content] = {}
+
+
+def _root(stored: Stored) -> Root:
+    return Root(stored.record.children, stored.record.body, stored.record.sizes)
+
+
+def _with_root(record: Record, root: Root) -> Record:
+    return record._replace(children=root.children, body=root.body, sizes=root.sizes)
+
+
+def tree_root(nodes: Sequence[tree.Node]) -> Root:
+    """Return the root that holds these nodes."""
+    return Root(
+        b"".join(node.children for node in nodes),
+        b"".join(node.body for node in nodes),
+        tuple(node.size for node in nodes),
+    )

@@ -1,0 +1,484 @@
+"""Looking into stored trees, one level at a time. Pure: what is needed is asked for, never fetched here.
+
+Whatever may need objects is a generator: it yields the hashes it wants to see, and is sent their contents (shallow:
+an object's children are hashes again). Each yield is a round trip to a server, so ask for everything that is known to
+be needed at once: `together` runs many generators side by side, and their wishes go out as one.
+
+Nodes in here are bare, without size and tails, so that two nodes are equal exactly when their values are, as long as
+both stand in the same kind of place: an entry of a mapping and an item of a list are split at different sizes. A small
+mapping that is kept packed is therefore opened by writing its entries as entries, in memory. That also makes a
+mapping that has just outgrown its packed form comparable with the one it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Generator, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from everstep.errors import CheckpointCorrupted
+from everstep.values import codec, tree
+from everstep.values.tree import Content, Node, Part
+
+R = TypeVar("R")
+Need: TypeAlias = Generator[Collection[bytes], Mapping[bytes, Content], R]
+"""A computation that asks for objects by hash, and ends with an R."""
+
+_LCS_CELLS_MAX = 4096  # small stretches without unique parts are matched exactly; larger ones are left unmatched
+_ROUNDS_MAX = 16  # how often a stretch is cut at unique parts: bounds the work on hostile sequences
+
+
+class Root(NamedTuple):
+    """The values of a checkpoint, as its record holds them: nodes one after the other."""
+
+    children: bytes
+    body: bytes
+    sizes: tuple[int, ...]
+
+
+class Values(NamedTuple):
+    """The three values of a checkpoint, split."""
+
+    messages: Node
+    """Always a list node."""
+    state: Node
+    tools_result: Node
+
+
+class Entries(NamedTuple):
+    """A mapping, opened: the values as entries, by packed key, in order."""
+
+    nodes: dict[bytes, Node]
+    size: int
+    """Of all keys and values, packed."""
+
+
+class Items(NamedTuple):
+    """A list, opened as far as needed; groups among its parts are closed."""
+
+    parts: list[Part]
+    length: int
+    """How many items it has, those in closed groups included."""
+    size: int
+    """Of all items, packed."""
+
+
+def bare(node: Node) -> Node:
+    """Return the node without what is not part of its value."""
+    return Node(node.children, node.body, 0)
+
+
+def together(needs: Iterable[Need[R]]) -> Need[list[R]]:
+    """Run all of `needs` side by side, ask for what they want in one go, and return their results in order."""
+    results: dict[int, R] = {}
+    waiting: dict[int, tuple[Need[R], Collection[bytes]]] = {}
+    for place, need in enumerate(needs):
+        try:
+            waiting[place] = need, next(need)
+        except StopIteration as done:
+            results[place] = done.value
+    while waiting:
+        answer = yield {key for _, wanted in waiting.values() for key in wanted}
+        for place, (need, _) in list(waiting.items()):
+            try:
+                waiting[place] = need, need.send(answer)
+            except StopIteration as done:
+                results[place] = done.value
+                del waiting[place]
+    return [results[place] for place in range(len(results))]
+
+
+def ready(value: R) -> Need[R]:
+    """Ask for nothing and return `value`: stands beside others in `together`."""
+    return value
+    yield  # type: ignore[unreachable]  # makes it a generator
+
+
+class Walker:
+    """One look around: remembers every object it has seen or made, and asks for each only once."""
+
+    def __init__(self, roots: Iterable[Root] = ()) -> None:
+        self.objects: dict[bytes, Content] = {}
+        self.writer = tree.Writer(objects=self.objects)
+        self._answer: Mapping[bytes, Content] = {}
+        self._size_max = max([sum(root.sizes) for root in roots], default=tree.VALUE_BYTES_MAX)
+
+    # -- nodes
+
+    def want(self, keys: Iterable[bytes]) -> Need[None]:
+        """Make sure that these objects are in memory."""
+        unknown = {key for key in keys if key not in self.objects}
+        if not unknown:
+            return
+        answer = yield unknown
+        if answer is not self._answer:  # it also holds what others asked for at the same time: all of it, and once
+            self.objects.update(answer)
+            self._answer = answer
+        for key in unknown:
+            if key not in self.objects:
+                raise CheckpointCorrupted(f"the object {key.hex()} is missing")
+
+    def resolve(self, node: Node) -> Need[Node]:
+        """Return the node itself, or what it refers to."""
+        if node.body != tree.REF_BODY:
+            return node
+        yield from self.want([node.children])
+        return Node(*self._content(node.children), 0)
+
+    def size_of(self, node: Node) -> Need[int]:
+        """Return how large the node's value is when packed."""
+        inner = yield from self.resolve(node)
+        return tree.packed_size(inner.children, inner.body)
+
+    def sizes_of(self, nodes: Iterable[Node]) -> Need[int]:
+        """Return how large the nodes' values are together."""
+        return sum((yield from together([self.size_of(node) for node in nodes])))
+
+    def values(self, root: Root) -> Need[Values]:
+        """Return the values of a checkpoint, split if they are kept whole."""
+        nodes = tree.nodes(*root)
+        if len(nodes) == 1 and nodes[0].body == bytes((tree.WHOLE,)):
+            yield from self.want([nodes[0].children])
+            packed = whole(Node(*self._content(nodes[0].children), 0))
+            if packed is None or not codec.is_list(packed):
+                raise CheckpointCorrupted("a stored checkpoint is out of shape")
+            nodes = self._split(codec.items(packed))
+        if len(nodes) != len(Values._fields) or not tree.is_list(nodes[0]):
+            raise CheckpointCorrupted("a stored checkpoint is out of shape")
+        return Values(*nodes)
+
+    def _split(self, fields: list[bytes]) -> list[Node]:
+        if len(fields) != len(Values._fields) or not codec.is_list(fields[0]):
+            raise CheckpointCorrupted("a stored checkpoint is out of shape")
+        rest = [self.writer.packed(field, name) for name, field in zip(Values._fields[1:], fields[1:], strict=True)]
+        return [self.writer.packed_list(fields[0], "messages"), *rest]
+
+    def _content(self, key: bytes) -> Content:
+        children, body = self.objects[key]
+        if not body or body[0] in (tree.REF, tree.WHOLE):
+            raise CheckpointCorrupted("a stored node is out of shape")
+        return children, body
+
+    # -- mappings
+
+    def entries(self, node: Node) -> Need[Entries | None]:
+        """Open a mapping with all its groups; None if the value is something else. The values stay closed."""
+        inner = yield from self.resolve(node)
+        if inner.body[0] == tree.MAP:
+            return (yield from self._pairs(inner))
+        if inner.body[0] == tree.TAG and inner.body[1] == codec.MAP:  # its keys are not all text: rare
+            packed: bytes | None = (yield from self.packed([inner]))[0]
+        else:
+            packed = whole(inner)
+        if packed is None:
+            return None
+        if codec.is_mapping(packed):
+            return self._entries(codec.items(packed))
+        tagged = codec.untagged(packed)
+        return self._entries(codec.items(tagged[1])) if tagged and tagged[0] == codec.MAP else None
+
+    def _pairs(self, inner: Node) -> Need[Entries]:
+        found = tree.opened(inner.children, inner.body)
+        self._check(found)
+        parts = yield from self._opened(found.parts, found.length)
+        nodes = dict(tree.pair(part.node) for part in parts)
+        if len(nodes) != found.length:
+            raise CheckpointCorrupted("a stored mapping is out of shape")
+        return Entries(nodes, found.size - len(codec.map_header(found.length)))
+
+    def _entries(self, flat: list[bytes]) -> Entries:
+        nodes = {key: bare(self.writer.packed(item, "value")) for key, item in zip(flat[::2], flat[1::2], strict=True)}
+        if len(nodes) * 2 != len(flat):
+            raise CheckpointCorrupted("a stored mapping is out of shape")
+        return Entries(nodes, sum(map(len, flat)))
+
+    # -- lists
+
+    def list_of(self, node: Node) -> Need[Items | None]:
+        """Open a list one step, its groups stay closed; None if the value is something else."""
+        inner = yield from self.resolve(node)
+        if inner.body[0] == tree.LIST:
+            found = tree.opened(inner.children, inner.body)
+            self._check(found)
+            return Items(found.parts, found.length, found.size - len(codec.array_header(found.length)))
+        packed = whole(inner)
+        if packed is None or not codec.is_list(packed):
+            return None
+        items = codec.items(packed)
+        parts = [Part(0, bare(self.writer.packed(item, "value", tree.ITEM_MAX))) for item in items]
+        return Items(parts, len(parts), sum(map(len, items)))
+
+    def all_items(self, found: Items) -> Need[list[Node]]:
+        """Return every item of a list, closed."""
+        parts = yield from self._opened(found.parts, found.length)
+        if len(parts) != found.length:
+            raise CheckpointCorrupted("a stored list is not as long as it says")
+        return [part.node for part in parts]
+
+    def group(self, part: Part) -> list[Part]:
+        """Return the parts of a group that is in memory."""
+        return tree.opened_group(part.level, *self.objects[part.node.children])
+
+    def _opened(self, parts: list[Part], length: int) -> Need[list[Part]]:
+        """Return the parts with every group opened, down to level 0."""
+        while any(part.level for part in parts):
+            yield from self.want(part.node.children for part in parts if part.level)
+            parts = self._replaced(parts, (), length)
+        return parts
+
+    def _replaced(self, parts: list[Part], kept: Collection[int], length: int, least: int = 1) -> list[Part]:
+        """Return the parts with each group from level `least` up in place of which its own parts now stand."""
+        opened: list[Part] = []
+        for place, part in enumerate(parts):
+            if part.level < least or place in kept:
+                opened.append(part)
+            else:
+                opened.extend(self.group(part))
+        if len(opened) > length:  # a group holds at least one item: more groups than items are forged
+            raise CheckpointCorrupted("a stored list has more groups than it can fill")
+        return opened
+
+    def _check(self, found: tree.Parts) -> None:
+        if not found.length <= found.size <= self._size_max:
+            raise CheckpointCorrupted("a stored value is larger than its record says")
+
+    def align(self, base: Items, *others: Items) -> Need[tuple[list[Items], list[dict[int, int]]]]:
+        """Open lists until the groups left are in all of them; return the lists and, for each other, base -> other.
+
+        The matches are in order on both sides. A group stays closed only if it is matched in every other list.
+        """
+        lists = [base, *others]
+        while True:
+            matches = [match(lists[0].parts, other.parts) for other in lists[1:]]
+            shared = [place for place in range(len(lists[0].parts)) if all(place in found for found in matches)]
+            kept = [set(shared), *({found[place] for place in shared} for found in matches)]
+            loose = [
+                part
+                for list_, keep in zip(lists, kept, strict=True)
+                for place, part in enumerate(list_.parts)
+                if part.level and place not in keep
+            ]
+            if not loose:
+                return lists, matches
+            # The highest level only: the groups inside may be just those that seem unmatched on the other side.
+            level = max(part.level for part in loose)
+            yield from self.want(part.node.children for part in loose if part.level == level)
+            lists = [
+                list_._replace(parts=self._replaced(list_.parts, keep, list_.length, level))
+                for list_, keep in zip(lists, kept, strict=True)
+            ]
+
+    def positions(self, found: Items, places: Collection[int]) -> Need[dict[int, int]]:
+        """Return the index in the list of the items that stand at these places among its parts."""
+        groups = [place for place, part in enumerate(found.parts) if part.level]
+        inner = [place for place in places if groups and groups[0] < place < groups[-1]]
+        asked = [place for place in groups if inner and place < max(inner)]  # else it is enough to count from one end
+        counts = yield from together([self._length(found.parts[place]) for place in asked])
+        lengths = dict(zip(asked, counts, strict=True))
+        indexes: dict[int, int] = {}
+        at = 0
+        for place, part in enumerate(found.parts):
+            if part.level and place not in lengths:
+                break
+            indexes[place] = at
+            at += lengths.get(place, 1)
+        for back, part in enumerate(reversed(found.parts), 1):
+            if part.level:
+                break
+            indexes[len(found.parts) - back] = found.length - back
+        return {place: indexes[place] for place in places}
+
+    def _length(self, part: Part) -> Need[int]:
+        """Return how many items are in a group."""
+        yield from self.want([part.node.children])
+        inside = self.group(part)
+        if part.level == 1:
+            return len(inside)
+        return sum((yield from together([self._length(below) for below in inside])))
+
+    def list_node(self, parts: list[Part], length: int, size: int) -> Need[Node]:
+        """Write a list of parts, groups among them, as `tree.Writer` would write it from its items.
+
+        Where a group ends depends on what stands in it alone. So a finished group that begins where a group may begin
+        is taken as it is; any other is opened.
+        """
+        levels = tree.Levels(self.writer, [[]], [[]], tree.GROUP)
+        pending, ahead = parts[::-1], 1
+        while pending:
+            part = pending.pop()
+            if levels.takes(part.level):
+                levels.add_part(part.node, part.level)
+                continue
+            if part.node.children not in self.objects:
+                near = [part, *(later for later in pending[: -ahead - 1 : -1] if later.level)]
+                yield from self.want(group.node.children for group in near)
+                ahead *= 2  # a list of equal items may have to be opened to its end
+            pending.extend(reversed(self.group(part)))
+        return levels.list_node(length, size + len(codec.array_header(length)))
+
+    # -- whole values
+
+    def packed(self, nodes: Sequence[Node]) -> Need[list[bytes]]:
+        """Return the packed values of nodes; asks for everything below them, level by level."""
+        pending = {key for node in nodes for key in tree.hashes(node.children)}
+        seen: set[bytes] = set()
+        while pending:
+            yield from self.want(pending)
+            seen |= pending
+            pending = {key for found in pending for key in tree.hashes(self.objects[found][0])} - seen
+        return [
+            b"".join(tree.Reader(self.objects, self._size_max).fields(node.children, node.body, 1)[0]) for node in nodes
+        ]
+
+    def read(self, nodes: Sequence[Node | None], absent: Any = None) -> Need[list[Any]]:
+        """Return the Python values of nodes, and `absent` for None."""
+        packed = yield from self.packed([node for node in nodes if node is not None])
+        found = iter(packed)
+        return [absent if node is None else codec.unpack(next(found)) for node in nodes]
+
+
+def whole(node: Node) -> bytes | None:
+    """Return the packed value of a node that holds it whole."""
+    if node.body[0] == tree.REST:
+        packed = node.body[1:]
+    elif node.body[0] == tree.PACKED:
+        packed = node.body[2:]
+        if len(packed) != node.body[1]:  # it is small: its size is one byte
+            raise CheckpointCorrupted("a stored node is out of shape")
+    else:
+        return None
+    if not packed:
+        raise CheckpointCorrupted("a stored value is cut short")
+    return packed
+
+
+def key_path(path: str, packed_key: bytes) -> str:
+    """Return the path of a packed key inside the mapping at `path`, different for different keys."""
+    key = codec.unpack(packed_key)
+    if type(key) is str and key.isidentifier() and len(key) <= 60:
+        return f"{path}.{key}"
+    return f"{path}[{shown(key)}]"
+
+
+def shown(key: Any) -> str:
+    """Return a key as it stands in a path: its repr, or the beginning and a digest of one that is too long."""
+    try:
+        text = repr(key)
+    except Exception:  # an integer too long to print, a class of somebody's own
+        text = f"a {type(key).__name__} " + "." * 60
+    if len(text) <= 60:
+        return text
+    return f"{text[:40]}...#{hashlib.sha256(codec.pack(key)).hexdigest()[:8]}"
+
+
+# -- matching ----------------------------------------------------------------------------------------------------------
+
+
+def match(a: Sequence[Hashable], b: Sequence[Hashable]) -> dict[int, int]:
+    """Return places in `a` -> places in `b` where the same stands, in order on both sides, for what is in both.
+
+    First what both begin and end with, then what occurs once in each (patience), and the same again in between.
+    """
+    numbers: dict[Hashable, int] = {}
+    left = [numbers.setdefault(part, len(numbers)) for part in a]
+    right = [numbers.setdefault(part, len(numbers)) for part in b]
+    found: dict[int, int] = {}
+    pending = [(range(len(left)), range(len(right)), _ROUNDS_MAX)]
+    while pending:
+        x, y, rounds = pending.pop()
+        x, y = _trimmed(left, right, x, y, found)
+        if not x or not y or not rounds:
+            continue
+        anchors = _anchors(left, right, x, y)
+        found.update(anchors)
+        starts = [(x.start, y.start), *((here + 1, there + 1) for here, there in anchors)]
+        ends = [*anchors, (x.stop, y.stop)]
+        if anchors:
+            for (x_start, y_start), (x_stop, y_stop) in zip(starts, ends, strict=True):
+                pending.append((range(x_start, x_stop), range(y_start, y_stop), rounds - 1))
+    return dict(sorted(found.items()))
+
+
+def _trimmed(left: list[int], right: list[int], x: range, y: range, found: dict[int, int]) -> tuple[range, range]:
+    """Add to `found` what both stretches begin and end with, and return what is between."""
+    start, end = 0, 0
+    most = min(len(x), len(y))
+    while start < most and left[x[start]] == right[y[start]]:
+        found[x[start]] = y[start]
+        start += 1
+    while start + end < most and left[x[-1 - end]] == right[y[-1 - end]]:
+        found[x[-1 - end]] = y[-1 - end]
+        end += 1
+    return x[start : len(x) - end], y[start : len(y) - end]
+
+
+def _anchors(left: list[int], right: list[int], x: range, y: range) -> list[tuple[int, int]]:
+    """Return pairs of places with equal parts, rising on both sides: of unique parts, or of any in a small stretch."""
+    here, there = Counter(left[place] for place in x), Counter(right[place] for place in y)
+    place_of = {right[place]: place for place in y}
+    unique = [
+        (place, place_of[left[place]]) for place in x if here[left[place]] == 1 and there.get(left[place], 0) == 1
+    ]
+    if unique:
+        return [unique[place] for place in rising([there for _, there in unique])]
+    if len(x) * len(y) <= _LCS_CELLS_MAX and not here.keys().isdisjoint(there):
+        return _common(left, right, x, y)
+    return []
+
+
+def rising(numbers: Sequence[int]) -> list[int]:
+    """Return the places of a longest rising run in `numbers`, not necessarily side by side."""
+    ends: list[int] = []  # the least number with which a run of this length can end
+    places: list[int] = []
+    before: list[int] = []
+    for place, number in enumerate(numbers):
+        length = bisect_left(ends, number)
+        before.append(places[length - 1] if length else -1)
+        ends[length : length + 1] = [number]
+        places[length : length + 1] = [place]
+    run: list[int] = []
+    place = places[-1] if places else -1
+    while place >= 0:
+        run.append(place)
+        place = before[place]
+    return run[::-1]
+
+
+def _common(left: list[int], right: list[int], x: range, y: range) -> list[tuple[int, int]]:
+    """Return a longest common run of two small stretches."""
+    rows = [[0] * (len(y) + 1) for _ in range(len(x) + 1)]
+    for i in range(len(x) - 1, -1, -1):
+        for j in range(len(y) - 1, -1, -1):
+            equal = left[x[i]] == right[y[j]]
+            rows[i][j] = rows[i + 1][j + 1] + 1 if equal else max(rows[i + 1][j], rows[i][j + 1])
+    pairs: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(x) and j < len(y):
+        if left[x[i]] == right[y[j]]:
+            pairs.append((x[i], y[j]))
+            i, j = i + 1, j + 1
+        elif rows[i + 1][j] >= rows[i][j + 1]:
+            i += 1
+        else:
+            j += 1
+    return pairs
+
+
+class Stretch(NamedTuple):
+    """What is unmatched between two neighbouring matches: places on both sides."""
+
+    a: range
+    b: range
+
+
+def stretches(matches: Mapping[int, int], a_length: int, b_length: int) -> list[Stretch]:
+    """Return the unmatched stretches of two sequences, in order; `matches` must rise on both sides."""
+    found: list[Stretch] = []
+    a_at = b_at = 0
+    for a_place, b_place in [*matches.items(), (a_length, b_length)]:
+        if a_at < a_place or b_at < b_place:
+            found.append(Stretch(range(a_at, a_place), range(b_at, b_place)))
+        a_at, b_at = a_place + 1, b_place + 1
+    return found
