@@ -1,4 +1,5 @@
-"""The main job, as a story: an agent works, is killed in the middle of a tool call, and goes on where it stopped.
+"""The main job, as a story: an agent works, is killed in the middle of a tool call, goes on where it stopped; then its
+history is rewound, branched, compared, merged, undone and redone.
 
     python examples/demo.py
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import everstep
-from everstep import SnapshotConfig, SnapshotTrigger
+from everstep import MergeConflict, SnapshotConfig, SnapshotTrigger
 
 THREAD = "trip-to-oslo"
 CONFIG = SnapshotConfig(gc_policy="keep_all")
@@ -112,13 +113,75 @@ def main() -> None:
 
         with everstep.open(store_url, CONFIG).sync as engine:
             points = engine.list_time_travel_points(THREAD, 1000)
-            last = engine.get(points[0].checkpoint_id)
-            full_copies = sum(point.size_bytes for point in points)
-        if last is None or [p.step for p in points] != list(range(len(points), 0, -1)):
-            raise SystemExit("a step is missing")
+            if [p.step for p in points] != list(range(len(points), 0, -1)):
+                raise SystemExit("a step is missing")
+            print(f"\nDone: {len(points)} checkpoints, no step lost and none done twice.")
+            explore(engine)
+            sizes = {point.checkpoint_id: point.size_bytes for point in points}  # those that are hidden now included
+            sizes |= {node["id"]: node["size_bytes"] for node in engine.get_checkpoint_tree(THREAD, 1000)["nodes"]}
+            full_copies = sum(sizes.values())
         stored = sum(file.stat().st_size for file in path.parent.glob("agent.db*"))
-        print(f"\nDone: {len(points)} checkpoints, {len(last.messages)} messages, no step lost and none done twice.")
-        print(f"Stored: {stored:,} bytes. A full copy per step would have taken {full_copies:,} bytes.")
+        print(f"\nStored: {stored:,} bytes. A full copy per checkpoint would have taken {full_copies:,} bytes.")
+
+
+def explore(engine: everstep.SyncEngine) -> None:
+    """Go back to a decision, try two ways forward, compare them and merge both."""
+    print("\nToo dear. Back to where the hotels were found:")
+    result = engine.time_travel_to_step(THREAD, 7)
+    if result is None:
+        raise SystemExit("there is no step 7")
+    print(
+        f"  rewind  to step {result.checkpoint.metadata.step}: {result.rewind_depth} later ones are hidden, none lost"
+    )
+
+    here = result.checkpoint.metadata.checkpoint_id
+    cheap, scenic = engine.branch(here, "cheap"), engine.branch(here, "scenic")
+    print("  branch  twice from there, and go on in both:")
+    go_on(engine, cheap, "The hostel by the station has a double room.", {"hotel": "Hostel"})
+    go_on(engine, cheap, "The bus is 40 less than the train.", {"travel": "bus"})
+    go_on(engine, scenic, "The lighthouse has one room left.", {"hotel": "Lighthouse"})
+    go_on(engine, scenic, "A boat to the islands leaves at ten.", {"sunday": "islands"})
+
+    print("\nCompared, cheap against scenic:")
+    print(indented(engine.diff(head_of(engine, cheap), head_of(engine, scenic))))
+
+    print("\nMerged into the trip, one after the other:")
+    engine.merge_branch(cheap, THREAD)
+    print("  merge   cheap: done")
+    try:
+        engine.merge_branch(scenic, THREAD)
+    except MergeConflict as exc:
+        for conflict in exc.conflicts:
+            print(f"  merge   scenic: both changed {conflict.path}: {conflict.ours!r} here, {conflict.theirs!r} there")
+    engine.merge_branch(scenic, THREAD, resolve={"state.hotel": "Lighthouse"})
+    print(f"  merge   scenic, resolved: {shown_state(engine)}")
+    undone = engine.undo(THREAD)
+    print(f"  undo    {undone.kind}: {shown_state(engine)}")
+    redone = engine.redo(THREAD)
+    print(f"  redo    {redone.kind}: {shown_state(engine)}")
+
+    print("\nThe whole history:\n")
+    print(indented(everstep.draw(engine.get_checkpoint_tree(THREAD, 1000), width=100)))
+
+
+def go_on(engine: everstep.SyncEngine, thread: str, thought: str, state: dict[str, Any]) -> None:
+    """Add a model's step to a branch."""
+    engine.append(thread, [{"role": "assistant", "content": thought}], state, trigger=SnapshotTrigger.LLM_CALL)
+    name = thread.split("-branch-")[1].rsplit("-", 1)[0]
+    print(f"          {name:<7} {thought}")
+
+
+def head_of(engine: everstep.SyncEngine, thread: str) -> str:
+    return engine.list_time_travel_points(thread, 1)[0].checkpoint_id
+
+
+def shown_state(engine: everstep.SyncEngine) -> str:
+    last = engine.get_latest(THREAD)
+    return ", ".join(f"{key} {value}" for key, value in last.state.items() if key != "turn") if last else "nothing"
+
+
+def indented(text: object) -> str:
+    return "\n".join(f"  {line}" for line in str(text).splitlines())
 
 
 if __name__ == "__main__":

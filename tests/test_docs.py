@@ -63,5 +63,10 @@ def test_the_demo_tells_its_story() -> None:
     assert done.returncode == 0, done.stderr
     assert "kill -9" in done.stdout
     assert "resumed: 6 messages, next is 'tool:hotels'" in done.stdout
+    assert "rewind  to step 7: 23 later ones are hidden" in done.stdout
+    assert "both changed state.hotel: 'Hostel' here, 'Lighthouse' there" in done.stdout
+    assert "undo    merge: hotel Hostel, travel bus\n" in done.stdout
+    assert "redo    merge: hotel Lighthouse, travel bus, sunday islands\n" in done.stdout
+    assert done.stdout.count("(HEAD ") == 3
     stored, full = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) bytes", done.stdout)[-2:])
     assert stored < full
