@@ -271,8 +271,135 @@ def importing(_: Path) -> None:
     report("import everstep against json + dataclasses + asyncio", f"{cost:.2f}x", "<= 3x", cost <= 3)
 
 
+def going_back(folder: Path) -> None:
+    """Branches and rewinds at a history of 10 and of 10,000, taking turns."""
+    histories = {length: _history(folder / f"{length}.db", length) for length in (10, 10_000)}
+    acts: dict[str, Callable[[everstep.SyncEngine, list[str]], Any]] = {
+        "branch": lambda engine, ids: engine.branch(ids[-4], "b"),
+        "rewind": lambda engine, ids: engine.rewind(ids[-4]),
+    }
+    for name, act in acts.items():
+        seconds: dict[str, list[float]] = {"10": [], "10000": []}
+        for _ in range(60):
+            for length, (engine, ids) in histories.items():
+                started = time.perf_counter()
+                act(engine, ids)
+                seconds[str(length)].append(time.perf_counter() - started)
+                engine.undo("t")
+        cost = statistics.median(seconds["10000"]) / statistics.median(seconds["10"])
+        report(f"{name} at history 10,000 against history 10", f"{cost:.2f}x", "within noise", cost <= 1.25)
+    engine, ids = histories[10_000]
+    for name, act in acts.items():
+        engine.close()
+        before = (folder / "10000.db").stat().st_size
+        engine = open_engine(folder / "10000.db").sync
+        for _ in range(100):
+            act(engine, ids)
+            if name == "rewind":
+                engine.undo("t")
+        engine.close()
+        added = ((folder / "10000.db").stat().st_size - before) / 100
+        engine = open_engine(folder / "10000.db").sync
+        what = "a rewind and its undo add" if name == "rewind" else "a branch adds"
+        report(f"  {what}", f"{added:.0f} bytes", "< 2 kB", added < 2000)
+    engine.close()
+    histories[10][0].close()
+
+
+def _history(path: Path, length: int) -> tuple[everstep.SyncEngine, list[str]]:
+    with open_engine(path, synchronous="off").sync as engine:
+        ids = [engine.append("t", [{"role": "user", "content": words(300)}], {"n": n}) for n in range(length)]
+    return open_engine(path).sync, ids
+
+
+class Counting:
+    """A store that counts the objects it hands out."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.objects = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    @property
+    def blocking(self) -> Counting:
+        return self
+
+    async def fetch(self, family: str, hashes: Any, *, below: bool = True) -> Any:
+        found = await self._store.fetch(family, hashes, below=below)
+        self.objects += len(found)
+        return found
+
+
+def touching(folder: Path) -> None:
+    """Objects that a diff and a merge look at, with nothing in memory, at 10,000 messages."""
+    engine = open_engine(folder / "touch.db", synchronous="off").sync
+    for _ in range(100):
+        engine.append("t", [message(300) for _ in range(100)], {f"key {n}": n for n in range(20)})
+    before = engine.list_time_travel_points("t", 1)[0].checkpoint_id
+    after = engine.append("t", [message(300)], {"key 3": "changed"})
+    branch = engine.branch(before, "b")
+    engine.append(branch, [message(300)], {"key 7": "theirs"})
+    store = engine.checkpointer._driven.store
+    acts: dict[str, Callable[[everstep.SyncEngine], Any]] = {
+        "diff of neighbours": lambda cold: cold.diff(before, after),
+        "merge of one key and one message": lambda cold: cold.merge_branch(branch, "t"),
+    }
+    for name, act in acts.items():
+        counting = Counting(store)
+        act(everstep.CheckpointEngine(everstep.StoreBackend(counting), KEEP_ALL).sync)
+        touched = counting.objects
+        report(f"{name} at 10,000 messages", f"{touched} objects", "< 100", 0 < touched < 100)
+    engine.close()
+
+
+def retention(folder: Path) -> None:
+    """KEEP_LAST_N=100 over a window of 50 messages: snapshot 10,000 beside snapshot 200, taking turns."""
+    config = SnapshotConfig(gc_param=100)
+    pool = [message() for _ in range(3000)]
+
+    def run(path: Path) -> Callable[[], float]:
+        engine = everstep.open(f"sqlite:///{path}", config).sync
+        turns = itertools.count()
+
+        def step() -> float:
+            turn = next(turns)
+            window = [pool[n % 3000] for n in range(max(0, turn - 50), turn)]
+            started = time.perf_counter()
+            engine.snapshot("t", window, {"turn": turn}, {})
+            return time.perf_counter() - started
+
+        return step
+
+    old, young = run(folder / "old.db"), run(folder / "young.db")
+    every = [old() for _ in range(200)]
+    size = files_bytes(folder / "old.db")
+    every += [old() for _ in range(9_700)]
+    for _ in range(150):
+        young()
+    pairs = [(old(), young()) for _ in range(100)]
+    every += [late for late, _ in pairs]
+    cost = statistics.fmean(late for late, _ in pairs) / statistics.fmean(early for _, early in pairs)
+    worst, growth = max(every) / statistics.median(every), files_bytes(folder / "old.db") / size
+    report("KEEP_LAST_N=100: snapshot 10,000 against snapshot 200", f"{cost:.2f}x", "<= 1.3x", cost <= 1.3)
+    report("  the slowest of 10,000 against the median", f"{worst:.1f}x", "<= 20x", worst <= 20)
+    report("  all files at 10,000 against those at 200", f"{growth:.2f}x", "<= 1.5x", growth <= 1.5)
+
+
+def drawing(_: Path) -> None:
+    nodes = [{"id": f"c{n}", "thread_id": "t", "step": n, "summary": "a step"} for n in range(100_000, 0, -1)]
+    edges = [{"from": f"c{n}", "to": f"c{n + 1}"} for n in range(1, 100_000)]
+    edges += [{"from": f"c{n}", "to": f"c{n + 40}"} for n in range(1, 99_000, 100)]
+    found = {"thread_id": "t", "total_checkpoints": 100_000, "nodes": nodes, "edges": edges}
+    started = time.perf_counter()
+    everstep.draw(found)
+    seconds = time.perf_counter() - started
+    report("drawing 100,000 checkpoints with 990 merges", f"{seconds:.2f} s", "< 2 s", seconds < 2)
+
+
 ALL: Iterable[Callable[[Path], None]] = (
     bytes_stored, bytes_per_step, durable_rate, many_tasks, append_cost, snapshot_cpu, loading, listing, importing,
+    going_back, touching, retention, drawing,
 )  # fmt: skip
 
 
