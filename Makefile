@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test lint bench lock clean
 
 help:
-	@echo "make demo    a small agent is killed and resumes: the main job, in under a minute"
+	@echo "make demo    an agent is killed and resumes; its history is rewound, branched, merged and undone"
 	@echo "make test    lint, types and all tests"
 	@echo "make lint    lint and types only"
 	@echo "make bench   size and speed, beside what they are compared with"
