@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
 import random
 import statistics
 import subprocess
@@ -251,10 +252,14 @@ def listing(folder: Path) -> None:
     engine.close()
 
 
-def importing(_: Path) -> None:
+def importing(folder: Path) -> None:
+    """As after an installation: modules are compiled once, and the compiled files are found."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(folder)
+
     def fresh(code: str) -> Callable[[], None]:
         def run() -> None:
-            subprocess.run([sys.executable, "-c", code], check=True)
+            subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
         return run
 

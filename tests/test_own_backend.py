@@ -288,3 +288,44 @@ async def test_closing(own: Own) -> None:
     async with CheckpointEngine(own) as engine:
         await engine.append("t")
     assert own.closed
+
+
+async def test_capture_works_on_it(own: Own) -> None:
+    engine = CheckpointEngine(own)
+
+    @engine.snapshot_on("tool_call")
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @engine.snapshot_on("tool_call")
+    def half(n: int) -> int:
+        return n // 2
+
+    async with engine.thread("t") as live:
+        live.messages.append({"role": "user", "content": "hi"})
+        live.state["n"] = await double(4)
+        live.state["h"] = half(4)
+    found = await engine.get_latest("t")
+    assert found is not None
+    assert (found.state, len(found.messages)) == ({"n": 8, "h": 2}, 1)
+    assert found.tools_result["name"] == "half"
+    await double(1)
+    outside = await engine.get_latest("default")
+    assert outside is not None
+    assert outside.tools_result["result"] == 2
+
+
+def test_capture_works_on_its_blocking_face(own: Own) -> None:
+    with CheckpointEngine(own).sync as engine:
+
+        @engine.snapshot_on("tool_call")
+        def double(n: int) -> int:
+            return 2 * n
+
+        with engine.thread("t") as live:
+            live.state["n"] = double(4)
+        with engine.snapshot_scope("t", {"n": 9}):
+            pass
+        found = engine.get_latest("t")
+        assert found is not None
+        assert found.state == {"n": 9}

@@ -399,7 +399,15 @@ class MemoryStore:
     def _in_commit(self, thread: _Thread, row: _Row) -> Stored:
         return self._stored(thread, row)._replace(hidden=False)
 
-    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int) -> Stored:
+    def insert(
+        self,
+        line: Line,
+        packed: Packed,
+        run: int | None,
+        added_bytes: int,
+        *,
+        is_head: bool,  # noqa: ARG002
+    ) -> Stored:
         seq = self._next()
         return self._put(line, packed, seq, run if run is not None else seq, added_bytes, pinned=False)
 

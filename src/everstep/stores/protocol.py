@@ -190,6 +190,8 @@ class Change(NamedTuple):
     head: Literal["always", "newer", "never"] = "always"
     """Whether the head moves to the new checkpoint; "newer": if its id is greater than the head's or its parent is
     the head. A checkpoint that replaces one of the same id never moves the head."""
+    prune: Sequence[int] = ()
+    """Checkpoints of this namespace (by seq) that retention lets go, if they are not spared: see `Store.delete`."""
     origin: Key | None = None
     """The thread begins here as a branch, and joins that family."""
     commons: Mapping[str, Common] = MappingProxyType({})
@@ -204,8 +206,6 @@ class Change(NamedTuple):
     """Operations (by seq) whose data and mark as undone are replaced."""
     log_thread: str | None = None
     """The thread of the family whose log `log` and `amend` are about; None: this one."""
-    prune: Sequence[int] = ()
-    """Checkpoints of this namespace (by seq) that retention lets go, if they are not spared: see `Store.delete`."""
 
 
 class Write(NamedTuple):

@@ -46,8 +46,7 @@ from everstep.values.tree import FORMAT, hashes
 
 _HIDDEN = """EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.writes_of IS NULL
              AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))"""
-_SPARED = """(c.pinned OR EXISTS (SELECT 1 FROM threads t WHERE t.began = c.seq)
-             OR EXISTS (SELECT 1 FROM lines l WHERE l.id = c.line AND l.head = c.seq))"""
+_SPARED = "(c.pinned OR c.branches OR EXISTS (SELECT 1 FROM lines l WHERE l.id = c.line AND l.head = c.seq))"
 _COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
 _CHECKPOINT = f"{_COLUMNS}, {_HIDDEN}"
 _LISTED = f"""c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), {_HIDDEN},
@@ -310,7 +309,7 @@ class Rows:
             self._runs(ref),
             self._branches(family, thread_id) if branches else (),
             self._commons(ref, thread_id),
-            self._spared(ref, family),
+            self._spared(ref),
             self._garbage(family),
         )
 
@@ -348,12 +347,11 @@ class Rows:
             found[name] = unpack_common(data, children, *names)
         return found
 
-    def _spared(self, thread: int, family: int) -> frozenset[int]:
+    def _spared(self, thread: int) -> frozenset[int]:
         rows = self._execute(
-            """SELECT c.seq FROM lines l JOIN checkpoints c ON c.line = l.id AND c.pinned WHERE l.thread = ?1
-               UNION SELECT c.seq FROM threads t CROSS JOIN checkpoints c ON c.seq = t.began
-               CROSS JOIN lines l ON l.id = c.line WHERE t.family = ?2 AND t.began IS NOT NULL AND l.thread = ?1""",
-            (thread, family),
+            """SELECT c.seq FROM lines l JOIN checkpoints c ON c.line = l.id AND (c.pinned OR c.branches)
+               WHERE l.thread = ?""",
+            (thread,),
         )
         return frozenset(seq for (seq,) in rows)
 
@@ -395,18 +393,20 @@ class Rows:
         ).get
         return Line(ref, thread_id, namespace, str(row[1]), None)
 
-    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int) -> Stored:
+    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         record = packed.record
         seq: int = self._next_seq or self._execute(f"SELECT {_next('checkpoints')}").get
         run = run if run is not None else seq
         self._execute(
-            """INSERT INTO checkpoints (seq, line, id, step, run, pinned, added, info, children, root)
-               VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?)""",
+            """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root)
+               VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?)""",
             (
                 seq, line.ref, record.key.checkpoint_id, record.step, run, added_bytes,
                 packed.info, record.children, packed.root,
             ),
         )  # fmt: skip
+        if not is_head:  # otherwise it is counted when the head moves
+            self._execute("UPDATE lines SET total = total + 1 WHERE id = ?", (line.ref,))
         self._next_seq = seq + 1
         return Stored(record, seq, line.family, digest=packed.digest, run=run, added_bytes=added_bytes)
 
@@ -432,8 +432,9 @@ class Rows:
 
     def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
         self._execute(
-            "UPDATE lines SET head = ?, turned = ?, generation = generation + 1, active = ? WHERE id = ?",
-            (stored.seq if stored is not None else None, turned, _now(), line.ref),
+            """UPDATE lines SET head = ?, turned = ?, generation = generation + 1, active = ?, total = total + ?
+               WHERE id = ?""",
+            (stored.seq if stored is not None else None, turned, _now(), not turned, line.ref),
         )
         self._heads[line.ref] = stored, turned
 
@@ -459,7 +460,17 @@ class Rows:
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
         sealed = pack_sealed(list(origin.record.key), thread_id.encode())
+        self._release_origin(thread_id)
         self._execute("UPDATE threads SET began = ?, origin = ? WHERE name = ?", (origin.seq, sealed, thread_id))
+        self._execute("UPDATE checkpoints SET branches = branches + 1 WHERE seq = ?", (origin.seq,))
+
+    def _release_origin(self, thread_id: str) -> None:
+        """A branch lives no more, or not from there: its beginning is spared for it no longer."""
+        self._execute(
+            """UPDATE checkpoints SET branches = branches - 1 WHERE seq =
+               (SELECT began FROM threads WHERE name = ?)""",
+            (thread_id,),
+        )
 
     def set_common(self, thread_id: str, other: str, common: Common) -> None:
         rows = self._execute("SELECT id, name FROM threads WHERE name IN (?, ?) ORDER BY id", (thread_id, other))
@@ -544,6 +555,7 @@ class Rows:
         if self._execute("SELECT 1 FROM lines WHERE thread = ?", (thread,)).get is None:
             self._execute("DELETE FROM operations WHERE thread = ?", (thread,))
             self._execute("DELETE FROM commons WHERE low = ?1 OR high = ?1", (thread,))
+            self._release_origin(thread_id)
             self._execute("DELETE FROM threads WHERE id = ?", (thread,))
         if self._execute("SELECT 1 FROM threads WHERE family = ?", (family,)).get is not None:
             return Deleted(count, frozenset({str(family)}) if count else frozenset())

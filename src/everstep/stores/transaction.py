@@ -64,8 +64,8 @@ class Transaction(Protocol):
         ...
 
     def checkpoint(self, key: Key) -> Stored | None: ...
-    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int) -> Stored:
-        """Keep a new checkpoint, in that run or (None) in one of its own."""
+    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
+        """Keep a new checkpoint, in that run or (None) in one of its own; `is_head`: `set_head` will follow."""
         ...
 
     def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None: ...
@@ -94,51 +94,72 @@ class Transaction(Protocol):
 
 def apply(tx: Transaction, change: Change) -> Stored | None:
     """Apply `change` and return the checkpoint it made. See `Store.commit`."""
-    _check_storable(change)
+    is_operation = change[_FIRST_OF_OPERATIONS:] != _NO_OPERATION  # most commits only add a checkpoint
+    if is_operation:
+        _check_storable(change)
     line = tx.line(change.thread_id, change.namespace)
     head = line.head if line is not None else None
     draft = change.build(head) if change.build is not None else None
-    packed = existing = None
+    packed = existing = origin = None
     if draft is not None:
         packed = _packed(draft, change)
         existing = tx.checkpoint(draft.record.key) if line is not None else None
         if existing is not None and existing.digest == packed.digest:
             return existing
     _check_head(change, head)
-    origin = _found(tx, change.origin) if change.origin is not None else None
+    if change.origin is not None:
+        origin = _found(tx, change.origin)
     family = _family(tx, change, line, origin)
     for base in draft.bases if draft is not None else ():
         _check_base(tx, base, head, family)
-    _check_related(tx, change, family)
-    targets = [(move, _moved_to(tx, change, move.checkpoint_id, move.namespace)) for move in change.moves]
-    pins = [(_found(tx, pin.key), pin.pinned) for pin in change.pins]
+    operation = _Operation(tx, change, family, origin) if is_operation else None
 
+    is_new = line is None
     line = line or tx.create(change.thread_id, change.namespace, family)
     stored = None
     if draft is not None and packed is not None:
         tx.add_objects(line.family, draft.objects)
-        stored = (
-            tx.replace(line, existing, packed) if existing is not None else _insert(tx, change, line, draft, packed)
-        )
-    if origin is not None:
-        tx.set_origin(change.thread_id, origin)
-    for other, common in change.commons.items():
-        tx.set_common(change.thread_id, other, common)
-    for move, target in targets:
-        moved = tx.line(change.thread_id, move.namespace)
-        if target is not None and stored is not None and target.record.key == stored.record.key:
-            target = stored  # replaced just now
-        if moved is not None:  # a namespace that does not exist has no head to take away
-            tx.set_head(moved, target, turned=True)
-    for found, pinned in pins:
-        tx.set_pinned(found, pinned)
-    _apply_log(tx, change)
+        if existing is not None:
+            stored = tx.replace(line, existing, packed)
+        else:
+            stored = _insert(tx, change, line, draft, packed, is_new)
+    if operation is not None:
+        operation.apply(tx, change, stored)
     if change.prune:
         tx.prune(line, change.prune)
     return stored
 
 
-def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: Packed) -> Stored:
+class _Operation:
+    """What a change does besides adding a checkpoint: looked up and checked first, applied later."""
+
+    def __init__(self, tx: Transaction, change: Change, family: str | None, origin: Stored | None) -> None:
+        _check_related(tx, change, family)
+        self._origin = origin
+        self._targets = [(move, _moved_to(tx, change, move.checkpoint_id, move.namespace)) for move in change.moves]
+        self._pins = [(_found(tx, pin.key), pin.pinned) for pin in change.pins]
+
+    def apply(self, tx: Transaction, change: Change, stored: Stored | None) -> None:
+        if self._origin is not None:
+            tx.set_origin(change.thread_id, self._origin)
+        for other, common in change.commons.items():
+            tx.set_common(change.thread_id, other, common)
+        for move, target in self._targets:
+            moved = tx.line(change.thread_id, move.namespace)
+            if target is not None and stored is not None and target.record.key == stored.record.key:
+                target = stored  # replaced just now
+            if moved is not None:  # a namespace that does not exist has no head to take away
+                tx.set_head(moved, target, turned=True)
+        for found, pinned in self._pins:
+            tx.set_pinned(found, pinned)
+        _apply_log(tx, change)
+
+
+_FIRST_OF_OPERATIONS = Change._fields.index("origin")
+_NO_OPERATION = tuple(Change._field_defaults[name] for name in Change._fields[_FIRST_OF_OPERATIONS:])
+
+
+def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: Packed, is_new: bool) -> Stored:
     head, record = line.head, draft.record
     moves = change.head == "always" or (change.head == "newer" and _is_newer(record, head))
     # A checkpoint that names no parent follows the head.
@@ -151,8 +172,8 @@ def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: P
         found = (tx.checkpoint(parent) for parent in parents)
         follows = [parent.place for parent in found if parent is not None and parent.family == line.family]
     added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
-    stored = tx.insert(line, packed, run, added)
-    if run is None and (follows or head is not None):
+    stored = tx.insert(line, packed, run, added, is_head=moves)
+    if run is None and (follows or not is_new):
         tx.add_run(line, stored.run, follows)
     if moves:
         tx.set_head(line, stored)

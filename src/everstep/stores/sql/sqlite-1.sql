@@ -15,7 +15,6 @@ CREATE TABLE threads (
     origin  BLOB                                -- its full name
 );
 CREATE INDEX threads_by_family ON threads (family);
-CREATE INDEX threads_by_origin ON threads (began) WHERE began IS NOT NULL;
 
 CREATE TABLE commons (                          -- the last state that two threads had in common
     low       INTEGER NOT NULL,                 -- threads.id, the smaller one first
@@ -23,8 +22,7 @@ CREATE TABLE commons (                          -- the last state that two threa
     data      BLOB NOT NULL,
     children  BLOB NOT NULL,
     PRIMARY KEY (low, high)
-);
-CREATE INDEX commons_by_high ON commons (high);
+) WITHOUT ROWID;
 
 CREATE TABLE lines (                            -- a namespace of a thread
     id          INTEGER PRIMARY KEY,
@@ -34,17 +32,17 @@ CREATE TABLE lines (                            -- a namespace of a thread
     turned      INTEGER NOT NULL,               -- the head was moved: the next checkpoint starts a new run
     generation  INTEGER NOT NULL,               -- counts the moves of the head
     active      INTEGER NOT NULL,               -- microseconds; orders threads by activity, nothing else
-    total       INTEGER NOT NULL,               -- how many checkpoints it has; kept by triggers
+    total       INTEGER NOT NULL,               -- how many checkpoints it has
     doomed      INTEGER NOT NULL,               -- bytes that deleted checkpoints had added, since the last sweep
     UNIQUE (thread, namespace)
 );
 
 CREATE TABLE runs (                             -- what a run follows, where it follows something
-    run   INTEGER PRIMARY KEY,                  -- the seq of its first checkpoint
     line  INTEGER NOT NULL,
-    data  BLOB NOT NULL
-);
-CREATE INDEX runs_by_line ON runs (line);
+    run   INTEGER NOT NULL,                     -- the seq of its first checkpoint
+    data  BLOB NOT NULL,
+    PRIMARY KEY (line, run)
+) WITHOUT ROWID;
 
 CREATE TABLE checkpoints (
     seq       INTEGER PRIMARY KEY,              -- the store's order; never used twice, see counters
@@ -53,6 +51,7 @@ CREATE TABLE checkpoints (
     step      INTEGER NOT NULL,
     run       INTEGER NOT NULL,
     pinned    INTEGER NOT NULL,
+    branches  INTEGER NOT NULL,                 -- how many living branches began here
     added     INTEGER NOT NULL,                 -- bytes that came with it
     info      BLOB NOT NULL,                    -- what listing shows, behind a checksum
     children  BLOB NOT NULL,                    -- hashes the root refers to
@@ -60,9 +59,7 @@ CREATE TABLE checkpoints (
 );
 CREATE UNIQUE INDEX checkpoints_by_id ON checkpoints (id, line);
 CREATE INDEX checkpoints_by_line ON checkpoints (line);
-CREATE INDEX checkpoints_pinned ON checkpoints (line) WHERE pinned;
-CREATE TRIGGER checkpoints_added AFTER INSERT ON checkpoints
-    BEGIN UPDATE lines SET total = total + 1 WHERE id = NEW.line; END;
+CREATE INDEX checkpoints_spared ON checkpoints (line) WHERE pinned OR branches;
 CREATE TRIGGER checkpoints_removed AFTER DELETE ON checkpoints
     BEGIN UPDATE lines SET total = total - 1 WHERE id = OLD.line; END;
 
