@@ -11,9 +11,10 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from everstep import forks
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.retention import Grid, Item, grid_of, is_older, let_go
 from everstep.stores.protocol import Key, Query, Store, Stored, Thread
@@ -43,17 +44,26 @@ class _Plan:
     """Whether `items` are all there are."""
     grid: Grid
     good_for: int
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    """How many more commits it is good for."""
 
 
 class Keeper:
     """Applies one policy. Shared by both faces of an engine, which hand in their store."""
+
+    rest_order = 2
 
     def __init__(self, config: SnapshotConfig) -> None:
         self._policy, self._param = CheckpointGC(config.gc_policy), config.gc_param
         self._plans: OrderedDict[Line, _Plan] = OrderedDict()
         self._sweeping: set[str] = set()
         self._lock = threading.Lock()
+        forks.register(self)
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._lock.release()
 
     # -- with every snapshot
 
@@ -62,7 +72,7 @@ class Keeper:
         plan = self._plans.get(line)
         if plan is None or self._policy is CheckpointGC.KEEP_ALL:
             return []
-        with plan.lock:
+        with self._lock:
             plan.count += 1
             gone = self._taken(plan)
             plan.count -= len(gone)
@@ -72,7 +82,7 @@ class Keeper:
         """Take back what `due` returned: the commit failed."""
         plan = self._plans.get(line)
         if plan is not None:
-            with plan.lock:
+            with self._lock:
                 plan.count += len(items) - 1
                 plan.items.extendleft(reversed(items))
 
@@ -102,7 +112,7 @@ class Keeper:
         line = stored.record.key[:2]
         plan = self._plans.get(line)
         if plan is not None:
-            with plan.lock:
+            with self._lock:
                 plan.good_for -= 1
                 if plan.whole:
                     plan.items.append(_item(stored))
