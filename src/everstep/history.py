@@ -97,6 +97,16 @@ def common_ancestors(ours: Ancestors, theirs: Ancestors, threads: Mapping[str, T
     return best
 
 
+def common_below(places: Sequence[Place], other: Place, threads: Mapping[str, Thread | None]) -> list[Place]:
+    """Return the best common ancestors of `other` and of all `places` taken together."""
+    together: Ancestors = {}
+    for place in places:
+        for run, found in ancestors(place, threads)[0].items():
+            if run not in together or together[run].seq < found.seq:
+                together[run] = found
+    return common_ancestors(ancestors(other, threads)[0], together, threads)
+
+
 # -- the tree ----------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 
 from everstep.backends import CheckpointBackend
+from everstep.bases import Bases, root_of_nodes
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.diff import compare
 from everstep.errors import (
@@ -33,11 +34,10 @@ from everstep.repository import copied
 from everstep.retention import Item, is_older
 from everstep.steps import Step, checkpoint_id
 from everstep.stores.protocol import ANY, AnyHead, Key
-from everstep.timeline import Resolve, tree_root
+from everstep.timeline import Resolve
 from everstep.types import (
     Checkpoint,
     CheckpointMetadata,
-    Conflict,
     Diff,
     GCReport,
     Operation,
@@ -257,41 +257,25 @@ class PlainTimeline:
         self, ours: Checkpoint, theirs: Checkpoint, bases: Sequence[str], graph: _Graph, resolve: Resolve
     ) -> str:
         objects: Objects = {}
-        base, uncertain = await self._base(bases, graph, objects)
-        walk = merge_roots(base, _rooted(ours, objects), _rooted(theirs, objects), resolve=resolve, uncertain=uncertain)
-        merged = _walked(walk, objects)
+
+        async def root_of(checkpoint_id: str) -> Root:
+            return _rooted(await self._required(checkpoint_id), objects)
+
+        async def walk(need: Need[R], more: Mapping[bytes, tree.Content]) -> R:
+            return _walked(need, {**objects, **more})
+
+        base = await Bases(root_of, graph.common_of, walk).merged(bases)
+        sides = _rooted(ours, objects), _rooted(theirs, objects)
+        merged = await walk(merge_roots(base.root, *sides, resolve=resolve, uncertain=base.uncertain), base.objects)
         if merged.conflicts:
             raise MergeConflict(merged.conflicts)
-        values = _walked(_values(tree_root(merged.nodes)), {**objects, **merged.objects})
+        values = await walk(_values(root_of_nodes(merged.nodes)), {**base.objects, **merged.objects})
         thread_id, other = ours.metadata.thread_id, theirs.metadata
         metadata = self._new(thread_id, ours.metadata, ["merge"], f"Merge {other.thread_id} into {thread_id}")
         metadata.parents = [ours.metadata.checkpoint_id, other.checkpoint_id]
         unmoved = ours.metadata.checkpoint_id in bases
         await self._backend.put(_checkpoint(metadata, values, (theirs if unmoved else ours).next_node))
         return metadata.checkpoint_id
-
-    async def _base(self, bases: Sequence[str], graph: _Graph, objects: Objects) -> tuple[Root, frozenset[str]]:
-        """Return the values to merge against; several common ancestors are merged into one first."""
-        root, uncertain = _rooted(await self._required(bases[0]), objects), frozenset[str]()
-        for done, other in enumerate(bases[1:], 1):
-            below = graph.common_of(bases[:done], other)
-            if not below:
-                raise InvalidInput("what the threads had in common is not stored any more")
-            older, doubtful = await self._base(below, graph, objects)
-            seen: list[str] = []
-
-            def note(conflict: Conflict, seen: list[str] = seen) -> Any:
-                seen.append(conflict.path)
-                return conflict.ours
-
-            uncertain |= doubtful
-            walk = merge_roots(
-                older, root, _rooted(await self._required(other), objects), resolve=note, uncertain=uncertain
-            )
-            merged = _walked(walk, objects)
-            objects.update(merged.objects)
-            root, uncertain = tree_root(merged.nodes), uncertain | frozenset(seen)
-        return root, uncertain
 
     # -- retention
 
@@ -441,7 +425,7 @@ def _rooted(checkpoint: Checkpoint, objects: Objects) -> Root:
         writer.value(checkpoint.state, "state"),
         writer.value(checkpoint.tools_result, "tools_result"),
     ]
-    return tree_root(nodes)
+    return root_of_nodes(nodes)
 
 
 def _values(root: Root) -> Need[list[Any]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from everstep import checks, history, oplog
 from everstep.backends import StoreBackend
+from everstep.bases import Bases, root_of_nodes
 from everstep.config import SnapshotConfig
 from everstep.diff import compare
 from everstep.errors import (
@@ -60,7 +61,7 @@ from everstep.types import (
     TimeTravelResult,
     UnreadCheckpoint,
 )
-from everstep.values import compress, tree
+from everstep.values import compress
 
 Resolve = str | Mapping[str, Any] | Callable[[Conflict], Any] | None
 
@@ -464,7 +465,7 @@ class StoreTimeline:
             raise InvalidInput(f"threads {branch!r} and {into!r} have no checkpoint in common")
         if theirs.place in bases:
             return ours.record.key.checkpoint_id  # everything is merged already
-        base = await self._base(bases, threads)
+        base = await self._bases(threads, ours.family).merged(bases)
         walk = merge_roots(base.root, _root(ours), _root(theirs), resolve=resolve, uncertain=base.uncertain)
         try:
             merged = await self._repository.walk(walk, [ours.family], base.objects)
@@ -481,7 +482,7 @@ class StoreTimeline:
         self, ours: Stored, theirs: Stored, record: Record, merged: Merged, thread: Thread | None
     ) -> str:
         into, namespace, head = ours.record.key
-        record = _with_root(record, tree_root(merged.nodes))
+        record = _with_root(record, root_of_nodes(merged.nodes))
         objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
         bases = tuple(Base(stored.record.key, stored.digest) for stored in (ours, theirs))
         newest = thread.newest[namespace] if thread is not None else ours.seq
@@ -525,42 +526,12 @@ class StoreTimeline:
                 return history.common_ancestors(one, other, threads)
             await self._load_threads(missing_one | missing_other, threads)
 
-    async def _base(self, places: Sequence[Place], threads: dict[str, Thread | None]) -> _MergeBase:
-        """Return the values to merge against; several common ancestors are merged into one first."""
-        base = _MergeBase(await self._base_root(places[0], threads))
-        family = next(thread.family for thread in threads.values() if thread is not None)
-        for done, place in enumerate(places[1:], 1):
-            below = await self._below(places[:done], place, threads)
-            if not below:
-                raise InvalidInput("the common ancestors of these threads have no ancestor in common themselves")
-            older = await self._base(below, threads)
-            root = await self._base_root(place, threads)
-            base = await self._virtual(older, base, root, family)
-        return base
-
-    async def _below(self, merged: Sequence[Place], place: Place, threads: dict[str, Thread | None]) -> list[Place]:
-        """Return the best common ancestors of `place` and all that is merged already."""
-        mine, _ = history.ancestors(place, threads)
-        theirs: history.Ancestors = {}
-        for other in merged:
-            for run, found in history.ancestors(other, threads)[0].items():
-                if run not in theirs or theirs[run].seq < found.seq:
-                    theirs[run] = found
-        return history.common_ancestors(mine, theirs, threads)
-
-    async def _virtual(self, older: _MergeBase, one: _MergeBase, other: Root, family: str) -> _MergeBase:
-        """Merge two common ancestors. Where they conflict the base is not certain, and any difference is a conflict."""
-        uncertain = older.uncertain | one.uncertain
-        seen: list[str] = []
-
-        def note(conflict: Conflict) -> Any:
-            seen.append(conflict.path)
-            return conflict.ours
-
-        objects = {**older.objects, **one.objects}
-        walk = merge_roots(older.root, one.root, other, resolve=note, uncertain=uncertain)
-        merged = await self._repository.walk(walk, [family], objects)
-        return _MergeBase(tree_root(merged.nodes), uncertain | frozenset(seen), {**objects, **merged.objects})
+    def _bases(self, threads: Mapping[str, Thread | None], family: str) -> Bases[Place]:
+        return Bases(
+            lambda place: self._base_root(place, threads),
+            lambda places, other: history.common_below(places, other, threads),
+            lambda need, objects: self._repository.walk(need, [family], objects),
+        )
 
     async def _base_root(self, place: Place, threads: Mapping[str, Thread | None]) -> Root:
         """Return the values of an ancestor: from the checkpoint, or as kept for the merge if it is gone."""
@@ -628,26 +599,9 @@ class StoreTimeline:
         return UnreadCheckpoint(to_metadata(stored), stored.record.next_node, read)
 
 
-class _MergeBase(NamedTuple):
-    """What a merge is done against."""
-
-    root: Root
-    uncertain: frozenset[str] = frozenset()
-    objects: Mapping[bytes, tree.Content] = {}
-
-
 def _root(stored: Stored) -> Root:
     return Root(stored.record.children, stored.record.body, stored.record.sizes)
 
 
 def _with_root(record: Record, root: Root) -> Record:
     return record._replace(children=root.children, body=root.body, sizes=root.sizes)
-
-
-def tree_root(nodes: Sequence[tree.Node]) -> Root:
-    """Return the root that holds these nodes."""
-    return Root(
-        b"".join(node.children for node in nodes),
-        b"".join(node.body for node in nodes),
-        tuple(node.size for node in nodes),
-    )
