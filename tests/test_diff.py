@@ -155,6 +155,14 @@ def test_messages_without_an_id_of_their_own_are_named_by_index() -> None:
     assert [path for path, *_ in in_messages([{"id": 7, "c": 1}], [{"id": 7, "c": 2}])] == ["messages[id=7].c"]
 
 
+def test_only_a_string_or_integer_that_no_other_message_has_is_an_id() -> None:
+    for ident in ("", None, True, 1.0, ["m1"]):
+        assert [path for path, *_ in in_messages([{"id": ident, "c": 1}], [{"id": ident, "c": 2}])] == ["messages[0].c"]
+    twice = [{"id": "x", "c": 1}, {"id": "x", "c": 2}]
+    changed = [{"id": "x", "c": 3}, {"id": "x", "c": 4}]
+    assert [path for path, *_ in in_messages(twice, changed)] == ["messages[0].c", "messages[1].c"]
+
+
 def test_a_moved_message_is_gone_from_one_place_and_new_in_another() -> None:
     a = [{"id": f"m{n}"} for n in range(4)]
     b = [a[1], a[2], a[0], a[3]]

@@ -368,6 +368,14 @@ def test_a_new_order_is_one_conflict_if_the_other_side_changed_anything() -> Non
             case.merge(resolve={"messages": wrong})
 
 
+def test_a_name_that_two_messages_have_names_neither() -> None:
+    twice = [said("x", "1"), said("x", "2")]
+    ours, theirs = [said("x", "o"), twice[1]], [twice[0], said("x", "t")]
+    assert [m["content"] for m in talk(twice, ours, theirs).values()[0]] == ["o", "t"]
+    clash = talk(twice, ours, [said("x", "3"), said("x", "t")]).merge().conflicts
+    assert [c.path for c in clash] == ["messages[0].content"]
+
+
 # -- tool calls
 
 

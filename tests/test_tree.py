@@ -251,16 +251,22 @@ def test_a_tree_that_unfolds_without_end_is_stopped() -> None:
         return key
 
     key = add(b"", bytes((tree.REST,)) + codec.pack("x" * 1000))
-    for _ in range(12):
-        refs = key * 64
-        key = add(refs, bytes((tree.LIST, 64, 1, 128, 1, 0)))
-    with pytest.raises(CheckpointCorrupted):
-        tree.Reader(objects, 1_000_000).fields(key, bytes((tree.REF,)), 1)
+    for size in (1, 900_000):
+        for _ in range(12):
+            refs = key * 64
+            key = add(refs, bytes((tree.LIST, 64)) + tree._number(size) + bytes((1, 128, 1, 0)))
+        with pytest.raises(CheckpointCorrupted):
+            tree.Reader(objects, 1_000_000).fields(key, bytes((tree.REF,)), 1)
 
 
 def test_nodes_that_claim_too_much_are_stopped() -> None:
     huge = tree._number(1 << 40)
-    for body in (bytes((tree.TEXT,)) + tree._number(1) + huge, bytes((tree.LIST,)) + huge + b"\x01\x00"):
+    for body in (
+        bytes((tree.TEXT,)) + huge + b"\x01\x00",
+        bytes((tree.TEXT, 50, 1)) + huge,
+        bytes((tree.LIST,)) + huge + b"\x32\x01\x00",
+        bytes((tree.LIST, 50)) + huge + b"\x01\x00",
+    ):
         with pytest.raises(CheckpointCorrupted):
             tree.Reader({}, 100).fields(b"", body, 1)
     objects: dict[bytes, tree.Content] = {}
@@ -271,7 +277,7 @@ def test_nodes_that_claim_too_much_are_stopped() -> None:
         key = tree.address(children, bytes((tree.NODES,)))
         objects[key] = children, bytes((tree.NODES,))
     with pytest.raises(CheckpointCorrupted):
-        tree.Reader(objects, 1000).fields(key, bytes((tree.TEXT, 9, 1, 0, 0, 0, 0, 0, 0, 0, 0)), 1)
+        tree.Reader(objects, 1000).fields(key, bytes((tree.TEXT, 50, 9, 1, 0, 0, 0, 0, 0, 0, 0, 0)), 1)
 
 
 def test_missing_objects_are_named() -> None:

@@ -65,7 +65,7 @@ def node_of(value: Any, shelf: Shelf) -> tree.Node:
 
 
 @given(values() | large_values(), st.sampled_from([tree.ENTRY_MAX, tree.ITEM_MAX]))
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_writing_packed_bytes_is_writing_their_value(value: Any, whole_max: int) -> None:
     plain, packed = tree.Writer(), tree.Writer()
     assert packed.packed(codec.pack(value), "v", whole_max) == plain.value(value, "v", whole_max)
@@ -73,7 +73,7 @@ def test_writing_packed_bytes_is_writing_their_value(value: Any, whole_max: int)
 
 
 @given(st.lists(values(), max_size=8), st.dictionaries(st.text(max_size=4), values(), max_size=6))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_the_items_of_packed_bytes_are_their_values(items: list[Any], mapping: dict[str, Any]) -> None:
     assert codec.items(codec.pack(items)) == [codec.pack(item) for item in items]
     assert codec.items(codec.pack(mapping)) == [codec.pack(part) for pair in mapping.items() for part in pair]
@@ -89,7 +89,7 @@ def test_any_bytes_taken_for_packed_ones_end_in_an_error_of_ours(packed: bytes) 
 
 
 @given(values() | large_values())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_the_size_of_any_node_is_at_most_one_object_away(value: Any) -> None:
     shelf = Shelf()
     node = node_of(value, shelf)
@@ -148,7 +148,7 @@ def test_values_kept_whole_are_the_same_as_split_ones() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=8) | st.integers(), values() | st.text().map(lambda t: t * 500), max_size=40))
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_a_mapping_opens_into_entries(mapping: dict[Any, Any]) -> None:
     shelf = Shelf()
     walker = walk.Walker()
@@ -233,7 +233,7 @@ def _items(shelf: Shelf, walker: walk.Walker, items: list[Any]) -> walk.Items:
 
 
 @given(st.sampled_from([5, 60, 700, 4000]), st.data())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_lists_are_opened_only_where_they_differ(length: int, data: st.DataObject) -> None:
     local = data.draw(st.booleans())
     edits, ats = st.sampled_from(EDITED[:4] if local else EDITED), st.integers(0, length)
@@ -256,7 +256,7 @@ def test_lists_are_opened_only_where_they_differ(length: int, data: st.DataObjec
 
 
 @given(st.integers(1, 3000), st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_positions_are_indexes(length: int, data: st.DataObject) -> None:
     base = [message(n) for n in range(length)]
     at = data.draw(st.integers(0, length - 1))
@@ -269,7 +269,7 @@ def test_positions_are_indexes(length: int, data: st.DataObject) -> None:
 
 
 @given(st.sampled_from([0, 5, 60, 700, 4000]), st.integers(0, 10_000), st.data())
-@settings(max_examples=40)
+@settings(max_examples=30)
 def test_a_list_put_together_from_parts_is_the_list_written_anew(length: int, seed: int, data: st.DataObject) -> None:
     make = data.draw(st.sampled_from([message, lambda n: n, lambda n: message(n % 3), lambda n: message(0)]))
     base = [make(n + seed) for n in range(length)]
@@ -284,6 +284,21 @@ def test_a_list_put_together_from_parts_is_the_list_written_anew(length: int, se
     assert node[:3] == tree.Writer().list_node(changed, "v")[:3]
     _, unknown = tree.reachable(node.children, lambda key: (shelf.objects.get(key) or (None,))[0])
     assert not unknown
+
+
+@given(st.lists(st.tuples(st.integers(0, 900), st.sampled_from(["different", "equal", "tiny"])), max_size=4))
+@settings(max_examples=25)
+def test_lists_put_end_to_end_are_the_long_list_written_anew(pieces: list[tuple[int, str]]) -> None:
+    """Groups of the second list no longer begin where a group may begin."""
+    makers: dict[str, Any] = {"different": message, "equal": lambda _: message(0), "tiny": lambda n: n}
+    lists = [[makers[kind](n) for n in range(length)] for length, kind in pieces]
+    shelf, walker = Shelf(), walk.Walker()
+    opened = [_items(shelf, walker, items) for items in lists]
+    parts = [part for items in opened for part in items.parts]
+
+    node = shelf.run(walker.list_node(parts, sum(map(len, lists)), sum(items.size for items in opened)))
+
+    assert node[:3] == tree.Writer().list_node([item for items in lists for item in items], "v")[:3]
 
 
 # -- paths
@@ -315,6 +330,7 @@ def test_paths_are_different_for_different_keys() -> None:
 
 
 @given(st.binary(max_size=80), st.binary(max_size=48), st.integers(0, 3))
+@settings(max_examples=60)
 def test_any_bytes_as_a_node_end_in_an_error_of_ours(body: bytes, children: bytes, level: int) -> None:
     shelf, walker = Shelf(), walk.Walker()
     node = tree.Node(children, body, 0)
@@ -333,7 +349,7 @@ def test_any_bytes_as_a_node_end_in_an_error_of_ours(body: bytes, children: byte
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_damaged_objects_end_in_an_error_of_ours_or_some_value(seed: int) -> None:
     rng = random.Random(seed)
     shelf = Shelf()

@@ -76,11 +76,11 @@ def weave(walker: Walker, base: Items, ours: Items, theirs: Items, *, all_paths:
     clean = matches[0].keys() & matches[1].keys()
     known = [clean, set(matches[0].values()), set(matches[1].values())]
     facts = yield from together([_loose_facts(walker, *both) for both in zip(lists, known, strict=True)])
-    names = unique_names(facts[0])
-    sides = [_side(lists[n], facts[n], matches[n - 1], len(base.parts), names) for n in (1, 2)]
+    names = unique_names(facts)
+    sides = [_side(lists[n], facts[n], names[n], matches[n - 1], len(base.parts), names[0]) for n in (1, 2)]
     if sides[0] is None or sides[1] is None:
         return None
-    weaver = _Weaver(base, facts[0], names, frozenset(clean), sides[0], sides[1])
+    weaver = _Weaver(base, facts[0], names[0], frozenset(clean), sides[0], sides[1])
     slots = weaver.slots()
     yield from weaver.name_the_nameless(walker, all_paths)
     stays = {matches[0][place] for place in clean}
@@ -95,10 +95,15 @@ def _loose_facts(walker: Walker, items: Items, known: Collection[int]) -> Need[d
 
 
 def _side(
-    items: Items, facts: dict[int, Facts], matches: dict[int, int], base_length: int, base_names: dict[int, Name]
+    items: Items,
+    facts: dict[int, Facts],
+    names: dict[int, Name],
+    matches: dict[int, int],
+    base_length: int,
+    base_names: dict[int, Name],
 ) -> _Side | None:
     """Find the messages of the base on a side: by content, by name, by place; None if they changed their order."""
-    names, taken = unique_names(facts), set(matches.values())
+    taken = set(matches.values())
     by_name = {name: place for place, name in names.items() if place not in taken}
     named = {place: by_name[name] for place, name in base_names.items() if place not in matches and name in by_name}
     kept = dict(sorted((matches | named).items()))
@@ -238,7 +243,7 @@ def _common_answer(ours: _Side, mine: int, theirs: _Side, other: int) -> str | i
 def _results_to_calls(walker: Walker, slots: list[Slot]) -> Need[list[Slot]]:
     """Move what the other side added between a call and its result behind the result."""
     for slot in [slot for slot in slots if slot.origin in ("ours", "theirs") and slot.facts and slot.facts.answers]:
-        if not _foreign(slots, slot):
+        if _undisturbed(slots, slot) or not _foreign(slots, slot):
             continue
         call_at = yield from _call_at(walker, slots, slot)
         moved = _unrelated(slots, [place for place in _foreign(slots, slot) if place > call_at])
@@ -246,6 +251,19 @@ def _results_to_calls(walker: Walker, slots: list[Slot]) -> Need[list[Slot]]:
         stay = [slots[place] for place in range(at) if place not in moved]
         slots = [*stay, slot, *(slots[place] for place in sorted(moved)), *slots[at + 1 :]]
     return slots
+
+
+def _undisturbed(slots: list[Slot], slot: Slot) -> bool:
+    """Whether the calls are in sight, with nothing between that the other side added: the usual case, and cheap."""
+    wanted = set((slot.facts or Facts()).answers)
+    for place in range(slots.index(slot) - 1, -1, -1):
+        seen = slots[place]
+        if seen.facts is None or seen.origin not in ("base", "both", slot.origin):
+            return False
+        wanted -= seen.facts.calls
+        if not wanted:
+            return True
+    return False
 
 
 def _foreign(slots: list[Slot], slot: Slot) -> list[int]:

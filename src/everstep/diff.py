@@ -102,7 +102,8 @@ def _list(walker: Walker, path: str, a: Items, b: Items, *, named: bool = False)
     loose = stretches(matches, len(a.parts), len(b.parts))
     names: list[dict[int, Name]] = [{}, {}]
     if named:
-        names = yield from together([_names(walker, lists[side], [part[side] for part in loose]) for side in (0, 1)])
+        facts = yield from together([_facts(walker, lists[side], [part[side] for part in loose]) for side in (0, 1)])
+        names = unique_names(facts)
     pairs = [pair for part in loose for pair in _paired(part, names[0], names[1])]
     gone = [old for old, new in pairs if old is not None and new is None]
     here = [new for _, new in pairs if new is not None]
@@ -118,10 +119,10 @@ def _list(walker: Walker, path: str, a: Items, b: Items, *, named: bool = False)
     return [change for changes in (yield from together(needs)) for change in changes]
 
 
-def _names(walker: Walker, items: Items, stretches: list[range]) -> Need[dict[int, Name]]:
+def _facts(walker: Walker, items: Items, stretches: list[range]) -> Need[dict[int, Facts]]:
     places = [place for stretch in stretches for place in stretch]
     found: list[Facts] = yield from together([id_of(walker, items.parts[place].node) for place in places])
-    return unique_names(dict(zip(places, found, strict=True)))
+    return dict(zip(places, found, strict=True))
 
 
 def _paired(stretch: Stretch, a_names: dict[int, Name], b_names: dict[int, Name]) -> list[_Pair]:

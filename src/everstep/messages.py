@@ -7,7 +7,7 @@ here may fail because a message looks different: what is not understood has no n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from everstep.values import codec
@@ -61,11 +61,16 @@ def id_of(walker: Walker, message: Node) -> Need[Facts]:
     return Facts(tuple(("id", name) for name in ident))
 
 
-def unique_names(facts: Mapping[int, Facts]) -> dict[int, Name]:
-    """Return the best name of each message that no other message of its list has."""
-    counts = Counter(name for fact in facts.values() for name in fact.names)
-    best = {place: [name for name in fact.names if counts[name] == 1] for place, fact in facts.items()}
-    return {place: names[0] for place, names in best.items() if names}
+def unique_names(lists: Iterable[Mapping[int, Facts]]) -> list[dict[int, Name]]:
+    """Return, for each list, the best names of its messages, but for names that occur twice in some list.
+
+    Only what was looked at counts: to look for a twin among messages that nobody changed would mean reading them all.
+    """
+    lists = list(lists)
+    counts = [Counter(name for fact in facts.values() for name in fact.names) for facts in lists]
+    twice = {name for counted in counts for name, count in counted.items() if count > 1}
+    best = [{place: [n for n in fact.names if n not in twice] for place, fact in facts.items()} for facts in lists]
+    return [{place: names[0] for place, names in found.items() if names} for found in best]
 
 
 def name_path(name: Name) -> str:

@@ -238,7 +238,8 @@ class Repository:
         wanted: Collection[bytes] = ()
         while True:
             try:
-                wanted = need.send(found) if wanted else next(need)
+                with _stack_checked():
+                    wanted = need.send(found) if wanted else next(need)
             except StopIteration as done:
                 result: R = done.value
                 return result

@@ -755,10 +755,10 @@ def _read_list(node: Node) -> tuple[int, int, list[list[Node]], list[list[int]]]
     try:
         if cursor.byte() != LIST:
             raise CheckpointCorrupted("a stored list is out of shape")
-        count, size = cursor.number(), cursor.number()
+        count = cursor.number()
         if node.tails:
-            return count, size, [tail.copy() for tail, _ in node.tails], [cuts.copy() for _, cuts in node.tails]
-        tails = _read_tails(cursor, GROUP)
+            return count, node.size, [tail.copy() for tail, _ in node.tails], [cuts.copy() for _, cuts in node.tails]
+        size, tails = cursor.number(), _read_tails(cursor, GROUP)
     except IndexError as exc:
         raise CheckpointCorrupted("a stored list cannot be read") from exc
     return count, size, tails, [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]

@@ -168,7 +168,7 @@ class Walker:
         inner = yield from self.resolve(node)
         if inner.body[0] == tree.MAP:
             return (yield from self._pairs(inner))
-        if inner.body[0] == tree.TAG and inner.body[1] == codec.MAP:  # its keys are not all text: rare
+        if inner.body[:2] == bytes((tree.TAG, codec.MAP)):  # its keys are not all text: rare
             packed: bytes | None = (yield from self.packed([inner]))[0]
         else:
             packed = whole(inner)
@@ -345,7 +345,7 @@ def whole(node: Node) -> bytes | None:
         packed = node.body[1:]
     elif node.body[0] == tree.PACKED:
         packed = node.body[2:]
-        if len(packed) != node.body[1]:  # it is small: its size is one byte
+        if node.body[1:2] != bytes((min(len(packed), 0xFF),)):  # it is small: its size is one byte
             raise CheckpointCorrupted("a stored node is out of shape")
     else:
         return None
