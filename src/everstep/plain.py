@@ -438,9 +438,9 @@ def _values(root: Root) -> Need[list[Any]]:
 def _walked(need: Need[R], objects: Mapping[bytes, tree.Content]) -> R:
     """Run a walk whose objects are all in memory."""
     try:
-        next(need)
+        wanted = next(need)
         while True:
-            need.send(objects)
+            wanted = need.send({key: objects[key] for key in wanted if key in objects})
     except StopIteration as done:
         result: R = done.value
         return result

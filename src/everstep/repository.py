@@ -239,7 +239,7 @@ class Repository:
         while True:
             try:
                 with _stack_checked():
-                    wanted = need.send(found) if wanted else next(need)
+                    wanted = need.send({key: found[key] for key in wanted if key in found}) if wanted else next(need)
             except StopIteration as done:
                 result: R = done.value
                 return result
