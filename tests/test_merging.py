@@ -160,6 +160,22 @@ class TestMerge:
         assert await state(whole) == {"k": 0, "a": 1, "b": 1}
         assert await texts(whole) == ["base", "t", "b"]
 
+    async def test_large_values_are_merged_by_an_engine_that_has_seen_nothing(self, make_engine: Any) -> None:
+        messages = [say(f"word {n} " * 200) for n in range(200)]
+        deep = {f"k{n}": {"text": "v" * 300, "list": ["x" * 90] * 20} for n in range(50)}
+        engine = make_engine()
+        first = await engine.snapshot("t", messages, {"deep": deep}, {})
+        branch = await engine.branch(first, "idea")
+        for thread, place in ((branch, 5), ("t", 150)):
+            changed = [*messages[:place], say(thread), *messages[place + 1 :]]
+            await engine.snapshot(thread, changed, {"deep": deep | {f"k{place % 50}": {"text": thread}, thread: 1}}, {})
+        await make_engine().diff(first, await latest(engine, branch))
+        await make_engine().merge_branch(branch, "t")
+        merged = await make_engine().get_latest("t")
+        assert (merged.messages[5], merged.messages[150]) == (say(branch), say("t"))
+        assert len(merged.messages) == 200
+        assert merged.state["deep"] == deep | {"k5": {"text": branch}, "k0": {"text": "t"}, branch: 1, "t": 1}
+
     @only_async
     async def test_a_writer_that_comes_between_is_not_lost(self, engine: Any) -> None:
         branch = await forked(engine)
