@@ -109,12 +109,19 @@ def plain_merge(path: str, b: Any, o: Any, t: Any, conflicts: dict[str, tuple[An
             for key in keys
         }
         return {key: value for key, value in found.items() if value is not MISSING}
-    if type(o) is list and type(t) is list and type(b) is list:
+    if type(o) is list and type(t) is list and type(b) is list and same_places(b, o, t):
         rows = itertools.zip_longest(b, o, t, fillvalue=MISSING)
         parts = [plain_merge(f"{path}[{n}]", *row, conflicts) for n, row in enumerate(rows)]
         return [part for part in parts if part is not MISSING]
     conflicts[path] = b, o, t
     return MISSING
+
+
+def same_places(b: list[Any], o: list[Any], t: list[Any]) -> bool:
+    """Items were changed in place, or added at the end by one side that changed none."""
+    grown = [x for x in (o, t) if len(x) > len(b)]
+    kept = [x for x in (o, t) if len(x) == len(b)]
+    return len(kept) == 2 or (len(kept) == len(grown) == 1 and same(grown[0][: len(b)], b))
 
 
 @st.composite
@@ -206,7 +213,7 @@ def test_conflicts_name_the_path_and_all_three_values() -> None:
     theirs = {"a": 1.0, "b": 2, "l": [1, 2, 4], "t": (3,), "m": {"k": 2, "t": 1}}
     assert sides(state_case(base, ours, theirs).merge().conflicts) == [
         ("state.a", 1, 2, 1.0),
-        ("state.l[2]", MISSING, 3, 4),
+        ("state.l", [1, 2], [1, 2, 3], [1, 2, 4]),
         ("state.t", (1,), (2,), (3,)),
         ("state.m.k", MISSING, 1, 2),
         ("state.b", 1, MISSING, 2),
@@ -284,6 +291,8 @@ def conversations(draw: Any) -> tuple[list[Any], list[Any], list[Any], list[str]
             added = [said(f"{side}{n}.{i}", text) for i in range(new.get((side, n), 0))]
             out.extend(added)
             follow.setdefault((side, last), []).extend(m["id"] for m in added)
+        if last < length - 1:  # what stands at a side's end is new after all of the base
+            follow[side, length - 1] = follow.pop((side, last), [])
         sequences[side] = out
     expected: list[str] = []
     for n in range(-1, length):
@@ -439,13 +448,52 @@ def test_two_answers_to_one_call_conflict() -> None:
     assert len(talk(base, [*base, result("c1")], [*base, result("c1"), said("a")]).values()[0]) == 3
 
 
-def test_a_result_whose_call_is_gone_is_a_conflict() -> None:
+def test_a_result_whose_call_was_dropped_is_a_conflict_about_the_call() -> None:
     a, asked = said("a"), call("c1")
     case = talk([a, asked], [a, said("b")], [a, asked, result("c1"), said("c")])
-    assert sides(case.merge().conflicts) == [("messages[tool_call_id='c1']", MISSING, MISSING, result("c1"))]
+    assert sides(case.merge().conflicts) == [("messages[1]", asked, MISSING, asked)]
     assert names(case.values(resolve="ours")[0]) == ["a", "b", "c"]
+    assert case.values(resolve="theirs")[0] == [a, asked, result("c1"), said("b"), said("c")]
     back = talk([a, asked], [a, asked, result("c1", id="r")], [a, said("b")])
-    assert sides(back.merge().conflicts) == [("messages['r']", MISSING, result("c1", id="r"), MISSING)]
+    assert sides(back.merge().conflicts) == [("messages[1]", asked, asked, MISSING)]
+    assert names(back.values(resolve="theirs")[0]) == ["a", "b"]
+    edited = talk([a, asked | {"id": "q"}], [a, said("q", "no call")], [a, asked | {"id": "q"}, result("c1")])
+    assert [c.path for c in edited.merge().conflicts] == ["messages['q']"]
+    assert edited.values(resolve="ours")[0] == [a, said("q", "no call")]
+    assert edited.values(resolve="theirs")[0] == [a, asked | {"id": "q"}, result("c1")]
+
+
+def test_items_of_the_responses_api_stay_together() -> None:
+    asked = {"type": "function_call", "call_id": "c1", "name": "f"}
+    answered = {"type": "function_call_output", "call_id": "c1", "output": "1"}
+    ours, theirs = [asked, said("hey")], [asked, answered, said("answer")]
+    assert talk([asked], ours, theirs).values()[0] == [asked, answered, said("hey"), said("answer")]
+
+
+def test_lists_whose_items_moved_are_one_value() -> None:
+    todo = [{"id": n, "s": "todo"} for n in range(3)]
+    done = [todo[0], todo[1] | {"s": "DONE"}, todo[2]]
+    case = state_case({"l": todo}, {"l": todo[1:]}, {"l": done})
+    assert sides(case.merge().conflicts) == [("state.l", todo, todo[1:], done)]
+    assert [c.path for c in state_case({"l": [1, 2, 3]}, {"l": [2, 3]}, {"l": [1, 2]}).merge().conflicts] == ["state.l"]
+    assert [c.path for c in state_case({"l": [1]}, {"l": [1, 2]}, {"l": [1, 3]}).merge().conflicts] == ["state.l"]
+    assert state_case({"l": [1, 2]}, {"l": [1, 2, 3]}, {"l": [5, 2]}).values()[1] == {"l": [5, 2, 3]}
+
+
+def test_the_record_of_a_captured_call_is_not_mixed_with_another() -> None:
+    def record(arg: str, found: str) -> dict[str, Any]:
+        return {"name": "search", "args": [arg], "kwargs": {}, "status": "ok", "result": found}
+
+    ours, theirs, base = record("b", "x"), record("a", "y"), record("a", "x")
+    assert Case(([], {}, base), ([], {}, ours), ([], {}, theirs)).values()[2] == ours
+    assert Case(([], {}, base), ([], {}, base), ([], {}, theirs)).values()[2] == theirs
+
+
+def test_a_merge_may_be_larger_than_each_of_its_sides() -> None:
+    ours, theirs = {"p": {"hotel": "the grand hotel at the harbour"}}, {"p": {"travel": "by night train from afar"}}
+    assert state_case({"p": {}}, ours, theirs).values()[1] == {"p": ours["p"] | theirs["p"]}
+    grown = "a value that is longer than the whole state was on any of the sides " * 3
+    assert state_case({"a": 1}, {"a": 2}, {"a": 3}).values(resolve={"state.a": grown})[1] == {"a": grown}
 
 
 @st.composite

@@ -39,6 +39,8 @@ class Slot:
     """Whether it is a conflict, whatever the values are."""
     facts: Facts | None = None
     """None: not looked at yet."""
+    call: Slot | None = None
+    """For the result of a call that the other side dropped: the slot of the call, which is in conflict."""
 
 
 class Woven(NamedTuple):
@@ -161,7 +163,7 @@ class _Weaver:
             for place, slot in enumerate(self.kept)
             if slot.path == "messages"
             and slot.ours != slot.theirs
-            and (all_paths or slot.base not in (slot.ours, slot.theirs))
+            and (all_paths or slot.clash or slot.base not in (slot.ours, slot.theirs))
         ]
         for place, index in (yield from walker.positions(self.base, places)).items():
             self.kept[place].path = f"messages[{index}]"
@@ -202,9 +204,11 @@ class _Weaver:
         side, other = (self.ours, "theirs") if origin == "ours" else (self.theirs, "ours")
         node, facts = side.items.parts[place].node, side.facts[place]
         slot = Slot(origin, ours=node, facts=facts) if origin == "ours" else Slot(origin, theirs=node, facts=facts)
-        lost = [call for call in facts.answers if call in self.gone[other] and call not in self.gone[origin]]
-        slot.clash = bool(lost)
-        name = side.names.get(place) or (("tool_call_id", lost[0]) if lost else None)
+        lost = {call for call in facts.answers if call in self.gone[other] and call not in self.gone[origin]}
+        if lost:  # the other side dropped a call that was answered here: whether it stays is a conflict
+            slot.call = next(self.kept[at] for at, known in self.facts.items() if not known.calls.isdisjoint(lost))
+            slot.call.clash = True
+        name = side.names.get(place)
         if name is not None:
             slot.path = name_path(name)
         return slot

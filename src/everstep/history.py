@@ -53,6 +53,17 @@ def _is_of(thread: Thread, run: int, namespace: str) -> bool:
     return not own or own[0].key.namespace == namespace
 
 
+def is_hidden(stored: Stored, stretches: Iterable[Hidden]) -> bool:
+    """Whether one of these stretches hides the checkpoint."""
+    return any(
+        h.writes_of is None
+        and h.namespace == stored.record.key.namespace
+        and h.run in (None, stored.run)
+        and h.after < stored.seq <= h.to
+        for h in stretches
+    )
+
+
 def _is_hidden_whole(run: int, namespace: str, hidden: Iterable[Hidden]) -> bool:
     """Whether a stretch covers the run from its first checkpoint on: then all of it, since it grew no more after."""
     return any(h.namespace == namespace and h.run in (None, run) and h.after < run <= h.to for h in hidden)

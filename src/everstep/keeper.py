@@ -84,7 +84,10 @@ class Keeper:
         if plan is not None:
             with self._lock:
                 plan.count += len(items) - 1
-                plan.items.extendleft(reversed(items))
+                if self._policy is CheckpointGC.KEEP_MILESTONES:
+                    plan.items.extend(items)
+                else:
+                    plan.items.extendleft(reversed(items))
 
     def _taken(self, plan: _Plan) -> list[Item]:
         items, gone = plan.items, list[Item]()

@@ -101,7 +101,7 @@ def merge(
         [
             planner.messages(bare(b.messages), bare(o.messages), bare(t.messages)),
             planner.value("state", bare(b.state), bare(o.state), bare(t.state)),
-            planner.value("tools_result", bare(b.tools_result), bare(o.tools_result), bare(t.tools_result)),
+            planner.tools_result(bare(b.tools_result), bare(o.tools_result), bare(t.tools_result)),
         ]
     )
     clashes = [clash for plan in plans for clash in _clashes(plan)]
@@ -162,6 +162,14 @@ class _Planner:
                 return container
         return _Clash(path, base, ours, theirs)
 
+    def tools_result(self, base: Node, ours: Node, theirs: Node) -> Need[_Plan]:
+        """Plan the results of tool calls. The record of one captured call is not mixed with another's: ours counts."""
+        if ours != theirs and base not in (ours, theirs):
+            opened = yield from together([self._walker.entries(node) for node in (ours, theirs)])
+            if any(entries is not None and entries.nodes.keys() >= _CALL_RECORD for entries in opened):
+                return ours
+        return (yield from self.value("tools_result", base, ours, theirs))
+
     def _uncertain_below(self, path: str) -> bool:
         """Whether a container must be opened although a side left it alone."""
         return any(below.startswith((f"{path}.", f"{path}[")) for below in self._uncertain)
@@ -186,6 +194,8 @@ class _Planner:
         if len(lists) < 3:
             return None
         nodes = yield from together(self._walker.all_items(items) for items in lists)
+        if not _same_places(*nodes):
+            return None
         b, o, t = [dict[Key, Node](enumerate(items)) for items in nodes]
         container = _Container(path, o, lists[1].size, {}, is_list=True)
         yield from self._parts(container, b, t, certain)
@@ -229,6 +239,18 @@ class _Planner:
         if slot.clash:
             return ready(_Clash(slot.path, slot.base, slot.ours, slot.theirs))
         return self.value(slot.path, slot.base, slot.ours, slot.theirs)
+
+
+_CALL_RECORD = {codec.pack(key) for key in ("name", "args", "kwargs", "status")}
+
+
+def _same_places(base: list[Node], ours: list[Node], theirs: list[Node]) -> bool:
+    """Whether an index means the same in all three: items were changed in place, or added at the end by one side."""
+    length = len(base)
+    if len(ours) == len(theirs) == length:
+        return True
+    longer, other = (ours, theirs) if len(theirs) == length else (theirs, ours)
+    return len(other) == length < len(longer) and longer[:length] == base
 
 
 def _keyed(nodes: dict[bytes, Node]) -> dict[Key, Node]:
@@ -337,7 +359,10 @@ class _Builder:
         ours, replaced = plan.woven.ours, plan.woven.replaced
         built = yield from self._built(plan.plans, tree.ITEM_MAX, 1)
         node_of = dict(zip(plan.loose, built, strict=True))
-        new = [node for node in built if node is not None]
+        for slot in plan.loose:
+            if slot.call is not None and _is_lost(slot, node_of[slot.call]):
+                node_of[slot] = None
+        new = [node for node in node_of.values() if node is not None]
         gone_size, new_size = yield from together([self._walker.sizes_of(replaced), self._walker.sizes_of(new)])
         parts: list[Part] = []
         for slot in plan.woven.slots:
@@ -398,6 +423,14 @@ class _Builder:
             return codec.map_header(len(values)) + content
         content = codec.array_header(2 * len(values)) + content
         return codec.tag_header(codec.MAP, len(content)) + content
+
+
+def _is_lost(result: Slot, call: Node | None) -> bool:
+    """Whether the call that a result answers did not stay: the conflict was settled for the side that dropped it."""
+    dropped = result.call.theirs if result.call is not None and result.ours is not None else None
+    if result.call is not None and result.theirs is not None:
+        dropped = result.call.ours
+    return call is None or call == dropped
 
 
 def _key(key: Key) -> bytes:

@@ -18,7 +18,7 @@ Name = tuple[str, str | int]
 """("id", its id) or ("tool_call_id", the call it answers)."""
 
 _KEYS = {name: codec.pack(name) for name in ("id", "type", "content", "tool_calls", "tool_call", "tool_call_id")}
-_KEYS["tool_use_id"] = codec.pack("tool_use_id")
+_KEYS |= {name: codec.pack(name) for name in ("tool_use_id", "call_id")}
 
 
 class Facts(NamedTuple):
@@ -37,19 +37,21 @@ def facts_of(walker: Walker, message: Node) -> Need[Facts]:
     entries = yield from walker.entries(message)
     if entries is None:
         return Facts()
-    ident, listed, single, used, answered, results = yield from together(
+    ident, listed, single, used, item, answered, results, output = yield from together(
         [
             _idents(walker, entries, "id"),
             _listed(walker, entries),
             _inside(walker, entries),
             _blocks(walker, entries, "tool_use", "id"),
+            _typed(walker, entries, "function_call"),
             _idents(walker, entries, "tool_call_id"),
             _blocks(walker, entries, "tool_result", "tool_use_id"),
+            _typed(walker, entries, "function_call_output"),
         ]
     )
-    answers = (*answered, *results)
+    answers = (*answered, *results, *output)
     names = [("id", name) for name in ident] + [("tool_call_id", call) for call in answers[:1]]
-    return Facts(tuple(names), frozenset([*listed, *single, *used]), answers)
+    return Facts(tuple(names), frozenset([*listed, *single, *used, *item]), answers)
 
 
 def id_of(walker: Walker, message: Node) -> Need[Facts]:
@@ -96,6 +98,12 @@ def _inside(walker: Walker, entries: Entries) -> Need[list[str | int]]:
     node = entries.nodes.get(_KEYS["tool_call"])
     call = (yield from walker.entries(node)) if node is not None else None
     return (yield from _idents(walker, call, "id")) if call is not None else []
+
+
+def _typed(walker: Walker, entries: Entries, kind: str) -> Need[list[str | int]]:
+    """Return the `call_id` of an item that is of this type."""
+    found = yield from _idents(walker, entries, "type")
+    return (yield from _idents(walker, entries, "call_id")) if found == [kind] else []
 
 
 def _listed(walker: Walker, entries: Entries) -> Need[list[str | int]]:

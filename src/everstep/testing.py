@@ -30,6 +30,7 @@ from everstep.faces import run_to_end
 from everstep.repository import Repository
 from everstep.stores.protocol import (
     ANY,
+    COMMONS_MAX,
     AnyHead,
     Base,
     Change,
@@ -335,8 +336,8 @@ class StoreContract:
 
         assert branch is not None and origin is not None
         assert branch.origin == first.record.key
-        assert branch.commons == {"t": common}
-        assert origin.commons == {"branch": common}
+        assert {name: list(held) for name, held in branch.commons.items()} == {"t": [common]}
+        assert {name: list(held) for name, held in origin.commons.items()} == {"branch": [common]}
         assert await store.fetch(first.family, [leaf.hash]) == [leaf]
 
     async def test_deleting_a_thread_removes_it_and_nothing_else(self, store: Store) -> None:
@@ -676,13 +677,15 @@ class StoreContract:
     async def test_a_merge_renews_what_threads_have_in_common(self, store: Store) -> None:
         first = await store.commit(put(make_record()))
         assert first is not None
-        old, new = (Common(first.place, Root(b"", body, (3,))) for body in (b"old", b"new"))
-        await store.commit(put(make_record("b", "branch"), origin=first.record.key, commons={"t": old}))
-        await store.commit(put(make_record("c2", step=2), commons={"branch": new}))
+        places = [first.place._replace(seq=n) for n in range(1, COMMONS_MAX + 3)]
+        commons = [Common(place, Root(b"", b"%d" % place.seq, (3,))) for place in places]
+        await store.commit(put(make_record("b", "branch"), origin=first.record.key, commons={"t": commons[0]}))
+        for n, common in enumerate([*commons[1:], commons[-1]], 2):
+            await store.commit(put(make_record(f"c{n}", step=n), commons={"branch": common}))
         for one, other in (("branch", "t"), ("t", "branch")):
             thread = await store.thread(one)
             assert thread is not None
-            assert thread.commons == {other: new}
+            assert {name: list(held) for name, held in thread.commons.items()} == {other: commons[-COMMONS_MAX:]}
 
     async def test_threads_of_two_families_have_nothing_in_common(self, store: Store) -> None:
         first = await store.commit(put(make_record()))

@@ -7,6 +7,7 @@ again on what is there then. `plain.py` is the same for a backend that has only 
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -29,7 +30,7 @@ from everstep.faces import run_to_end
 from everstep.keeper import Keeper
 from everstep.merge import Merged
 from everstep.merge import merge as merge_roots
-from everstep.repository import copied, to_metadata
+from everstep.repository import copied, to_checkpoint, to_metadata
 from everstep.steps import Step, checkpoint_id, new_record
 from everstep.stores.protocol import (
     AnyHead,
@@ -56,12 +57,16 @@ from everstep.types import (
     CheckpointMetadata,
     Conflict,
     Diff,
+    Difference,
     GCReport,
     Operation,
     TimeTravelResult,
     UnreadCheckpoint,
 )
 from everstep.values import compress
+
+_FOLLOWS_MAX = 32  # ancestors in other threads that a branch is told of
+_EAGER_BYTES = 1 << 18  # a checkpoint up to this size is read at once with a rewind
 
 Resolve = str | Mapping[str, Any] | Callable[[Conflict], Any] | None
 
@@ -237,6 +242,7 @@ class StoreTimeline:
             await self._required(a)  # deleted meanwhile?
             await self._required(b)
             raise exc.located(*b[::2]) from exc
+        changes += next_node_change(before.record.next_node, after.record.next_node)
         return Diff(a.checkpoint_id, b.checkpoint_id, changes)
 
     async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key:
@@ -271,12 +277,15 @@ class StoreTimeline:
         hide = [Hidden(key.namespace, 0, last_write, None, key.checkpoint_id)] if loaded.writes else []
         if later != "keep" and depth:
             hide += following.stretches
-        result = TimeTravelResult(self._unread(target), key.thread_id, depth, before)
+        result = TimeTravelResult(await self._checkpoint(target), key.thread_id, depth, before)
         if head == key.checkpoint_id and not hide:
+            if later == "delete":
+                await self._delete_later(key, following, None)
             return result
         details = {"checkpoint_id": key.checkpoint_id, "from": head, "later": later, "left_behind": depth}
         details["namespace"] = key.namespace
         undo = oplog.Undo(key.thread_id, {key.namespace: head}, [], {key.namespace: thread.newest[key.namespace]})
+        entry = oplog.entry("rewind", details, undo, await self._top(key.thread_id), thread.newest[key.namespace])
         await self._store.commit(
             Change(
                 thread_id=key.thread_id,
@@ -284,12 +293,12 @@ class StoreTimeline:
                 expect=head,
                 moves=[Move(key.namespace, key.checkpoint_id)],
                 hide=hide,
-                log=oplog.entry("rewind", details, undo, await self._top(key.thread_id), thread.newest[key.namespace]),
+                log=entry,
             )
         )
         self._changed(key.thread_id)
         if later == "delete":
-            await self._delete_later(key, following)
+            await self._delete_later(key, following, entry)
         return result
 
     async def _count(self, key: Key, following: history.Later) -> int:
@@ -304,8 +313,8 @@ class StoreTimeline:
             ]
         )
 
-    async def _delete_later(self, key: Key, following: history.Later) -> None:
-        """Delete what a rewind has just hidden, hidden ones of before included, and its entry in the log."""
+    async def _delete_later(self, key: Key, following: history.Later, entry: Entry | None) -> None:
+        """Delete what came later on a line, hidden ones included, and the entry of the rewind in the log."""
         thread_id, namespace, _ = key
         doomed: list[Key] = []
         for stretch in following.stretches:
@@ -314,8 +323,10 @@ class StoreTimeline:
                 before_seq=stretch.to + 1, hidden="also",
             )  # fmt: skip
             doomed += [stored.record.key for stored in await self._store.list_checkpoints(query)]
-        entries = await self._store.operations(thread_id, 1)
-        deleted = await self._store.delete(thread_id, keys=doomed, operations=[entry.seq for entry in entries])
+        found = await self._store.operations(thread_id, 100) if entry is not None else []
+        entries = [each.seq for each in found if entry is not None and each.data == entry.data]
+        deleted = await self._store.delete(thread_id, keys=doomed, operations=entries)
+        self._changed(thread_id)
         for family in deleted.families:
             await self._store.sweep(family)
 
@@ -359,6 +370,7 @@ class StoreTimeline:
             if await self._store.read(*pin.key) is None:
                 raise CannotUndo(f"{entry.kind}: the checkpoint {pin.key.checkpoint_id!r} was deleted, which is final")
         swap = oplog.swapped(entry, undo, thread)
+        await self._check_visible(entry, undo, swap, thread)
         namespace = next(iter(undo.heads), "")
         expect = thread.heads.get(namespace, (None, 0))[0]
         await self._store.commit(
@@ -375,6 +387,17 @@ class StoreTimeline:
             )
         )
         self._changed(undo.thread_id)
+
+    async def _check_visible(self, entry: Entry, undo: oplog.Undo, swap: oplog.Swap, thread: Thread) -> None:
+        """Refuse to go to a head that something else hides: it would be a head that nobody sees."""
+        others = [h for seq, stretches in thread.hidden.items() if seq != entry.seq for h in stretches]
+        for namespace, head in undo.heads.items():
+            loaded = await self._store.read(undo.thread_id, namespace, head) if head is not None else None
+            if loaded is not None and history.is_hidden(loaded.stored, [*others, *swap.hide]):
+                raise CannotUndo(
+                    f"{entry.kind}: the checkpoint {head!r} is hidden by another operation; "
+                    "redo the branch that was taken back, in the log of its origin, first"
+                )
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         """Return the log, newest first."""
@@ -410,8 +433,9 @@ class StoreTimeline:
 
     async def branch(self, source: Key, name: str) -> str:
         """Start a thread at a checkpoint and return the new thread's id."""
-        thread_id = checks.thread_id(f"{source.thread_id}-branch-{name}-{secrets.token_hex(4)}")
+        thread_id = branch_id(source.thread_id, name)
         origin = await self._required(source)
+        follows = await self._older_places(origin)
         record = new_record(
             Key(thread_id, source.namespace, checkpoint_id(thread_id, 0)),
             0,
@@ -432,6 +456,7 @@ class StoreTimeline:
                     namespace=source.namespace,
                     build=lambda _: draft,
                     origin=source,
+                    follows=follows,
                     commons={source.thread_id: Common(origin.place, _root(origin))},
                     log=oplog.entry("branch", details, undo, await self._top(source.thread_id), origin.seq),
                     log_thread=source.thread_id,
@@ -441,6 +466,17 @@ class StoreTimeline:
             raise CheckpointNotFound(source.checkpoint_id, source.thread_id) from None
         self._keeper.forget(source.thread_id)
         return thread_id
+
+    async def _older_places(self, origin: Stored) -> list[Place]:
+        """Return where a checkpoint's ancestors stand in other threads: known to the branch if those are deleted."""
+        threads: dict[str, Thread | None] = {}
+        await self._load_threads({origin.record.key.thread_id}, threads)
+        thread = threads[origin.record.key.thread_id]
+        if thread is None or not thread.runs:
+            return []
+        found, _ = history.ancestors(origin.place, threads)
+        older = [place for place in found.values() if place.key.thread_id != origin.record.key.thread_id]
+        return sorted(older, key=lambda place: place.seq)[-_FOLLOWS_MAX:]
 
     async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str) -> str:
         """Merge the head of one thread into another and return the merge's id."""
@@ -539,11 +575,12 @@ class StoreTimeline:
         if loaded is not None and loaded.stored.seq == place.seq:
             return _root(loaded.stored)
         for thread in threads.values():
-            for common in thread.commons.values() if thread is not None else ():
+            for common in itertools.chain(*thread.commons.values()) if thread is not None else ():
                 if common.place == place:
                     return common.root
-        raise CheckpointNotFound(place.key.checkpoint_id, place.key.thread_id) from InvalidInput(
-            "it is the last common ancestor, and was deleted; there is nothing to merge against"
+        raise InvalidInput(
+            f"the last common ancestor of these threads, {place.key.checkpoint_id!r} of thread "
+            f"{place.key.thread_id!r}, was deleted; there is nothing to merge against"
         )
 
     async def _load_threads(self, names: Iterable[str], threads: dict[str, Thread | None]) -> None:
@@ -587,6 +624,15 @@ class StoreTimeline:
         self._repository.forget(thread_id)
         self._keeper.forget(thread_id)
 
+    async def _checkpoint(self, stored: Stored) -> Checkpoint:
+        """Return a checkpoint; a large one is read when it is looked at."""
+        if sum(stored.record.sizes) > _EAGER_BYTES:
+            return self._unread(stored)
+        loaded = await self._repository.load(*stored.record.key)
+        if loaded is None:
+            raise CheckpointNotFound(stored.record.key.checkpoint_id, stored.record.key.thread_id)
+        return to_checkpoint(*loaded)
+
     def _unread(self, stored: Stored) -> Checkpoint:
         repository = self._repository.over(self._store.blocking)
 
@@ -596,7 +642,23 @@ class StoreTimeline:
                 raise CheckpointNotFound(stored.record.key.checkpoint_id, stored.record.key.thread_id)
             return loaded[1]
 
-        return UnreadCheckpoint(to_metadata(stored), stored.record.next_node, read)
+        return UnreadCheckpoint(to_metadata(stored), next_node=stored.record.next_node, read=read)
+
+
+def branch_id(thread_id: str, name: str) -> str:
+    """Return the id of a new branch."""
+    made = f"{thread_id}-branch-{name}-{secrets.token_hex(4)}"
+    if len(made.encode()) > checks.THREAD_ID_BYTES_MAX:
+        raise InvalidInput(
+            f"the branch's thread id, made of its origin's id and its name, would be {len(made.encode()):,} bytes; "
+            f"the limit is {checks.THREAD_ID_BYTES_MAX:,}: choose a shorter name, or branch nearer the root"
+        )
+    return made
+
+
+def next_node_change(before: str, after: str) -> list[Difference]:
+    """Return the change of `next_node`, if it is one."""
+    return [Difference("next_node", "changed", before, after)] if before != after else []
 
 
 def _root(stored: Stored) -> Root:

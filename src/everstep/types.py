@@ -134,14 +134,25 @@ class GCReport:
 class UnreadCheckpoint(Checkpoint):
     """A checkpoint whose values are read from the store when they are first looked at, by a blocking call."""
 
-    def __init__(self, metadata: CheckpointMetadata, next_node: str, read: Callable[[], Sequence[Any]]) -> None:
-        self.metadata, self.next_node, self._read = metadata, next_node, read
+    def __init__(
+        self, metadata: CheckpointMetadata, *values: Any, read: Callable[[], Sequence[Any]] | None = None, **fields: Any
+    ) -> None:
+        """Without `read` it is made like any other, as `dataclasses.replace` does."""
+        if read is None:
+            super().__init__(metadata, *values, **fields)
+        else:
+            self.metadata, self.next_node, self._read = metadata, fields.get("next_node", ""), read
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("messages", "state", "tools_result"):
             raise AttributeError(name)
         self.messages, self.state, self.tools_result = self._read()
         return self.__dict__[name]
+
+    def __repr__(self) -> str:
+        known = ("messages", "state", "tools_result")
+        shown = {name: self.__dict__.get(name, "not read yet") for name in known}
+        return f"Checkpoint({self.metadata!r}, {shown}, next_node={self.next_node!r})"
 
     def __eq__(self, other: object) -> bool:
         return self._plain() == (other._plain() if isinstance(other, UnreadCheckpoint) else other)

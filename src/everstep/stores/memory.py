@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from everstep import forks
 from everstep.errors import StoreClosed
 from everstep.stores.protocol import (
+    COMMONS_MAX,
     Base,
     Change,
     Common,
@@ -69,7 +70,7 @@ class _Thread:
     active: int = 0
     origin: Key | None = None
     began: int | None = None
-    commons: dict[str, Common] = field(default_factory=dict)
+    commons: dict[str, list[Common]] = field(default_factory=dict)
     lines: dict[str, _Line] = field(default_factory=dict)
     operations: dict[int, tuple[bytes, bool]] = field(default_factory=dict)
     hidden: dict[int, list[Hidden]] = field(default_factory=dict)
@@ -206,7 +207,7 @@ class MemoryStore:
                 {seq: tuple(stretches) for seq, stretches in thread.hidden.items()},
                 {run: follows for _, line in lines for run, follows in line.runs.items()},
                 self._branches(thread_id) if branches else (),
-                dict(thread.commons),
+                {name: tuple(commons) for name, commons in thread.commons.items()},
                 self._spared(thread),
                 self._doomed.get(thread.family, 0) / max(self._live.get(thread.family, 0), 1),
             )
@@ -399,6 +400,9 @@ class MemoryStore:
     def _in_commit(self, thread: _Thread, row: _Row) -> Stored:
         return self._stored(thread, row)._replace(hidden=False)
 
+    def has_checkpoints(self, line: Line) -> bool:
+        return bool(line.ref.rows)
+
     def insert(
         self,
         line: Line,
@@ -448,8 +452,10 @@ class MemoryStore:
         self._began[origin.seq] += 1
 
     def set_common(self, thread_id: str, other: str, common: Common) -> None:
-        self._threads[thread_id].commons[other] = common
-        self._threads[other].commons[thread_id] = common
+        for one, two in ((thread_id, other), (other, thread_id)):
+            held = self._threads[one].commons.get(two, [])
+            kept = [*(each for each in held if each.place.seq != common.place.seq), common]
+            self._threads[one].commons[two] = kept[-COMMONS_MAX:]
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
         key = stored.record.key
@@ -483,7 +489,7 @@ class MemoryStore:
 
 
 def _roots(thread: _Thread, without: Collection[Key]) -> Iterator[bytes]:
-    yield from (common.root.children for common in thread.commons.values())
+    yield from (common.root.children for commons in thread.commons.values() for common in commons)
     for line in thread.lines.values():
         yield from (row.children for row in line.rows.values() if row.key not in without)
         for writes in line.writes.values():

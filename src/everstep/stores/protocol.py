@@ -30,8 +30,9 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from everstep.values.walk import Root
 
 __all__ = [
-    "ANY", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Hidden", "Key", "Loaded", "Move", "Object",
-    "Operation", "Pin", "Place", "Query", "Record", "Root", "Store", "Stored", "Swept", "Thread", "Write",
+    "ANY", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Hidden", "Key", "Loaded",
+    "Move", "Object", "Operation", "Pin", "Place", "Query", "Record", "Root", "Store", "Stored", "Swept",
+    "Thread", "Write",
 ]  # fmt: skip
 
 
@@ -158,8 +159,12 @@ class Pin(NamedTuple):
     pinned: bool
 
 
+COMMONS_MAX = 8
+"""How many common states of a pair of threads are kept: after an undo or rewind an older one counts again."""
+
+
 class Common(NamedTuple):
-    """The last state that two threads had in common. Its objects are kept, whatever becomes of the checkpoint."""
+    """A state that two threads had in common. Its objects are kept, whatever becomes of the checkpoint."""
 
     place: Place
     root: Root
@@ -194,8 +199,10 @@ class Change(NamedTuple):
     """Checkpoints of this namespace (by seq) that retention lets go, if they are not spared: see `Store.delete`."""
     origin: Key | None = None
     """The thread begins here as a branch, and joins that family."""
+    follows: Sequence[Place] = ()
+    """Further ancestors of the new checkpoint, kept with what its run follows."""
     commons: Mapping[str, Common] = MappingProxyType({})
-    """By thread: what this one has in common with it from now on. One for each pair of threads."""
+    """By thread: what this one has in common with it from now on. The newest 8 of each pair of threads are kept."""
     moves: Sequence[Move] = ()
     show: Collection[int] = ()
     """Operations (by seq) whose hidden stretches of this thread are lifted, before anything is hidden."""
@@ -249,8 +256,8 @@ class Thread(NamedTuple):
     """What each run follows, in the order of parents. Only the first run of a namespace may be missing here."""
     branches: Sequence[str]
     """If asked for: the threads that began as branches of this one, in the order they did."""
-    commons: Mapping[str, Common]
-    """By thread: the last state in common with it."""
+    commons: Mapping[str, Sequence[Common]]
+    """By thread: the last states in common with it, the oldest first."""
     spared: frozenset[int]
     """The seqs of checkpoints that retention must keep: pinned ones, and those where living branches began."""
     garbage: float

@@ -14,6 +14,7 @@ from typing import Any
 import apsw
 
 from everstep.stores.protocol import (
+    COMMONS_MAX,
     Common,
     Deleted,
     Hidden,
@@ -335,16 +336,17 @@ class Rows:
         )
         return {run: unpack_run(run, data) for run, data in rows}
 
-    def _commons(self, thread: int, thread_id: str) -> dict[str, Common]:
+    def _commons(self, thread: int, thread_id: str) -> dict[str, list[Common]]:
         rows = self._execute(
             """SELECT t.name, t.id, c.data, c.children FROM commons c JOIN threads t
-               ON t.id = CASE WHEN c.low = ?1 THEN c.high ELSE c.low END WHERE c.low = ?1 OR c.high = ?1""",
+               ON t.id = CASE WHEN c.low = ?1 THEN c.high ELSE c.low END WHERE c.low = ?1 OR c.high = ?1
+               ORDER BY c.seq""",
             (thread,),
         )
-        found = {}
+        found: dict[str, list[Common]] = {}
         for name, other, data, children in rows:
             names = (thread_id, name) if thread < other else (name, thread_id)
-            found[name] = unpack_common(data, children, *names)
+            found.setdefault(name, []).append(unpack_common(data, children, *names))
         return found
 
     def _spared(self, thread: int) -> frozenset[int]:
@@ -392,6 +394,9 @@ class Rows:
             (row[0], namespace),
         ).get
         return Line(ref, thread_id, namespace, str(row[1]), None)
+
+    def has_checkpoints(self, line: Line) -> bool:
+        return bool(self._execute("SELECT total FROM lines WHERE id = ?", (line.ref,)).get)
 
     def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         record = packed.record
@@ -476,8 +481,13 @@ class Rows:
         rows = self._execute("SELECT id, name FROM threads WHERE name IN (?, ?) ORDER BY id", (thread_id, other))
         (low, one), (high, two) = rows.fetchall()
         self._execute(
-            "INSERT OR REPLACE INTO commons (low, high, data, children) VALUES (?, ?, ?, ?)",
-            (low, high, pack_common(common, one, two), common.root.children),
+            "INSERT OR REPLACE INTO commons (low, high, seq, data, children) VALUES (?, ?, ?, ?, ?)",
+            (low, high, common.place.seq, pack_common(common, one, two), common.root.children),
+        )
+        self._execute(
+            """DELETE FROM commons WHERE low = ?1 AND high = ?2 AND seq NOT IN
+               (SELECT seq FROM commons WHERE low = ?1 AND high = ?2 ORDER BY seq DESC LIMIT ?3)""",
+            (low, high, COMMONS_MAX),
         )
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:

@@ -64,6 +64,7 @@ class Transaction(Protocol):
         ...
 
     def checkpoint(self, key: Key) -> Stored | None: ...
+    def has_checkpoints(self, line: Line) -> bool: ...
     def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         """Keep a new checkpoint, in that run or (None) in one of its own; `is_head`: `set_head` will follow."""
         ...
@@ -115,6 +116,8 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     operation = _Operation(tx, change, family, origin) if is_operation else None
 
     is_new = line is None
+    if draft is not None and line is not None and head is None and change.head == "always" and not change.moves:
+        _check_not_taken_back(tx, line)
     line = line or tx.create(change.thread_id, change.namespace, family)
     stored = None
     if draft is not None and packed is not None:
@@ -128,6 +131,15 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     if change.prune:
         tx.prune(line, change.prune)
     return stored
+
+
+def _check_not_taken_back(tx: Transaction, line: Line) -> None:
+    """Refuse to begin a thread anew whose checkpoints are all hidden: an undo took the branch back."""
+    if tx.has_checkpoints(line):
+        raise InvalidInput(
+            f"thread {line.thread_id!r} is hidden: the branch was taken back by undo; redo() on the thread it came "
+            "from brings it back, or use another thread id"
+        )
 
 
 class _Operation:
@@ -171,6 +183,7 @@ def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: P
     else:
         found = (tx.checkpoint(parent) for parent in parents)
         follows = [parent.place for parent in found if parent is not None and parent.family == line.family]
+        follows += [place for place in change.follows if place not in follows]
     added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
     stored = tx.insert(line, packed, run, added, is_head=moves)
     if run is None and (follows or not is_new):

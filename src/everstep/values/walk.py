@@ -27,6 +27,7 @@ Need: TypeAlias = Generator[Collection[bytes], Mapping[bytes, Content], R]
 """A computation that asks for objects by hash, and ends with an R."""
 
 _LCS_CELLS_MAX = 4096  # small stretches without unique parts are matched exactly; larger ones are left unmatched
+_SMALL_VALUES_MAX = 1 << 20
 _ROUNDS_MAX = 16  # how often a stretch is cut at unique parts: bounds the work on hostile sequences
 
 
@@ -103,7 +104,7 @@ class Walker:
         self.objects: dict[bytes, Content] = {}
         self.writer = tree.Writer(objects=self.objects)
         self._answer: Mapping[bytes, Content] = {}
-        self._size_max = max([sum(root.sizes) for root in roots], default=tree.VALUE_BYTES_MAX)
+        self._size_max = sum([sum(root.sizes) for root in roots]) or tree.VALUE_BYTES_MAX
 
     # -- nodes
 
@@ -328,9 +329,9 @@ class Walker:
             yield from self.want(pending)
             seen |= pending
             pending = {key for found in pending for key in tree.hashes(self.objects[found][0])} - seen
-        return [
-            b"".join(tree.Reader(self.objects, self._size_max).fields(node.children, node.body, 1)[0]) for node in nodes
-        ]
+        # What is new is no larger than all roots and all that was written, but for small values, which stand inline.
+        size_max = self._size_max + self.writer.added_bytes + _SMALL_VALUES_MAX
+        return [b"".join(tree.Reader(self.objects, size_max).fields(node.children, node.body, 1)[0]) for node in nodes]
 
     def read(self, nodes: Sequence[Node | None], absent: Any = None) -> Need[list[Any]]:
         """Return the Python values of nodes, and `absent` for None."""

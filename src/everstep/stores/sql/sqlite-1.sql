@@ -16,12 +16,13 @@ CREATE TABLE threads (
 );
 CREATE INDEX threads_by_family ON threads (family);
 
-CREATE TABLE commons (                          -- the last state that two threads had in common
+CREATE TABLE commons (                          -- the last states that two threads had in common
     low       INTEGER NOT NULL,                 -- threads.id, the smaller one first
     high      INTEGER NOT NULL,
+    seq       INTEGER NOT NULL,                 -- the number of that checkpoint
     data      BLOB NOT NULL,
     children  BLOB NOT NULL,
-    PRIMARY KEY (low, high)
+    PRIMARY KEY (low, high, seq)
 ) WITHOUT ROWID;
 
 CREATE TABLE lines (                            -- a namespace of a thread
