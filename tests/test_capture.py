@@ -8,6 +8,7 @@ import contextvars
 import functools
 import inspect
 import logging
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -1646,3 +1647,20 @@ async def test_impossible_arguments_are_refused_at_once(agent: Agent) -> None:
     for seconds in (0, -1, float("nan"), float("inf"), True, "5", 10**400):
         with pytest.raises(InvalidInput, match="interval_seconds"):
             side.thread("t", interval_seconds=seconds)
+
+
+def test_a_record_that_is_too_large_does_not_cost_the_conversation() -> None:
+    engine = everstep.open("memory://", everstep.SnapshotConfig(max_snapshot_size_mb=0.01)).sync
+
+    @engine.snapshot_on("tool_call")
+    def large() -> bytes:
+        return os.urandom(20_000)
+
+    with engine.thread("t") as live:
+        live.messages.append({"content": "hi"})
+        large()
+        live.messages.append({"content": "precious"})
+    latest = engine.get_latest("t")
+    assert latest is not None
+    assert [m["content"] for m in latest.messages] == ["hi", "precious"]
+    assert latest.tools_result["status"] == "started"

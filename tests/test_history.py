@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from typing import Any
 
@@ -56,7 +57,22 @@ class TestRewind:
         assert result.checkpoint.to_dict() == expected.to_dict()
         assert copy.deepcopy(result.checkpoint) == expected
         assert pickle.loads(pickle.dumps(result.checkpoint)) == expected
-        assert "m2" in repr(result.checkpoint)
+        assert dataclasses.replace(result.checkpoint, next_node="x").next_node == "x"
+
+    async def test_a_large_checkpoint_is_read_when_it_is_looked_at(self, engine: Any, store: Store) -> None:
+        first = await engine.snapshot("t", [{"role": "user", "content": "word " * 200_000}], {"n": 1}, {})
+        await write(engine, 1, start=2)
+        result = await engine.rewind(first)
+        assert "not read yet" in repr(result.checkpoint)
+        expected = await engine.get(first)
+        assert result.checkpoint == expected
+        assert expected == result.checkpoint
+        assert result.checkpoint != await engine.get_latest("nobody")
+        assert result.checkpoint.to_dict() == expected.to_dict()
+        assert copy.deepcopy(result.checkpoint) == expected
+        assert pickle.loads(pickle.dumps(result.checkpoint)) == expected
+        replaced = dataclasses.replace(result.checkpoint, next_node="x")
+        assert (replaced.next_node, replaced.state) == ("x", {"n": 1})
         with pytest.raises(AttributeError):
             getattr(result.checkpoint, "nothing")  # noqa: B009
 
@@ -97,6 +113,12 @@ class TestRewind:
         assert [await engine.get(checkpoint_id) for checkpoint_id in ids[1:]] == [None] * 3
         with pytest.raises(CannotUndo, match="final"):
             await engine.undo("t")
+
+    async def test_delete_removes_what_an_earlier_rewind_to_it_hid(self, engine: Any) -> None:
+        ids = await write(engine, 4)
+        await engine.rewind(ids[1])
+        await engine.rewind(ids[1], later="delete")
+        assert [await engine.get(checkpoint_id) is not None for checkpoint_id in ids] == [True, True, False, False]
 
     async def test_keep_leaves_it_listed(self, engine: Any) -> None:
         ids = await write(engine, 4)
@@ -306,6 +328,21 @@ class TestUndo:
         await engine.redo("t")
         assert await numbers(engine, branch) == [6, 5, 1]
 
+    async def test_nothing_is_undone_or_saved_in_a_branch_that_was_taken_back(self, engine: Any) -> None:
+        ids = await write(engine, 1)
+        branch = await engine.branch(ids[0], "idea")
+        inner = await write(engine, 2, branch, start=5)
+        await engine.rewind(inner[0])
+        await engine.undo("t")
+        with pytest.raises(CannotUndo, match="hidden"):
+            await engine.undo(branch)
+        with pytest.raises(InvalidInput, match=r"redo\(\)"):
+            await engine.append(branch, [], {"n": 9})
+        await engine.redo("t")
+        assert await numbers(engine, branch) == [5, 1]
+        await engine.undo(branch)
+        assert await numbers(engine, branch) == [6, 5, 1]
+
     async def test_undo_of_a_deleted_branch_says_so(self, engine: Any, backend: Any) -> None:
         ids = await write(engine, 2)
         branch = await engine.branch(ids[0], "idea")
@@ -402,6 +439,11 @@ class TestBranch:
         ids = await write(engine, 1)
         with pytest.raises(InvalidInput):
             await engine.branch(ids[0], name)
+
+    async def test_an_id_that_would_be_too_long_is_explained(self, engine: Any) -> None:
+        head = await engine.append("t" * 600, [], {"n": 1})
+        with pytest.raises(InvalidInput, match="shorter name"):
+            await engine.branch(head, "n" * 420)
 
     async def test_a_branch_of_nothing_is_not_found(self, engine: Any) -> None:
         with pytest.raises(CheckpointNotFound):

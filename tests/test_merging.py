@@ -352,6 +352,30 @@ class TestBasesSurvive:
         await engine.append(one, [], {"c": 1})
         await engine.merge_branch(one, two)
 
+    async def test_an_older_base_counts_again_after_an_undo(self, make_engine: Any) -> None:
+        engine = make_engine(gc_param=3)
+        branch = await forked(engine)
+        await engine.append(branch, [], {"k": 1})
+        await engine.merge_branch(branch, "t")
+        for n in range(3):
+            await engine.append(branch, [], {"b": n})
+        await engine.merge_branch(branch, "t")
+        for n in range(10):
+            await engine.append(branch, [], {"b": n})
+        await engine.undo("t")
+        await engine.merge_branch(branch, "t")
+        assert await state(engine) == {"k": 1, "b": 9}
+
+    async def test_a_thread_in_between_may_be_deleted(self, engine: Any, backend: Any) -> None:
+        branch = await forked(engine)
+        await engine.append(branch, [], {"b": 1})
+        inner = await engine.branch(await latest(engine, branch), "inner")
+        await engine.append(inner, [], {"c": 1})
+        await engine.append("t", [], {"a": 1})
+        await backend.delete_thread(branch)
+        await engine.merge_branch(inner, "t")
+        assert await state(engine) == {"k": 0, "a": 1, "b": 1, "c": 1}
+
 
 class TestUndoOfMerges:
     async def test_undo_and_redo(self, engine: Any) -> None:
@@ -411,6 +435,11 @@ class TestDiff:
         for pair in ((one, "nobody"), ("nobody", one)):
             with pytest.raises(CheckpointNotFound):
                 await engine.diff(*pair)
+
+    async def test_where_to_go_on_is_a_difference_too(self, engine: Any) -> None:
+        one = await engine.append("t", next_node="a")
+        two = await engine.append("t", next_node="b")
+        assert [(c.path, c.before, c.after) for c in await engine.diff(one, two)] == [("next_node", "a", "b")]
 
     async def test_hidden_ones_can_be_compared(self, engine: Any) -> None:
         ids = await write(engine, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -155,7 +156,7 @@ async def test_rewind_copies_the_target(engine: Any) -> None:
     assert (result.rewind_depth, result.snapshot_count_before) == (2, 4)
     assert result.checkpoint.state == {"n": 2}
     assert result.checkpoint.metadata.step == 5
-    assert result.checkpoint.metadata.parents == [ids[3]]
+    assert result.checkpoint.metadata.parents == [ids[1]]
     assert await numbers(engine) == [2, 4, 3, 2, 1]
     assert await head(engine) == 2
     assert (await engine.time_travel_to_step("t", 1)).checkpoint.state == {"n": 1}
@@ -329,3 +330,72 @@ def test_capture_works_on_its_blocking_face(own: Own) -> None:
         found = engine.get_latest("t")
         assert found is not None
         assert found.state == {"n": 9}
+
+
+class Sharing(Own):
+    """Hands out what it holds, as a simple backend does."""
+
+    async def put(self, checkpoint: Checkpoint) -> str:
+        self.held[checkpoint.metadata.checkpoint_id] = checkpoint
+        return checkpoint.metadata.checkpoint_id
+
+    async def get(self, checkpoint_id: str) -> Checkpoint | None:
+        await asyncio.sleep(0)
+        return self.held.get(checkpoint_id)
+
+
+def test_what_a_backend_holds_is_not_changed_by_callers() -> None:
+    with CheckpointEngine(Sharing()).sync as engine:
+        first = engine.append("t", [{"content": "0"}], {"x": [0]})
+        with engine.thread("t") as live:
+            live.messages.append({"content": "1"})
+            live.state["x"].append(1)
+        engine.append("t", [], {"y": 1})
+        found = engine.get(first)
+        assert found is not None
+        assert (found.messages, found.state) == ([{"content": "0"}], {"x": [0]})
+        found.state["x"].append(9)
+        again = engine.get(first)
+        assert again is not None
+        assert again.state == {"x": [0]}
+
+
+def test_writers_from_all_faces_and_loops_line_up(own: Own) -> None:
+    engine = CheckpointEngine(own, SnapshotConfig(gc_policy="keep_all"))
+
+    async def some() -> None:
+        await asyncio.gather(*(engine.append("t", [{"n": n}]) for n in range(10)))
+
+    def block() -> None:
+        for n in range(10):
+            engine.sync.append("t", [{"n": n}])
+
+    with ThreadPoolExecutor(4) as workers:
+        done = [workers.submit(asyncio.run, some()) for _ in range(2)] + [workers.submit(block) for _ in range(2)]
+        for each in done:
+            each.result()
+    latest = engine.sync.get_latest("t")
+    assert latest is not None
+    assert (latest.metadata.step, len(latest.messages)) == (40, 40)
+    assert sorted(c.metadata.step for c in own.held.values()) == list(range(1, 41))
+
+
+async def test_siblings_and_grandchildren_merge(engine: Any) -> None:
+    (first,) = await write(engine, 1)
+    one, two = await engine.branch(first, "one"), await engine.branch(first, "two")
+    await engine.append(one, [], {"one": 1})
+    await engine.append(two, [], {"two": 1})
+    deep = await engine.branch((await engine.get_latest(two)).metadata.checkpoint_id, "deep")
+    await engine.append(deep, [], {"deep": 1})
+    await engine.merge_branch(deep, "t")
+    await engine.merge_branch(one, two)
+    assert (await engine.get_latest("t")).state == {"n": 1, "two": 1, "deep": 1}
+    assert (await engine.get_latest(two)).state == {"n": 1, "one": 1, "two": 1}
+    assert (await engine.get_latest("t")).metadata.size_bytes > 0
+
+
+async def test_a_long_past_is_no_reason_to_refuse_a_short_step(make: Any) -> None:
+    engine = make(max_snapshot_size_mb=0.001)
+    for n in range(5):
+        await engine.append("t", [{"content": f"{n}" * 500}])
+    assert len((await engine.get_latest("t")).messages) == 5

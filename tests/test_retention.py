@@ -246,6 +246,16 @@ class TestMilestones:
             assert (found[0], found[-1]) == (1, n + 1)
             assert len({b - a for a, b in itertools.pairwise(found[:-1])}) <= 1
 
+    async def test_saves_that_fail_do_not_disturb_the_grid(self, make_engine: Any) -> None:
+        engine = make_engine(gc_policy="keep_milestones", gc_param=10)
+        for n in range(100):
+            await engine.append("t", [], {"n": n})
+            with pytest.raises(everstep.UnstorableValue):
+                await engine.append("t", [], {"n": object()})
+        found = (await steps(engine))[::-1]
+        assert len(found) <= 10
+        assert {b - a for a, b in itertools.pairwise(found[:-1])} == {16}
+
     async def test_another_engine_goes_on_with_the_same_grid(self, make_engine: Any) -> None:
         for n in range(100):
             engine = make_engine(gc_policy="keep_milestones", gc_param=8)

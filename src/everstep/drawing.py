@@ -25,6 +25,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from everstep import checks
+from everstep.checks import shown
 from everstep.errors import InvalidInput
 
 LANES_MAX = 40
@@ -318,7 +319,8 @@ def _label(node: Node, notes: Sequence[str], width: int | None) -> str:
 def _notes(node: Node, thread: str) -> list[str]:
     notes = []
     if node.get("head"):
-        notes.append(f"HEAD {_clean(thread)}".rstrip())
+        place = f"{_clean(thread)} {_clean(node.get('namespace'))}"
+        notes.append(f"HEAD {place.strip()}".rstrip())
     if node.get("branch"):
         notes.append(f"branch '{_clean(node['branch'])}'")
     return notes + [word for word in ("pinned", "hidden") if node.get(word)]
@@ -335,7 +337,7 @@ def _tags(node: Node) -> list[str]:
 
 def _clean(value: object) -> str:
     """Return `value` as text that stays in its row: runs of controls become one space, lone surrogates U+FFFD."""
-    text = value if isinstance(value, str) else "" if value is None else str(value)
+    text = value if isinstance(value, str) else "" if value is None else shown(value)
     if not text.isprintable():
         text = _SURROGATE.sub("\ufffd", _UNSAFE.sub(" ", text))
     return text.strip()

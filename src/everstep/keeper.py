@@ -28,7 +28,8 @@ _DUE_MAX = 64  # let go in one commit
 _PLANS_MAX = 4096
 _SWEEP_GARBAGE = 0.2  # swept when so much of what is needed is garbage
 _SWEEP_EFFORT = 128
-_OPERATIONS_MAX = 1000  # entries of a log that are kept, at most
+_OPERATIONS_MAX = 200  # entries of a log that are kept, at most
+_LOOKS_PER_TRIM = 16  # how often the log is trimmed
 
 Line = tuple[str, str]
 """A thread and a namespace."""
@@ -56,6 +57,7 @@ class Keeper:
         self._policy, self._param = CheckpointGC(config.gc_policy), config.gc_param
         self._plans: OrderedDict[Line, _Plan] = OrderedDict()
         self._sweeping: set[str] = set()
+        self._looks = 0
         self._lock = threading.Lock()
         forks.register(self)
 
@@ -153,16 +155,18 @@ class Keeper:
         visible, whole = await self._visible(store, line, thread)
         count = len(visible)
         if self._policy is CheckpointGC.KEEP_LAST_N:
-            count = await store.count(_query(line)) - await self._spared_count(store, line, thread)
+            count = await store.count(_query(line))
             excess = visible[: max(count - int(self._param), 0)]
         else:
             excess = self._doomed(visible, thread)
         gone = [*excess, *await self._hidden(store, line, thread)]
         if gone:
             await store.delete(line[0], keys=[key for key, _ in gone], spare=True)
-        entries = await _stale_operations(store, line[0])
-        if entries:
-            await store.delete(line[0], keys=[], operations=entries)
+        self._looks += 1
+        if self._looks % _LOOKS_PER_TRIM == 0:
+            entries = await _stale_operations(store, line[0])
+            if entries:
+                await store.delete(line[0], keys=[], operations=entries)
         taken = {item.seq for _, item in gone}
         items = [item for _, item in visible if item.seq not in taken]
         self._remember(line, items, count - (len(visible) - len(items)), whole)
@@ -175,7 +179,7 @@ class Keeper:
 
     async def _visible(self, store: Store, line: Line, thread: Thread) -> tuple[list[tuple[Key, Item]], bool]:
         """Return the oldest visible checkpoints that are not spared, and whether these are all."""
-        limit = None if self._policy is CheckpointGC.KEEP_MILESTONES else _PAGE + len(thread.spared)
+        limit = None if self._policy is CheckpointGC.KEEP_MILESTONES else _PAGE
         listed = await store.list_checkpoints(_query(line, limit))
         whole = limit is None or len(listed) < limit
         return _candidates(listed, thread, whole), whole
@@ -185,15 +189,7 @@ class Keeper:
         if not any(h.writes_of is None for stretches in thread.hidden.values() for h in stretches):
             return []
         listed = await store.list_checkpoints(_query(line, hidden=True))
-        return self._doomed([(s.record.key, _item(s)) for s in listed if s.seq not in thread.spared], thread)
-
-    async def _spared_count(self, store: Store, line: Line, thread: Thread) -> int:
-        """Return how many visible checkpoints of the line are spared."""
-        if not thread.spared:
-            return 0
-        before = max(thread.spared) + 1
-        query = Query(thread_id=line[0], namespace=line[1], before_seq=before, after_seq=min(thread.spared) - 1)
-        return sum(stored.seq in thread.spared for stored in await store.list_checkpoints(query))
+        return self._doomed([(s.record.key, _item(s)) for s in listed], thread)
 
     def _remember(self, line: Line, items: Iterable[Item], count: int, whole: bool) -> None:
         held = deque(items)
@@ -237,18 +233,17 @@ class Keeper:
             if any(stored.record.kind for stored in listed):
                 continue  # an adapter's thread: kept whole unless that adapter has a policy
             hidden = await store.list_checkpoints(_query(line, hidden=True))
-            buried = self._doomed([(s.record.key, _item(s)) for s in hidden if s.seq not in thread.spared], thread)
+            buried = self._doomed([(s.record.key, _item(s)) for s in hidden], thread)
             report.hidden += len(buried)
             found += [key for key, _ in (*self._doomed(_candidates(listed, thread, whole=True), thread), *buried)]
         return found
 
 
 def _candidates(listed: Sequence[Stored], thread: Thread, whole: bool) -> list[tuple[Key, Item]]:
-    """Return what a policy may look at: not what is spared, nor a head that is not the newest."""
+    """Return what a policy may look at: not a head that is older than others. What is spared is not listed at all."""
     found = []
     for n, stored in enumerate(listed):
-        older_head = _is_head(stored.record.key, thread) and (n + 1 < len(listed) or not whole)
-        if stored.seq not in thread.spared and not older_head:
+        if not (_is_head(stored.record.key, thread) and (n + 1 < len(listed) or not whole)):
             found.append((stored.record.key, _item(stored)))
     return found
 
@@ -290,6 +285,7 @@ def _query(line: Line, limit: int | None = None, *, hidden: bool = False) -> Que
         thread_id=line[0],
         namespace=line[1],
         order="oldest",
+        spared=False,
         hidden="only" if hidden else "no",
         limit=limit,
     )

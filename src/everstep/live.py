@@ -71,9 +71,18 @@ class Live:
         about: dict[str, Any],
     ) -> Save:
         """Return the save of a call or scope; a given state counts for this save only."""
+        before = self.tools_result
         if tools_result is not None:
             self.tools_result = tools_result
-        return self._write(engine.snapshot_safe, self._now(state), trigger, about)
+        return self._save_call(self._write(engine.snapshot_safe, self._now(state), trigger, about), before)
+
+    async def _save_call(self, save: Save, before: dict[str, Any]) -> str:
+        """Run the save of a call. A record that could not be saved must not make the thread's own save fail later."""
+        record = self.tools_result
+        made: str = await save
+        if not made and self.tools_result is record:
+            self.tools_result = before
+        return made
 
     async def _enter(self, engine: CheckpointEngine) -> None:
         """Load the head. Errors of the store come out; nothing has begun then."""

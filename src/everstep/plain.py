@@ -8,11 +8,14 @@ time; between processes the backend is what it is.
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import logging
-import secrets
-import weakref
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 
@@ -34,7 +37,7 @@ from everstep.repository import copied
 from everstep.retention import Item, is_older
 from everstep.steps import Step, checkpoint_id
 from everstep.stores.protocol import ANY, AnyHead, Key
-from everstep.timeline import Resolve
+from everstep.timeline import Resolve, branch_id, next_node_change
 from everstep.types import (
     Checkpoint,
     CheckpointMetadata,
@@ -63,7 +66,7 @@ class PlainTimeline:
             raise UnsupportedByBackend(f"{type(backend).__name__} can only delete before a step: no milestones")
         self._backend, self._config = backend, config
         self._loop = PrivateLoop()
-        self._locks: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Lock]] = weakref.WeakKeyDictionary()
+        self._turns = _Turns()
 
     @property
     def blocking(self) -> PlainTimeline:
@@ -84,13 +87,13 @@ class PlainTimeline:
         self._only_root(step.namespace)
         names = ("messages", "state", "tools_result")
         kept = [copied(value, name) for name, value in zip(names, values, strict=True)]
-        async with self._lock(step.thread_id):
-            latest = await self._backend.get_latest(step.thread_id)
+        async with self._turns.of(step.thread_id):
+            latest = await self.get_latest(step.thread_id, "")
             _check_head(step.thread_id, expect, latest)
             parent = latest.metadata if latest is not None else None
             if parent_id is not None:
                 parent = (await self._required(parent_id, step.thread_id)).metadata
-            return await self._put(step, parent, kept)
+            return await self._put(step, parent, kept, latest)
 
     async def append(
         self,
@@ -105,22 +108,29 @@ class PlainTimeline:
         """Save the head's values with something added as the next step."""
         self._only_root(step.namespace)
         new = [copied(messages, "messages"), copied(state, "state"), copied(tools_result, "tools_result")]
-        async with self._lock(step.thread_id):
-            latest = await self._backend.get_latest(step.thread_id)
+        async with self._turns.of(step.thread_id):
+            latest = await self.get_latest(step.thread_id, "")
             _check_head(step.thread_id, expect, latest)
             if latest is None:
                 return await self._put(step, None, [new[0], new[1] or {}, new[2] or {}])
             values: list[Any] = [[*latest.messages, *new[0]]]
             for old, update in ((latest.state, new[1]), (latest.tools_result, new[2])):
                 values.append(old if update is None else update if replace else {**old, **update})
-            return await self._put(step, latest.metadata, values, latest.next_node)
+            return await self._put(step, latest.metadata, values, latest)
 
     async def _put(
-        self, step: Step, parent: CheckpointMetadata | None, values: Sequence[Any], next_node: str = ""
+        self,
+        step: Step,
+        parent: CheckpointMetadata | None,
+        values: Sequence[Any],
+        latest: Checkpoint | None = None,
     ) -> str:
         size = len(codec.pack(list(values), "checkpoint"))
-        if size > self._config.size_bytes_max:
-            raise SnapshotTooLarge(size, self._config.size_bytes_max)
+        # The backend keeps whole checkpoints, but a long past is no reason to refuse a short step.
+        added = size - (len(codec.pack(_values_of(latest))) if latest is not None else 0)
+        if added > self._config.size_bytes_max:
+            raise SnapshotTooLarge(added, self._config.size_bytes_max)
+        next_node = latest.next_node if latest is not None else ""
         metadata = dataclasses.replace(step.metadata(parent), size_bytes=size)
         await self._backend.put(_checkpoint(metadata, values, step.next_node(next_node)))
         await self._upkeep(metadata)
@@ -131,18 +141,18 @@ class PlainTimeline:
     async def get(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Checkpoint | None:
         """Return a checkpoint."""
         self._only_root(namespace or "")
-        found = await self._backend.get(checkpoint_id)
+        found = copy.deepcopy(await self._backend.get(checkpoint_id))  # what it holds must not be changed by callers
         return found if found is None or thread_id in (None, found.metadata.thread_id) else None
 
     async def get_latest(self, thread_id: str, namespace: str) -> Checkpoint | None:
         """Return the head."""
         self._only_root(namespace)
-        return await self._backend.get_latest(thread_id)
+        return copy.deepcopy(await self._backend.get_latest(thread_id))
 
     async def list_points(self, thread_id: str, limit: int, offset: int, namespace: str) -> list[CheckpointMetadata]:
         """Return metadata, newest first."""
         self._only_root(namespace)
-        return await self._backend.list_checkpoints(thread_id, limit, offset)
+        return copy.deepcopy(await self._backend.list_checkpoints(thread_id, limit, offset))
 
     async def tree(self, thread_id: str, limit: int, *, branches: bool) -> dict[str, Any]:
         """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
@@ -172,8 +182,10 @@ class PlainTimeline:
     async def diff(self, a: Key, b: Key) -> Diff:
         """Return what changed from `a` to `b`."""
         objects: Objects = {}
-        roots = [_rooted(await self._required(key.checkpoint_id), objects) for key in (a, b)]
-        return Diff(a.checkpoint_id, b.checkpoint_id, _walked(compare(*roots), objects))
+        before, after = await self._required(a.checkpoint_id), await self._required(b.checkpoint_id)
+        changes = _walked(compare(_rooted(before, objects), _rooted(after, objects)), objects)
+        changes += next_node_change(before.next_node, after.next_node)
+        return Diff(a.checkpoint_id, b.checkpoint_id, changes)
 
     async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key:
         """Return the full name of a checkpoint that must be there."""
@@ -187,12 +199,15 @@ class PlainTimeline:
         """Go on from a copy of the checkpoint. Nothing is hidden: the backend keeps what came later listed."""
         if later == "delete":
             self._refuse("delete what came later")
-        async with self._lock(key.thread_id):
+        async with self._turns.of(key.thread_id):
             target = await self._required(key.checkpoint_id, key.thread_id)
             points = await self._all(key.thread_id)
             place = [point.checkpoint_id for point in points].index(key.checkpoint_id)
             summary = f"Rewind to {key.checkpoint_id}"
             metadata = self._new(key.thread_id, points[0], ["rewind"], summary)
+            metadata.parents = [key.checkpoint_id]  # it goes on from there, not from what was left behind
+            metadata.parent_checkpoint_id = key.checkpoint_id
+            metadata.size_bytes = target.metadata.size_bytes
             await self._backend.put(dataclasses.replace(target, metadata=metadata))
         found = await self._required(metadata.checkpoint_id)
         return TimeTravelResult(found, key.thread_id, place, len(points))
@@ -225,7 +240,7 @@ class PlainTimeline:
     async def branch(self, source: Key, name: str) -> str:
         """Start a thread with a copy of a checkpoint."""
         origin = await self._required(source.checkpoint_id, source.thread_id)
-        thread_id = f"{source.thread_id}-branch-{name}-{secrets.token_hex(4)}"
+        thread_id = branch_id(source.thread_id, name)
         metadata = CheckpointMetadata(
             thread_id=thread_id,
             checkpoint_id=checkpoint_id(thread_id, 0),
@@ -243,15 +258,31 @@ class PlainTimeline:
         self._only_root(namespace)
         if branch == into:
             raise InvalidInput(f"thread {into!r} cannot be merged into itself")
-        async with self._lock(into):
+        async with self._turns.of(into):
             ours, theirs = await self._head(into), await self._head(branch)
-            graph = _Graph([*await self._all(into), *await self._all(branch)])
+            graph = await self._graph(into, branch)
             bases = graph.common(ours.metadata.checkpoint_id, theirs.metadata.checkpoint_id)
             if not bases:
                 raise InvalidInput(f"threads {branch!r} and {into!r} are unrelated, or what they had in common is gone")
             if theirs.metadata.checkpoint_id in bases:
                 return ours.metadata.checkpoint_id
             return await self._merge(ours, theirs, bases, graph, resolve)
+
+    async def _graph(self, *names: str) -> _Graph:
+        """Read the history of threads, and of those that they came from or merged."""
+        points = [point for name in names for point in await self._all(name)]
+        known, asked = {point.checkpoint_id for point in points}, set(names)
+        pending = [parent for point in points for parent in point.parents if parent not in known]
+        while pending:
+            found = await self._backend.get(pending.pop())
+            if found is None or found.metadata.thread_id in asked:
+                continue
+            asked.add(found.metadata.thread_id)
+            more = await self._all(found.metadata.thread_id)
+            known |= {point.checkpoint_id for point in more}
+            points += more
+            pending += [parent for point in more for parent in point.parents if parent not in known]
+        return _Graph(points)
 
     async def _merge(
         self, ours: Checkpoint, theirs: Checkpoint, bases: Sequence[str], graph: _Graph, resolve: Resolve
@@ -273,6 +304,7 @@ class PlainTimeline:
         thread_id, other = ours.metadata.thread_id, theirs.metadata
         metadata = self._new(thread_id, ours.metadata, ["merge"], f"Merge {other.thread_id} into {thread_id}")
         metadata.parents = [ours.metadata.checkpoint_id, other.checkpoint_id]
+        metadata.size_bytes = len(codec.pack(values))
         unmoved = ours.metadata.checkpoint_id in bases
         await self._backend.put(_checkpoint(metadata, values, (theirs if unmoved else ours).next_node))
         return metadata.checkpoint_id
@@ -341,7 +373,7 @@ class PlainTimeline:
         return found
 
     async def _head(self, thread_id: str) -> Checkpoint:
-        found = await self._backend.get_latest(thread_id)
+        found = await self.get_latest(thread_id, "")
         if found is None:
             raise InvalidInput(f"thread {thread_id!r} has no checkpoints")
         return found
@@ -366,10 +398,6 @@ class PlainTimeline:
     async def _branches(self, thread_id: str) -> list[str]:
         return [name for name in await self._threads() if name.startswith(f"{thread_id}-branch-")]
 
-    def _lock(self, thread_id: str) -> asyncio.Lock:
-        locks = self._locks.setdefault(asyncio.get_running_loop(), {})
-        return locks.setdefault(thread_id, asyncio.Lock())
-
     def _only_root(self, namespace: str) -> None:
         if namespace:
             self._refuse("keep namespaces")
@@ -377,6 +405,37 @@ class PlainTimeline:
     def _refuse(self, what: str) -> NoReturn:
         name = type(self._backend).__name__
         raise UnsupportedByBackend(f"{name} cannot {what}; the built-in backends can (memory, SQLite)")
+
+
+class _Turns:
+    """Lets the writers of one thread in one after the other, from whatever event loop they come."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: dict[str, deque[Future[None]]] = {}
+
+    @asynccontextmanager
+    async def of(self, thread_id: str) -> AsyncIterator[None]:
+        """Wait for one's turn, and pass it on at the end."""
+        ticket: Future[None] = Future()
+        with self._lock:
+            queue = self._queues.setdefault(thread_id, deque())
+            queue.append(ticket)
+            self._call(queue)
+        try:
+            await asyncio.wrap_future(ticket)
+            yield
+        finally:
+            with self._lock:
+                queue.remove(ticket)
+                if queue:
+                    self._call(queue)
+                else:
+                    del self._queues[thread_id]
+
+    def _call(self, queue: deque[Future[None]]) -> None:
+        if not queue[0].done():
+            queue[0].set_result(None)
 
 
 class _Graph:
@@ -409,6 +468,10 @@ class _Graph:
 def _checkpoint(metadata: CheckpointMetadata, values: Sequence[Any], next_node: str) -> Checkpoint:
     messages, state, tools_result = values
     return Checkpoint(metadata, messages, state, tools_result, next_node)
+
+
+def _values_of(checkpoint: Checkpoint) -> list[Any]:
+    return [checkpoint.messages, checkpoint.state, checkpoint.tools_result]
 
 
 def _check_head(thread_id: str, expect: str | AnyHead | None, latest: Checkpoint | None) -> None:

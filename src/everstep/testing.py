@@ -803,6 +803,7 @@ class StoreContract:
         await store.commit(follow("t", "c")._replace(prune=seqs))
         assert thread is not None
         assert thread.spared == {seqs[1], seqs[3]}
+        assert await store.count(Query(thread_id="t", spared=True)) == 2
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-7", "c-4", "c-2"]
         await store.commit(Change(thread_id="t", pins=[Pin(stored[1].record.key, False)]))
         await store.delete("branch")
@@ -903,11 +904,13 @@ class StoreContract:
         seqs = [s.seq for s in stored if s is not None]
         await store.commit(put(make_record("s1", "t", "sub")))
         await store.commit(Change(thread_id="t", hide=[Hidden("", seqs[1], seqs[3])], log=Operation("x", {})))
+        await store.commit(Change(thread_id="t", pins=[Pin(Key("t", "", "c-1"), True), Pin(Key("t", "", "c-3"), True)]))
         for query in (
             Query(thread_id="t"), Query(thread_id="t", namespace=None), Query(thread_id="t", hidden="also"),
             Query(thread_id="t", hidden="only"), Query(thread_id="t", after_seq=seqs[2]), Query(thread_id="ghost"),
             Query(thread_id="t", after_seq=seqs[2], hidden="also"), Query(thread_id="t", before_seq=seqs[3]),
             Query(thread_id="t", step_max=4, hidden="only"), Query(limit=3), Query(thread_id="t", filter={"a": 1}),
+            Query(thread_id="t", spared=True), Query(thread_id="t", spared=False),
             Query(thread_id="t", run=seqs[0]), Query(namespace=None, offset=2),
             Query(thread_id="t", namespace="sub", hidden="only"),
         ):  # fmt: skip

@@ -172,7 +172,9 @@ class MemoryStore:
             if (
                 line is None
                 or not plain
-                or any(x is not None for x in (query.before_id, query.before_seq, query.step_max, query.run))
+                or any(
+                    x is not None for x in (query.before_id, query.before_seq, query.step_max, query.run, query.spared)
+                )
             ):
                 return sum(1 for _ in self._chosen(query))
             if query.after_seq is None:
@@ -353,7 +355,7 @@ class MemoryStore:
             by_id = query.order == "id"
             every.sort(key=lambda each: (each[1].key.checkpoint_id if by_id else "", each[1].seq))
             rows = every if query.order == "oldest" else reversed(every)
-        return ((thread, row) for thread, row in rows if _matches(query, thread, row))
+        return ((thread, row) for thread, row in rows if _matches(query, thread, row, self._began))
 
     def _stored(self, thread: _Thread, row: _Row, *, payload: bool = True) -> Stored:
         record = unpack_record(row.key, row.step, row.children, row.info, row.root if payload else None)
@@ -496,13 +498,14 @@ def _roots(thread: _Thread, without: Collection[Key]) -> Iterator[bytes]:
             yield from (write.children for write in writes.values())
 
 
-def _matches(query: Query, thread: _Thread, row: _Row) -> bool:
+def _matches(query: Query, thread: _Thread, row: _Row, began: Collection[int]) -> bool:
     if not (
         (query.before_id is None or row.key.checkpoint_id < query.before_id)
         and (query.before_seq is None or row.seq < query.before_seq)
         and (query.after_seq is None or row.seq > query.after_seq)
         and (query.step_max is None or row.step <= query.step_max)
         and (query.run is None or row.run == query.run)
+        and (query.spared is None or (row.pinned or row.seq in began) == query.spared)
     ):
         return False
     if query.hidden == "also":

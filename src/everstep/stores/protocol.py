@@ -278,6 +278,8 @@ class Query:
     after_seq: int | None = None
     step_max: int | None = None
     run: int | None = None
+    spared: bool | None = None
+    """Only those that retention must keep (see Thread), or only the others."""
     filter: Mapping[str, Any] = field(default_factory=dict)
     """Metadata that must be there and be exactly equal: as encoded bytes, so 1, 1.0 and True differ."""
     order: Literal["seq", "id", "oldest"] = "seq"

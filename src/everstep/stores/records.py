@@ -6,6 +6,7 @@ also lives here, so that it means the same everywhere.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -96,6 +97,7 @@ def pack_common(common: Common, one: str, other: str) -> bytes:
     )
 
 
+@functools.lru_cache(1024)
 def unpack_common(data: bytes, children: bytes, one: str, other: str) -> Common:
     """Return what `pack_common` kept."""
     what = f"what threads {one!r} and {other!r} have in common"
@@ -108,6 +110,7 @@ def pack_run(run: int, follows: Sequence[Place]) -> bytes:
     return pack_sealed([_packed_place(place) for place in follows], b"%d" % run)
 
 
+@functools.lru_cache(16_384)  # a thread that is rewound again and again has many, and reads them each time
 def unpack_run(run: int, data: bytes) -> tuple[Place, ...]:
     """Return what `pack_run` kept."""
     return tuple(_place(place) for place in unpack_sealed(data, f"run {run}", b"%d" % run))

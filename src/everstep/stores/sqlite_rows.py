@@ -245,6 +245,7 @@ class Rows:
             "c.seq > ?": query.after_seq,
             "c.step <= ?": query.step_max,
             "c.run = ?": query.run,
+            "(c.pinned OR c.branches > 0) = ?": query.spared,
         }
         hidden = {"no": [f"NOT {_HIDDEN}"], "only": [_HIDDEN], "also": []}[query.hidden]
         if query.thread_id is not None and query.namespace is not None:
