@@ -35,6 +35,13 @@ def later(thread: Thread, target: Stored) -> Later:
     return Later(runs, alone=False)
 
 
+def all_later(thread: Thread, target: Stored) -> list[Hidden]:
+    """Return the stretches of all that follows `target`, hidden or not, run by run."""
+    namespace, newest = target.record.key.namespace, thread.newest[target.record.key.namespace]
+    runs = [Hidden(namespace, run - 1, newest, run) for run in sorted(_following(thread, target))]
+    return [Hidden(namespace, target.seq, newest, target.run), *runs]
+
+
 def _following(thread: Thread, target: Stored) -> set[int]:
     """Return the runs of the thread that came from `target` or from what followed it."""
     found: set[int] = set()
@@ -179,7 +186,9 @@ class _Links:
         if before is not None:
             found = [before]
         else:
-            found = [key for place in self._follows(stored.place) if (key := self._nearest(place)) is not None]
+            # What a run follows begins with the parents; a branch is told of older ancestors, too.
+            follows = self._follows(stored.place)[: max(len(parents), 1)]
+            found = [key for place in follows if (key := self._nearest(place)) is not None]
         return [
             {
                 "from": key.checkpoint_id,

@@ -280,7 +280,7 @@ class StoreTimeline:
         result = TimeTravelResult(await self._checkpoint(target), key.thread_id, depth, before)
         if head == key.checkpoint_id and not hide:
             if later == "delete":
-                await self._delete_later(key, following, None)
+                await self._delete_later(key, history.all_later(thread, target), None)
             return result
         details = {"checkpoint_id": key.checkpoint_id, "from": head, "later": later, "left_behind": depth}
         details["namespace"] = key.namespace
@@ -293,12 +293,13 @@ class StoreTimeline:
                 expect=head,
                 moves=[Move(key.namespace, key.checkpoint_id)],
                 hide=hide,
+                commons=_commons_after(thread, target),
                 log=entry,
             )
         )
         self._changed(key.thread_id)
         if later == "delete":
-            await self._delete_later(key, following, entry)
+            await self._delete_later(key, history.all_later(thread, target), entry)
         return result
 
     async def _count(self, key: Key, following: history.Later) -> int:
@@ -313,11 +314,11 @@ class StoreTimeline:
             ]
         )
 
-    async def _delete_later(self, key: Key, following: history.Later, entry: Entry | None) -> None:
+    async def _delete_later(self, key: Key, stretches: Sequence[Hidden], entry: Entry | None) -> None:
         """Delete what came later on a line, hidden ones included, and the entry of the rewind in the log."""
         thread_id, namespace, _ = key
         doomed: list[Key] = []
-        for stretch in following.stretches:
+        for stretch in stretches:
             query = Query(
                 thread_id=thread_id, namespace=namespace, after_seq=stretch.after, run=stretch.run,
                 before_seq=stretch.to + 1, hidden="also",
@@ -654,6 +655,15 @@ def branch_id(thread_id: str, name: str) -> str:
             f"the limit is {checks.THREAD_ID_BYTES_MAX:,}: choose a shorter name, or branch nearer the root"
         )
     return made
+
+
+def _commons_after(thread: Thread, target: Stored) -> dict[str, Common]:
+    """Return what a thread has in common, after a rewind, with those that went on from what it leaves behind."""
+    return {
+        other: Common(target.place, _root(target))
+        for other, held in thread.commons.items()
+        if any(c.place.key.thread_id == thread.thread_id and c.place.seq > target.seq for c in held)
+    }
 
 
 def next_node_change(before: str, after: str) -> list[Difference]:

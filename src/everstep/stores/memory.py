@@ -215,7 +215,8 @@ class MemoryStore:
             )
 
     def _branches(self, thread_id: str) -> list[str]:
-        origins = ((name, thread.origin) for name, thread in self._threads.items())
+        family = self._threads[thread_id].family
+        origins = ((name, thread.origin) for name, thread in self._threads.items() if thread.family == family)
         return [name for name, origin in origins if origin is not None and origin.thread_id == thread_id]
 
     def _spared(self, thread: _Thread) -> frozenset[int]:
@@ -402,8 +403,10 @@ class MemoryStore:
     def _in_commit(self, thread: _Thread, row: _Row) -> Stored:
         return self._stored(thread, row)._replace(hidden=False)
 
-    def has_checkpoints(self, line: Line) -> bool:
-        return bool(line.ref.rows)
+    def is_taken_back(self, line: Line) -> bool:
+        thread = self._threads[line.thread_id]
+        hidden = (h for stretches in thread.hidden.values() for h in stretches if h.namespace == line.namespace)
+        return thread.origin is not None and any(h[1] == 0 and h.run is None and h.writes_of is None for h in hidden)
 
     def insert(
         self,

@@ -396,8 +396,13 @@ class Rows:
         ).get
         return Line(ref, thread_id, namespace, str(row[1]), None)
 
-    def has_checkpoints(self, line: Line) -> bool:
-        return bool(self._execute("SELECT total FROM lines WHERE id = ?", (line.ref,)).get)
+    def is_taken_back(self, line: Line) -> bool:
+        found = self._execute(
+            """SELECT 1 FROM hidden h JOIN lines l ON l.id = h.line JOIN threads t ON t.id = l.thread
+               WHERE h.line = ? AND h.after = 0 AND h.run IS NULL AND h.writes_of IS NULL AND t.origin IS NOT NULL""",
+            (line.ref,),
+        ).get
+        return found is not None
 
     def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         record = packed.record

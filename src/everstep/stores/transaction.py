@@ -64,7 +64,10 @@ class Transaction(Protocol):
         ...
 
     def checkpoint(self, key: Key) -> Stored | None: ...
-    def has_checkpoints(self, line: Line) -> bool: ...
+    def is_taken_back(self, line: Line) -> bool:
+        """Whether the thread is a branch all of which an undo has hidden."""
+        ...
+
     def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         """Keep a new checkpoint, in that run or (None) in one of its own; `is_head`: `set_head` will follow."""
         ...
@@ -134,8 +137,8 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
 
 
 def _check_not_taken_back(tx: Transaction, line: Line) -> None:
-    """Refuse to begin a thread anew whose checkpoints are all hidden: an undo took the branch back."""
-    if tx.has_checkpoints(line):
+    """Refuse to begin a thread anew that is hidden as a whole, since an undo took the branch back."""
+    if tx.is_taken_back(line):
         raise InvalidInput(
             f"thread {line.thread_id!r} is hidden: the branch was taken back by undo; redo() on the thread it came "
             "from brings it back, or use another thread id"
