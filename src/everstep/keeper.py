@@ -7,6 +7,7 @@ has the last word on what is spared. Sweeping goes on a little with each snapsho
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections import OrderedDict, deque
@@ -28,7 +29,7 @@ _DUE_MAX = 64  # let go in one commit
 _PLANS_MAX = 4096
 _SWEEP_GARBAGE = 0.2  # swept when so much of what is needed is garbage
 _SWEEP_EFFORT = 128
-_OPERATIONS_MAX = 200  # entries of a log that are kept, at most
+_OPERATIONS_MAX = 1000  # entries of a log that are kept, at most
 _LOOKS_PER_TRIM = 16  # how often the log is trimmed
 
 Line = tuple[str, str]
@@ -269,7 +270,7 @@ async def _threads(store: Store, thread_id: str | None) -> AsyncIterator[Thread]
 
 
 async def _stale_operations(store: Store, thread_id: str) -> list[int]:
-    """Return the entries of the log that are older than everything that is stored, or too many."""
+    """Return the oldest entries of the log, those from before everything that is stored, and those too many."""
     entries = await store.operations(thread_id, _OPERATIONS_MAX * 2)
     if not entries:
         return []
@@ -277,7 +278,9 @@ async def _stale_operations(store: Store, thread_id: str) -> list[int]:
         Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=1)
     )
     first = oldest[0].seq if oldest else 0
-    return [e.seq for n, e in enumerate(entries) if n >= _OPERATIONS_MAX or e.data.get("made_at_seq", first) < first]
+    # From the end only: what was done later stands on what was done before.
+    old = itertools.takewhile(lambda entry: entry.data.get("made_at_seq", first) < first, reversed(entries))
+    return sorted({entry.seq for entry in (*entries[_OPERATIONS_MAX:], *old)})
 
 
 def _query(line: Line, limit: int | None = None, *, hidden: bool = False) -> Query:

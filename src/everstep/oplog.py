@@ -72,12 +72,20 @@ def to_undo(entries: Sequence[Entry]) -> Entry:
 
 def to_redo(entries: Sequence[Entry]) -> Entry:
     """Return the operation that redo does again: the newest of those undone that stood on the present top."""
-    seqs, present = {found.seq for found in entries}, top(entries)
+    present = top(entries)
     for found in entries:
-        after = found.data["after"] if found.data["after"] in seqs else 0
-        if found.undone and after == present:
+        if found.undone and _stood_on(found, entries) == present:
             return found
     raise CannotUndo("there is nothing to redo")
+
+
+def _stood_on(found: Entry, entries: Sequence[Entry]) -> int:
+    """Return the operation that an entry was made on; if retention took that, the newest before it that is done."""
+    after: int = found.data["after"]
+    older = [other for other in entries if other.seq <= after]
+    if older and older[0].seq == after:
+        return after
+    return top(older)
 
 
 def undo_of(found: Entry) -> Undo:

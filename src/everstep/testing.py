@@ -1065,6 +1065,24 @@ class StoreContract:
         assert thread is not None
         assert [list(h) for h in thread.hidden.values()] == [[Hidden("", 0, seqs[0], operation=second.seq)]]
 
+    async def test_an_operation_is_undone_once(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.commit(Change(thread_id="t", log=Operation("a", {})))
+        (entry,) = await store.operations("t", 1)
+        undone = entry._replace(undone=True)
+        await store.commit(Change(thread_id="t", amend=[undone]))
+        for wrong in (undone, entry._replace(seq=entry.seq + 99, undone=True)):
+            with pytest.raises(HeadMoved):
+                await store.commit(Change(thread_id="t", moves=[Move("", None)], amend=[wrong]))
+        assert await head_id(store) == "c1"
+
+    async def test_a_commit_that_starts_a_run_prunes_nothing(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        seqs = [s.seq for s in stored if s is not None]
+        await store.commit(Change(thread_id="t", moves=[Move("", "c-2")]))
+        await store.commit(follow("t", "d")._replace(prune=seqs[:1]))
+        assert await store.read("t", "", "c-1") is not None
+
     async def test_an_amended_operation_can_hide_anew(self, store: Store) -> None:
         stored = [await store.commit(follow("t", "c")) for _ in range(3)]
         seqs = [s.seq for s in stored if s is not None]

@@ -196,6 +196,8 @@ class StoreTimeline:
         except BaseException:
             self._keeper.give_back(line, due)
             raise
+        if stored.run == stored.seq:
+            self._keeper.forget(step.thread_id)  # the head was moved, maybe by somebody else: plan anew
         await self._keeper.upkeep(self._store, stored)
         return stored.record.key.checkpoint_id
 

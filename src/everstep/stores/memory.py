@@ -471,6 +471,10 @@ class MemoryStore:
         self._threads[thread_id].operations[seq] = pack_operation(operation, seq), operation.undone
         return seq
 
+    def is_undone(self, thread_id: str, seq: int) -> bool | None:
+        found = self._threads[thread_id].operations.get(seq)
+        return None if found is None else found[1]
+
     def set_operation(self, thread_id: str, operation: Operation) -> None:
         operations = self._threads[thread_id].operations
         if operation.seq in operations:

@@ -196,7 +196,9 @@ class Change(NamedTuple):
     """Whether the head moves to the new checkpoint; "newer": if its id is greater than the head's or its parent is
     the head. A checkpoint that replaces one of the same id never moves the head."""
     prune: Sequence[int] = ()
-    """Checkpoints of this namespace (by seq) that retention lets go, if they are not spared: see `Store.delete`."""
+    """Checkpoints of this namespace (by seq) that retention lets go, if they are not spared: see `Store.delete`.
+
+    Not if the new checkpoint starts a run: somebody has changed what is visible since this was planned."""
     origin: Key | None = None
     """The thread begins here as a branch, and joins that family."""
     follows: Sequence[Place] = ()
@@ -210,7 +212,7 @@ class Change(NamedTuple):
     pins: Sequence[Pin] = ()
     log: Operation | None = None
     amend: Sequence[Operation] = ()
-    """Operations (by seq) whose data and mark as undone are replaced."""
+    """Operations (by seq) whose data is replaced and whose mark as undone is turned over; else HeadMoved."""
     log_thread: str | None = None
     """The thread of the family whose log `log` and `amend` are about; None: this one."""
 

@@ -65,6 +65,7 @@ class Rows:
         self._lines: dict[tuple[str, str], tuple[int, str]] = {}
         self._heads: dict[int, tuple[Stored | None, bool]] = {}
         self._next_seq: int | None = None
+        self._next_object: int | None = None
 
     def begin(self) -> None:
         """Start a write transaction; what is remembered stays only if no other connection wrote since."""
@@ -76,7 +77,7 @@ class Rows:
 
     def forget(self) -> None:
         """Drop what is remembered: after a rollback, a deletion, or somebody else's change."""
-        self._version, self._next_seq = -1, None
+        self._version, self._next_seq, self._next_object = -1, None, None
         self._lines.clear()
         self._heads.clear()
 
@@ -436,10 +437,12 @@ class Rows:
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         if objects:
             number = int(family)
+            first: int = self._next_object or self._execute(f"SELECT {_next('objects', 'id')}").get
             self._connection.executemany(
-                "INSERT OR REPLACE INTO objects (family, hash, children, body) VALUES (?, ?, ?, ?)",
-                [(number, *obj) for obj in objects],
+                "INSERT OR REPLACE INTO objects (id, family, hash, children, body) VALUES (?, ?, ?, ?, ?)",
+                [(first + n, number, *obj) for n, obj in enumerate(objects)],
             )
+            self._next_object = first + len(objects)
 
     def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
         self._execute(
@@ -507,6 +510,13 @@ class Rows:
             (seq, operation.undone, pack_operation(operation, seq), thread_id),
         )
         return seq
+
+    def is_undone(self, thread_id: str, seq: int) -> bool | None:
+        found = self._execute(
+            "SELECT undone FROM operations WHERE seq = ? AND thread = (SELECT id FROM threads WHERE name = ?)",
+            (seq, thread_id),
+        ).get
+        return None if found is None else bool(found)
 
     def set_operation(self, thread_id: str, operation: Operation) -> None:
         self._execute(
@@ -627,8 +637,8 @@ class Rows:
 
     def _keep_counters(self) -> None:
         """Remember the highest numbers before rows go, so that none is given twice."""
-        for table in ("checkpoints", "writes", "operations"):
-            self._execute(f"UPDATE counters SET value = {_next(table)} - 1 WHERE name = '{table}'")
+        for table, number in (("checkpoints", "seq"), ("writes", "seq"), ("operations", "seq"), ("objects", "id")):
+            self._execute(f"UPDATE counters SET value = {_next(table, number)} - 1 WHERE name = '{table}'")
 
     # -- sweeping: see `sqlite_sweep`
 
@@ -686,6 +696,7 @@ class Rows:
             (int(family), expected_sweeps),
         ).get
         if sweeps is not None:
+            self._keep_counters()
             self._connection.executemany("DELETE FROM objects WHERE id = ?", [(rowid,) for rowid in rowids])
         return sweeps
 
@@ -716,8 +727,8 @@ _FROM_CHECKPOINTS = "FROM checkpoints c JOIN lines l ON l.id = c.line JOIN threa
 _LINES_OF_NAME = "SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = ?"
 
 
-def _next(table: str) -> str:
-    return f"""(SELECT 1 + max(coalesce((SELECT max(seq) FROM {table}), 0),
+def _next(table: str, number: str = "seq") -> str:
+    return f"""(SELECT 1 + max(coalesce((SELECT max({number}) FROM {table}), 0),
                                (SELECT value FROM counters WHERE name = '{table}')))"""
 
 

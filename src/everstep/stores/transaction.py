@@ -90,6 +90,10 @@ class Transaction(Protocol):
     def set_common(self, thread_id: str, other: str, common: Common) -> None: ...
     def set_pinned(self, stored: Stored, pinned: bool) -> None: ...
     def add_operation(self, thread_id: str, operation: Operation) -> int: ...
+    def is_undone(self, thread_id: str, seq: int) -> bool | None:
+        """Whether an operation is marked as undone; None: it is not in the log."""
+        ...
+
     def set_operation(self, thread_id: str, operation: Operation) -> None: ...
     def hide(self, line: Line, hidden: Hidden) -> None: ...
     def show(self, thread_id: str, operation: int) -> None: ...
@@ -131,7 +135,7 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
             stored = _insert(tx, change, line, draft, packed, is_new)
     if operation is not None:
         operation.apply(tx, change, stored)
-    if change.prune:
+    if change.prune and (stored is None or stored.run != stored.seq):
         tx.prune(line, change.prune)
     return stored
 
@@ -150,6 +154,9 @@ class _Operation:
 
     def __init__(self, tx: Transaction, change: Change, family: str | None, origin: Stored | None) -> None:
         _check_related(tx, change, family)
+        for amended in change.amend:
+            if tx.is_undone(_log_thread(change), amended.seq) is not (not amended.undone):
+                raise HeadMoved(change.thread_id, f"operation {amended.seq}", "changed by another writer")
         self._origin = origin
         self._targets = [(move, _moved_to(tx, change, move.checkpoint_id, move.namespace)) for move in change.moves]
         self._pins = [(_found(tx, pin.key), pin.pinned) for pin in change.pins]
@@ -269,8 +276,12 @@ def _is_newer(record: Record, head: Stored | None) -> bool:
     return head is None or record.key.checkpoint_id > head.record.key.checkpoint_id or head.record.key in record.parents
 
 
+def _log_thread(change: Change) -> str:
+    return change.log_thread if change.log_thread is not None else change.thread_id
+
+
 def _apply_log(tx: Transaction, change: Change) -> None:
-    log_thread = change.log_thread if change.log_thread is not None else change.thread_id
+    log_thread = _log_thread(change)
     logged = tx.add_operation(log_thread, change.log) if change.log is not None else 0
     for operation in change.amend:
         tx.set_operation(log_thread, operation)

@@ -65,7 +65,7 @@ CREATE TRIGGER checkpoints_removed AFTER DELETE ON checkpoints
     BEGIN UPDATE lines SET total = total - 1 WHERE id = OLD.line; END;
 
 CREATE TABLE objects (
-    id        INTEGER PRIMARY KEY,              -- an object that is sent again gets a new one: no sweep takes it
+    id        INTEGER PRIMARY KEY,              -- never used twice; an object that is sent again gets a new one
     family    INTEGER NOT NULL,
     hash      BLOB NOT NULL,
     children  BLOB NOT NULL,
@@ -106,4 +106,4 @@ CREATE TABLE counters (                         -- the highest numbers that dele
     name   TEXT PRIMARY KEY,
     value  INTEGER NOT NULL
 );
-INSERT INTO counters VALUES ('checkpoints', 0), ('writes', 0), ('operations', 0);
+INSERT INTO counters VALUES ('checkpoints', 0), ('writes', 0), ('operations', 0), ('objects', 0);

@@ -1,0 +1,66 @@
+"""Rewind, undo, branch, merge, retention and collection are whole or not at all when processes are killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.kill_history import KINDS, PLANTS
+
+HARNESS = Path(__file__).parent / "kill_history.py"
+ROUNDS = 50
+
+
+def run(path: Path, rounds: int, *more: str) -> dict[str, Any]:
+    seed = random.SystemRandom().randrange(10**6)
+    print("seed", seed)
+    done = subprocess.run(
+        [sys.executable, str(HARNESS), str(path), str(rounds), str(seed), *more],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_kill_9_in_the_middle_of_history(tmp_path: Path) -> None:
+    result = run(tmp_path / "killed.db", ROUNDS)
+    print(result)
+    assert result["faults"] == []
+    assert result["rounds"] == ROUNDS
+    hit = result["hit"]
+    # Each kind was killed between its beginning and its end, more than once, and not only by chance.
+    assert all(hit.get(f"traveller {kind}", 0) >= 2 for kind in KINDS), hit
+    assert all(hit.get(f"changer {kind}", 0) >= 2 for kind in ("rewind", "undo", "redo", "branch", "merge")), hit
+    assert hit.get("collector collect", 0) >= 10
+    assert hit.get("writer save", 0) >= 10
+    # Some of what was killed had reached the file, and some had not.
+    assert result["outcome"]["traveller done"] > 0
+    assert result["outcome"]["traveller not done"] > 0
+    assert sum(result["acknowledged"].values()) > 500
+    assert result["bytes"] < 2_000_000
+
+
+@pytest.mark.parametrize("planted", sorted(PLANTS))
+def test_the_harness_finds_what_is_lost(tmp_path: Path, planted: str) -> None:
+    result = run(tmp_path / "spoiled.db", 20, planted)
+    print(result["faults"])
+    assert any(word in fault for fault in result["faults"] for word in SIGNS[planted])
+
+
+SIGNS = {
+    "early": ["lost"],
+    "object": ["missing"],
+    "checkpoint": ["has lost", "the head is", "are there, or not"],
+    "entry": ["in the log"],
+    "hidden": ["visible are"],
+    "head": ["the head is"],
+    "unpin": ["not pinned"],
+    "garbage": ["nobody needs"],
+}
