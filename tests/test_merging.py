@@ -376,6 +376,33 @@ class TestBasesSurvive:
         await engine.merge_branch(inner, "t")
         assert await state(engine) == {"k": 0, "a": 1, "b": 1, "c": 1}
 
+    async def test_a_deleted_branch_still_counts_as_a_way_work_came(self, engine: Any, backend: Any) -> None:
+        first = await engine.append("t", [], {"k": 0})
+        b = await engine.branch(first, "b")
+        bb = await engine.branch(await latest(engine, b), "bb")
+        await engine.append("t", [], {"t": 1})
+        await engine.merge_branch("t", bb)
+        await engine.append(bb, [], {"k": 1})
+        await engine.merge_branch(bb, b)
+        await engine.merge_branch(b, "t")
+        await engine.append("t", [], {"k": 0})
+        await engine.append(bb, [], {"z": 1})
+        await backend.delete_thread(b)
+        await engine.merge_branch(bb, "t")
+        assert await state(engine) == {"k": 0, "t": 1, "z": 1}
+
+    async def test_an_older_parent_taken_since_is_the_base(self, make_engine: Any) -> None:
+        engine = make_engine(gc_param=2)
+        first = await engine.append("t", [], {"k": 0})
+        branch = await engine.branch(await engine.append("t", [], {"x": 1}), "b")
+        await engine.append(branch, [], {"b": 1})
+        await engine.snapshot("t", [], {"k": 0, "a": 1}, {}, parent_checkpoint_id=first)
+        for n in range(5):
+            await engine.append("t", [], {"a": n})
+        await engine.collect()
+        await engine.merge_branch(branch, "t")
+        assert await state(engine) == {"k": 0, "a": 4, "x": 1, "b": 1}
+
 
 class TestUndoOfMerges:
     async def test_undo_and_redo(self, engine: Any) -> None:

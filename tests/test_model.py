@@ -4,8 +4,6 @@ The model is written from the specification, with the most naive means: it keeps
 links to its parents, deleted ones too, a set of hidden checkpoints for each operation, and a stack of operations per
 thread. It shares no code with what it checks. Where the specification says nothing, what the code does was taken if it
 is sensible; those places are marked "Silent:".
-
-`KNOWN` names deviations that are known and not mended yet. Remove a name when it is, and the model insists on it.
 """
 
 from __future__ import annotations
@@ -29,16 +27,6 @@ import everstep
 from everstep import MISSING, Checkpoint, CheckpointMetadata, Conflict, SnapshotConfig
 from everstep.stores.memory import MemoryStore
 from everstep.stores.sqlite import SQLiteStore
-
-KNOWN = frozenset(
-    {
-        "merge: ancestry through a line that was deleted whole",
-        "put again: a parent in another thread",
-        "retention: milestones of more than one line",
-        "retention: a plan that another engine has made stale",
-        "undo: a branch that was deleted and made anew",
-    }
-)
 
 THREADS = ("a", "b", "odd\0name\n")
 NAMESPACES = ("", "sub")
@@ -67,8 +55,6 @@ class Node:
     pruned: bool = False
     """Whether it was retention that took it."""
     replaced: bool = False
-    lineage_lost: bool = False
-    """Whether all of its line was deleted."""
 
     @property
     def id(self) -> str:
@@ -316,8 +302,7 @@ class Model(RuleBasedStateMachine):
 
     def save(self, line: Line, call: Callable[[], str]) -> str | None:
         """Run what saves a checkpoint; a thread of which everything is hidden refuses it."""
-        known = "save: a thread of which only hidden checkpoints are left" in KNOWN
-        if self.head(line) is None and self.at(line) and (known or self.is_taken_back(line[0])):
+        if self.head(line) is None and self.at(line) and self.is_taken_back(line[0]):
             # Silent: that is a branch whose beginning was undone; it would be begun anew beside its hidden self.
             with pytest.raises(everstep.InvalidInput):
                 call()
@@ -340,8 +325,6 @@ class Model(RuleBasedStateMachine):
                 self.heads[line] = left[-1] if left else None  # not an activity
             if not self.at(line):
                 self.heads.pop(line, None)
-                for node in self.nodes:
-                    node.lineage_lost |= node.line == line
         for thread in {node.line[0] for node in gone}:
             if not self.of(thread):
                 self._dropped(thread)
@@ -416,14 +399,12 @@ class Model(RuleBasedStateMachine):
         assert gone <= {*visible, *hidden}, "spared"
         assert self.head(line) not in gone
         if policy == "keep_milestones":
-            steps = [node.step for node in visible]
-            uneven = "retention: milestones of more than one line" in KNOWN and steps != sorted(steps)
-            if fresh and not uneven:
+            if fresh:
                 self.check_milestones(visible, gone & {*visible}, param)
-        elif fresh or "retention: a plan that another engine has made stale" not in KNOWN:
+        elif fresh:  # a plan that another engine has made stale may keep too much for a while
             assert gone & {*hidden} <= self.must_go(hidden, policy, param), "hidden ones that should stay"
             assert gone & {*visible} <= self.must_go(visible, policy, param), "ones that should stay"
-            if fresh and node.parents:
+            if node.parents:
                 assert gone & {*visible} == self.must_go(visible, policy, param)
         self.removed(gone, pruned=True)
         self.trimmed(line[0])
@@ -578,8 +559,6 @@ class Model(RuleBasedStateMachine):
         node = self.node(at)
         if node is None:
             return
-        if "put again: a parent in another thread" in KNOWN and any(p.line != node.line for p in node.parents):
-            return
         again = copy.deepcopy(node.value)
         if other:
             again.state = state
@@ -629,10 +608,7 @@ class Model(RuleBasedStateMachine):
         if later == "delete":
             if head is not target or left:
                 self.move(line, target)
-            gone = self.later(target)  # hidden ones of before too; and it is final: no entry in the log
-            if "rewind: delete takes more than the line, or less" in KNOWN:
-                gone = list(self.observed(self.engine(0), self.at(line)))
-            self.removed(gone)
+            self.removed(self.later(target))  # hidden ones of before too; and it is final: no entry in the log
             return
         op = Op(0, "rewind", line[0], self.newest(line), {line[1]: head}, set(), {line[1]: self.count})
         self.logged(line[0], op, left if later == "hide" else ())
@@ -697,10 +673,7 @@ class Model(RuleBasedStateMachine):
             or (op.pin is not None and not op.pin[0].stored)
         )
         if op is None or impossible:
-            error: Any = everstep.CannotUndo
-            if op is not None and self.of(op.thread) and "undo: a branch that was deleted and made anew" in KNOWN:
-                error = everstep.CannotUndo, everstep.InvalidInput
-            with pytest.raises(error):
+            with pytest.raises(everstep.CannotUndo):
                 call(thread)
             return False
         elsewhere = {node for other, nodes in self.hidden.items() if other is not op for node in nodes}
@@ -784,10 +757,6 @@ class Model(RuleBasedStateMachine):
                 call(branch, into, namespace=ns)
             return
         bases = best_common(ours, theirs)
-        if "merge: ancestry through a line that was deleted whole" in KNOWN and any(
-            node.lineage_lost for node in ancestors(ours) | ancestors(theirs)
-        ):
-            return
         if not bases:
             with pytest.raises(everstep.InvalidInput):
                 call(branch, into, namespace=ns)
@@ -817,7 +786,7 @@ class Model(RuleBasedStateMachine):
         except everstep.InvalidInput:
             # A base may be gone for good, but only by somebody's own deletion.
             gone = [base for base in ancestors(ours) & ancestors(theirs) if not base.stored and not base.pruned]
-            assert gone or "merge: a base that retention took" in KNOWN
+            assert gone
             assert self.commons.get(frozenset((into, branch))) not in bases
             return
         else:
@@ -881,21 +850,15 @@ class Model(RuleBasedStateMachine):
         if self.began[branch].line[0] != thread:
             return False
         # Of this thread, not of an older one of that name, which was deleted.
-        known = self.kind == "memory" and "tree: branches of a deleted thread of that name" in KNOWN
-        return self.families[branch] is self.families[thread] or known
+        return self.families[branch] is self.families[thread]
 
     def _check_edges(self, listed: list[Node], edges: list[dict[str, Any]]) -> None:
         for node in listed:
             mine = {edge["from"]: edge["gap"] for edge in edges if edge["to"] == node.id}
             direct = {parent.id for parent in node.parents if parent in listed}
             near = {found.id for found in nearest(node, set(listed))}
-            if "tree: a branch of a branch has an edge to its origin's origin" in KNOWN and node.step == 0:
-                mine = {name: gap for name, gap in mine.items() if name in near}
             assert direct <= mine.keys() <= near, (node, mine, near)
-            lost = any(n.lineage_lost for n in ancestors(node))
-            assert bool(mine) == bool(near) or (
-                lost and "merge: ancestry through a line that was deleted whole" in KNOWN
-            )
+            assert bool(mine) == bool(near)
             for source, gap in mine.items():
                 assert gap == (source not in direct and bool(node.value.metadata.parents)), (node, source)
         assert {edge["to"] for edge in edges} <= {node.id for node in listed}

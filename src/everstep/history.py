@@ -78,29 +78,27 @@ def _is_hidden_whole(run: int, namespace: str, hidden: Iterable[Hidden]) -> bool
 
 # -- ancestors ---------------------------------------------------------------------------------------------------------
 
+Runs = Mapping[int, Sequence[Place]]
+"""What each run of a family follows."""
+
 Ancestors = dict[int, Place]
 """By run: the newest checkpoint of it that is an ancestor, or the checkpoint itself."""
 
 
-def ancestors(place: Place, threads: Mapping[str, Thread | None]) -> tuple[Ancestors, set[str]]:
-    """Return the ancestors of `place` (itself included), and the threads one would have to know to say more."""
+def ancestors(place: Place, runs: Runs) -> Ancestors:
+    """Return the ancestors of `place`, itself included."""
     found: Ancestors = {}
-    unknown: set[str] = set()
     pending = [place]
     while pending:
         place = pending.pop()
         if place.run in found and found[place.run].seq >= place.seq:
             continue
         found[place.run] = place
-        if place.key.thread_id not in threads:
-            unknown.add(place.key.thread_id)
-            continue
-        thread = threads[place.key.thread_id]
-        pending.extend(thread.runs.get(place.run, ()) if thread is not None else ())
-    return found, unknown
+        pending.extend(runs.get(place.run, ()))
+    return found
 
 
-def common_ancestors(ours: Ancestors, theirs: Ancestors, threads: Mapping[str, Thread | None]) -> list[Place]:
+def common_ancestors(ours: Ancestors, theirs: Ancestors, runs: Runs) -> list[Place]:
     """Return the best common ancestors: those that are not ancestors of another one. Newest first."""
     shared = [min(ours[run], theirs[run], key=lambda place: place.seq) for run in ours.keys() & theirs.keys()]
     best: list[Place] = []
@@ -109,28 +107,32 @@ def common_ancestors(ours: Ancestors, theirs: Ancestors, threads: Mapping[str, T
         if place.run in covered and covered[place.run].seq >= place.seq:
             continue
         best.append(place)
-        for run, other in ancestors(place, threads)[0].items():
-            if run not in covered or covered[run].seq < other.seq:
-                covered[run] = other
+        _join(covered, ancestors(place, runs))
     return best
 
 
-def common_below(places: Sequence[Place], other: Place, threads: Mapping[str, Thread | None]) -> list[Place]:
+def common_below(places: Sequence[Place], other: Place, runs: Runs) -> list[Place]:
     """Return the best common ancestors of `other` and of all `places` taken together."""
     together: Ancestors = {}
     for place in places:
-        for run, found in ancestors(place, threads)[0].items():
-            if run not in together or together[run].seq < found.seq:
-                together[run] = found
-    return common_ancestors(ancestors(other, threads)[0], together, threads)
+        _join(together, ancestors(place, runs))
+    return common_ancestors(ancestors(other, runs), together, runs)
+
+
+def _join(found: Ancestors, more: Ancestors) -> None:
+    for run, place in more.items():
+        if run not in found or found[run].seq < place.seq:
+            found[run] = place
 
 
 # -- the tree ----------------------------------------------------------------------------------------------------------
 
 
-def tree(thread_id: str, listed: Sequence[Stored], threads: Mapping[str, Thread | None], total: int) -> dict[str, Any]:
+def tree(
+    thread_id: str, listed: Sequence[Stored], threads: Mapping[str, Thread], runs: Runs, total: int
+) -> dict[str, Any]:
     """Return checkpoints (newest first) as nodes and edges. An edge over removed checkpoints says `gap`."""
-    links = _Links(listed, threads)
+    links = _Links(listed, runs)
     return {
         "thread_id": thread_id,
         "total_checkpoints": total,
@@ -139,7 +141,7 @@ def tree(thread_id: str, listed: Sequence[Stored], threads: Mapping[str, Thread 
     }
 
 
-def _node(stored: Stored, threads: Mapping[str, Thread | None]) -> dict[str, Any]:
+def _node(stored: Stored, threads: Mapping[str, Thread]) -> dict[str, Any]:
     record = stored.record
     thread = threads.get(record.key.thread_id)
     head = thread.heads.get(record.key.namespace) if thread is not None else None
@@ -170,8 +172,8 @@ def branch_name(tags: Sequence[str]) -> str | None:
 class _Links:
     """Finds the nearest listed ancestors of listed checkpoints."""
 
-    def __init__(self, listed: Sequence[Stored], threads: Mapping[str, Thread | None]) -> None:
-        self._threads = threads
+    def __init__(self, listed: Sequence[Stored], runs: Runs) -> None:
+        self._ancestry = runs
         self._keys = {stored.record.key for stored in listed}
         self._runs: dict[int, list[tuple[int, Key]]] = {}
         self._before: dict[Key, Key | None] = {}
@@ -186,8 +188,7 @@ class _Links:
         if before is not None:
             found = [before]
         else:
-            # What a run follows begins with the parents; a branch is told of older ancestors, too.
-            follows = self._follows(stored.place)[: max(len(parents), 1)]
+            follows = self._ancestry.get(stored.run, ())
             found = [key for place in follows if (key := self._nearest(place)) is not None]
         return [
             {
@@ -210,9 +211,5 @@ class _Links:
                     return key
             if place.run not in seen:
                 seen.add(place.run)
-                pending.extend(reversed(self._follows(place)))
+                pending.extend(reversed(self._ancestry.get(place.run, ())))
         return None
-
-    def _follows(self, place: Place) -> Sequence[Place]:
-        thread = self._threads.get(place.key.thread_id)
-        return thread.runs.get(place.run, ()) if thread is not None else ()

@@ -136,7 +136,7 @@ class Keeper:
             return True
         if self._policy is CheckpointGC.KEEP_MILESTONES and plan.items:
             span = plan.items[-1].step - plan.items[0].step
-            return not plan.grid.fits(span, int(self._param))
+            return len(plan.items) > self._param or not plan.grid.fits(span, int(self._param))
         return False
 
     def forget(self, thread_id: str) -> None:
@@ -209,15 +209,16 @@ class Keeper:
         report = GCReport(dry_run=dry_run)
         families: dict[str, list[Key]] = {}
         async for thread in _threads(store, thread_id):
-            gone, entries = await self._gone(store, thread, report), await _stale_operations(store, thread.thread_id)
+            gone = await self._gone(store, thread, report)
             families.setdefault(thread.family, []).extend(gone)
             report.threads += 1
-            if dry_run:
-                report.checkpoints += len(gone)
-            elif gone or entries:
+            if not dry_run and gone:
                 self.forget(thread.thread_id)
-                deleted = await store.delete(thread.thread_id, keys=gone, spare=True, operations=entries)
-                report.checkpoints += deleted.checkpoints
+                gone = gone[: (await store.delete(thread.thread_id, keys=gone, spare=True)).checkpoints]
+            report.checkpoints += len(gone)
+            entries = await _stale_operations(store, thread.thread_id)
+            if not dry_run and entries:
+                await store.delete(thread.thread_id, keys=[], operations=entries)
             report.operations += len(entries)
         for family, keys in families.items():
             swept = await store.sweep(family, pretend=keys if dry_run else None)

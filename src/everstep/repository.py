@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from everstep import forks
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, HeadMoved, SnapshotTooLarge, UnstorableValue
-from everstep.stores.protocol import ANY, AnyHead, Base, Change, Draft, Loaded, Object, Record, Store, Stored
+from everstep.stores.protocol import ANY, AnyHead, Base, Change, Common, Draft, Loaded, Object, Record, Store, Stored
 from everstep.types import Checkpoint, CheckpointMetadata
 from everstep.values import codec, compress, tree
 from everstep.values.walk import Need
@@ -152,6 +152,7 @@ class Repository:
         split: bool = True,
         size_bytes_max: int | None = None,
         prune: Sequence[int] = (),
+        commons: Mapping[str, Common] = MappingProxyType({}),
     ) -> Stored:
         """Save messages, state and tool results; `record` makes the record for the head it will follow."""
         # Values are encoded before the first wait: what the caller changes later belongs to a later step.
@@ -159,7 +160,7 @@ class Repository:
         while True:
             encoded = await self._encoded(written, thread_id, namespace, size_bytes_max)
             try:
-                return await self._commit(thread_id, namespace, expect, encoded, record, prune)
+                return await self._commit(thread_id, namespace, expect, encoded, record, prune, commons)
             except BaseGone:
                 # All objects are needed after all. They were in memory when values were written down, and mostly still
                 # are; only otherwise the values are written again, as they are by now.
@@ -280,6 +281,7 @@ class Repository:
         encoded: Encoded,
         record: Callable[[Stored | None], Record],
         prune: Sequence[int],
+        commons: Mapping[str, Common] = MappingProxyType({}),
     ) -> Stored:
         stored = await self.store.commit(
             Change(
@@ -288,6 +290,7 @@ class Repository:
                 expect=expect,
                 build=lambda head: encoded.draft(record(head)),
                 prune=prune,
+                commons=commons,
             )
         )
         if stored is None:

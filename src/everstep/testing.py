@@ -773,11 +773,19 @@ class StoreContract:
         await store.delete("t", keys=[one.record.key, two.record.key])
         store = await reopen()
 
-        thread, other = await store.thread("t"), await store.thread("branch")
+        thread, other = await store.thread("t", ancestry=True), await store.thread("branch")
 
         assert thread is not None and other is not None
         assert other.runs == {branch.seq: (one.place,)}
+        assert other.ancestry == {}
         assert thread.runs == {merge.seq: (two.place, branch.place)}
+        assert thread.ancestry == {**thread.runs, **other.runs}
+        await store.delete("branch")
+        await store.commit(put(make_record("x", "other")))
+        alone, stranger = await store.thread("t", ancestry=True), await store.thread("other", ancestry=True)
+        assert alone is not None and stranger is not None
+        assert alone.ancestry == thread.ancestry
+        assert stranger.ancestry == {}
 
     async def test_a_stretch_hides_one_run_only(self, store: Store) -> None:
         one, two = [await store.commit(follow("t", "c")) for _ in range(2)]

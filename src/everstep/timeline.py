@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from everstep import checks, history, oplog
@@ -65,7 +65,7 @@ from everstep.types import (
 )
 from everstep.values import compress
 
-_FOLLOWS_MAX = 32  # ancestors in other threads that a branch is told of
+_ASKED_MAX = 1000  # threads that are asked for a common state that is not stored any more
 _EAGER_BYTES = 1 << 18  # a checkpoint up to this size is read at once with a rewind
 
 Resolve = str | Mapping[str, Any] | Callable[[Conflict], Any] | None
@@ -139,12 +139,14 @@ class StoreTimeline:
         self, step: Step, values: tuple[Any, ...], parent_id: str | None, expect: str | AnyHead | None
     ) -> str:
         """Save whole values as the next step."""
-        parent = None
+        parent, commons = None, dict[str, Common]()
         if parent_id is not None:
             # Copied before the wait: what the caller changes later belongs to a later step.
             names = ("messages", "state", "tools_result")
             values = tuple(copied(value, name) for name, value in zip(names, values, strict=True))
             parent = await self._required(Key(step.thread_id, step.namespace, parent_id))
+            thread = await self._store.thread(step.thread_id)
+            commons = _commons_after(thread, parent) if thread is not None else {}
         return await self._kept(
             step,
             lambda prune: self._repository.save(
@@ -156,6 +158,7 @@ class StoreTimeline:
                 split=self._config.delta_snapshots,
                 size_bytes_max=self._config.size_bytes_max,
                 prune=prune,
+                commons=commons,
             ),
         )
 
@@ -217,22 +220,21 @@ class StoreTimeline:
 
     async def tree(self, thread_id: str, limit: int, *, branches: bool) -> dict[str, Any]:
         """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
-        threads: dict[str, Thread | None] = {}
-        shown, pending = list[str](), [thread_id]
+        threads: dict[str, Thread] = {}
+        runs: history.Runs = {}
+        pending = [thread_id]
         while pending:
-            name = pending.pop()
-            thread = threads[name] = await self._store.thread(name, branches=branches)
+            thread = await self._store.thread(pending.pop(), branches=branches, ancestry=not threads)
             if thread is not None and thread.heads:
-                shown.append(name)
+                runs = runs or thread.ancestry
+                threads[thread.thread_id] = thread
                 pending.extend(branch for branch in thread.branches if branch not in threads)
         listed, total = list[Stored](), 0
-        for name in shown:
-            query = Query(thread_id=name, namespace=None, limit=limit)
-            listed += await self._store.list_checkpoints(query)
+        for name in threads:
+            listed += await self._store.list_checkpoints(Query(thread_id=name, namespace=None, limit=limit))
             total += await self._store.count(Query(thread_id=name, namespace=None))
         listed = sorted(listed, key=lambda stored: stored.seq, reverse=True)[:limit]
-        await self._load_threads({p.thread_id for s in listed for p in s.record.parents}, threads)
-        return history.tree(thread_id, listed, threads, total)
+        return history.tree(thread_id, listed, threads, runs, total)
 
     async def diff(self, a: Key, b: Key) -> Diff:
         """Return what changed from `a` to `b`."""
@@ -362,7 +364,8 @@ class StoreTimeline:
         """Restore what an operation changed, and note what it takes to change it again."""
         undo = oplog.undo_of(entry)
         thread = await self._store.thread(undo.thread_id)
-        if thread is None:
+        own = thread if undo.thread_id == thread_id else await self._store.thread(thread_id)
+        if thread is None or own is None or own.family != thread.family:
             raise CannotUndo(f"{entry.kind}: the thread {undo.thread_id!r} was deleted, and deletion is final")
         for namespace, head in undo.heads.items():
             if head is not None and await self._store.read(undo.thread_id, namespace, head) is None:
@@ -438,7 +441,6 @@ class StoreTimeline:
         """Start a thread at a checkpoint and return the new thread's id."""
         thread_id = branch_id(source.thread_id, name)
         origin = await self._required(source)
-        follows = await self._older_places(origin)
         record = new_record(
             Key(thread_id, source.namespace, checkpoint_id(thread_id, 0)),
             0,
@@ -459,7 +461,6 @@ class StoreTimeline:
                     namespace=source.namespace,
                     build=lambda _: draft,
                     origin=source,
-                    follows=follows,
                     commons={source.thread_id: Common(origin.place, _root(origin))},
                     log=oplog.entry("branch", details, undo, await self._top(source.thread_id), origin.seq),
                     log_thread=source.thread_id,
@@ -469,17 +470,6 @@ class StoreTimeline:
             raise CheckpointNotFound(source.checkpoint_id, source.thread_id) from None
         self._keeper.forget(source.thread_id)
         return thread_id
-
-    async def _older_places(self, origin: Stored) -> list[Place]:
-        """Return where a checkpoint's ancestors stand in other threads: known to the branch if those are deleted."""
-        threads: dict[str, Thread | None] = {}
-        await self._load_threads({origin.record.key.thread_id}, threads)
-        thread = threads[origin.record.key.thread_id]
-        if thread is None or not thread.runs:
-            return []
-        found, _ = history.ancestors(origin.place, threads)
-        older = [place for place in found.values() if place.key.thread_id != origin.record.key.thread_id]
-        return sorted(older, key=lambda place: place.seq)[-_FOLLOWS_MAX:]
 
     async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str) -> str:
         """Merge the head of one thread into another and return the merge's id."""
@@ -498,13 +488,17 @@ class StoreTimeline:
                 f"threads {branch!r} and {into!r} are unrelated: only threads that branched from one another, or from "
                 "the same one, can be merged"
             )
-        threads: dict[str, Thread | None] = {}
-        bases = await self._common_ancestors(ours.place, theirs.place, threads)
+        thread = await self._store.thread(into, ancestry=True)
+        if thread is None:
+            raise HeadMoved(into, ours.record.key.checkpoint_id, None)
+        runs = thread.ancestry
+        one, other = history.ancestors(ours.place, runs), history.ancestors(theirs.place, runs)
+        bases = history.common_ancestors(one, other, runs)
         if not bases:
             raise InvalidInput(f"threads {branch!r} and {into!r} have no checkpoint in common")
         if theirs.place in bases:
             return ours.record.key.checkpoint_id  # everything is merged already
-        base = await self._bases(threads, ours.family).merged(bases)
+        base = await self._bases(thread).merged(bases)
         walk = merge_roots(base.root, _root(ours), _root(theirs), resolve=resolve, uncertain=base.uncertain)
         try:
             merged = await self._repository.walk(walk, [ours.family], base.objects)
@@ -514,17 +508,14 @@ class StoreTimeline:
         if merged.conflicts:
             raise MergeConflict(merged.conflicts)
         record = await self._merge_record(ours, theirs, bases)
-        newest = threads[into]
-        return await self._commit_merge(ours, theirs, record, merged, newest)
+        return await self._commit_merge(ours, theirs, record, merged, thread)
 
-    async def _commit_merge(
-        self, ours: Stored, theirs: Stored, record: Record, merged: Merged, thread: Thread | None
-    ) -> str:
+    async def _commit_merge(self, ours: Stored, theirs: Stored, record: Record, merged: Merged, thread: Thread) -> str:
         into, namespace, head = ours.record.key
         record = _with_root(record, root_of_nodes(merged.nodes))
         objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
         bases = tuple(Base(stored.record.key, stored.digest) for stored in (ours, theirs))
-        newest = thread.newest[namespace] if thread is not None else ours.seq
+        newest = max(thread.newest[namespace], ours.seq)
         undo = oplog.Undo(into, {namespace: head}, [], {namespace: newest})
         details = {"from": theirs.record.key.thread_id, "checkpoint_id": record.key.checkpoint_id}
         stored = await self._store.commit(
@@ -556,39 +547,34 @@ class StoreTimeline:
             kind=ours.record.kind,
         )
 
-    async def _common_ancestors(self, ours: Place, theirs: Place, threads: dict[str, Thread | None]) -> list[Place]:
-        await self._load_threads({ours.key.thread_id, theirs.key.thread_id}, threads)
-        while True:
-            one, missing_one = history.ancestors(ours, threads)
-            other, missing_other = history.ancestors(theirs, threads)
-            if not missing_one | missing_other:
-                return history.common_ancestors(one, other, threads)
-            await self._load_threads(missing_one | missing_other, threads)
-
-    def _bases(self, threads: Mapping[str, Thread | None], family: str) -> Bases[Place]:
+    def _bases(self, thread: Thread) -> Bases[Place]:
         return Bases(
-            lambda place: self._base_root(place, threads),
-            lambda places, other: history.common_below(places, other, threads),
-            lambda need, objects: self._repository.walk(need, [family], objects),
+            lambda place: self._base_root(place, thread),
+            lambda places, other: history.common_below(places, other, thread.ancestry),
+            lambda need, objects: self._repository.walk(need, [thread.family], objects),
         )
 
-    async def _base_root(self, place: Place, threads: Mapping[str, Thread | None]) -> Root:
+    async def _base_root(self, place: Place, thread: Thread) -> Root:
         """Return the values of an ancestor: from the checkpoint, or as kept for the merge if it is gone."""
         loaded = await self._store.read(*place.key)
         if loaded is not None and loaded.stored.seq == place.seq:
             return _root(loaded.stored)
-        for thread in threads.values():
-            for common in itertools.chain(*thread.commons.values()) if thread is not None else ():
+        names, asked = [thread.thread_id, place.key.thread_id, *thread.commons], set[str]()
+        while names:
+            name = names.pop(0)
+            if name in asked or len(asked) >= _ASKED_MAX:
+                continue
+            asked.add(name)
+            other = await self._store.thread(name)
+            commons = other.commons if other is not None else {}
+            for common in itertools.chain(*commons.values()):
                 if common.place == place:
                     return common.root
+            names += commons
         raise InvalidInput(
             f"the last common ancestor of these threads, {place.key.checkpoint_id!r} of thread "
             f"{place.key.thread_id!r}, was deleted; there is nothing to merge against"
         )
-
-    async def _load_threads(self, names: Iterable[str], threads: dict[str, Thread | None]) -> None:
-        for name in sorted(set(names) - threads.keys()):
-            threads[name] = await self._store.thread(name)
 
     async def _same_heads(self, ours: Stored, theirs: Stored) -> None:
         """Raise HeadMoved if one of the heads is not there any more as it was."""

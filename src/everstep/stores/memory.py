@@ -58,7 +58,7 @@ class _Line:
     names: dict[int, str] = field(default_factory=dict)
     """The same, by seq."""
     writes: dict[str, dict[tuple[str, int], Write]] = field(default_factory=dict)
-    runs: dict[int, tuple[Place, ...]] = field(default_factory=dict)
+    runs: set[int] = field(default_factory=set)
     head: str | None = None
     turned: bool = False
     generation: int = 0
@@ -93,6 +93,7 @@ class MemoryStore:
         self._threads: dict[str, _Thread] = {}
         self._objects: dict[str, dict[bytes, Object]] = {}
         self._began: Counter[int] = Counter()
+        self._runs: dict[str, dict[int, tuple[Place, ...]]] = {}
         self._doomed: dict[str, int] = {}
         self._live: dict[str, int] = {}
         self._seq = 0
@@ -194,12 +195,12 @@ class MemoryStore:
                     heads.append(self._stored(thread, row, payload=False))
             return heads[offset : offset + limit]
 
-    async def thread(self, thread_id: str, *, branches: bool = False) -> Thread | None:
+    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
         with self._open():
             thread = self._threads.get(thread_id)
             if thread is None:
                 return None
-            lines = thread.lines.items()
+            lines, runs = thread.lines.items(), self._runs.get(thread.family, {})
             return Thread(
                 thread_id,
                 thread.family,
@@ -207,7 +208,8 @@ class MemoryStore:
                 {name: (line.head, line.generation) for name, line in lines if line.head is not None},
                 {name: next(reversed(line.names)) for name, line in lines if line.names},
                 {seq: tuple(stretches) for seq, stretches in thread.hidden.items()},
-                {run: follows for _, line in lines for run, follows in line.runs.items()},
+                {run: runs[run] for _, line in lines for run in line.runs},
+                dict(runs) if ancestry else {},
                 self._branches(thread_id) if branches else (),
                 {name: tuple(commons) for name, commons in thread.commons.items()},
                 self._spared(thread),
@@ -259,7 +261,7 @@ class MemoryStore:
                 self._drop(thread_id)
             if any(t.family == thread.family for t in self._threads.values()):
                 return Deleted(count, frozenset({thread.family}) if count else frozenset())
-            for held in (self._objects, self._doomed, self._live):
+            for held in (self._objects, self._doomed, self._live, self._runs):
                 held.pop(thread.family, None)
             return Deleted(count, frozenset())
 
@@ -421,7 +423,8 @@ class MemoryStore:
         return self._put(line, packed, seq, run if run is not None else seq, added_bytes, pinned=False)
 
     def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
-        line.ref.runs[run] = tuple(follows)
+        line.ref.runs.add(run)
+        self._runs.setdefault(line.family, {})[run] = tuple(follows)
 
     def replace(self, line: Line, old: Stored, packed: Packed) -> Stored:
         return self._put(line, packed, old.seq, old.run, old.added_bytes, old.pinned)

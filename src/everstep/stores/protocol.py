@@ -12,7 +12,8 @@ Rules that hold for every store:
 * A run is a stretch of a namespace in which every checkpoint follows the one before: inside it, order of arrival is
   ancestry. It is named by the seq of its first checkpoint. A checkpoint that follows anything else (an explicit older
   parent, a head that was moved, a merge, a branch's origin) starts a new run, and the store keeps what that run
-  follows, also when those checkpoints are deleted. So ancestry stays exact and needs no walk through history.
+  follows as long as the family lives, also when those checkpoints or threads are deleted. So ancestry stays exact and
+  needs no walk through history.
 * Once a call returns, what it did survives a crash. If it raises one of our errors, it did nothing, except
   CommitUnknown, which says so.
 * Deleting what is not there is not an error. Driver errors come out as StoreError or CheckpointCorrupted.
@@ -201,8 +202,6 @@ class Change(NamedTuple):
     Not if the new checkpoint starts a run: somebody has changed what is visible since this was planned."""
     origin: Key | None = None
     """The thread begins here as a branch, and joins that family."""
-    follows: Sequence[Place] = ()
-    """Further ancestors of the new checkpoint, kept with what its run follows."""
     commons: Mapping[str, Common] = MappingProxyType({})
     """By thread: what this one has in common with it from now on. The newest 8 of each pair of threads are kept."""
     moves: Sequence[Move] = ()
@@ -255,7 +254,9 @@ class Thread(NamedTuple):
     hidden: Mapping[int, Sequence[Hidden]]
     """By operation: what it hides."""
     runs: Mapping[int, Sequence[Place]]
-    """What each run follows, in the order of parents. Only the first run of a namespace may be missing here."""
+    """What each run of the thread follows, in the order of parents. Only the first of a namespace may be missing."""
+    ancestry: Mapping[int, Sequence[Place]]
+    """If asked for: what every run of the family follows, those of deleted threads included."""
     branches: Sequence[str]
     """If asked for: the threads that began as branches of this one, in the order they did."""
     commons: Mapping[str, Sequence[Common]]
@@ -372,7 +373,7 @@ class Store(Protocol):
         """
         ...
 
-    async def thread(self, thread_id: str, *, branches: bool = False) -> Thread | None:
+    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
         """Return what is known about a thread."""
         ...
 

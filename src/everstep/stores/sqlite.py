@@ -129,8 +129,8 @@ class SQLiteStore:
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         return await self._driver.read(lambda rows: rows.list_threads(limit, offset, headless))
 
-    async def thread(self, thread_id: str, *, branches: bool = False) -> Thread | None:
-        return await self._driver.read(lambda rows: rows.thread(thread_id, branches))
+    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
+        return await self._driver.read(lambda rows: rows.thread(thread_id, branches, ancestry))
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         return await self._driver.read(lambda rows: rows.operations(thread_id, limit))

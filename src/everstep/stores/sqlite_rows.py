@@ -286,7 +286,7 @@ class Rows:
         )
         return [_listed(row) for row in rows]
 
-    def thread(self, thread_id: str, branches: bool) -> Thread | None:
+    def thread(self, thread_id: str, branches: bool, ancestry: bool) -> Thread | None:
         row = self._execute("SELECT id, family, origin FROM threads WHERE name = ?", (thread_id,)).get
         if row is None:
             return None
@@ -309,7 +309,8 @@ class Rows:
             heads,
             newest,
             self._hidden(ref),
-            self._runs(ref),
+            self._runs("r.family = ?1 AND r.line IN (SELECT id FROM lines WHERE thread = ?2)", (family, ref)),
+            self._runs("r.family = ?", (family,)) if ancestry else {},
             self._branches(family, thread_id) if branches else (),
             self._commons(ref, thread_id),
             self._spared(ref),
@@ -332,10 +333,8 @@ class Rows:
             hidden.setdefault(stretch[-1], []).append(Hidden(*stretch))
         return hidden
 
-    def _runs(self, thread: int) -> dict[int, tuple[Place, ...]]:
-        rows = self._execute(
-            "SELECT r.run, r.data FROM runs r JOIN lines l ON l.id = r.line WHERE l.thread = ?", (thread,)
-        )
+    def _runs(self, condition: str, values: tuple[Any, ...]) -> dict[int, tuple[Place, ...]]:
+        rows = self._execute(f"SELECT r.run, r.data FROM runs r WHERE {condition}", values)
         return {run: unpack_run(run, data) for run, data in rows}
 
     def _commons(self, thread: int, thread_id: str) -> dict[str, list[Common]]:
@@ -423,7 +422,10 @@ class Rows:
         return Stored(record, seq, line.family, digest=packed.digest, run=run, added_bytes=added_bytes)
 
     def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
-        self._execute("INSERT INTO runs (run, line, data) VALUES (?, ?, ?)", (run, line.ref, pack_run(run, follows)))
+        self._execute(
+            "INSERT INTO runs (family, run, line, data) VALUES (?, ?, ?, ?)",
+            (int(line.family), run, line.ref, pack_run(run, follows)),
+        )
 
     def replace(self, _line: Line, old: Stored, packed: Packed) -> Stored:
         record = packed.record
@@ -586,6 +588,7 @@ class Rows:
         if self._execute("SELECT 1 FROM threads WHERE family = ?", (family,)).get is not None:
             return Deleted(count, frozenset({str(family)}) if count else frozenset())
         self._execute("DELETE FROM objects WHERE family = ?", (family,))
+        self._execute("DELETE FROM runs WHERE family = ?", (family,))
         self._execute("DELETE FROM families WHERE id = ?", (family,))
         return Deleted(count, frozenset())
 
@@ -624,7 +627,7 @@ class Rows:
             (line,),
         ).get
         if empty:
-            self._execute("DELETE FROM runs WHERE line = ?", (line,))
+            self._execute("UPDATE runs SET line = NULL WHERE line = ?", (line,))
             # What is left of the thread was active when this was, and its garbage is the family's.
             self._execute(
                 """UPDATE lines SET active = max(active, (SELECT active FROM lines WHERE id = ?1)) ,

@@ -193,7 +193,6 @@ def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: P
     else:
         found = (tx.checkpoint(parent) for parent in parents)
         follows = [parent.place for parent in found if parent is not None and parent.family == line.family]
-        follows += [place for place in change.follows if place not in follows]
     added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
     stored = tx.insert(line, packed, run, added, is_head=moves)
     if run is None and (follows or not is_new):

@@ -39,10 +39,11 @@ CREATE TABLE lines (                            -- a namespace of a thread
 );
 
 CREATE TABLE runs (                             -- what a run follows, where it follows something
-    line  INTEGER NOT NULL,
-    run   INTEGER NOT NULL,                     -- the seq of its first checkpoint
-    data  BLOB NOT NULL,
-    PRIMARY KEY (line, run)
+    family  INTEGER NOT NULL,
+    run     INTEGER NOT NULL,                   -- the seq of its first checkpoint
+    line    INTEGER,                            -- NULL: deleted; others may still come from it
+    data    BLOB NOT NULL,
+    PRIMARY KEY (family, run)
 ) WITHOUT ROWID;
 
 CREATE TABLE checkpoints (
