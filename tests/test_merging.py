@@ -150,7 +150,7 @@ class TestMerge:
             await engine.merge_branch(branch, "t")
         assert [(c.path, c.ours, c.theirs) for c in caught.value.conflicts] == [("state.k", "left", "right")]
 
-    async def test_whole_snapshots_merge_too(self, make_engine: Any) -> None:
+    async def test_whole_snapshots_merge_too(self, make_engine: Any, store: Store) -> None:
         whole, split = make_engine(delta_snapshots=False), make_engine()
         first = await whole.append("t", [say("base")], {"k": 0})
         branch = await whole.branch(first, "idea")
@@ -159,6 +159,9 @@ class TestMerge:
         await whole.merge_branch(branch, "t")
         assert await state(whole) == {"k": 0, "a": 1, "b": 1}
         assert await texts(whole) == ["base", "t", "b"]
+        loaded = await store.read("t")
+        assert loaded is not None
+        assert len(loaded.stored.record.sizes) == 1  # one unsplit object
 
     async def test_large_values_are_merged_by_an_engine_that_has_seen_nothing(self, make_engine: Any) -> None:
         messages = [say(f"word {n} " * 200) for n in range(200)]

@@ -48,7 +48,7 @@ from everstep.types import (
     utc_now,
 )
 from everstep.values import codec, tree
-from everstep.values.walk import Need, Root, Walker
+from everstep.values.walk import Need, Root, read_values
 
 logger = logging.getLogger("everstep")
 R = TypeVar("R")
@@ -300,7 +300,7 @@ class PlainTimeline:
         merged = await walk(merge_roots(base.root, *sides, resolve=resolve, uncertain=base.uncertain), base.objects)
         if merged.conflicts:
             raise MergeConflict(merged.conflicts)
-        values = await walk(_values(root_of_nodes(merged.nodes)), {**base.objects, **merged.objects})
+        values = await walk(read_values(root_of_nodes(merged.nodes)), {**base.objects, **merged.objects})
         thread_id, other = ours.metadata.thread_id, theirs.metadata
         metadata = self._new(thread_id, ours.metadata, ["merge"], f"Merge {other.thread_id} into {thread_id}")
         metadata.parents = [ours.metadata.checkpoint_id, other.checkpoint_id]
@@ -489,13 +489,6 @@ def _rooted(checkpoint: Checkpoint, objects: Objects) -> Root:
         writer.value(checkpoint.tools_result, "tools_result"),
     ]
     return root_of_nodes(nodes)
-
-
-def _values(root: Root) -> Need[list[Any]]:
-    """Read all values back."""
-    walker = Walker()
-    nodes = yield from walker.values(root)
-    return (yield from walker.read(list(nodes)))
 
 
 def _walked(need: Need[R], objects: Mapping[bytes, tree.Content]) -> R:

@@ -63,7 +63,8 @@ from everstep.types import (
     TimeTravelResult,
     UnreadCheckpoint,
 )
-from everstep.values import compress
+from everstep.values import compress, tree
+from everstep.values.walk import read_values
 
 _ASKED_MAX = 1000  # threads that are asked for a common state that is not stored any more
 _EAGER_BYTES = 1 << 18  # a checkpoint up to this size is read at once with a rewind
@@ -507,8 +508,17 @@ class StoreTimeline:
             raise
         if merged.conflicts:
             raise MergeConflict(merged.conflicts)
+        if not self._config.delta_snapshots:
+            merged = await self._unsplit(merged, ours.family)
         record = await self._merge_record(ours, theirs, bases)
         return await self._commit_merge(ours, theirs, record, merged, thread)
+
+    async def _unsplit(self, merged: Merged, family: str) -> Merged:
+        """Return merged values as one object."""
+        need = read_values(root_of_nodes(merged.nodes))
+        values = await self._repository.walk(need, [family], merged.objects)
+        writer = tree.Writer()
+        return Merged([writer.whole(values, "checkpoint")], writer.objects, [])
 
     async def _commit_merge(self, ours: Stored, theirs: Stored, record: Record, merged: Merged, thread: Thread) -> str:
         into, namespace, head = ours.record.key

@@ -340,6 +340,13 @@ class Walker:
         return [absent if node is None else codec.unpack(next(found)) for node in nodes]
 
 
+def read_values(root: Root) -> Need[list[Any]]:
+    """Read the three values of a checkpoint back."""
+    walker = Walker()
+    nodes = yield from walker.values(root)
+    return (yield from walker.read(list(nodes)))
+
+
 def whole(node: Node) -> bytes | None:
     """Return the packed value of a node that holds it whole."""
     if node.body[0] == tree.REST:
