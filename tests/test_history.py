@@ -343,6 +343,14 @@ class TestUndo:
         await engine.undo(branch)
         assert await numbers(engine, branch) == [6, 5, 1]
 
+    async def test_a_branch_that_nothing_can_bring_back_is_begun_anew(self, engine: Any, backend: Any) -> None:
+        ids = await write(engine, 1)
+        branch = await engine.branch(ids[0], "idea")
+        await engine.undo("t")
+        await backend.delete_thread("t")
+        await write(engine, 1, branch, start=7)
+        assert await numbers(engine, branch) == [7]
+
     async def test_undo_of_a_deleted_branch_says_so(self, engine: Any, backend: Any) -> None:
         ids = await write(engine, 2)
         branch = await engine.branch(ids[0], "idea")

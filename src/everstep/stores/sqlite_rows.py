@@ -399,6 +399,7 @@ class Rows:
     def is_taken_back(self, line: Line) -> bool:
         found = self._execute(
             """SELECT 1 FROM hidden h JOIN lines l ON l.id = h.line JOIN threads t ON t.id = l.thread
+               JOIN operations o ON o.seq = h.operation AND o.undone
                WHERE h.line = ? AND h.after = 0 AND h.run IS NULL AND h.writes_of IS NULL AND t.origin IS NOT NULL""",
             (line.ref,),
         ).get

@@ -65,7 +65,7 @@ class Transaction(Protocol):
 
     def checkpoint(self, key: Key) -> Stored | None: ...
     def is_taken_back(self, line: Line) -> bool:
-        """Whether the thread is a branch all of which an undo has hidden."""
+        """Whether the thread is a branch all of which an undo has hidden, and redo could show again."""
         ...
 
     def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
