@@ -341,19 +341,28 @@ class TestBasesSurvive:
 
     async def test_a_base_that_is_gone_for_good_is_said(self, engine: Any, store: Store) -> None:
         one = await forked(engine)
+        two = await engine.branch(await engine.append("t", [], {"a": 1}), "other")
+        await engine.append(one, [], {"b": 1})
+        before = await latest(engine, two)
+        await store.delete("t")
+        with pytest.raises(InvalidInput, match="was deleted; there is nothing to merge against"):
+            await engine.merge_branch(one, two)
+        assert await latest(engine, two) == before
+
+    async def test_siblings_whose_common_checkpoint_was_deleted(self, engine: Any, store: Store) -> None:
+        one = await forked(engine)
         first = (await engine.list_time_travel_points("t"))[-1].checkpoint_id
         second = await engine.append("t", [], {"a": 1})
         two = await engine.branch(second, "other")
         await engine.append(one, [], {"b": 1})
         await store.delete("t", keys=[Key("t", "", first)])
-        thread = await store.thread("t")
-        assert thread is not None
         merged = await engine.merge_branch(one, two)  # what "t" and the first branch had in common is still known
         assert (await engine.get(merged)).state == {"k": 0, "a": 1, "b": 1}
         await store.delete("t")
         await engine.append(two, [], {"c": 1})
         await engine.append(one, [], {"c": 1})
-        await engine.merge_branch(one, two)
+        await engine.merge_branch(one, two)  # by what the two have in common since
+        assert await state(engine, two) == {"k": 0, "a": 1, "b": 1, "c": 1}
 
     async def test_an_older_base_counts_again_after_an_undo(self, make_engine: Any) -> None:
         engine = make_engine(gc_param=3)

@@ -118,13 +118,14 @@ def test_a_file_of_another_application_with_its_mark_is_left_alone(path: Path) -
         _open_and_use(path)
 
 
-def test_a_file_from_a_newer_version_is_left_alone(path: Path) -> None:
+@pytest.mark.parametrize(("version", "word"), [(sqlite.SCHEMA_VERSION + 1, "newer"), (1, "before the first release")])
+def test_a_file_of_a_version_that_is_not_read_is_left_alone(path: Path, version: int, word: str) -> None:
     _open_and_use(path)
     connection = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
-    connection.execute(f"PRAGMA user_version={sqlite.SCHEMA_VERSION + 1}")
+    connection.execute(f"PRAGMA user_version={version}")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StoreMismatch, match="newer"):
+    with pytest.raises(StoreMismatch, match=word):
         _open_and_use(path)
     assert path.read_bytes() == before
 

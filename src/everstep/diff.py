@@ -83,9 +83,8 @@ def _mapping(walker: Walker, path: str, a: Entries, b: Entries) -> Need[list[_Ch
 def _messages(walker: Walker, a: Node, b: Node) -> Need[list[_Change]]:
     if a == b:
         return []
-    lists = yield from together([walker.list_of(a), walker.list_of(b)])
-    assert lists[0] is not None and lists[1] is not None  # noqa: S101, PT018  # messages are a list node
-    changes = yield from _list(walker, "messages", lists[0], lists[1], named=True)
+    before, after = yield from together([walker.messages(a), walker.messages(b)])
+    changes = yield from _list(walker, "messages", before, after, named=True)
     return changes or [_Change("messages", a, b)]
 
 

@@ -7,21 +7,16 @@ cut the chain, and a guess across the cut would give a wrong merge base.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from everstep.stores.protocol import Hidden, Key, Place, Stored, Thread
 
 
-class Later(NamedTuple):
-    """What came later on a checkpoint's line."""
+def later(thread: Thread, target: Stored) -> list[Hidden]:
+    """Return the stretches of what follows `target` in its namespace and is not hidden as a whole.
 
-    stretches: Sequence[Hidden]
-    alone: bool
-    """Whether nothing else in the namespace arrived later and is visible."""
-
-
-def later(thread: Thread, target: Stored) -> Later:
-    """Return the stretches of what follows `target` in its namespace and is not hidden as a whole."""
+    One stretch over all runs if nothing else that is visible arrived later, as usual; else one for each run.
+    """
     namespace, newest = target.record.key.namespace, thread.newest[target.record.key.namespace]
     hidden = [h for stretches in thread.hidden.values() for h in stretches if h.writes_of is None]
     started = [
@@ -29,10 +24,9 @@ def later(thread: Thread, target: Stored) -> Later:
     ]
     following = _following(thread, target)
     if all(run in following or not _is_of(thread, run, namespace) for run in started):
-        return Later([Hidden(namespace, target.seq, newest)], alone=True)
+        return [Hidden(namespace, target.seq, newest)]
     runs = [Hidden(namespace, target.seq, newest, target.run)]
-    runs += [Hidden(namespace, run - 1, newest, run) for run in started if run in following]
-    return Later(runs, alone=False)
+    return runs + [Hidden(namespace, run - 1, newest, run) for run in started if run in following]
 
 
 def all_later(thread: Thread, target: Stored) -> list[Hidden]:

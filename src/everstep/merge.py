@@ -22,7 +22,7 @@ from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.types import MISSING, Conflict
 from everstep.values import codec, tree
 from everstep.values.tree import Content, Node, Part
-from everstep.values.walk import Items, Need, Root, Values, Walker, bare, key_path, ready, together
+from everstep.values.walk import Need, Root, Values, Walker, bare, key_path, ready, together
 
 Resolve: TypeAlias = str | Mapping[str, Any] | Callable[[Conflict], Any] | None
 Key: TypeAlias = bytes | int
@@ -222,18 +222,12 @@ class _Planner:
         unsure = self._uncertain_below("messages")
         if base in (ours, theirs) and not unsure:
             return theirs if ours == base else ours
-        lists = yield from together([self._messages(node) for node in (base, ours, theirs)])
+        lists = yield from together([self._walker.messages(node) for node in (base, ours, theirs)])
         woven = yield from weave(self._walker, *lists, all_paths=unsure)
         if woven is None:
             return _Clash("messages", base, ours, theirs)
         loose = [slot for slot in woven.slots if not slot.clean]
         return _Conversation(woven, loose, (yield from together([self._slot(slot) for slot in loose])))
-
-    def _messages(self, node: Node) -> Need[Items]:
-        items = yield from self._walker.list_of(node)
-        if items is None:
-            raise CheckpointCorrupted("the messages of a stored checkpoint are no list")
-        return items
 
     def _slot(self, slot: Slot) -> Need[_Plan]:
         if slot.clash:

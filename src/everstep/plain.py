@@ -219,19 +219,19 @@ class PlainTimeline:
         found = next((point for point in points if point.step <= step), None)
         return Key(thread_id, "", found.checkpoint_id) if found is not None else None
 
-    async def undo(self, thread_id: str) -> Operation:  # noqa: ARG002
+    async def undo(self, thread_id: str) -> Operation:  # noqa: ARG002  # refused, whatever is asked
         """Refuse: nothing is logged."""
         self._refuse("undo")
 
-    async def redo(self, thread_id: str) -> Operation:  # noqa: ARG002
+    async def redo(self, thread_id: str) -> Operation:  # noqa: ARG002  # refused, whatever is asked
         """Refuse: nothing is logged."""
         self._refuse("redo")
 
-    async def operations(self, thread_id: str, limit: int) -> list[Operation]:  # noqa: ARG002
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]:  # noqa: ARG002  # refused, whatever is asked
         """Refuse: nothing is logged."""
         self._refuse("keep a log of operations")
 
-    async def pin(self, key: Key, *, pinned: bool) -> None:  # noqa: ARG002
+    async def pin(self, key: Key, *, pinned: bool) -> None:  # noqa: ARG002  # refused, whatever is asked
         """Refuse: `delete_before` spares nothing."""
         self._refuse("pin checkpoints")
 

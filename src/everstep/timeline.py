@@ -281,14 +281,19 @@ class StoreTimeline:
         last_write = max([write.seq for write in loaded.writes], default=0)
         hide = [Hidden(key.namespace, 0, last_write, None, key.checkpoint_id)] if loaded.writes else []
         if later != "keep" and depth:
-            hide += following.stretches
+            hide += following
         result = TimeTravelResult(await self._checkpoint(target), key.thread_id, depth, before)
         if head == key.checkpoint_id and not hide:
             if later == "delete":
                 await self._delete_later(key, history.all_later(thread, target), None)
             return result
-        details = {"checkpoint_id": key.checkpoint_id, "from": head, "later": later, "left_behind": depth}
-        details["namespace"] = key.namespace
+        details = {
+            "checkpoint_id": key.checkpoint_id,
+            "from": head,
+            "later": later,
+            "left_behind": depth,
+            "namespace": key.namespace,
+        }
         undo = oplog.Undo(key.thread_id, {key.namespace: head}, [], {key.namespace: thread.newest[key.namespace]})
         entry = oplog.entry("rewind", details, undo, await self._top(key.thread_id), thread.newest[key.namespace])
         await self._store.commit(
@@ -307,7 +312,7 @@ class StoreTimeline:
             await self._delete_later(key, history.all_later(thread, target), entry)
         return result
 
-    async def _count(self, key: Key, following: history.Later) -> int:
+    async def _count(self, key: Key, following: Sequence[Hidden]) -> int:
         """Return how many visible checkpoints came later."""
         thread_id, namespace, _ = key
         return sum(
@@ -315,7 +320,7 @@ class StoreTimeline:
                 await self._store.count(
                     Query(thread_id=thread_id, namespace=namespace, after_seq=stretch.after, run=stretch.run)
                 )
-                for stretch in following.stretches
+                for stretch in following
             ]
         )
 
@@ -368,16 +373,11 @@ class StoreTimeline:
         own = thread if undo.thread_id == thread_id else await self._store.thread(thread_id)
         if thread is None or own is None or own.family != thread.family:
             raise CannotUndo(f"{entry.kind}: the thread {undo.thread_id!r} was deleted, and deletion is final")
-        for namespace, head in undo.heads.items():
-            if head is not None and await self._store.read(undo.thread_id, namespace, head) is None:
-                raise CannotUndo(
-                    f"{entry.kind}: the checkpoint {head!r} to go back to was deleted or collected, which is final"
-                )
         for pin in undo.pins:
             if await self._store.read(*pin.key) is None:
                 raise CannotUndo(f"{entry.kind}: the checkpoint {pin.key.checkpoint_id!r} was deleted, which is final")
         swap = oplog.swapped(entry, undo, thread)
-        await self._check_visible(entry, undo, swap, thread)
+        await self._check_heads(entry, undo, swap, thread)
         namespace = next(iter(undo.heads), "")
         expect = thread.heads.get(namespace, (None, 0))[0]
         await self._store.commit(
@@ -395,12 +395,18 @@ class StoreTimeline:
         )
         self._changed(undo.thread_id)
 
-    async def _check_visible(self, entry: Entry, undo: oplog.Undo, swap: oplog.Swap, thread: Thread) -> None:
-        """Refuse to go to a head that something else hides: it would be a head that nobody sees."""
+    async def _check_heads(self, entry: Entry, undo: oplog.Undo, swap: oplog.Swap, thread: Thread) -> None:
+        """Refuse to go to a head that is gone, or that something else hides: it would be one that nobody sees."""
         others = [h for seq, stretches in thread.hidden.items() if seq != entry.seq for h in stretches]
         for namespace, head in undo.heads.items():
-            loaded = await self._store.read(undo.thread_id, namespace, head) if head is not None else None
-            if loaded is not None and history.is_hidden(loaded.stored, [*others, *swap.hide]):
+            if head is None:
+                continue
+            loaded = await self._store.read(undo.thread_id, namespace, head)
+            if loaded is None:
+                raise CannotUndo(
+                    f"{entry.kind}: the checkpoint {head!r} to go back to was deleted or collected, which is final"
+                )
+            if history.is_hidden(loaded.stored, [*others, *swap.hide]):
                 raise CannotUndo(
                     f"{entry.kind}: the checkpoint {head!r} is hidden by another operation; "
                     "redo the branch that was taken back, in the log of its origin, first"
@@ -510,7 +516,7 @@ class StoreTimeline:
             raise MergeConflict(merged.conflicts)
         if not self._config.delta_snapshots:
             merged = await self._unsplit(merged, ours.family)
-        record = await self._merge_record(ours, theirs, bases)
+        record = _merge_record(ours, theirs, bases)
         return await self._commit_merge(ours, theirs, record, merged, thread)
 
     async def _unsplit(self, merged: Merged, family: str) -> Merged:
@@ -542,20 +548,6 @@ class StoreTimeline:
         if stored is not None:
             await self._keeper.upkeep(self._store, stored)
         return record.key.checkpoint_id
-
-    async def _merge_record(self, ours: Stored, theirs: Stored, bases: Sequence[Place]) -> Record:
-        into, namespace, _ = ours.record.key
-        step = ours.record.step + 1
-        unmoved = any(ours.place == place for place in bases)
-        return new_record(
-            Key(into, namespace, checkpoint_id(into, step)),
-            step,
-            (ours.record.key, theirs.record.key),
-            tags=("merge",),
-            summary=f"Merge {theirs.record.key.thread_id} into {into}",
-            next_node=(theirs if unmoved else ours).record.next_node,
-            kind=ours.record.kind,
-        )
 
     def _bases(self, thread: Thread) -> Bases[Place]:
         return Bases(
@@ -653,6 +645,21 @@ def branch_id(thread_id: str, name: str) -> str:
             f"the limit is {checks.THREAD_ID_BYTES_MAX:,}: choose a shorter name, or branch nearer the root"
         )
     return made
+
+
+def _merge_record(ours: Stored, theirs: Stored, bases: Sequence[Place]) -> Record:
+    into, namespace, _ = ours.record.key
+    step = ours.record.step + 1
+    unmoved = any(ours.place == place for place in bases)
+    return new_record(
+        Key(into, namespace, checkpoint_id(into, step)),
+        step,
+        (ours.record.key, theirs.record.key),
+        tags=("merge",),
+        summary=f"Merge {theirs.record.key.thread_id} into {into}",
+        next_node=(theirs if unmoved else ours).record.next_node,
+        kind=ours.record.kind,
+    )
 
 
 def _commons_after(thread: Thread, target: Stored) -> dict[str, Common]:

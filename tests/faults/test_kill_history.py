@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import random
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.faults.harness import run
 from tests.faults.kill_history import KINDS, PLANTS
 
-HARNESS = Path(__file__).parent / "kill_history.py"
+HARNESS = "kill_history.py"
 ROUNDS = 50
 
 
-def run(path: Path, rounds: int, *more: str) -> dict[str, Any]:
-    seed = random.SystemRandom().randrange(10**6)
-    print("seed", seed)
-    done = subprocess.run(
-        [sys.executable, str(HARNESS), str(path), str(rounds), str(seed), *more],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
-
-
 def test_kill_9_in_the_middle_of_history(tmp_path: Path) -> None:
-    result = run(tmp_path / "killed.db", ROUNDS)
+    result = run(HARNESS, tmp_path / "killed.db", ROUNDS)
     print(result)
     assert result["faults"] == []
     assert result["rounds"] == ROUNDS
@@ -49,7 +33,7 @@ def test_kill_9_in_the_middle_of_history(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("planted", sorted(PLANTS))
 def test_the_harness_finds_what_is_lost(tmp_path: Path, planted: str) -> None:
-    result = run(tmp_path / "spoiled.db", 20, planted)
+    result = run(HARNESS, tmp_path / "spoiled.db", 20, planted)
     print(result["faults"])
     assert any(word in fault for fault in result["faults"] for word in SIGNS[planted])
 

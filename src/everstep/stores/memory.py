@@ -422,7 +422,7 @@ class MemoryStore:
         run: int | None,
         added_bytes: int,
         *,
-        is_head: bool,  # noqa: ARG002
+        is_head: bool,  # noqa: ARG002  # nothing is counted here
     ) -> Stored:
         seq = self._next()
         return self._put(line, packed, seq, run if run is not None else seq, added_bytes, pinned=False)

@@ -60,7 +60,7 @@ from everstep.stores.transaction import apply, apply_writes
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
-SCHEMA_VERSION = 1
+SCHEMA_FIRST, SCHEMA_VERSION = 2, 2  # older files were never released
 APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _RESERVED_BYTES = 8  # at the end of each page, for its checksum
@@ -674,6 +674,11 @@ def _prepare(connection: apsw.Connection, path: Path) -> None:
             f"{path} was written by a newer Everstep: its schema is {version}, this one knows {SCHEMA_VERSION}; "
             "upgrade everstep"
         )
+    if version < SCHEMA_FIRST:
+        raise StoreMismatch(
+            f"{path} was written by a version before the first release: its schema is {version}, which is not read any "
+            "more; give the store a new file"
+        )
     if version < SCHEMA_VERSION:
         _migrate(connection, path)
     reserved = ctypes.c_int(-1)
@@ -691,7 +696,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> tuple[int, int]:
         version, application = connection.pragma("user_version"), connection.pragma("application_id")
         if version == 0 and application == 0 and connection.execute("SELECT 1 FROM sqlite_schema").get is not None:
             raise StoreMismatch(f"{path} is a SQLite database of another application; give the store a file of its own")
-        for number in range(version + 1, SCHEMA_VERSION + 1):
+        for number in range(max(version + 1, SCHEMA_FIRST), SCHEMA_VERSION + 1):
             connection.execute(resources.files("everstep.stores").joinpath(f"sql/sqlite-{number}.sql").read_text())
             connection.execute(f"PRAGMA user_version={number}; PRAGMA application_id={APPLICATION_ID}")
         connection.execute("COMMIT")

@@ -211,6 +211,13 @@ class Walker:
         parts = [Part(0, bare(self.writer.packed(item, "value", tree.ITEM_MAX))) for item in items]
         return Items(parts, len(parts), sum(map(len, items)))
 
+    def messages(self, node: Node) -> Need[Items]:
+        """Open the messages of a checkpoint, which are always a list."""
+        items = yield from self.list_of(node)
+        if items is None:
+            raise CheckpointCorrupted("the messages of a stored checkpoint are no list")
+        return items
+
     def all_items(self, found: Items) -> Need[list[Node]]:
         """Return every item of a list, closed."""
         parts = yield from self._opened(found.parts, found.length)

@@ -1,4 +1,4 @@
--- Schema 1 of the SQLite store. Bytes are opaque; text columns hold names only.
+-- Schema 2 of the SQLite store. Bytes are opaque; text columns hold names only.
 
 CREATE TABLE families (
     id      INTEGER PRIMARY KEY AUTOINCREMENT,
