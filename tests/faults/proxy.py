@@ -56,6 +56,11 @@ class Proxy:
     def counts(self) -> Counts:
         return self._counts
 
+    @property
+    def links(self) -> int:
+        """How many connections there are now."""
+        return len(self._links)
+
     # -- commands
 
     def lose_reply(self, nth: int = 1) -> None:
