@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ from hypothesis import HealthCheck, settings
 import everstep
 from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
+from everstep.stores.postgres import PostgresStore
 from everstep.stores.protocol import Store
 from everstep.stores.sqlite import SQLiteStore
+from tests import servers
 
 # The same examples in every run, so that a red run is red everywhere; EVERSTEP_TEST_RANDOM=1 looks for new ones.
 settings.register_profile(
@@ -28,8 +32,9 @@ settings.register_profile(
 )
 settings.load_profile("everstep")
 
+_numbers = itertools.count(time.time_ns())
 FACES = ("async", "blocking")
-STORES = ("memory", "sqlite")
+STORES = ("memory", "sqlite", "postgres")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,13 +73,18 @@ class Place:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self._folder = kind, folder
         self._memory = MemoryStore()
+        self._prefix = f"t{next(_numbers)}_"
 
     @property
     def path(self) -> Path:
         return self._folder / "store.db"
 
     def open(self) -> Store:
-        return self._memory if self.kind == "memory" else SQLiteStore(self.path)
+        if self.kind == "memory":
+            return self._memory
+        if self.kind == "sqlite":
+            return SQLiteStore(self.path)
+        return PostgresStore(servers.postgres(), table_prefix=self._prefix, max_size=4)
 
     async def reopen(self, store: Store) -> Store:
         if self.kind == "memory":

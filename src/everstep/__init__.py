@@ -3,6 +3,7 @@
 from everstep.backends import (
     CheckpointBackend,
     MemoryCheckpointer,
+    PostgresCheckpointer,
     SQLiteCheckpointer,
     StoreBackend,
     SyncBackend,
@@ -73,6 +74,7 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "MergeConflict",
     "MissingDependency",
     "Operation",
+    "PostgresCheckpointer",
     "SQLiteCheckpointer",
     "SnapshotConfig",
     "SnapshotTooLarge",

@@ -102,7 +102,7 @@ class Transaction(Protocol):
 
 def apply(tx: Transaction, change: Change) -> Stored | None:
     """Apply `change` and return the checkpoint it made. See `Store.commit`."""
-    is_operation = change[_FIRST_OF_OPERATIONS:] != _NO_OPERATION  # most commits only add a checkpoint
+    is_operation = not is_plain(change)
     if is_operation:
         _check_storable(change)
     line = tx.line(change.thread_id, change.namespace)
@@ -175,6 +175,11 @@ class _Operation:
         for found, pinned in self._pins:
             tx.set_pinned(found, pinned)
         _apply_log(tx, change)
+
+
+def is_plain(change: Change) -> bool:
+    """Whether a change only adds a checkpoint, as most do, and maybe lets some go."""
+    return change[_FIRST_OF_OPERATIONS:] == _NO_OPERATION
 
 
 _FIRST_OF_OPERATIONS = Change._fields.index("origin")
