@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import itertools
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,6 @@ settings.register_profile(
 )
 settings.load_profile("everstep")
 
-_numbers = itertools.count(time.time_ns())
 FACES = ("async", "blocking")
 STORES = ("memory", "sqlite", "postgres")
 
@@ -73,7 +70,7 @@ class Place:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self._folder = kind, folder
         self._memory = MemoryStore()
-        self._prefix = f"t{next(_numbers)}_"
+        self._is_clear = False
 
     @property
     def path(self) -> Path:
@@ -84,7 +81,10 @@ class Place:
             return self._memory
         if self.kind == "sqlite":
             return SQLiteStore(self.path)
-        return PostgresStore(servers.postgres(), table_prefix=self._prefix, max_size=4)
+        if not self._is_clear:
+            servers.clear_postgres()
+            self._is_clear = True
+        return PostgresStore(servers.postgres(), max_size=4)
 
     async def reopen(self, store: Store) -> Store:
         if self.kind == "memory":

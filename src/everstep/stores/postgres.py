@@ -2,35 +2,20 @@
 
 The usual commit is one call of a function in the database and the usual read one statement: one round trip each, no
 session state, so that PgBouncer may stand between in transaction mode. Everything else is a short transaction around
-`apply`. Every wait has a deadline. Driver errors are translated in `_translated`, and nowhere else.
+`apply`. Every call has a deadline.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Collection, Sequence
 from importlib import resources
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from everstep import checks, forks
-from everstep.errors import (
-    CheckpointCorrupted,
-    CommitUnknown,
-    EverstepError,
-    InvalidInput,
-    MissingDependency,
-    StoreClosed,
-    StoreError,
-    StoreFull,
-    StoreMismatch,
-    StoreReadOnly,
-    StoreUnavailable,
-)
+from everstep.errors import CommitUnknown, DurabilityWarning, InvalidInput, MissingDependency, StoreMismatch
+from everstep.stores.heads import Heads, Seen
 from everstep.stores.protocol import (
     ANY,
     Base,
@@ -49,21 +34,35 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.records import pack_record, record_digest
 from everstep.stores.sweeping import Sweep
-from everstep.stores.transaction import apply, apply_writes, is_plain
+from everstep.stores.transaction import apply, apply_writes, is_newer, is_plain
+from everstep.stores.workers import AsyncDriver, Driver
 
 try:
     import psycopg
-    from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-    from everstep.stores.postgres_rows import Rows, Tables, columns, labels
+    from everstep.stores.postgres_pool import (
+        RACES,
+        Connection,
+        Pauses,
+        Pool,
+        checked_dsn,
+        connect,
+        is_lost,
+        is_starting,
+        translated,
+    )
+    from everstep.stores.postgres_rows import Known, Rows, Tables, columns, labels
 except ImportError as exc:
     raise MissingDependency("psycopg", "postgres") from exc
 
 T = TypeVar("T")
 SCHEMA_VERSION = 1
-_HEADS_MAX = 10_000
-_TRIES = 5
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
+_LOSSES = {
+    "synchronous_commit": "a crash of the server may lose the checkpoints of its last moments",
+    "fsync": "a crash of its machine may lose or damage everything",
+    "full_page_writes": "a crash of its machine may damage everything",
+}
 
 
 class PostgresStore:
@@ -76,25 +75,43 @@ class PostgresStore:
         schema: str | None = None,
         table_prefix: str = "everstep_",
         timeout_seconds: float = 30.0,
-        **pool_options: Any,
+        max_size: int = 8,
+        max_idle_seconds: float = 600.0,
+        prepare_threshold: int | None = None,
     ) -> None:
-        """Nothing is opened yet. `pool_options` go to psycopg's ConnectionPool: `max_size` (8) and others."""
-        self._database = _Database(dsn, schema, table_prefix, timeout_seconds, pool_options)
-        self._driver: _Driver = _AsyncDriver(self._database)
+        """Nothing is opened yet.
+
+        `timeout_seconds` bounds each call, with connecting and trying again. At most `max_size` connections are open.
+        With a `prepare_threshold` the driver prepares statements on the server that it uses so often; a pooler
+        between must allow that.
+        """
+        self._database = _Database(
+            checked_dsn(checks.kind(dsn, str, "dsn")),
+            Tables(schema, table_prefix),
+            schema,
+            _number(max_size, "max_size", 1, 1000),
+            _number(max_idle_seconds, "max_idle_seconds", 0, 10**9),
+            prepare_threshold,
+        )
+        timeout = _number(timeout_seconds, "timeout_seconds", 0.001, 86_400)
+        self._workers = AsyncDriver(timeout, max_size)
+        self._driver: Driver = self._workers
+        self._blocking = Driver(timeout)
 
     @property
     def blocking(self) -> PostgresStore:
         twin = object.__new__(PostgresStore)
-        twin._database, twin._driver = self._database, _Driver(self._database)
+        twin.__dict__.update(self.__dict__)
+        twin._driver = self._blocking
         return twin
 
     async def commit(self, change: Change) -> Stored | None:
-        return await self._driver.run(lambda: self._database.commit(change))
+        return await self._driver.run(lambda deadline: self._database.commit(change, deadline))
 
     async def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
     ) -> None:
-        await self._driver.write(lambda tx: apply_writes(tx, key, writes, objects, base), key.thread_id)
+        await self._driver.run(lambda deadline: self._database.put_writes(key, writes, objects, base, deadline))
 
     async def read(
         self,
@@ -105,28 +122,32 @@ class PostgresStore:
         objects: bool = False,
         writes: bool = False,
     ) -> Loaded | None:
-        return await self._driver.read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes))
+        return await self._driver.run(
+            lambda deadline: self._database.load(thread_id, namespace, checkpoint_id, objects, writes, deadline)
+        )
 
     async def find(self, checkpoint_id: str) -> list[Key]:
-        return await self._driver.read(lambda rows: rows.find(checkpoint_id))
+        return await self._read(lambda rows: rows.find(checkpoint_id))
 
     async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
-        return await self._driver.read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
+        return await self._read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
 
     async def list_checkpoints(self, query: Query) -> list[Stored]:
-        return await self._driver.read(lambda rows: rows.list_checkpoints(query))
+        return await self._read(lambda rows: rows.list_checkpoints(query))
 
     async def count(self, query: Query) -> int:
-        return await self._driver.read(lambda rows: rows.count(query))
+        return await self._read(lambda rows: rows.count(query))
 
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
-        return await self._driver.read(lambda rows: rows.list_threads(limit, offset, headless))
+        return await self._read(lambda rows: rows.list_threads(limit, offset, headless))
 
-    async def thread(self, thread_id: str, *, branches: bool = False) -> Thread | None:
-        return await self._driver.view(lambda rows: rows.thread(thread_id, branches))
+    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
+        return await self._driver.run(
+            lambda deadline: self._database.view(lambda rows: rows.thread(thread_id, branches, ancestry), deadline)
+        )
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
-        return await self._driver.read(lambda rows: rows.operations(thread_id, limit))
+        return await self._read(lambda rows: rows.operations(thread_id, limit))
 
     async def delete(
         self,
@@ -137,23 +158,21 @@ class PostgresStore:
         spare: bool = False,
         operations: Collection[int] = (),
     ) -> Deleted:
-        return await self._driver.write(
-            lambda tx: tx.delete(thread_id, keys, before_step, spare, operations), thread_id
-        )
+        return await self._write(lambda tx: tx.delete(thread_id, keys, before_step, spare, operations), thread_id)
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
         if effort is not None and pretend is None:
             return await self._sweep_a_little(family, effort)
         while True:
             sweep = Sweep(family, pretend)
-            if await sweep.go_on(self._driver, None):
+            if await sweep.go_on(_SweepDriver(self), None):
                 return sweep.swept
 
     async def _sweep_a_little(self, family: str, effort: int) -> Swept:
         """Go on with this process's sweep of the family, unless somebody is at it."""
         sweep = self._database.sweeps.pop(family, None) or Sweep(family)
         before = sweep.swept
-        if not await sweep.go_on(self._driver, effort):
+        if not await sweep.go_on(_SweepDriver(self), effort):
             return Swept(0, 0, finished=False)
         if not sweep.swept.finished:
             self._database.sweeps[family] = sweep
@@ -161,170 +180,77 @@ class PostgresStore:
         return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
 
     async def close(self) -> None:
-        await self._driver.run(self._database.close)
+        await self._driver.run(lambda _: self._database.close())
+        self._workers.dismiss()
 
-
-# -- drivers: the same work, awaited or not ----------------------------------------------------------------------------
-
-
-class _Driver:
-    """Works on the calling thread; never suspends."""
-
-    def __init__(self, database: _Database) -> None:
-        self._database = database
-
-    async def run(self, work: Callable[[], T]) -> T:
-        return work()
-
-    async def read(self, work: Callable[[Rows], T]) -> T:
+    async def _read(self, work: Callable[[Rows], T]) -> T:
         """Run one statement."""
-        return await self.run(lambda: self._database.read(work))
+        return await self._driver.run(lambda deadline: self._database.read(work, deadline))
 
-    async def view(self, work: Callable[[Rows], T]) -> T:
-        """Run several statements that see the same."""
-        return await self.run(lambda: self._database.view(work))
-
-    async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
-        return await self.run(lambda: self._database.write(work, thread_id))
+    async def _write(self, work: Callable[[Rows], T], thread_id: str) -> T:
+        return await self._driver.run(lambda deadline: self._database.write(work, deadline, thread_id))
 
 
-class _AsyncDriver(_Driver):
-    """Works on worker threads; the event loop goes on meanwhile."""
+class _SweepDriver:
+    """How a sweep gets at the tables: each of its steps is a call of its own."""
 
-    async def run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._database.workers(), work)
-
-
-# -- the pool ----------------------------------------------------------------------------------------------------------
+    def __init__(self, store: PostgresStore) -> None:
+        self.read, self.write = store._read, store._write
 
 
-class _Connection(psycopg.Connection[Any]):
-    """A connection whose waits end at a deadline, whatever the network does."""
-
-    deadline: float | None = None
-
-    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        if timeout is None and self.deadline is not None:
-            timeout = max(self.deadline - time.monotonic(), 0.001)
-        return super().wait(gen, interval, timeout)
-
-
-class _Known(NamedTuple):
-    """A head as this process saw it last."""
-
-    family: int
-    line: int
-    head: Stored
+def _number(value: Any, name: str, low: float, high: float) -> Any:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidInput(f"{name} is a number from {low:g} to {high:g}, not {checks.shown(value)}")
+    return value
 
 
 class _Database:
-    """The connections of one store in one process, and what they have seen."""
+    """The tables of one store, through the connections of one process."""
 
-    rest_order = 1
+    rest_order = 2
 
     def __init__(
-        self, dsn: str, schema: str | None, table_prefix: str, timeout_seconds: float, pool_options: dict[str, Any]
+        self,
+        dsn: str,
+        tables: Tables,
+        schema: str | None,
+        max_size: int,
+        max_idle_seconds: float,
+        prepare_threshold: int | None,
     ) -> None:
-        if not isinstance(timeout_seconds, (int, float)) or not 0 < timeout_seconds <= 86_400:
-            raise InvalidInput(f"timeout_seconds is a number from 0 to 86400, not {checks.shown(timeout_seconds)}")
-        for name, value in (("schema", schema or "public"), ("table_prefix", table_prefix)):
-            if not isinstance(value, str) or "\\0" in value or len(value.encode()) > 40:
-                raise InvalidInput(f"{name} is a short name, not {checks.shown(value)}")
-        self._dsn, self._schema, self._timeout = checks.kind(dsn, str, "dsn"), schema, timeout_seconds
-        self.tables = Tables(schema, table_prefix)
-        self._options = {"min_size": 1, "max_size": 8, "name": "everstep", **pool_options}
-        self.sweeps: dict[str, Sweep] = {}
+        self._dsn, self._tables, self._schema, self._prepare = dsn, tables, schema, prepare_threshold
+        self._pool = Pool(self._connect, max_size, max_idle_seconds)
+        self._heads: Heads[Known] = Heads()
         self._lock = threading.Lock()
-        self._pool: ConnectionPool[_Connection] | None = None
-        self._workers: ThreadPoolExecutor | None = None
-        self._heads: OrderedDict[tuple[str, str], _Known] = OrderedDict()
-        self._closed = False
+        self._is_ready = self._has_warned = False
+        self.sweeps: dict[str, Sweep] = {}
         forks.register(self)
 
+    def close(self) -> None:
+        self._pool.close()
+
     def rest(self) -> None:
-        """Before a fork: the child must not inherit connections."""
         self._lock.acquire()
-        self._let_go()
+        self._heads.rest()
 
     def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._heads.wake()
         self._lock.release()
-
-    def workers(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._workers is None:
-                self._workers = ThreadPoolExecutor(self._options["max_size"], "everstep-postgres")
-            return self._workers
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if self._pool is not None:
-            self._pool.close(timeout=5)
-        if self._workers is not None:
-            self._workers.shutdown(wait=False)
-        self._pool = self._workers = None
-        self._heads.clear()
-
-    def _opened(self) -> ConnectionPool[_Connection]:
-        with self._lock:
-            if self._closed:
-                raise StoreClosed("this PostgreSQL store is closed")
-            if self._pool is None:
-                settings: dict[str, Any] = {
-                    "autocommit": True,
-                    "prepare_threshold": None,
-                    "application_name": "everstep",
-                }
-                settings["connect_timeout"] = max(2, int(self._timeout))
-                pool = ConnectionPool(
-                    self._dsn, connection_class=_Connection, kwargs=settings, open=False,
-                    reconnect_timeout=self._timeout, **self._options,
-                )  # fmt: skip
-                with self._connect_once() as connection:
-                    self._migrate(connection)
-                pool.open()
-                self._pool = pool
-            return self._pool
-
-    @contextmanager
-    def _connect_once(self) -> Iterator[_Connection]:
-        """Connect without the pool: what is wrong is said at once, instead of tried again and again."""
-        connection = _Connection.connect(self._dsn, autocommit=True, connect_timeout=max(2, int(self._timeout)))
-        try:
-            yield connection
-        finally:
-            connection.close()
-
-    @contextmanager
-    def _connection(self) -> Iterator[_Connection]:
-        with self._opened().connection(timeout=self._timeout) as connection:
-            connection.deadline = time.monotonic() + self._timeout
-            try:
-                yield connection
-            except psycopg.errors._WaitTimeout:
-                connection.close()  # nobody knows what it would answer next
-                raise
-            finally:
-                connection.deadline = None
 
     # -- work
 
-    def read(self, work: Callable[[Rows], T]) -> T:
-        """Run one statement, which sees one state of the database. Lost connections are tried once more."""
-        with _translated():
-            for last in (False, True):
+    def read(self, work: Callable[[Rows], T], deadline: float) -> T:
+        """Run one statement, which sees one state of the database."""
+        with translated():
+            pauses = Pauses(deadline)
+            while True:
                 try:
-                    with self._connection() as connection:
-                        return work(Rows(connection, self.tables))
+                    with self._pool.connection(deadline) as connection:
+                        return work(Rows(connection, self._tables))
                 except psycopg.OperationalError as exc:
-                    if last or not _is_lost(exc):
-                        raise
-            raise AssertionError("unreachable")
+                    self._try_again(exc, pauses)
 
-    def view(self, work: Callable[[Rows], T]) -> T:
+    def view(self, work: Callable[[Rows], T], deadline: float) -> T:
         """Run several statements on one state of the database."""
 
         def whole(rows: Rows) -> T:
@@ -332,40 +258,69 @@ class _Database:
                 rows.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 return work(rows)
 
-        return self.read(whole)
+        return self.read(whole, deadline)
 
-    def write(self, work: Callable[[Rows], T], thread_id: str, checkpoint_id: str | None = None) -> T:
-        """Run a transaction; those that met another writer are run again."""
-        with _translated():
-            for tries in range(_TRIES):
+    def write(self, work: Callable[[Rows], T], deadline: float, thread_id: str, checkpoint_id: str | None = None) -> T:
+        """Run a transaction. Those that met another writer, or were lost before their end, are run again."""
+        with translated():
+            pauses = Pauses(deadline)
+            while True:
                 committing = False
                 try:
-                    with self._connection() as connection:
+                    with self._pool.connection(deadline) as connection:
                         with connection.transaction():
-                            result = work(Rows(connection, self.tables))
+                            result = work(Rows(connection, self._tables))
                             committing = True
                         return result
-                except (psycopg.errors.UniqueViolation, psycopg.errors.SerializationFailure) as exc:
-                    if tries == _TRIES - 1:
-                        raise StoreUnavailable("too many writers at once; try again") from exc
-                except psycopg.errors.DeadlockDetected:
-                    if tries == _TRIES - 1:
+                except RACES:
+                    if not pauses.wait():
                         raise
                 except psycopg.OperationalError as exc:
-                    if committing:
+                    if committing and is_lost(exc):
                         raise CommitUnknown(checkpoint_id, thread_id) from exc
-                    if tries or not _is_lost(exc):
-                        raise
-            raise AssertionError("unreachable")
+                    self._try_again(exc, pauses)
 
-    def commit(self, change: Change) -> Stored | None:
+    def _try_again(self, exc: psycopg.OperationalError, pauses: Pauses) -> None:
+        """Wait a little if trying again may help, else raise.
+
+        A server that was never reached is more likely named wrongly than away for a moment.
+        """
+        if not is_lost(exc) or not (self._is_ready or is_starting(exc)) or not pauses.wait():
+            raise exc
+
+    # -- what the store does
+
+    def load(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool, deadline: float
+    ) -> Loaded | None:
+        line = thread_id, namespace
+        since = self._heads.get(line)
+        found = self.read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes), deadline)
+        if checkpoint_id is None and found is None:
+            self._heads.forget(line)
+        if found is None:
+            return None
+        loaded, known = found
+        if checkpoint_id is None:
+            self._heads.note(line, loaded.stored.family, loaded.generation, known, since)
+        return loaded
+
+    def put_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, deadline: float
+    ) -> None:
+        # Attached twice is attached once, so a lost answer is asked again.
+        if not self.read(lambda rows: rows.attach(key, writes, objects, base), deadline):
+            self.write(lambda tx: apply_writes(tx, key, writes, objects, base), deadline, key.thread_id)
+
+    def commit(self, change: Change, deadline: float) -> Stored | None:
         """Commit in one round trip if that can be, else the long way."""
-        if change.build is not None and is_plain(change) and change.head == "always":
-            stored = self._put(change)
+        line = change.thread_id, change.namespace
+        since = self._heads.get(line)
+        if since is not None and since.known is not None:
+            stored = self._put(change, since, since.known, deadline)
             if stored is not None:
                 return stored
-        line = change.thread_id, change.namespace
-        self._heads.pop(line, None)
+            self._heads.doubt(line)
         drafts: list[Draft] = []
 
         def build(head: Stored | None) -> Draft:
@@ -374,90 +329,114 @@ class _Database:
 
         noted = change._replace(build=build) if change.build is not None else change
 
-        def work(rows: Rows) -> tuple[Stored | None, _Known | None]:
-            stored = apply(rows, noted)
-            known = rows.known(*line) if stored is not None else None
-            return stored, _Known(*known) if known is not None else None
+        def work(rows: Rows) -> tuple[Stored | None, tuple[str, int, Known | None] | None]:
+            found = rows.generation(*line)
+            if found is not None:
+                self._heads.check(line, *found, since)
+            return apply(rows, noted), rows.head(*line)
 
         try:
-            stored, known = self.write(work, change.thread_id)
+            stored, head = self.write(work, deadline, change.thread_id)
         except CommitUnknown as exc:
-            found = self._found(drafts[0]) if drafts else None
-            if found is None:
+            stored = self._found(drafts[0], deadline) if drafts else None
+            if stored is None:
                 name = drafts[0].record.key.checkpoint_id if drafts else None
                 raise CommitUnknown(name, change.thread_id) from exc.__cause__
-            return found
-        if known is not None:
-            self._remember(line, known)
+            return stored
+        if head is not None:
+            self._heads.note(line, *head, since)
         return stored
 
-    def _put(self, change: Change) -> Stored | None:
+    def _put(self, change: Change, seen: Seen[Known], known: Known, deadline: float) -> Stored | None:
         """Commit a checkpoint that follows the head as last seen; None: it must be done the long way."""
-        line = change.thread_id, change.namespace
-        known = self._heads.get(line)
-        if known is None or change.build is None:
-            return None
         head = known.head
-        if change.expect is not ANY and change.expect != head.record.key.checkpoint_id:
+        if change.build is None or not is_plain(change) or change.expect not in (ANY, head.record.key.checkpoint_id):
             return None
         draft = change.build(head)
         record = draft.record
-        bases_are_head = all(base == Base(head.record.key, head.digest) for base in draft.bases)
-        if record.key[:2] != line or record.parents != (head.record.key,) or not bases_are_head:
+        if (
+            record.key[:2] != (change.thread_id, change.namespace)
+            or record.parents not in ((), (head.record.key,))
+            or any(base != Base(head.record.key, head.digest) for base in draft.bases)
+            or not (change.head == "always" or (change.head == "newer" and is_newer(record, head)))
+        ):
             return None
         info, root = pack_record(record)
         added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(info) + len(root)
         values = (
-            known.family, known.line, head.seq, head.digest, head.run, added, record.step,
+            int(seen.family), known.line, seen.generation, head.seq, head.digest, head.run, added, record.step,
             record.key.checkpoint_id.encode(), labels(record.metadata), info, record.children, root,
             *columns(draft.objects), list(change.prune),
         )  # fmt: skip
-        seq = self._call_put(values, draft)
-        if isinstance(seq, Stored):
+        seq = self._call_put(values, draft, deadline)
+        if seq is None or isinstance(seq, Stored):
             return seq
-        if seq is None:
-            return None
         stored = Stored(record, seq, head.family, digest=record_digest(info, root), run=head.run, added_bytes=added)
-        self._remember(line, _Known(known.family, known.line, stored))
+        line = change.thread_id, change.namespace
+        self._heads.note(line, seen.family, seen.generation + 1, Known(known.line, stored), None)
         return stored
 
-    def _call_put(self, values: Sequence[Any], draft: Draft) -> int | Stored | None:
+    def _call_put(self, values: Sequence[Any], draft: Draft, deadline: float) -> int | Stored | None:
         """Call the function. A lost answer is asked again: the same call twice is one, since it names its head."""
-        lost: Exception | None = None
-        with _translated():
-            for _ in range(3):
+        asked = False
+        with translated():
+            pauses = Pauses(deadline)
+            while True:
+                lost = asked
                 try:
-                    with self._connection() as connection:
-                        seq: int | None = Rows(connection, self.tables).put(values)
-                    if seq is None and lost is not None:
-                        found = self._found(draft)
-                        if found is not None:
-                            return found
-                    return seq
-                except psycopg.OperationalError as exc:
-                    if not _is_lost(exc):
+                    with self._pool.connection(deadline) as connection:
+                        asked = True
+                        seq = Rows(connection, self._tables).put(values)
+                    return self._found(draft, deadline) if seq is None and lost else seq
+                except RACES:
+                    asked = lost
+                    if not pauses.wait():
                         raise
-                    lost = exc
-            raise CommitUnknown(draft.record.key.checkpoint_id, draft.record.key.thread_id) from lost
+                except psycopg.OperationalError as exc:
+                    asked = asked and (lost or is_lost(exc))
+                    try:
+                        self._try_again(exc, pauses)
+                    except psycopg.OperationalError:
+                        if not asked:
+                            raise
+                        raise CommitUnknown(draft.record.key.checkpoint_id, draft.record.key.thread_id) from exc
 
-    def _found(self, draft: Draft) -> Stored | None:
+    def _found(self, draft: Draft, deadline: float) -> Stored | None:
         """Return the draft's checkpoint if it is stored as it is."""
-        loaded = self.read(lambda rows: rows.load(*draft.record.key, objects=False, writes=False))
-        same = loaded is not None and loaded.stored.digest == record_digest(*pack_record(draft.record))
-        return loaded.stored if same and loaded is not None else None
+        found = self.read(lambda rows: rows.load(*draft.record.key, objects=False, writes=False), deadline)
+        if found is None or found[0].stored.digest != record_digest(*pack_record(draft.record)):
+            return None
+        return found[0].stored
 
-    def _remember(self, line: tuple[str, str], known: _Known) -> None:
+    # -- connections and the schema
+
+    def _connect(self, deadline: float) -> Connection:
+        connection = connect(self._dsn, deadline, prepare_threshold=self._prepare)
+        if not self._is_ready:
+            connection.deadline = deadline
+            try:
+                self._check_server(connection)
+                self._migrate(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._is_ready = True
+        return connection
+
+    def _check_server(self, connection: Connection) -> None:
+        asked = ", ".join(f"current_setting('{name}')" for name in ("server_version_num", *_LOSSES))
+        version, *settings = connection.execute(f"SELECT {asked}".encode()).fetchone() or ("0",)
+        if int(version) < 140_000:
+            raise StoreMismatch(f"PostgreSQL {int(version) // 10_000} is too old; 14 or newer is needed")
+        off = [name for name, value in zip(_LOSSES, settings, strict=True) if value == "off"]
         with self._lock:
-            self._heads[line] = known
-            self._heads.move_to_end(line)
-            if len(self._heads) > _HEADS_MAX:
-                self._heads.popitem(last=False)
+            is_news, self._has_warned = not self._has_warned, True
+        if is_news and off:
+            losses = "; ".join(f"{name} is off: {_LOSSES[name]}" for name in off)
+            warnings.warn(f"this PostgreSQL server acknowledges too early: {losses}", DurabilityWarning, stacklevel=2)
 
-    # -- the schema
-
-    def _migrate(self, connection: _Connection) -> None:
+    def _migrate(self, connection: Connection) -> None:
         """Bring the schema up to date; several processes may try at once."""
-        connection.deadline = time.monotonic() + self._timeout
         version = self._version(connection)
         if version == SCHEMA_VERSION:
             return
@@ -468,56 +447,20 @@ class _Database:
             )
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
-            version = self._version(connection)
-            for number in range(version + 1, SCHEMA_VERSION + 1):
+            if (
+                self._schema is not None
+                and connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,)).fetchone()
+                is None
+            ):
+                connection.execute(psycopg.sql.SQL("CREATE SCHEMA {}").format(psycopg.sql.Identifier(self._schema)))
+            for number in range(self._version(connection) + 1, SCHEMA_VERSION + 1):
                 text = resources.files("everstep.stores").joinpath(f"sql/postgres-{number}.sql").read_text()
-                connection.execute(self.tables(text).encode())
-            connection.execute(self.tables("UPDATE {meta} SET version = %s"), (SCHEMA_VERSION,))
+                connection.execute(self._tables(text).encode())
+            connection.execute(self._tables("UPDATE {meta} SET version = %s"), (SCHEMA_VERSION,))
 
-    def _version(self, connection: _Connection) -> int:
-        server = connection.info.server_version // 10000
-        if server < 14:
-            raise StoreMismatch(f"PostgreSQL {server} is too old; 14 or newer is needed")
-        name = self.tables("{meta}").replace("%%", "%")
-        if connection.execute("SELECT to_regclass(%s)", (name,)).fetchone() == (None,):
+    def _version(self, connection: Connection) -> int:
+        found = connection.execute("SELECT to_regclass(%s)", (self._tables("{meta}"),)).fetchone()
+        if found == (None,):
             return 0
-        row = connection.execute(self.tables("SELECT version FROM {meta}")).fetchone()
+        row = connection.execute(self._tables("SELECT version FROM {meta}")).fetchone()
         return int(row[0]) if row is not None else 0
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
-def _is_lost(exc: Exception) -> bool:
-    """Whether the connection is gone, and not the server's refusal of a statement."""
-    return getattr(exc, "sqlstate", None) is None or str(exc.sqlstate)[:2] in ("08", "57")  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Turn psycopg's errors into ours. Their texts never hold the password."""
-    try:
-        yield
-    except EverstepError:
-        raise
-    except (PoolTimeout, psycopg.errors._WaitTimeout) as exc:
-        raise StoreUnavailable("PostgreSQL did not answer in time; try again") from exc
-    except PoolClosed as exc:
-        raise StoreClosed("this PostgreSQL store is closed") from exc
-    except (psycopg.errors.DiskFull, psycopg.errors.OutOfMemory) as exc:
-        raise StoreFull(f"the PostgreSQL server has no space left; nothing was written ({exc})") from exc
-    except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.InsufficientPrivilege) as exc:
-        raise StoreReadOnly(f"PostgreSQL does not let this role write here: {exc}") from exc
-    except psycopg.errors.DataCorrupted as exc:
-        raise CheckpointCorrupted(f"the PostgreSQL server reports damaged data: {exc}") from exc
-    except psycopg.errors.UndefinedTable as exc:
-        raise StoreMismatch(f"a table of the store is missing: {exc}") from exc
-    except psycopg.OperationalError as exc:
-        state = exc.sqlstate
-        if state is not None and state[:2] in ("28", "3D"):
-            raise StoreError(f"PostgreSQL refused the connection: {exc}") from exc
-        raise StoreUnavailable(f"PostgreSQL cannot be reached: {exc}") from exc
-    except psycopg.Error as exc:
-        raise StoreError(f"PostgreSQL: {type(exc).__name__}: {exc}") from exc
-    except OSError as exc:
-        raise StoreUnavailable(f"PostgreSQL cannot be reached: {exc}") from exc

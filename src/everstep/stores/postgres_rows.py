@@ -1,19 +1,24 @@
 """The tables of the PostgreSQL store, as rows inside one transaction. All SQL on them is here.
 
 `Rows` implements `transaction.Transaction`, on which `apply` works, and what the store reads. What a user names is
-bound as bytes. A transaction locks the lines it changes; a draft's bases are locked against deletion until it is
-committed, so that no sweep can take what rests on them.
+bound as bytes. A transaction locks the lines it changes, after its guard of the family's objects; a draft's bases are
+locked against deletion until it is committed, so that no sweep can take what rests on them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from psycopg import Connection, sql
+from psycopg import Connection, Cursor, sql
 
+from everstep import checks
+from everstep.errors import InvalidInput
 from everstep.stores.protocol import (
+    COMMONS_MAX,
+    Base,
     Common,
     Deleted,
     Hidden,
@@ -47,7 +52,7 @@ from everstep.values.tree import FORMAT, hashes
 
 TABLES = (
     "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
-    "operations", "hidden", "put",
+    "operations", "hidden", "guard", "keep", "put", "attach",
 )  # fmt: skip
 
 _HIDDEN = """EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = c.family AND h.line = c.line AND h.writes_of IS NULL
@@ -62,16 +67,23 @@ _LISTED = (
 )
 _FROM_CHECKPOINTS = """FROM {checkpoints} c JOIN {lines} l ON l.family = c.family AND l.id = c.line
                        JOIN {threads} t ON t.family = l.family AND t.id = l.thread"""
-_LINE_OF_NAME = """FROM {names} n JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
-                   WHERE n.name = %s AND l.namespace = %s"""
+Values = Sequence[Any] | Mapping[str, Any]
 
 
 class Tables:
     """The SQL texts with the names of one schema and prefix filled in."""
 
     def __init__(self, schema: str | None, prefix: str) -> None:
-        names = {name: sql.Identifier(*([schema] if schema else []), prefix + name).as_string(None) for name in TABLES}
-        self._names = names
+        for name, value, pattern, bytes_max in (
+            ("schema", schema, r"[\w-]+", 63),
+            ("table_prefix", prefix, r"\w*", 40),
+        ):
+            if value is None and name == "schema":
+                continue
+            if not isinstance(value, str) or not re.fullmatch(pattern, value) or len(value.encode()) > bytes_max:
+                raise InvalidInput(f"{name} is a name of letters, digits and _, not {checks.shown(value)}")
+        place = (schema,) if schema is not None else ()
+        self._names = {name: sql.Identifier(*place, prefix + name).as_string(None) for name in TABLES}
         self._texts: dict[str, str] = {}
 
     def __call__(self, text: str) -> str:
@@ -79,9 +91,16 @@ class Tables:
         if filled is None:
             filled = text
             for name, quoted in self._names.items():
-                filled = filled.replace("{" + name + "}", quoted.replace("%", "%%"))
+                filled = filled.replace("{" + name + "}", quoted)
             self._texts[text] = filled
         return filled
+
+
+class Known(NamedTuple):
+    """A head that the next checkpoint may simply follow: it was not moved."""
+
+    line: int
+    head: Stored
 
 
 class Rows:
@@ -89,16 +108,16 @@ class Rows:
 
     def __init__(self, connection: Connection[Any], tables: Tables) -> None:
         self.connection, self._tables = connection, tables
-        self._locked: set[int] = set()
+        self._guarded: set[int] = set()
 
-    def _all(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
-        return self.connection.execute(self._tables(text), values, prepare=False, binary=True).fetchall()
+    def _do(self, text: str, values: Values = ()) -> Cursor[Any]:
+        return self.connection.execute(self._tables(text), values, binary=True)
 
-    def _one(self, text: str, values: Sequence[Any] = ()) -> Any:
-        return self.connection.execute(self._tables(text), values, prepare=False, binary=True).fetchone()
+    def _all(self, text: str, values: Values = ()) -> list[Any]:
+        return self._do(text, values).fetchall()
 
-    def _do(self, text: str, values: Sequence[Any] = ()) -> int:
-        return self.connection.execute(self._tables(text), values, prepare=False, binary=True).rowcount
+    def _one(self, text: str, values: Values = ()) -> Any:
+        return self._do(text, values).fetchone()
 
     def _next(self) -> int:
         found: int = self._one("SELECT nextval('{numbers}')")[0]
@@ -107,19 +126,10 @@ class Rows:
     # -- the Transaction that `apply` works on
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
-        row = self._one(f"SELECT l.id, l.family, l.head, l.turned {_LINE_OF_NAME}", _named(thread_id, namespace))
+        row = self._locked(thread_id, namespace)
         if row is None:
             return None
-        ref, family, head, turned = row
-        if ref not in self._locked:
-            # The head that was read before the lock may be old.
-            self._locked.add(ref)
-            locked = self._one(
-                "SELECT head, turned FROM {lines} WHERE family = %s AND id = %s FOR UPDATE", (family, ref)
-            )
-            if locked is None:
-                return None
-            head, turned = locked
+        family, ref, head, turned, _ = row
         found = None
         if head is not None:
             row = self._one(
@@ -129,13 +139,46 @@ class Rows:
             found = _stored(thread_id, namespace, family, (*row, False))
         return Line((family, ref), thread_id, namespace, str(family), found, turned)
 
+    def _locked(self, thread_id: str, namespace: str) -> Any:
+        """Lock a line and return its family, number, head, whether that was moved, and generation."""
+        row = self._one(
+            """SELECT l.family, l.id FROM {names} n JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
+               WHERE n.name = %s AND l.namespace = %s""",
+            _named(thread_id, namespace),
+        )
+        if row is None:
+            return None
+        self._guard(row[0])
+        return self._one(
+            """SELECT family, id, head, turned, generation FROM {lines} WHERE family = %s AND id = %s
+               FOR NO KEY UPDATE""",
+            row,
+        )
+
+    def _guard(self, family: int) -> None:
+        if family not in self._guarded:
+            self._guarded.add(family)
+            self._do("SELECT {guard}(%s)", (family,))
+
+    def generation(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
+        """Lock a line and return its family and generation."""
+        row = self._locked(thread_id, namespace)
+        return None if row is None else (str(row[0]), row[4])
+
+    def head(self, thread_id: str, namespace: str) -> tuple[str, int, Known | None] | None:
+        """Return the family of a line, its generation, and its head unless that was moved."""
+        line, noted = self.line(thread_id, namespace), self.generation(thread_id, namespace)
+        if line is None or noted is None:
+            return None
+        return *noted, Known(line.ref[1], line.head) if line.head is not None and not line.turned else None
+
     def family(self, thread_id: str) -> str | None:
         row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
         return None if row is None else str(row[0])
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
         name = thread_id.encode()
-        row = self._one("SELECT family, thread FROM {names} WHERE name = %s", (name,))
+        row = self._one("SELECT family, thread FROM {names} WHERE name = %s FOR KEY SHARE", (name,))
         if row is None:
             number = int(family) if family is not None else self._new_family()
             thread = self._next()
@@ -144,18 +187,20 @@ class Rows:
             self._do("INSERT INTO {threads} (family, id, name) VALUES (%s, %s, %s)", (number, thread, name))
             row = number, thread
         number, thread = row
+        self._guard(number)
         ref = self._next()
         self._do(
-            """INSERT INTO {lines} (family, id, thread, namespace, turned, generation, active, total, doomed)
-               VALUES (%s, %s, %s, %s, false, 0, '-infinity', 0, 0)""",
-            (number, ref, thread, namespace.encode()),
+            """INSERT INTO {lines} (family, id, thread, namespace, turned, generation, active, doomed)
+               SELECT id, %s, %s, %s, false, generation, '-infinity', 0 FROM {families} WHERE id = %s""",
+            (ref, thread, namespace.encode(), number),
         )
-        self._locked.add(ref)
         return Line((number, ref), thread_id, namespace, str(number), None)
 
     def _new_family(self) -> int:
         number = self._next()
-        self._do("INSERT INTO {families} (id, format, sweeps, live) VALUES (%s, %s, 0, 0)", (number, FORMAT))
+        self._do(
+            "INSERT INTO {families} (id, format, sweeps, live, generation) VALUES (%s, %s, 0, 0, 0)", (number, FORMAT)
+        )
         return number
 
     def checkpoint(self, key: Key) -> Stored | None:
@@ -168,7 +213,25 @@ class Rows:
         )
         return None if row is None else _stored(key.thread_id, key.namespace, row[0], (*row[1:], False))
 
-    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
+    def is_taken_back(self, line: Line) -> bool:
+        found = self._one(
+            """SELECT 1 FROM {hidden} h JOIN {lines} l ON l.family = h.family AND l.id = h.line
+               JOIN {threads} t ON t.family = l.family AND t.id = l.thread AND t.origin IS NOT NULL
+               JOIN {operations} o ON o.family = h.family AND o.seq = h.operation AND o.undone
+               WHERE h.family = %s AND h.line = %s AND h.after = 0 AND h.run IS NULL AND h.writes_of IS NULL LIMIT 1""",
+            line.ref,
+        )
+        return found is not None
+
+    def insert(
+        self,
+        line: Line,
+        packed: Packed,
+        run: int | None,
+        added_bytes: int,
+        *,
+        is_head: bool,  # noqa: ARG002  # nothing is counted here
+    ) -> Stored:
         record, seq = packed.record, self._next()
         family, ref = line.ref
         run = run if run is not None else seq
@@ -181,8 +244,6 @@ class Rows:
                 labels(record.metadata), packed.info, record.children, packed.root,
             ),
         )  # fmt: skip
-        if not is_head:  # otherwise it is counted when the head moves
-            self._do("UPDATE {lines} SET total = total + 1 WHERE family = %s AND id = %s", (family, ref))
         return Stored(record, seq, line.family, digest=packed.digest, run=run, added_bytes=added_bytes)
 
     def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
@@ -202,19 +263,13 @@ class Rows:
 
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         if objects:
-            self._do(
-                """INSERT INTO {objects} (family, id, hash, children, body)
-                   SELECT %s, nextval('{numbers}'), u.hash, u.below, u.body
-                   FROM unnest(%s::bytea[], %s::bytea[], %s::bytea[]) AS u (hash, below, body)
-                   ON CONFLICT (family, hash) DO UPDATE SET id = excluded.id""",
-                (int(family), *columns(objects)),
-            )
+            self._do("SELECT {keep}(%s, %s, %s, %s)", (int(family), *columns(objects)))
 
     def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
         self._do(
-            """UPDATE {lines} SET head = %s, turned = %s, generation = generation + 1, active = clock_timestamp(),
-               total = total + %s WHERE family = %s AND id = %s""",
-            (stored.seq if stored is not None else None, turned, 0 if turned else 1, *line.ref),
+            """UPDATE {lines} SET head = %s, turned = %s, generation = generation + 1, active = clock_timestamp()
+               WHERE family = %s AND id = %s""",
+            (stored.seq if stored is not None else None, turned, *line.ref),
         )
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
@@ -227,7 +282,7 @@ class Rows:
         self._account(family, ref, rows)
 
     def _account(self, family: int, line: int, gone: Sequence[tuple[bytes, int]]) -> None:
-        """After checkpoints (id, added bytes) were deleted: delete their writes, count them out."""
+        """After checkpoints (id, added bytes) were deleted: delete their writes, note the bytes."""
         if not gone:
             return
         self._do(
@@ -235,8 +290,8 @@ class Rows:
             (family, line, [name for name, _ in gone]),
         )
         self._do(
-            "UPDATE {lines} SET total = total - %s, doomed = doomed + %s WHERE family = %s AND id = %s",
-            (len(gone), sum(added for _, added in gone), family, line),
+            "UPDATE {lines} SET doomed = doomed + %s WHERE family = %s AND id = %s",
+            (sum(added for _, added in gone), family, line),
         )
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
@@ -266,9 +321,18 @@ class Rows:
         rows = self._all("SELECT family, thread, name FROM {names} WHERE name = ANY(%s) ORDER BY thread", (names,))
         (family, low, one), (_, high, two) = rows
         self._do(
-            """INSERT INTO {commons} (family, low, high, data, children) VALUES (%s, %s, %s, %s, %s)
-               ON CONFLICT (family, low, high) DO UPDATE SET data = excluded.data, children = excluded.children""",
-            (family, low, high, pack_common(common, one.decode(), two.decode()), common.root.children),
+            """INSERT INTO {commons} (family, low, high, seq, data, children) VALUES (%s, %s, %s, %s, %s, %s)
+               ON CONFLICT (family, low, high, seq) DO UPDATE SET data = excluded.data, children = excluded.children""",
+            (
+                family, low, high, common.place.seq,
+                pack_common(common, one.decode(), two.decode()), common.root.children,
+            ),
+        )  # fmt: skip
+        self._do(
+            """DELETE FROM {commons} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s AND seq NOT IN
+               (SELECT seq FROM {commons} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s
+                ORDER BY seq DESC LIMIT %(n)s)""",
+            {"f": family, "l": low, "h": high, "n": COMMONS_MAX},
         )
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
@@ -285,6 +349,14 @@ class Rows:
             (seq, operation.undone, pack_operation(operation, seq), thread_id.encode()),
         )
         return seq
+
+    def is_undone(self, thread_id: str, seq: int) -> bool | None:
+        row = self._one(
+            """SELECT o.undone FROM {names} n JOIN {operations} o ON o.family = n.family AND o.thread = n.thread
+               WHERE n.name = %s AND o.seq = %s FOR NO KEY UPDATE OF o""",
+            (thread_id.encode(), seq),
+        )
+        return None if row is None else bool(row[0])
 
     def set_operation(self, thread_id: str, operation: Operation) -> None:
         self._do(
@@ -309,49 +381,64 @@ class Rows:
         )
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
-        bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
-        info = pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)
         update = "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
         self._do(
             f"""INSERT INTO {{writes}} (family, line, seq, idx, checkpoint, task, info, children)
                 VALUES (%s, %s, nextval('{{numbers}}'), %s, %s, %s, %s, %s)
                 ON CONFLICT (family, line, checkpoint, task, idx) DO {update if write.idx < 0 else "NOTHING"}""",
-            (*line.ref, write.idx, checkpoint_id.encode(), write.task_id.encode(), info, write.children),
-        )
+            (
+                *line.ref, write.idx, checkpoint_id.encode(), write.task_id.encode(),
+                _write_info(checkpoint_id, write), write.children,
+            ),
+        )  # fmt: skip
 
-    # -- the short way
+    # -- the short way: one round trip
 
     def put(self, values: Sequence[Any]) -> int | None:
         """Call the function that commits a checkpoint; None: it must be done the long way."""
-        found: int | None = self._one(f"SELECT {{put}}({', '.join(['%s'] * 16)})", values)[0]
+        found: int | None = self._one(f"SELECT {{put}}({', '.join(['%s'] * len(values))})", values)[0]
         return found
 
-    def known(self, thread_id: str, namespace: str) -> tuple[int, int, Stored] | None:
-        """Return family, line and head, unless the head was moved."""
-        line = self.line(thread_id, namespace)
-        return None if line is None or line.head is None or line.turned else (*line.ref, line.head)
+    def attach(self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None) -> bool:
+        """Call the function that attaches writes; False: it must be done the long way."""
+        kept: dict[tuple[str, int], Write] = {}
+        for write in writes:  # one call may change a row only once
+            if write.idx < 0 or (write.task_id, write.idx) not in kept:
+                kept[write.task_id, write.idx] = write
+        values = (
+            *map(str.encode, key),
+            *(map(str.encode, base.key) if base is not None else (None,) * 3),
+            base.digest if base is not None else None,
+            *columns(objects),
+            [write.task_id.encode() for write in kept.values()],
+            [write.idx for write in kept.values()],
+            [_write_info(key.checkpoint_id, write) for write in kept.values()],
+            [write.children for write in kept.values()],
+        )
+        done: bool = self._one(f"SELECT {{attach}}({', '.join(['%s'] * len(values))})", values)[0]
+        return done
 
     # -- reads
 
     def load(
         self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
-    ) -> Loaded | None:
+    ) -> tuple[Loaded, Known | None] | None:
         """Read a checkpoint, its objects and its writes in one statement: one round trip, one state."""
         parts = [_LOAD_CHECKPOINT, *([_LOAD_OBJECTS] if objects else []), *([_LOAD_WRITES] if writes else [])]
         which = "c.seq = l.head" if checkpoint_id is None else "c.id = %(c)s"
         rows = self._all(
             _LOAD.replace("{which}", which) + (_LOAD_BELOW if objects else "") + " UNION ALL ".join(parts),
-            {"t": thread_id.encode(), "n": namespace.encode(), "c": _bytes(checkpoint_id)},  # type: ignore[arg-type]
+            {"t": thread_id.encode(), "n": namespace.encode(), "c": _bytes(checkpoint_id)},
         )
         if not rows:
             return None
-        _, generation, seq, step, run, added, family, flags, name, info, children, root = rows[0]
+        _, generation, seq, step, run, added, family, line, flags, name, info, children, root = rows[0]
         row = seq, name, step, run, bool(flags & 1), added, info, children, root, bool(flags & 2)
         stored = _stored(thread_id, namespace, family, row)
-        found = [Object(*other[8:11]) for other in rows if other[0] == 1]
+        found = [Object(*other[9:12]) for other in rows if other[0] == 1]
         attached = [_write(stored.record.key.checkpoint_id, other) for other in rows if other[0] == 2]
         attached.sort(key=lambda write: (write.task_path, write.task_id, write.idx))
-        return Loaded(stored, generation, found, attached)
+        return Loaded(stored, generation, found, attached), None if flags & 4 else Known(line, stored)
 
     def find(self, checkpoint_id: str) -> list[Key]:
         rows = self._all(
@@ -371,7 +458,7 @@ class Rows:
                    CROSS JOIN LATERAL generate_series(1, length(found.children), 16) AS g (at)
                    JOIN {objects} o ON o.family = %(f)s AND o.hash = substr(found.children, g.at, 16)
                ) SELECT hash, children, body FROM found""",
-            {"f": int(family), "h": list(wanted)},  # type: ignore[arg-type]
+            {"f": int(family), "h": list(wanted)},
         )
         return [Object(*row) for row in rows]
 
@@ -416,6 +503,7 @@ class Rows:
             "c.seq > %s": query.after_seq,
             "c.step <= %s": query.step_max,
             "c.run = %s": query.run,
+            "(c.pinned OR c.branches > 0) = %s": query.spared,
             "c.labels @> %s": labels(query.filter),
         }
         hidden = {"no": [f"NOT {_HIDDEN}"], "only": [_HIDDEN], "also": []}[query.hidden]
@@ -440,7 +528,7 @@ class Rows:
         )
         return [_listed(row) for row in rows]
 
-    def thread(self, thread_id: str, branches: bool) -> Thread | None:
+    def thread(self, thread_id: str, branches: bool, ancestry: bool) -> Thread | None:
         row = self._one(
             """SELECT t.id, t.family, t.origin, f.live FROM {names} n
                JOIN {threads} t ON t.family = n.family AND t.id = n.thread
@@ -470,7 +558,8 @@ class Rows:
             heads,
             newest,
             self._hidden_of(family, ref),
-            self._runs(family, ref),
+            self._runs(family, "r.line IN (SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s)", ref),
+            self._runs(family, "true") if ancestry else {},
             self._branches(family, thread_id) if branches else (),
             self._commons(family, ref, thread_id),
             self._spared(family, ref),
@@ -488,11 +577,9 @@ class Rows:
             hidden.setdefault(operation, []).append(Hidden(namespace.decode(), after, upto, run, name, operation))
         return hidden
 
-    def _runs(self, family: int, thread: int) -> dict[int, tuple[Place, ...]]:
+    def _runs(self, family: int, condition: str, thread: int = 0) -> dict[int, tuple[Place, ...]]:
         rows = self._all(
-            """SELECT r.run, r.data FROM {runs} r JOIN {lines} l ON l.family = r.family AND l.id = r.line
-               WHERE l.family = %s AND l.thread = %s""",
-            (family, thread),
+            f"SELECT r.run, r.data FROM {{runs}} r WHERE r.family = %(f)s AND {condition}", {"f": family, "t": thread}
         )
         return {run: unpack_run(run, data) for run, data in rows}
 
@@ -502,16 +589,16 @@ class Rows:
         )
         return [name.decode() for name, origin in rows if _origin(origin, name.decode()).thread_id == thread_id]
 
-    def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, Common]:
-        found = {}
+    def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[Common]]:
+        found: dict[str, list[Common]] = {}
         for name, other, data, children in self._all(
             """SELECT t.name, t.id, c.data, c.children FROM {commons} c JOIN {threads} t
                ON t.family = c.family AND t.id = CASE WHEN c.low = %(t)s THEN c.high ELSE c.low END
-               WHERE c.family = %(f)s AND (c.low = %(t)s OR c.high = %(t)s)""",
-            {"f": family, "t": thread},  # type: ignore[arg-type]
+               WHERE c.family = %(f)s AND (c.low = %(t)s OR c.high = %(t)s) ORDER BY c.seq""",
+            {"f": family, "t": thread},
         ):
             both = (thread_id, name.decode()) if thread < other else (name.decode(), thread_id)
-            found[name.decode()] = unpack_common(data, children, *both)
+            found.setdefault(name.decode(), []).append(unpack_common(data, children, *both))
         return found
 
     def _spared(self, family: int, thread: int) -> frozenset[int]:
@@ -541,7 +628,7 @@ class Rows:
         spare: bool,
         operations: Collection[int],
     ) -> Deleted:
-        row = self._one("SELECT family, thread FROM {names} WHERE name = %s", (thread_id.encode(),))
+        row = self._one("SELECT family, thread FROM {names} WHERE name = %s FOR UPDATE", (thread_id.encode(),))
         if row is None:
             return Deleted(0, frozenset())
         family, thread = row
@@ -560,7 +647,8 @@ class Rows:
             self._drop(family, thread, thread_id)
         if self._one("SELECT 1 FROM {threads} WHERE family = %s LIMIT 1", (family,)) is not None:
             return Deleted(count, frozenset({str(family)}) if count else frozenset())
-        self._do("DELETE FROM {objects} WHERE family = %s", (family,))
+        for table in ("{objects}", "{runs}"):
+            self._do(f"DELETE FROM {table} WHERE family = %s", (family,))
         self._do("DELETE FROM {families} WHERE id = %s", (family,))
         return Deleted(count, frozenset())
 
@@ -616,18 +704,23 @@ class Rows:
         empty = self._one(
             """SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM {checkpoints} WHERE family = %(f)s AND line = %(l)s)
                AND NOT EXISTS (SELECT 1 FROM {writes} WHERE family = %(f)s AND line = %(l)s)""",
-            place,  # type: ignore[arg-type]
+            place,
         )
         if empty is None:
             return
-        self._do("DELETE FROM {runs} WHERE family = %s AND line = %s", (family, line))
+        self._do("UPDATE {runs} SET line = NULL WHERE family = %s AND line = %s", (family, line))
+        self._do(
+            """UPDATE {families} f SET generation = greatest(f.generation, l.generation) FROM {lines} l
+               WHERE f.id = %(f)s AND l.family = %(f)s AND l.id = %(l)s""",
+            place,
+        )
         # What is left of the thread was active when this was, and its garbage is the family's.
         self._do(
             """UPDATE {lines} o SET active = greatest(o.active, l.active), doomed = o.doomed + l.doomed FROM {lines} l
                WHERE l.family = %(f)s AND l.id = %(l)s AND o.family = l.family AND o.id =
                    (SELECT min(id) FROM {lines} x
                     WHERE x.family = l.family AND x.thread = l.thread AND x.id <> l.id)""",
-            place,  # type: ignore[arg-type]
+            place,
         )
         self._do("DELETE FROM {lines} WHERE family = %s AND id = %s", (family, line))
 
@@ -636,7 +729,7 @@ class Rows:
         self._do("DELETE FROM {operations} WHERE family = %s AND thread = %s", (family, thread))
         self._do(
             "DELETE FROM {commons} WHERE family = %(f)s AND (low = %(t)s OR high = %(t)s)",
-            {"f": family, "t": thread},  # type: ignore[arg-type]
+            {"f": family, "t": thread},
         )
         self._do("DELETE FROM {threads} WHERE family = %s AND id = %s", (family, thread))
         self._do("DELETE FROM {names} WHERE name = %s", (thread_id.encode(),))
@@ -646,11 +739,16 @@ class Rows:
     def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
         """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""
         number = int(family)
+        # Everything with a smaller number is committed, and what needs it can be seen from now on.
+        youngest = self._one(
+            """WITH alone AS MATERIALIZED (SELECT pg_advisory_xact_lock(1163285332, (%s %% 2147483647)::int))
+               SELECT nextval('{numbers}') FROM alone""",
+            (number,),
+        )[0]
         row = self._one("SELECT sweeps FROM {families} WHERE id = %s", (number,))
         if row is None:
             return None
         doomed = self._one("SELECT sum(doomed) FROM {lines} WHERE family = %s", (number,))[0]
-        youngest = self._one("SELECT coalesce(max(id), 0) FROM {objects} WHERE family = %s", (number,))[0]
         gone = set(without)
         rows = self._all(
             f"SELECT t.name, l.namespace, c.id, c.children {_FROM_CHECKPOINTS} WHERE c.family = %s", (number,)
@@ -703,7 +801,7 @@ class Rows:
 
 # One row shape for all three: kind, eight numbers, four byte strings. The checkpoint comes first.
 _LOAD = f"""WITH RECURSIVE chosen AS (
-        SELECT l.generation, c.*, {_HIDDEN} AS hidden FROM {{names}} n
+        SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden FROM {{names}} n
         JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
         JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id
         WHERE n.name = %(t)s AND l.namespace = %(n)s AND {{which}}
@@ -717,17 +815,17 @@ _LOAD_BELOW = """, found AS (
         CROSS JOIN LATERAL generate_series(1, length(found.children), 16) AS g (at)
         JOIN {objects} o ON o.family = (SELECT family FROM chosen) AND o.hash = substr(found.children, g.at, 16)
     )"""
-_LOAD_CHECKPOINT = """ SELECT 0, generation, seq, step, run, added, family,
-    pinned::int + 2 * hidden::int, id, info, children, root FROM chosen"""
-_LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"
-_LOAD_WRITES = """SELECT 2, w.seq, w.idx, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
+_LOAD_CHECKPOINT = """ SELECT 0, generation, seq, step, run, added, family, line,
+    pinned::int + 2 * hidden::int + 4 * turned::int, id, info, children, root FROM chosen"""
+_LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"
+_LOAD_WRITES = """SELECT 2, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
     JOIN {writes} w ON w.family = chosen.family AND w.line = chosen.line AND w.checkpoint = chosen.id
     WHERE NOT EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = w.family AND h.line = w.line
                       AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto)"""
 
 
 def _write(checkpoint_id: str, row: Sequence[Any]) -> Write:
-    seq, idx, task, info, children = row[1], row[2], row[8].decode(), row[9], row[10]
+    seq, idx, task, info, children = row[1], row[2], row[9].decode(), row[10], row[11]
     what = f"a pending write of checkpoint {checkpoint_id!r}"
     channel, path, size, body = unpack_sealed(info, what, *_write_bound(checkpoint_id, task, idx, children))
     return Write(task, idx, channel, children, body, size, path, seq)
@@ -742,8 +840,9 @@ def labels(metadata: Mapping[str, Any]) -> list[int] | None:
 
 
 def columns(objects: Sequence[Object]) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """Return objects as hashes, children and bodies."""
-    return [obj.hash for obj in objects], [obj.children for obj in objects], [obj.body for obj in objects]
+    """Return objects as hashes, children and bodies: each once, and in order, so that writers do not lock crosswise."""
+    each = sorted({obj.hash: obj for obj in objects}.values())
+    return [obj.hash for obj in each], [obj.children for obj in each], [obj.body for obj in each]
 
 
 def _named(thread_id: str, namespace: str) -> tuple[bytes, bytes]:
@@ -772,3 +871,8 @@ def _origin(sealed: bytes, thread_id: str) -> Key:
 
 def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:
     return checkpoint_id.encode(), task_id.encode(), b"%d" % idx, children
+
+
+def _write_info(checkpoint_id: str, write: Write) -> bytes:
+    bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
+    return pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)

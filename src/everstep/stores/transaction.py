@@ -2,7 +2,7 @@
 
 `apply` reads and changes rows through the small Transaction interface; memory and SQLite supply it. The order of the
 checks is the contract: a repeated put is recognised first, and nothing is changed before every check has passed.
-Servers do the same in one statement or script.
+Servers do the usual changes in one statement or script, and come here for the others.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ _NO_OPERATION = tuple(Change._field_defaults[name] for name in Change._fields[_F
 
 def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: Packed, is_new: bool) -> Stored:
     head, record = line.head, draft.record
-    moves = change.head == "always" or (change.head == "newer" and _is_newer(record, head))
+    moves = change.head == "always" or (change.head == "newer" and is_newer(record, head))
     # A checkpoint that names no parent follows the head.
     parents = record.parents or ((head.record.key,) if head is not None else ())
     follows: list[Place] = []
@@ -276,7 +276,8 @@ def _found(tx: Transaction, key: Key) -> Stored:
     return found
 
 
-def _is_newer(record: Record, head: Stored | None) -> bool:
+def is_newer(record: Record, head: Stored | None) -> bool:
+    """Whether a checkpoint that moves the head only if it is newer does so."""
     return head is None or record.key.checkpoint_id > head.record.key.checkpoint_id or head.record.key in record.parents
 
 

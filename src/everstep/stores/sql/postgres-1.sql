@@ -1,6 +1,6 @@
 -- Schema 1 of the PostgreSQL store. Names in braces are filled in with the schema and the table prefix.
 -- Everything a user names or saves is bytea: text columns cannot hold NUL. Primary keys start with the family, so that
--- each table but `names` and `families` can be hash-partitioned by it.
+-- each table but `meta`, `names` and `families` can be hash-partitioned by it.
 
 CREATE TABLE {meta} (version int NOT NULL);
 INSERT INTO {meta} VALUES (0);
@@ -8,10 +8,11 @@ INSERT INTO {meta} VALUES (0);
 CREATE SEQUENCE {numbers};                      -- one source of numbers: order of arrival, families, rows
 
 CREATE TABLE {families} (
-    id      bigint PRIMARY KEY,
-    format  int NOT NULL,                       -- the address function of its objects
-    sweeps  bigint NOT NULL,                    -- counts deletions of objects: a sweep that was overtaken starts again
-    live    bigint NOT NULL                     -- bytes that the last sweep found in use
+    id          bigint PRIMARY KEY,
+    format      int NOT NULL,                   -- the address function of its objects
+    sweeps      bigint NOT NULL,                -- counts deletions of objects: a sweep that was overtaken starts again
+    live        bigint NOT NULL,                -- bytes that the last sweep found in use
+    generation  bigint NOT NULL                 -- the highest of the lines that are gone: new ones go on from there
 );
 
 CREATE TABLE {names} (                          -- where a thread is
@@ -29,13 +30,14 @@ CREATE TABLE {threads} (
     PRIMARY KEY (family, id)
 );
 
-CREATE TABLE {commons} (                        -- the last state that two threads had in common
+CREATE TABLE {commons} (                        -- the last states that two threads had in common
     family    bigint NOT NULL,
     low       bigint NOT NULL,                  -- threads.id, the smaller one first
     high      bigint NOT NULL,
+    seq       bigint NOT NULL,                  -- the number of that checkpoint
     data      bytea NOT NULL,
     children  bytea NOT NULL,
-    PRIMARY KEY (family, low, high)
+    PRIMARY KEY (family, low, high, seq)
 );
 
 CREATE TABLE {lines} (                          -- a namespace of a thread
@@ -47,7 +49,6 @@ CREATE TABLE {lines} (                          -- a namespace of a thread
     turned      boolean NOT NULL,               -- the head was moved: the next checkpoint starts a new run
     generation  bigint NOT NULL,                -- counts the moves of the head
     active      timestamptz NOT NULL,           -- orders threads by activity, nothing else
-    total       bigint NOT NULL,                -- how many checkpoints it has
     doomed      bigint NOT NULL,                -- bytes that deleted checkpoints had added, since the last sweep
     PRIMARY KEY (family, id),
     UNIQUE (family, thread, namespace)
@@ -55,10 +56,10 @@ CREATE TABLE {lines} (                          -- a namespace of a thread
 
 CREATE TABLE {runs} (                           -- what a run follows, where it follows something
     family  bigint NOT NULL,
-    line    bigint NOT NULL,
     run     bigint NOT NULL,                    -- the seq of its first checkpoint
+    line    bigint,                             -- NULL: deleted; others may still come from it
     data    bytea NOT NULL,
-    PRIMARY KEY (family, line, run)
+    PRIMARY KEY (family, run)
 );
 
 CREATE TABLE {checkpoints} (
@@ -125,22 +126,36 @@ CREATE TABLE {hidden} (                         -- stretches of a line that are 
 );
 CREATE INDEX ON {hidden} (family, line);
 
+-- Who adds objects holds this until the commit: a sweep that begins waits for them, since it must see what they need.
+CREATE FUNCTION {guard}(_family bigint) RETURNS void LANGUAGE sql AS $$
+    SELECT pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int)
+$$;
+
+-- Keep objects. One that is there already gets a new number, so that no sweep under way takes it.
+CREATE FUNCTION {keep}(_family bigint, _hashes bytea[], _belows bytea[], _bodies bytea[]) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO {objects} (family, id, hash, children, body)
+        SELECT _family, nextval('{numbers}'), u.hash, u.below, u.body
+        FROM unnest(_hashes, _belows, _bodies) AS u (hash, below, body)
+        ON CONFLICT (family, hash) DO UPDATE SET id = excluded.id
+$$;
+
 -- The usual commit, in one round trip: a checkpoint that follows the head its writer saw. Returns its seq; or NULL if
 -- the head is another one, was moved, or was replaced, or if the id is there already: then it is done the long way.
 CREATE FUNCTION {put}(
-    _family bigint, _line bigint, _head bigint, _digest bytea, _run bigint, _added bigint, _step bigint, _id bytea,
-    _labels bigint[], _info bytea, _children bytea, _root bytea,
+    _family bigint, _line bigint, _generation bigint, _head bigint, _digest bytea, _run bigint, _added bigint,
+    _step bigint, _id bytea, _labels bigint[], _info bytea, _children bytea, _root bytea,
     _hashes bytea[], _belows bytea[], _bodies bytea[], _prune bigint[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     _seq bigint;
     _freed bigint := 0;
     _gone bigint;
-    _count bigint := 0;
     _name bytea;
     _victim bigint;
 BEGIN
-    PERFORM 1 FROM {lines} WHERE family = _family AND id = _line AND head = _head AND NOT turned FOR UPDATE;
+    PERFORM {guard}(_family);
+    PERFORM 1 FROM {lines} WHERE family = _family AND id = _line AND head = _head AND generation = _generation
+        AND NOT turned FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN NULL; END IF;
     PERFORM 1 FROM {checkpoints} WHERE family = _family AND line = _line AND seq = _head
         AND substr(info, 1, 8) || substr(root, 1, 8) = _digest;
@@ -148,10 +163,7 @@ BEGIN
     PERFORM 1 FROM {checkpoints} WHERE id = _id AND family = _family AND line = _line;
     IF FOUND THEN RETURN NULL; END IF;
     IF cardinality(_hashes) > 0 THEN
-        INSERT INTO {objects} AS o (family, id, hash, children, body)
-            SELECT _family, nextval('{numbers}'), u.hash, u.below, u.body
-            FROM unnest(_hashes, _belows, _bodies) AS u (hash, below, body)
-            ON CONFLICT (family, hash) DO UPDATE SET id = excluded.id;
+        PERFORM {keep}(_family, _hashes, _belows, _bodies);
     END IF;
     _seq := nextval('{numbers}');
     INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info, children, root)
@@ -162,10 +174,47 @@ BEGIN
         IF FOUND THEN
             DELETE FROM {writes} WHERE family = _family AND line = _line AND checkpoint = _name;
             _freed := _freed + _gone;
-            _count := _count + 1;
         END IF;
     END LOOP;
-    UPDATE {lines} SET head = _seq, generation = generation + 1, active = clock_timestamp(),
-        total = total + 1 - _count, doomed = doomed + _freed WHERE family = _family AND id = _line;
+    UPDATE {lines} SET head = _seq, generation = generation + 1, active = clock_timestamp(), doomed = doomed + _freed
+        WHERE family = _family AND id = _line;
     RETURN _seq;
+END $$;
+
+-- Attach writes, in one round trip. False if the line is not there or the base is not as named: then it is done the
+-- long way. Where idx >= 0 the first write stays, else the last wins.
+CREATE FUNCTION {attach}(
+    _name bytea, _namespace bytea, _checkpoint bytea,
+    _base_name bytea, _base_namespace bytea, _base bytea, _digest bytea,
+    _hashes bytea[], _belows bytea[], _bodies bytea[],
+    _tasks bytea[], _idxs bigint[], _infos bytea[], _childrens bytea[]
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    _family bigint;
+    _line bigint;
+BEGIN
+    SELECT l.family, l.id INTO _family, _line FROM {names} n
+        JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
+        WHERE n.name = _name AND l.namespace = _namespace;
+    IF NOT FOUND THEN RETURN false; END IF;
+    PERFORM {guard}(_family);
+    PERFORM 1 FROM {lines} WHERE family = _family AND id = _line FOR KEY SHARE;
+    IF NOT FOUND THEN RETURN false; END IF;
+    IF _base IS NOT NULL THEN
+        PERFORM 1 FROM {names} n
+            JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
+            JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id
+            WHERE n.name = _base_name AND n.family = _family AND l.namespace = _base_namespace AND c.id = _base
+            AND substr(c.info, 1, 8) || substr(c.root, 1, 8) = _digest FOR KEY SHARE OF c;
+        IF NOT FOUND THEN RETURN false; END IF;
+    END IF;
+    IF cardinality(_hashes) > 0 THEN
+        PERFORM {keep}(_family, _hashes, _belows, _bodies);
+    END IF;
+    INSERT INTO {writes} AS w (family, line, seq, idx, checkpoint, task, info, children)
+        SELECT _family, _line, nextval('{numbers}'), u.idx, _checkpoint, u.task, u.info, u.children
+        FROM unnest(_tasks, _idxs, _infos, _childrens) AS u (task, idx, info, children)
+        ON CONFLICT (family, line, checkpoint, task, idx)
+        DO UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children WHERE w.idx < 0;
+    RETURN true;
 END $$;
