@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, settings
 import everstep
 from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
+from everstep.stores.postgres import PostgresStore
 from everstep.stores.protocol import Store
 from everstep.stores.sqlite import SQLiteStore
+from tests import servers
 
 # The same examples in every run, so that a red run is red everywhere; EVERSTEP_TEST_RANDOM=1 looks for new ones.
 settings.register_profile(
@@ -29,7 +31,7 @@ settings.register_profile(
 settings.load_profile("everstep")
 
 FACES = ("async", "blocking")
-STORES = ("memory", "sqlite")
+STORES = ("memory", "sqlite", "postgres")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,13 +70,21 @@ class Place:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self._folder = kind, folder
         self._memory = MemoryStore()
+        self._is_clear = False
 
     @property
     def path(self) -> Path:
         return self._folder / "store.db"
 
     def open(self) -> Store:
-        return self._memory if self.kind == "memory" else SQLiteStore(self.path)
+        if self.kind == "memory":
+            return self._memory
+        if self.kind == "sqlite":
+            return SQLiteStore(self.path)
+        if not self._is_clear:
+            servers.clear_postgres()
+            self._is_clear = True
+        return PostgresStore(servers.postgres(), max_size=4)
 
     async def reopen(self, store: Store) -> Store:
         if self.kind == "memory":

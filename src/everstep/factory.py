@@ -7,20 +7,22 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-from everstep.backends import MemoryCheckpointer, SQLiteCheckpointer, StoreBackend
+from everstep.backends import MemoryCheckpointer, PostgresCheckpointer, SQLiteCheckpointer, StoreBackend
 from everstep.config import SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
 
 DEFAULT_URL = "sqlite:///checkpoints.db"
-_SCHEMES = "memory://, sqlite:///path"
-_BACKENDS = ("memory", "sqlite")
+_SCHEMES = "memory://, sqlite:///path, postgresql://... (pip install 'everstep[postgres]')"
+_BACKENDS = ("memory", "sqlite", "postgres")
 
 
 def open(  # noqa: A001  # the name people read as everstep.open
     url: str | None = None, config: SnapshotConfig | None = None, **options: Any
 ) -> CheckpointEngine:
-    """Return an engine on the store at `url`: `memory://` or `sqlite:///path` (a fourth slash makes it absolute).
+    """Return an engine on the store at `url`.
+
+    `memory://`, `sqlite:///path` (a fourth slash makes it absolute) or `postgresql://user:password@host/database`.
 
     Without a URL it reads the environment variable EVERSTEP_STORE, then takes `sqlite:///checkpoints.db`.
     """
@@ -34,6 +36,8 @@ def create_checkpointer(backend: str = "sqlite", *, db_path: str = "checkpoints.
         return _made(MemoryCheckpointer, options)
     if backend == "sqlite":
         return _made(SQLiteCheckpointer, {"path": db_path, **options})
+    if backend == "postgres":
+        return _made(PostgresCheckpointer, options)
     raise InvalidInput(f"unknown backend {backend!r}; known are {', '.join(map(repr, _BACKENDS))}")
 
 
@@ -55,6 +59,8 @@ def _from_url(url: str, options: dict[str, Any]) -> StoreBackend:
         if not rest.startswith("/") or len(rest) == 1:
             raise InvalidInput(f"{url!r}: write sqlite:///relative/path or sqlite:////absolute/path")
         return _made(SQLiteCheckpointer, {"path": unquote(rest[1:]), **options})
+    if scheme in ("postgresql", "postgres") and separator:
+        return _made(PostgresCheckpointer, {"dsn": url, **options})
     raise InvalidInput(f"unknown store URL {scheme + separator!r}; known are {_SCHEMES}")
 
 

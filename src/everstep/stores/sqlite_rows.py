@@ -644,7 +644,7 @@ class Rows:
         for table, number in (("checkpoints", "seq"), ("writes", "seq"), ("operations", "seq"), ("objects", "id")):
             self._execute(f"UPDATE counters SET value = {_next(table, number)} - 1 WHERE name = '{table}'")
 
-    # -- sweeping: see `sqlite_sweep`
+    # -- sweeping: see `sweeping`
 
     def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
         """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""

@@ -8,22 +8,31 @@ sweep. So it may stop and go on between other people's commits. It starts anew i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from everstep.stores.protocol import Key, Swept
-from everstep.stores.sqlite_rows import Rows
 from everstep.values.tree import hashes
 
 T = TypeVar("T")
 _BATCH = 500
 
 
-class Driver(Protocol):
-    """How a sweep gets at the file."""
+class Rows(Protocol):
+    """What a sweep needs of a store's tables."""
 
-    async def read(self, work: Callable[[Rows], T]) -> T: ...
-    async def write(self, work: Callable[[Rows], T], thread_id: str) -> T: ...
+    def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None: ...
+    def links(self, family: str, wanted: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]: ...
+    def objects_after(self, family: str, last: bytes, limit: int) -> list[tuple[bytes, int, int]]: ...
+    def remove_objects(self, family: str, rowids: Sequence[int], expected_sweeps: int) -> int | None: ...
+    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int) -> None: ...
+
+
+class Driver(Protocol):
+    """How a sweep gets at them."""
+
+    async def read(self, work: Callable[[Any], T]) -> T: ...
+    async def write(self, work: Callable[[Any], T], thread_id: str) -> T: ...
 
 
 class Sweep:
