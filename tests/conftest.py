@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import everstep
 from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Store
+from everstep.stores.redis import RedisStore
 from everstep.stores.sqlite import SQLiteStore
+from tests import servers
 
 # The same examples in every run, so that a red run is red everywhere; EVERSTEP_TEST_RANDOM=1 looks for new ones.
 settings.register_profile(
@@ -29,7 +32,7 @@ settings.register_profile(
 settings.load_profile("everstep")
 
 FACES = ("async", "blocking")
-STORES = ("memory", "sqlite")
+STORES = ("memory", "sqlite", "redis", "cluster")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,13 +71,19 @@ class Place:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self._folder = kind, folder
         self._memory = MemoryStore()
+        self._prefix = f"test-{uuid.uuid4().hex[:12]}:"
 
     @property
     def path(self) -> Path:
         return self._folder / "store.db"
 
     def open(self) -> Store:
-        return self._memory if self.kind == "memory" else SQLiteStore(self.path)
+        if self.kind == "memory":
+            return self._memory
+        if self.kind == "sqlite":
+            return SQLiteStore(self.path)
+        url = servers.redis() if self.kind == "redis" else servers.redis_cluster()
+        return RedisStore(url, key_prefix=self._prefix)
 
     async def reopen(self, store: Store) -> Store:
         if self.kind == "memory":

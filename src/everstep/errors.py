@@ -20,6 +20,9 @@
     + StoreReadOnly       the place cannot be written
     + StoreMismatch       not an Everstep store, or one of another version
     + CommitUnknown       the answer was lost: ask for `checkpoint_id`
+    + HeadRegressed       the server lost writes that it had acknowledged
+
+and the one warning, DurabilityWarning: a setting of the server may lose what was acknowledged.
 """
 
 from __future__ import annotations
@@ -179,12 +182,28 @@ class StoreMismatch(StoreError):
 class CommitUnknown(StoreError):
     """The commit may or may not have happened; `checkpoint_id` answers it when read back."""
 
-    def __init__(self, checkpoint_id: str | None, thread_id: str) -> None:
+    def __init__(self, checkpoint_id: str | None, thread_id: str, reason: str = "") -> None:
         super().__init__(
-            f"the store failed while committing checkpoint {checkpoint_id!r} of thread {thread_id!r}; "
-            "it may be stored: read it back, or save it again under the same id"
+            f"the store failed while committing checkpoint {checkpoint_id!r} of thread {thread_id!r}"
+            f"{f' ({reason})' if reason else ''}; it may be stored: read it back, or save it again under the same id"
         )
         self.checkpoint_id, self.thread_id = checkpoint_id, thread_id
+
+
+class HeadRegressed(StoreError):
+    """A thread's head is older than one this process has seen: the server lost writes. Nothing was written."""
+
+    def __init__(self, thread_id: str, seen_generation: int, found_generation: int) -> None:
+        super().__init__(
+            f"thread {thread_id!r}: its head went back from move {seen_generation} to {found_generation}: the server "
+            "lost writes that it had acknowledged, as after a failover; look at what is left (list_checkpoints) and "
+            "save what is missing again. The next call goes on from there"
+        )
+        self.thread_id, self.seen_generation, self.found_generation = thread_id, seen_generation, found_generation
+
+
+class DurabilityWarning(UserWarning):
+    """The server is set up so that a crash may lose what it has acknowledged."""
 
 
 class BaseGone(EverstepError):

@@ -54,7 +54,7 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.queue import CommitQueue, Job
 from everstep.stores.sqlite_rows import Rows
-from everstep.stores.sqlite_sweep import Sweep
+from everstep.stores.sweeping import Sweep
 from everstep.stores.transaction import apply, apply_writes
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 `apply` reads and changes rows through the small Transaction interface; memory and SQLite supply it. The order of the
 checks is the contract: a repeated put is recognised first, and nothing is changed before every check has passed.
-Servers do the same in one statement or script.
+Servers do the usual changes in one statement or script, and come here for the others.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Transaction(Protocol):
 
 def apply(tx: Transaction, change: Change) -> Stored | None:
     """Apply `change` and return the checkpoint it made. See `Store.commit`."""
-    is_operation = change[_FIRST_OF_OPERATIONS:] != _NO_OPERATION  # most commits only add a checkpoint
+    is_operation = not is_plain(change)
     if is_operation:
         _check_storable(change)
     line = tx.line(change.thread_id, change.namespace)
@@ -177,13 +177,18 @@ class _Operation:
         _apply_log(tx, change)
 
 
+def is_plain(change: Change) -> bool:
+    """Whether a change only adds a checkpoint, as most do, and maybe lets some go."""
+    return change[_FIRST_OF_OPERATIONS:] == _NO_OPERATION
+
+
 _FIRST_OF_OPERATIONS = Change._fields.index("origin")
 _NO_OPERATION = tuple(Change._field_defaults[name] for name in Change._fields[_FIRST_OF_OPERATIONS:])
 
 
 def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: Packed, is_new: bool) -> Stored:
     head, record = line.head, draft.record
-    moves = change.head == "always" or (change.head == "newer" and _is_newer(record, head))
+    moves = change.head == "always" or (change.head == "newer" and is_newer(record, head))
     # A checkpoint that names no parent follows the head.
     parents = record.parents or ((head.record.key,) if head is not None else ())
     follows: list[Place] = []
@@ -271,7 +276,8 @@ def _found(tx: Transaction, key: Key) -> Stored:
     return found
 
 
-def _is_newer(record: Record, head: Stored | None) -> bool:
+def is_newer(record: Record, head: Stored | None) -> bool:
+    """Whether a checkpoint that moves the head only if it is newer does so."""
     return head is None or record.key.checkpoint_id > head.record.key.checkpoint_id or head.record.key in record.parents
 
 

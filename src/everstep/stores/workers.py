@@ -1,0 +1,61 @@
+"""Drivers for stores on servers: the same blocking work, on the caller's thread or on worker threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TypeVar
+
+from everstep import forks
+
+T = TypeVar("T")
+
+
+class Driver:
+    """Works on the calling thread; never suspends. Every call has a deadline, which begins with the call."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout = timeout_seconds
+
+    async def run(self, work: Callable[[float], T]) -> T:
+        """Return what `work` gives for the deadline, a time of `time.monotonic`."""
+        return work(time.monotonic() + self._timeout)
+
+
+class AsyncDriver(Driver):
+    """Works on worker threads; the event loop goes on meanwhile. Any number of loops may use it."""
+
+    rest_order = 3
+
+    def __init__(self, timeout_seconds: float, threads: int) -> None:
+        super().__init__(timeout_seconds)
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._executor: Executor | None = None
+        forks.register(self)
+
+    async def run(self, work: Callable[[float], T]) -> T:
+        deadline = time.monotonic() + self._timeout
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self._threads, "everstep-worker")
+            waiting = asyncio.get_running_loop().run_in_executor(self._executor, work, deadline)
+        return await waiting
+
+    def dismiss(self) -> None:
+        """Let the threads end when they are done; new ones start if they are needed again."""
+        with self._lock:
+            if self._executor is not None:
+                self._executor.shutdown(wait=False)
+                self._executor = None
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:
+        if in_child:
+            self._executor = None  # its threads stayed behind
+        self._lock.release()
