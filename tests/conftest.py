@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 import everstep
 from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
+from everstep.stores.postgres import PostgresStore
 from everstep.stores.protocol import Store
 from everstep.stores.redis import RedisStore
 from everstep.stores.sqlite import SQLiteStore
@@ -32,7 +33,7 @@ settings.register_profile(
 settings.load_profile("everstep")
 
 FACES = ("async", "blocking")
-STORES = ("memory", "sqlite", "redis", "cluster")
+STORES = ("memory", "sqlite", "postgres", "redis", "cluster")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,6 +73,7 @@ class Place:
         self.kind, self._folder = kind, folder
         self._memory = MemoryStore()
         self._prefix = f"test-{uuid.uuid4().hex[:12]}:"
+        self._is_clear = False
 
     @property
     def path(self) -> Path:
@@ -82,6 +84,11 @@ class Place:
             return self._memory
         if self.kind == "sqlite":
             return SQLiteStore(self.path)
+        if self.kind == "postgres":
+            if not self._is_clear:
+                servers.clear_postgres()
+                self._is_clear = True
+            return PostgresStore(servers.postgres(), max_size=4)
         url = servers.redis() if self.kind == "redis" else servers.redis_cluster()
         return RedisStore(url, key_prefix=self._prefix)
 

@@ -47,6 +47,23 @@ def postgres() -> str:
     return os.environ.get("EVERSTEP_TEST_POSTGRES") or PostgresServer(durable=False).start().url
 
 
+def clear_postgres() -> None:
+    """Empty the tables of the usual name: cheaper than to make new ones for each test."""
+    connection = _postgres_connection()
+    tables = [name for (name,) in connection.execute(_OURS)]
+    connection.execute("; ".join(f"DELETE FROM {name}" for name in tables if name != "everstep_meta").encode())
+
+
+@functools.cache
+def _postgres_connection() -> psycopg.Connection[Any]:
+    connection = psycopg.connect(postgres(), autocommit=True)
+    atexit.register(connection.close)
+    return connection
+
+
+_OURS = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename LIKE 'everstep\\_%'"
+
+
 @functools.cache
 def redis() -> str:
     """Return the URL of a Valkey or Redis server."""

@@ -26,7 +26,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import everstep
 from everstep import MISSING, Checkpoint, CheckpointMetadata, Conflict, SnapshotConfig
 from everstep.stores.memory import MemoryStore
+from everstep.stores.postgres import PostgresStore
 from everstep.stores.sqlite import SQLiteStore
+from tests import servers
 
 THREADS = ("a", "b", "odd\0name\n")
 NAMESPACES = ("", "sub")
@@ -197,6 +199,9 @@ class Model(RuleBasedStateMachine):
     @initialize(whole=st.booleans())
     def start(self, whole: bool) -> None:
         self._folder = tempfile.TemporaryDirectory()
+        self._path = Path(self._folder.name) / "m.db"
+        if self.kind == "postgres":
+            servers.clear_postgres()
         self._memory = MemoryStore()
         self.whole = whole  # the second engine does not split its values
         self.names = list(THREADS)
@@ -224,7 +229,9 @@ class Model(RuleBasedStateMachine):
         self._engines = {}
 
     def _store(self) -> Any:
-        return self._memory if self.kind == "memory" else SQLiteStore(Path(self._folder.name) / "m.db")
+        if self.kind == "memory":
+            return self._memory
+        return PostgresStore(servers.postgres()) if self.kind == "postgres" else SQLiteStore(self._path)
 
     def _made(self, **config: Any) -> Any:
         return everstep.CheckpointEngine(everstep.StoreBackend(self._store()), SnapshotConfig(**config)).sync
@@ -1021,9 +1028,7 @@ def nearest(node: Node, listed: set[Node]) -> set[Node]:
     return found
 
 
-@pytest.mark.parametrize("store", ["memory", "sqlite"])
-def test_a_store_behaves_like_the_model(store: str) -> None:
+@pytest.mark.parametrize(("store", "examples"), [("memory", 150), ("sqlite", 60), ("postgres", 25)])
+def test_a_store_behaves_like_the_model(store: str, examples: int) -> None:
     machine = type(f"Model_{store}", (Model,), {"kind": store})
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=150 if store == "memory" else 60, stateful_step_count=30)
-    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=30))

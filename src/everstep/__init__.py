@@ -3,6 +3,7 @@
 from everstep.backends import (
     CheckpointBackend,
     MemoryCheckpointer,
+    PostgresCheckpointer,
     RedisCheckpointer,
     SQLiteCheckpointer,
     StoreBackend,
@@ -78,6 +79,7 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "MergeConflict",
     "MissingDependency",
     "Operation",
+    "PostgresCheckpointer",
     "RedisCheckpointer",
     "SQLiteCheckpointer",
     "SnapshotConfig",

@@ -196,6 +196,16 @@ class SQLiteCheckpointer(StoreBackend):
         super().__init__(SQLiteStore(path, **options))
 
 
+class PostgresCheckpointer(StoreBackend):
+    """Checkpoints in a PostgreSQL database (14 or newer). Tables are created on first use."""
+
+    def __init__(self, dsn: str = "", **pool_options: Any) -> None:
+        """`pool_options`: `schema`, `table_prefix`, `timeout_seconds`, and those of psycopg's pool, as `max_size`."""
+        from everstep.stores.postgres import PostgresStore  # imported when used: the driver is optional
+
+        super().__init__(PostgresStore(dsn, **pool_options))
+
+
 class RedisCheckpointer(StoreBackend):
     """Checkpoints on a Redis or Valkey server, or a cluster of them."""
 

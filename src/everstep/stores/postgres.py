@@ -1,0 +1,466 @@
+"""PostgreSQL, through psycopg 3: one pool of blocking connections per store, worker threads for asynchronous callers.
+
+The usual commit is one call of a function in the database and the usual read one statement: one round trip each, no
+session state, so that PgBouncer may stand between in transaction mode. Everything else is a short transaction around
+`apply`. Every call has a deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from importlib import resources
+from typing import Any, TypeVar
+
+from everstep import checks, forks
+from everstep.errors import CommitUnknown, DurabilityWarning, InvalidInput, MissingDependency, StoreMismatch
+from everstep.stores.heads import Heads, Seen
+from everstep.stores.protocol import (
+    ANY,
+    Base,
+    Change,
+    Deleted,
+    Draft,
+    Key,
+    Loaded,
+    Object,
+    Operation,
+    Query,
+    Stored,
+    Swept,
+    Thread,
+    Write,
+)
+from everstep.stores.records import pack_record, record_digest
+from everstep.stores.sweeping import Sweep
+from everstep.stores.transaction import apply, apply_writes, is_newer, is_plain
+from everstep.stores.workers import AsyncDriver, Driver
+
+try:
+    import psycopg
+
+    from everstep.stores.postgres_pool import (
+        RACES,
+        Connection,
+        Pauses,
+        Pool,
+        checked_dsn,
+        connect,
+        is_lost,
+        is_starting,
+        translated,
+    )
+    from everstep.stores.postgres_rows import Known, Rows, Tables, columns, labels
+except ImportError as exc:
+    raise MissingDependency("psycopg", "postgres") from exc
+
+T = TypeVar("T")
+SCHEMA_VERSION = 1
+_MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
+_LOSSES = {
+    "synchronous_commit": "a crash of the server may lose the checkpoints of its last moments",
+    "fsync": "a crash of its machine may lose or damage everything",
+    "full_page_writes": "a crash of its machine may damage everything",
+}
+
+
+class PostgresStore:
+    """A store in a PostgreSQL database. `blocking` is the same store for callers that may wait on their own thread."""
+
+    def __init__(
+        self,
+        dsn: str = "",
+        *,
+        schema: str | None = None,
+        table_prefix: str = "everstep_",
+        timeout_seconds: float = 30.0,
+        max_size: int = 8,
+        max_idle_seconds: float = 600.0,
+        prepare_threshold: int | None = None,
+    ) -> None:
+        """Nothing is opened yet.
+
+        `timeout_seconds` bounds each call, with connecting and trying again. At most `max_size` connections are open.
+        With a `prepare_threshold` the driver prepares statements on the server that it uses so often; a pooler
+        between must allow that.
+        """
+        self._database = _Database(
+            checked_dsn(checks.kind(dsn, str, "dsn")),
+            Tables(schema, table_prefix),
+            schema,
+            _number(max_size, "max_size", 1, 1000),
+            _number(max_idle_seconds, "max_idle_seconds", 0, 10**9),
+            prepare_threshold,
+        )
+        timeout = _number(timeout_seconds, "timeout_seconds", 0.001, 86_400)
+        self._workers = AsyncDriver(timeout, max_size)
+        self._driver: Driver = self._workers
+        self._blocking = Driver(timeout)
+
+    @property
+    def blocking(self) -> PostgresStore:
+        twin = object.__new__(PostgresStore)
+        twin.__dict__.update(self.__dict__)
+        twin._driver = self._blocking
+        return twin
+
+    async def commit(self, change: Change) -> Stored | None:
+        return await self._driver.run(lambda deadline: self._database.commit(change, deadline))
+
+    async def put_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+    ) -> None:
+        await self._driver.run(lambda deadline: self._database.put_writes(key, writes, objects, base, deadline))
+
+    async def read(
+        self,
+        thread_id: str,
+        namespace: str = "",
+        checkpoint_id: str | None = None,
+        *,
+        objects: bool = False,
+        writes: bool = False,
+    ) -> Loaded | None:
+        return await self._driver.run(
+            lambda deadline: self._database.load(thread_id, namespace, checkpoint_id, objects, writes, deadline)
+        )
+
+    async def find(self, checkpoint_id: str) -> list[Key]:
+        return await self._read(lambda rows: rows.find(checkpoint_id))
+
+    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
+        return await self._read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
+
+    async def list_checkpoints(self, query: Query) -> list[Stored]:
+        return await self._read(lambda rows: rows.list_checkpoints(query))
+
+    async def count(self, query: Query) -> int:
+        return await self._read(lambda rows: rows.count(query))
+
+    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
+        return await self._read(lambda rows: rows.list_threads(limit, offset, headless))
+
+    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
+        return await self._driver.run(
+            lambda deadline: self._database.view(lambda rows: rows.thread(thread_id, branches, ancestry), deadline)
+        )
+
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
+        return await self._read(lambda rows: rows.operations(thread_id, limit))
+
+    async def delete(
+        self,
+        thread_id: str,
+        *,
+        keys: Collection[Key] | None = None,
+        before_step: int | None = None,
+        spare: bool = False,
+        operations: Collection[int] = (),
+    ) -> Deleted:
+        return await self._write(lambda tx: tx.delete(thread_id, keys, before_step, spare, operations), thread_id)
+
+    async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
+        if effort is not None and pretend is None:
+            return await self._sweep_a_little(family, effort)
+        while True:
+            sweep = Sweep(family, pretend)
+            if await sweep.go_on(_SweepDriver(self), None):
+                return sweep.swept
+
+    async def _sweep_a_little(self, family: str, effort: int) -> Swept:
+        """Go on with this process's sweep of the family, unless somebody is at it."""
+        sweep = self._database.sweeps.pop(family, None) or Sweep(family)
+        before = sweep.swept
+        if not await sweep.go_on(_SweepDriver(self), effort):
+            return Swept(0, 0, finished=False)
+        if not sweep.swept.finished:
+            self._database.sweeps[family] = sweep
+        done = sweep.swept
+        return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
+
+    async def close(self) -> None:
+        await self._driver.run(lambda _: self._database.close())
+        self._workers.dismiss()
+
+    async def _read(self, work: Callable[[Rows], T]) -> T:
+        """Run one statement."""
+        return await self._driver.run(lambda deadline: self._database.read(work, deadline))
+
+    async def _write(self, work: Callable[[Rows], T], thread_id: str) -> T:
+        return await self._driver.run(lambda deadline: self._database.write(work, deadline, thread_id))
+
+
+class _SweepDriver:
+    """How a sweep gets at the tables: each of its steps is a call of its own."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self.read, self.write = store._read, store._write
+
+
+def _number(value: Any, name: str, low: float, high: float) -> Any:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidInput(f"{name} is a number from {low:g} to {high:g}, not {checks.shown(value)}")
+    return value
+
+
+class _Database:
+    """The tables of one store, through the connections of one process."""
+
+    rest_order = 2
+
+    def __init__(
+        self,
+        dsn: str,
+        tables: Tables,
+        schema: str | None,
+        max_size: int,
+        max_idle_seconds: float,
+        prepare_threshold: int | None,
+    ) -> None:
+        self._dsn, self._tables, self._schema, self._prepare = dsn, tables, schema, prepare_threshold
+        self._pool = Pool(self._connect, max_size, max_idle_seconds)
+        self._heads: Heads[Known] = Heads()
+        self._lock = threading.Lock()
+        self._is_ready = self._has_warned = False
+        self.sweeps: dict[str, Sweep] = {}
+        forks.register(self)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def rest(self) -> None:
+        self._lock.acquire()
+        self._heads.rest()
+
+    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._heads.wake()
+        self._lock.release()
+
+    # -- work
+
+    def read(self, work: Callable[[Rows], T], deadline: float) -> T:
+        """Run one statement, which sees one state of the database."""
+        with translated():
+            pauses = Pauses(deadline)
+            while True:
+                try:
+                    with self._pool.connection(deadline) as connection:
+                        return work(Rows(connection, self._tables))
+                except psycopg.OperationalError as exc:
+                    self._try_again(exc, pauses)
+
+    def view(self, work: Callable[[Rows], T], deadline: float) -> T:
+        """Run several statements on one state of the database."""
+
+        def whole(rows: Rows) -> T:
+            with rows.connection.transaction():
+                rows.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                return work(rows)
+
+        return self.read(whole, deadline)
+
+    def write(self, work: Callable[[Rows], T], deadline: float, thread_id: str, checkpoint_id: str | None = None) -> T:
+        """Run a transaction. Those that met another writer, or were lost before their end, are run again."""
+        with translated():
+            pauses = Pauses(deadline)
+            while True:
+                committing = False
+                try:
+                    with self._pool.connection(deadline) as connection:
+                        with connection.transaction():
+                            result = work(Rows(connection, self._tables))
+                            committing = True
+                        return result
+                except RACES:
+                    if not pauses.wait():
+                        raise
+                except psycopg.OperationalError as exc:
+                    if committing and is_lost(exc):
+                        raise CommitUnknown(checkpoint_id, thread_id) from exc
+                    self._try_again(exc, pauses)
+
+    def _try_again(self, exc: psycopg.OperationalError, pauses: Pauses) -> None:
+        """Wait a little if trying again may help, else raise.
+
+        A server that was never reached is more likely named wrongly than away for a moment.
+        """
+        if not is_lost(exc) or not (self._is_ready or is_starting(exc)) or not pauses.wait():
+            raise exc
+
+    # -- what the store does
+
+    def load(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool, deadline: float
+    ) -> Loaded | None:
+        line = thread_id, namespace
+        since = self._heads.get(line)
+        found = self.read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes), deadline)
+        if checkpoint_id is None and found is None:
+            self._heads.forget(line)
+        if found is None:
+            return None
+        loaded, known = found
+        if checkpoint_id is None:
+            self._heads.note(line, loaded.stored.family, loaded.generation, known, since)
+        return loaded
+
+    def put_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, deadline: float
+    ) -> None:
+        # Attached twice is attached once, so a lost answer is asked again.
+        if not self.read(lambda rows: rows.attach(key, writes, objects, base), deadline):
+            self.write(lambda tx: apply_writes(tx, key, writes, objects, base), deadline, key.thread_id)
+
+    def commit(self, change: Change, deadline: float) -> Stored | None:
+        """Commit in one round trip if that can be, else the long way."""
+        line = change.thread_id, change.namespace
+        since = self._heads.get(line)
+        if since is not None and since.known is not None:
+            stored = self._put(change, since, since.known, deadline)
+            if stored is not None:
+                return stored
+            self._heads.doubt(line)
+        drafts: list[Draft] = []
+
+        def build(head: Stored | None) -> Draft:
+            drafts[:] = [change.build(head)] if change.build is not None else []
+            return drafts[0]
+
+        noted = change._replace(build=build) if change.build is not None else change
+
+        def work(rows: Rows) -> tuple[Stored | None, tuple[str, int, Known | None] | None]:
+            found = rows.generation(*line)
+            if found is not None:
+                self._heads.check(line, *found, since)
+            return apply(rows, noted), rows.head(*line)
+
+        try:
+            stored, head = self.write(work, deadline, change.thread_id)
+        except CommitUnknown as exc:
+            stored = self._found(drafts[0], deadline) if drafts else None
+            if stored is None:
+                name = drafts[0].record.key.checkpoint_id if drafts else None
+                raise CommitUnknown(name, change.thread_id) from exc.__cause__
+            return stored
+        if head is not None:
+            self._heads.note(line, *head, since)
+        return stored
+
+    def _put(self, change: Change, seen: Seen[Known], known: Known, deadline: float) -> Stored | None:
+        """Commit a checkpoint that follows the head as last seen; None: it must be done the long way."""
+        head = known.head
+        if change.build is None or not is_plain(change) or change.expect not in (ANY, head.record.key.checkpoint_id):
+            return None
+        draft = change.build(head)
+        record = draft.record
+        if (
+            record.key[:2] != (change.thread_id, change.namespace)
+            or record.parents not in ((), (head.record.key,))
+            or any(base != Base(head.record.key, head.digest) for base in draft.bases)
+            or not (change.head == "always" or (change.head == "newer" and is_newer(record, head)))
+        ):
+            return None
+        info, root = pack_record(record)
+        added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(info) + len(root)
+        values = (
+            int(seen.family), known.line, seen.generation, head.seq, head.digest, head.run, added, record.step,
+            record.key.checkpoint_id.encode(), labels(record.metadata), info, record.children, root,
+            *columns(draft.objects), list(change.prune),
+        )  # fmt: skip
+        seq = self._call_put(values, draft, deadline)
+        if seq is None or isinstance(seq, Stored):
+            return seq
+        stored = Stored(record, seq, head.family, digest=record_digest(info, root), run=head.run, added_bytes=added)
+        line = change.thread_id, change.namespace
+        self._heads.note(line, seen.family, seen.generation + 1, Known(known.line, stored), None)
+        return stored
+
+    def _call_put(self, values: Sequence[Any], draft: Draft, deadline: float) -> int | Stored | None:
+        """Call the function. A lost answer is asked again: the same call twice is one, since it names its head."""
+        asked = False
+        with translated():
+            pauses = Pauses(deadline)
+            while True:
+                lost = asked
+                try:
+                    with self._pool.connection(deadline) as connection:
+                        asked = True
+                        seq = Rows(connection, self._tables).put(values)
+                    return self._found(draft, deadline) if seq is None and lost else seq
+                except RACES:
+                    asked = lost
+                    if not pauses.wait():
+                        raise
+                except psycopg.OperationalError as exc:
+                    asked = asked and (lost or is_lost(exc))
+                    try:
+                        self._try_again(exc, pauses)
+                    except psycopg.OperationalError:
+                        if not asked:
+                            raise
+                        raise CommitUnknown(draft.record.key.checkpoint_id, draft.record.key.thread_id) from exc
+
+    def _found(self, draft: Draft, deadline: float) -> Stored | None:
+        """Return the draft's checkpoint if it is stored as it is."""
+        found = self.read(lambda rows: rows.load(*draft.record.key, objects=False, writes=False), deadline)
+        if found is None or found[0].stored.digest != record_digest(*pack_record(draft.record)):
+            return None
+        return found[0].stored
+
+    # -- connections and the schema
+
+    def _connect(self, deadline: float) -> Connection:
+        connection = connect(self._dsn, deadline, prepare_threshold=self._prepare)
+        if not self._is_ready:
+            connection.deadline = deadline
+            try:
+                self._check_server(connection)
+                self._migrate(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._is_ready = True
+        return connection
+
+    def _check_server(self, connection: Connection) -> None:
+        asked = ", ".join(f"current_setting('{name}')" for name in ("server_version_num", *_LOSSES))
+        version, *settings = connection.execute(f"SELECT {asked}".encode()).fetchone() or ("0",)
+        if int(version) < 140_000:
+            raise StoreMismatch(f"PostgreSQL {int(version) // 10_000} is too old; 14 or newer is needed")
+        off = [name for name, value in zip(_LOSSES, settings, strict=True) if value == "off"]
+        with self._lock:
+            is_news, self._has_warned = not self._has_warned, True
+        if is_news and off:
+            losses = "; ".join(f"{name} is off: {_LOSSES[name]}" for name in off)
+            warnings.warn(f"this PostgreSQL server acknowledges too early: {losses}", DurabilityWarning, stacklevel=2)
+
+    def _migrate(self, connection: Connection) -> None:
+        """Bring the schema up to date; several processes may try at once."""
+        version = self._version(connection)
+        if version == SCHEMA_VERSION:
+            return
+        if version > SCHEMA_VERSION:
+            raise StoreMismatch(
+                f"the tables were made by a newer Everstep: their schema is {version}, this one knows "
+                f"{SCHEMA_VERSION}; upgrade everstep"
+            )
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
+            if (
+                self._schema is not None
+                and connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,)).fetchone()
+                is None
+            ):
+                connection.execute(psycopg.sql.SQL("CREATE SCHEMA {}").format(psycopg.sql.Identifier(self._schema)))
+            for number in range(self._version(connection) + 1, SCHEMA_VERSION + 1):
+                text = resources.files("everstep.stores").joinpath(f"sql/postgres-{number}.sql").read_text()
+                connection.execute(self._tables(text).encode())
+            connection.execute(self._tables("UPDATE {meta} SET version = %s"), (SCHEMA_VERSION,))
+
+    def _version(self, connection: Connection) -> int:
+        found = connection.execute("SELECT to_regclass(%s)", (self._tables("{meta}"),)).fetchone()
+        if found == (None,):
+            return 0
+        row = connection.execute(self._tables("SELECT version FROM {meta}")).fetchone()
+        return int(row[0]) if row is not None else 0

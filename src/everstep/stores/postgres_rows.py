@@ -1,0 +1,883 @@
+"""The tables of the PostgreSQL store, as rows inside one transaction. All SQL on them is here.
+
+`Rows` implements `transaction.Transaction`, on which `apply` works, and what the store reads. What a user names is
+bound as bytes. A transaction locks the lines it changes, after its guard of the family's objects; a draft's bases are
+locked against deletion until it is committed, so that no sweep can take what rests on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from psycopg import Connection, Cursor, sql
+
+from everstep import checks
+from everstep.errors import InvalidInput
+from everstep.stores.protocol import (
+    COMMONS_MAX,
+    Base,
+    Common,
+    Deleted,
+    Hidden,
+    Key,
+    Loaded,
+    Object,
+    Operation,
+    Place,
+    Query,
+    Stored,
+    Thread,
+    Write,
+)
+from everstep.stores.records import (
+    matches,
+    pack_common,
+    pack_operation,
+    pack_run,
+    pack_sealed,
+    packed_filter,
+    record_digest,
+    unpack_common,
+    unpack_operation,
+    unpack_record,
+    unpack_run,
+    unpack_sealed,
+)
+from everstep.stores.transaction import Line, Packed
+from everstep.values import codec
+from everstep.values.tree import FORMAT, hashes
+
+TABLES = (
+    "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
+    "operations", "hidden", "guard", "keep", "put", "attach",
+)  # fmt: skip
+
+_HIDDEN = """EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = c.family AND h.line = c.line AND h.writes_of IS NULL
+             AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))"""
+_SPARED = """(c.pinned OR c.branches > 0
+             OR EXISTS (SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND l.head = c.seq))"""
+_COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
+_LISTED = (
+    "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), "
+    + _HIDDEN
+    + ", t.name, l.namespace, t.family"
+)
+_FROM_CHECKPOINTS = """FROM {checkpoints} c JOIN {lines} l ON l.family = c.family AND l.id = c.line
+                       JOIN {threads} t ON t.family = l.family AND t.id = l.thread"""
+Values = Sequence[Any] | Mapping[str, Any]
+
+
+class Tables:
+    """The SQL texts with the names of one schema and prefix filled in."""
+
+    def __init__(self, schema: str | None, prefix: str) -> None:
+        for name, value, pattern, bytes_max in (
+            ("schema", schema, r"[\w-]+", 63),
+            ("table_prefix", prefix, r"\w*", 40),
+        ):
+            if value is None and name == "schema":
+                continue
+            if not isinstance(value, str) or not re.fullmatch(pattern, value) or len(value.encode()) > bytes_max:
+                raise InvalidInput(f"{name} is a name of letters, digits and _, not {checks.shown(value)}")
+        place = (schema,) if schema is not None else ()
+        self._names = {name: sql.Identifier(*place, prefix + name).as_string(None) for name in TABLES}
+        self._texts: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        filled = self._texts.get(text)
+        if filled is None:
+            filled = text
+            for name, quoted in self._names.items():
+                filled = filled.replace("{" + name + "}", quoted)
+            self._texts[text] = filled
+        return filled
+
+
+class Known(NamedTuple):
+    """A head that the next checkpoint may simply follow: it was not moved."""
+
+    line: int
+    head: Stored
+
+
+class Rows:
+    """The tables, inside one transaction of one connection."""
+
+    def __init__(self, connection: Connection[Any], tables: Tables) -> None:
+        self.connection, self._tables = connection, tables
+        self._guarded: set[int] = set()
+
+    def _do(self, text: str, values: Values = ()) -> Cursor[Any]:
+        return self.connection.execute(self._tables(text), values, binary=True)
+
+    def _all(self, text: str, values: Values = ()) -> list[Any]:
+        return self._do(text, values).fetchall()
+
+    def _one(self, text: str, values: Values = ()) -> Any:
+        return self._do(text, values).fetchone()
+
+    def _next(self) -> int:
+        found: int = self._one("SELECT nextval('{numbers}')")[0]
+        return found
+
+    # -- the Transaction that `apply` works on
+
+    def line(self, thread_id: str, namespace: str) -> Line | None:
+        row = self._locked(thread_id, namespace)
+        if row is None:
+            return None
+        family, ref, head, turned, _ = row
+        found = None
+        if head is not None:
+            row = self._one(
+                f"SELECT {_COLUMNS} FROM {{checkpoints}} c WHERE c.family = %s AND c.line = %s AND c.seq = %s",
+                (family, ref, head),
+            )
+            found = _stored(thread_id, namespace, family, (*row, False))
+        return Line((family, ref), thread_id, namespace, str(family), found, turned)
+
+    def _locked(self, thread_id: str, namespace: str) -> Any:
+        """Lock a line and return its family, number, head, whether that was moved, and generation."""
+        row = self._one(
+            """SELECT l.family, l.id FROM {names} n JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
+               WHERE n.name = %s AND l.namespace = %s""",
+            _named(thread_id, namespace),
+        )
+        if row is None:
+            return None
+        self._guard(row[0])
+        return self._one(
+            """SELECT family, id, head, turned, generation FROM {lines} WHERE family = %s AND id = %s
+               FOR NO KEY UPDATE""",
+            row,
+        )
+
+    def _guard(self, family: int) -> None:
+        if family not in self._guarded:
+            self._guarded.add(family)
+            self._do("SELECT {guard}(%s)", (family,))
+
+    def generation(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
+        """Lock a line and return its family and generation."""
+        row = self._locked(thread_id, namespace)
+        return None if row is None else (str(row[0]), row[4])
+
+    def head(self, thread_id: str, namespace: str) -> tuple[str, int, Known | None] | None:
+        """Return the family of a line, its generation, and its head unless that was moved."""
+        line, noted = self.line(thread_id, namespace), self.generation(thread_id, namespace)
+        if line is None or noted is None:
+            return None
+        return *noted, Known(line.ref[1], line.head) if line.head is not None and not line.turned else None
+
+    def family(self, thread_id: str) -> str | None:
+        row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
+        return None if row is None else str(row[0])
+
+    def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
+        name = thread_id.encode()
+        row = self._one("SELECT family, thread FROM {names} WHERE name = %s FOR KEY SHARE", (name,))
+        if row is None:
+            number = int(family) if family is not None else self._new_family()
+            thread = self._next()
+            # Another writer may be making the same thread: the loser starts again and finds it.
+            self._do("INSERT INTO {names} (name, family, thread) VALUES (%s, %s, %s)", (name, number, thread))
+            self._do("INSERT INTO {threads} (family, id, name) VALUES (%s, %s, %s)", (number, thread, name))
+            row = number, thread
+        number, thread = row
+        self._guard(number)
+        ref = self._next()
+        self._do(
+            """INSERT INTO {lines} (family, id, thread, namespace, turned, generation, active, doomed)
+               SELECT id, %s, %s, %s, false, generation, '-infinity', 0 FROM {families} WHERE id = %s""",
+            (ref, thread, namespace.encode(), number),
+        )
+        return Line((number, ref), thread_id, namespace, str(number), None)
+
+    def _new_family(self) -> int:
+        number = self._next()
+        self._do(
+            "INSERT INTO {families} (id, format, sweeps, live, generation) VALUES (%s, %s, 0, 0, 0)", (number, FORMAT)
+        )
+        return number
+
+    def checkpoint(self, key: Key) -> Stored | None:
+        row = self._one(
+            f"""SELECT l.family, {_COLUMNS} FROM {{names}} n
+                JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
+                JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id
+                WHERE n.name = %s AND l.namespace = %s AND c.id = %s FOR KEY SHARE OF c""",
+            (*_named(key.thread_id, key.namespace), key.checkpoint_id.encode()),
+        )
+        return None if row is None else _stored(key.thread_id, key.namespace, row[0], (*row[1:], False))
+
+    def is_taken_back(self, line: Line) -> bool:
+        found = self._one(
+            """SELECT 1 FROM {hidden} h JOIN {lines} l ON l.family = h.family AND l.id = h.line
+               JOIN {threads} t ON t.family = l.family AND t.id = l.thread AND t.origin IS NOT NULL
+               JOIN {operations} o ON o.family = h.family AND o.seq = h.operation AND o.undone
+               WHERE h.family = %s AND h.line = %s AND h.after = 0 AND h.run IS NULL AND h.writes_of IS NULL LIMIT 1""",
+            line.ref,
+        )
+        return found is not None
+
+    def insert(
+        self,
+        line: Line,
+        packed: Packed,
+        run: int | None,
+        added_bytes: int,
+        *,
+        is_head: bool,  # noqa: ARG002  # nothing is counted here
+    ) -> Stored:
+        record, seq = packed.record, self._next()
+        family, ref = line.ref
+        run = run if run is not None else seq
+        self._do(
+            """INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info,
+                                          children, root)
+               VALUES (%s, %s, %s, %s, %s, %s, 0, false, %s, %s, %s, %s, %s)""",
+            (
+                family, ref, seq, run, added_bytes, record.step, record.key.checkpoint_id.encode(),
+                labels(record.metadata), packed.info, record.children, packed.root,
+            ),
+        )  # fmt: skip
+        return Stored(record, seq, line.family, digest=packed.digest, run=run, added_bytes=added_bytes)
+
+    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
+        self._do(
+            "INSERT INTO {runs} (family, line, run, data) VALUES (%s, %s, %s, %s)",
+            (*line.ref, run, pack_run(run, follows)),
+        )
+
+    def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored:
+        record = packed.record
+        self._do(
+            """UPDATE {checkpoints} SET step = %s, labels = %s, info = %s, children = %s, root = %s
+               WHERE family = %s AND line = %s AND seq = %s""",
+            (record.step, labels(record.metadata), packed.info, record.children, packed.root, *line.ref, old.seq),
+        )
+        return old._replace(record=record, digest=packed.digest)
+
+    def add_objects(self, family: str, objects: Sequence[Object]) -> None:
+        if objects:
+            self._do("SELECT {keep}(%s, %s, %s, %s)", (int(family), *columns(objects)))
+
+    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
+        self._do(
+            """UPDATE {lines} SET head = %s, turned = %s, generation = generation + 1, active = clock_timestamp()
+               WHERE family = %s AND id = %s""",
+            (stored.seq if stored is not None else None, turned, *line.ref),
+        )
+
+    def prune(self, line: Line, seqs: Sequence[int]) -> None:
+        rows = self._all(
+            f"""DELETE FROM {{checkpoints}} c WHERE c.family = %s AND c.line = %s AND c.seq = ANY(%s)
+                AND NOT {_SPARED} RETURNING c.id, c.added""",
+            (*line.ref, list(seqs)),
+        )
+        family, ref = line.ref
+        self._account(family, ref, rows)
+
+    def _account(self, family: int, line: int, gone: Sequence[tuple[bytes, int]]) -> None:
+        """After checkpoints (id, added bytes) were deleted: delete their writes, note the bytes."""
+        if not gone:
+            return
+        self._do(
+            "DELETE FROM {writes} WHERE family = %s AND line = %s AND checkpoint = ANY(%s)",
+            (family, line, [name for name, _ in gone]),
+        )
+        self._do(
+            "UPDATE {lines} SET doomed = doomed + %s WHERE family = %s AND id = %s",
+            (sum(added for _, added in gone), family, line),
+        )
+
+    def set_origin(self, thread_id: str, origin: Stored) -> None:
+        self._release_origin(thread_id)
+        sealed = pack_sealed(list(origin.record.key), thread_id.encode())
+        self._do(
+            """UPDATE {threads} t SET began = %s, origin = %s FROM {names} n
+               WHERE n.name = %s AND t.family = n.family AND t.id = n.thread""",
+            (origin.seq, sealed, thread_id.encode()),
+        )
+        self._do(
+            "UPDATE {checkpoints} SET branches = branches + 1 WHERE id = %s AND family = %s AND seq = %s",
+            (origin.record.key.checkpoint_id.encode(), int(origin.family), origin.seq),
+        )
+
+    def _release_origin(self, thread_id: str) -> None:
+        """A branch lives no more, or not from there: its beginning is spared for it no longer."""
+        self._do(
+            """UPDATE {checkpoints} c SET branches = branches - 1 FROM {names} n, {threads} t
+               WHERE n.name = %s AND t.family = n.family AND t.id = n.thread
+               AND c.family = t.family AND c.seq = t.began""",
+            (thread_id.encode(),),
+        )
+
+    def set_common(self, thread_id: str, other: str, common: Common) -> None:
+        names = [thread_id.encode(), other.encode()]
+        rows = self._all("SELECT family, thread, name FROM {names} WHERE name = ANY(%s) ORDER BY thread", (names,))
+        (family, low, one), (_, high, two) = rows
+        self._do(
+            """INSERT INTO {commons} (family, low, high, seq, data, children) VALUES (%s, %s, %s, %s, %s, %s)
+               ON CONFLICT (family, low, high, seq) DO UPDATE SET data = excluded.data, children = excluded.children""",
+            (
+                family, low, high, common.place.seq,
+                pack_common(common, one.decode(), two.decode()), common.root.children,
+            ),
+        )  # fmt: skip
+        self._do(
+            """DELETE FROM {commons} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s AND seq NOT IN
+               (SELECT seq FROM {commons} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s
+                ORDER BY seq DESC LIMIT %(n)s)""",
+            {"f": family, "l": low, "h": high, "n": COMMONS_MAX},
+        )
+
+    def set_pinned(self, stored: Stored, pinned: bool) -> None:
+        self._do(
+            "UPDATE {checkpoints} SET pinned = %s WHERE id = %s AND family = %s AND seq = %s",
+            (pinned, stored.record.key.checkpoint_id.encode(), int(stored.family), stored.seq),
+        )
+
+    def add_operation(self, thread_id: str, operation: Operation) -> int:
+        seq = self._next()
+        self._do(
+            """INSERT INTO {operations} (family, thread, seq, undone, data)
+               SELECT family, thread, %s, %s, %s FROM {names} WHERE name = %s""",
+            (seq, operation.undone, pack_operation(operation, seq), thread_id.encode()),
+        )
+        return seq
+
+    def is_undone(self, thread_id: str, seq: int) -> bool | None:
+        row = self._one(
+            """SELECT o.undone FROM {names} n JOIN {operations} o ON o.family = n.family AND o.thread = n.thread
+               WHERE n.name = %s AND o.seq = %s FOR NO KEY UPDATE OF o""",
+            (thread_id.encode(), seq),
+        )
+        return None if row is None else bool(row[0])
+
+    def set_operation(self, thread_id: str, operation: Operation) -> None:
+        self._do(
+            """UPDATE {operations} o SET undone = %s, data = %s FROM {names} n
+               WHERE n.name = %s AND o.family = n.family AND o.thread = n.thread AND o.seq = %s""",
+            (operation.undone, pack_operation(operation, operation.seq), thread_id.encode(), operation.seq),
+        )
+
+    def hide(self, line: Line, hidden: Hidden) -> None:
+        writes_of = hidden.writes_of.encode() if hidden.writes_of is not None else None
+        self._do(
+            """INSERT INTO {hidden} (family, line, operation, after, upto, run, writes_of)
+               VALUES (%s, %s, %s, %s, %s, %s, %s)""",
+            (*line.ref, hidden.operation, hidden.after, hidden.to, hidden.run, writes_of),
+        )
+
+    def show(self, thread_id: str, operation: int) -> None:
+        self._do(
+            """DELETE FROM {hidden} h USING {names} n, {lines} l WHERE n.name = %s AND l.family = n.family
+               AND l.thread = n.thread AND h.family = l.family AND h.line = l.id AND h.operation = %s""",
+            (thread_id.encode(), operation),
+        )
+
+    def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
+        update = "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
+        self._do(
+            f"""INSERT INTO {{writes}} (family, line, seq, idx, checkpoint, task, info, children)
+                VALUES (%s, %s, nextval('{{numbers}}'), %s, %s, %s, %s, %s)
+                ON CONFLICT (family, line, checkpoint, task, idx) DO {update if write.idx < 0 else "NOTHING"}""",
+            (
+                *line.ref, write.idx, checkpoint_id.encode(), write.task_id.encode(),
+                _write_info(checkpoint_id, write), write.children,
+            ),
+        )  # fmt: skip
+
+    # -- the short way: one round trip
+
+    def put(self, values: Sequence[Any]) -> int | None:
+        """Call the function that commits a checkpoint; None: it must be done the long way."""
+        found: int | None = self._one(f"SELECT {{put}}({', '.join(['%s'] * len(values))})", values)[0]
+        return found
+
+    def attach(self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None) -> bool:
+        """Call the function that attaches writes; False: it must be done the long way."""
+        kept: dict[tuple[str, int], Write] = {}
+        for write in writes:  # one call may change a row only once
+            if write.idx < 0 or (write.task_id, write.idx) not in kept:
+                kept[write.task_id, write.idx] = write
+        values = (
+            *map(str.encode, key),
+            *(map(str.encode, base.key) if base is not None else (None,) * 3),
+            base.digest if base is not None else None,
+            *columns(objects),
+            [write.task_id.encode() for write in kept.values()],
+            [write.idx for write in kept.values()],
+            [_write_info(key.checkpoint_id, write) for write in kept.values()],
+            [write.children for write in kept.values()],
+        )
+        done: bool = self._one(f"SELECT {{attach}}({', '.join(['%s'] * len(values))})", values)[0]
+        return done
+
+    # -- reads
+
+    def load(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
+    ) -> tuple[Loaded, Known | None] | None:
+        """Read a checkpoint, its objects and its writes in one statement: one round trip, one state."""
+        parts = [_LOAD_CHECKPOINT, *([_LOAD_OBJECTS] if objects else []), *([_LOAD_WRITES] if writes else [])]
+        which = "c.seq = l.head" if checkpoint_id is None else "c.id = %(c)s"
+        rows = self._all(
+            _LOAD.replace("{which}", which) + (_LOAD_BELOW if objects else "") + " UNION ALL ".join(parts),
+            {"t": thread_id.encode(), "n": namespace.encode(), "c": _bytes(checkpoint_id)},
+        )
+        if not rows:
+            return None
+        _, generation, seq, step, run, added, family, line, flags, name, info, children, root = rows[0]
+        row = seq, name, step, run, bool(flags & 1), added, info, children, root, bool(flags & 2)
+        stored = _stored(thread_id, namespace, family, row)
+        found = [Object(*other[9:12]) for other in rows if other[0] == 1]
+        attached = [_write(stored.record.key.checkpoint_id, other) for other in rows if other[0] == 2]
+        attached.sort(key=lambda write: (write.task_path, write.task_id, write.idx))
+        return Loaded(stored, generation, found, attached), None if flags & 4 else Known(line, stored)
+
+    def find(self, checkpoint_id: str) -> list[Key]:
+        rows = self._all(
+            f"SELECT t.name, l.namespace, c.id {_FROM_CHECKPOINTS} WHERE c.id = %s ORDER BY c.seq",
+            (checkpoint_id.encode(),),
+        )
+        return [Key(*(name.decode() for name in row)) for row in rows]
+
+    def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
+        """Return these objects and all below them, in one query."""
+        rows = self._all(
+            """WITH RECURSIVE found AS (
+                   SELECT o.hash, o.children, o.body FROM {objects} o
+                   WHERE o.family = %(f)s AND o.hash = ANY(%(h)s)
+                   UNION
+                   SELECT o.hash, o.children, o.body FROM found
+                   CROSS JOIN LATERAL generate_series(1, length(found.children), 16) AS g (at)
+                   JOIN {objects} o ON o.family = %(f)s AND o.hash = substr(found.children, g.at, 16)
+               ) SELECT hash, children, body FROM found""",
+            {"f": int(family), "h": list(wanted)},
+        )
+        return [Object(*row) for row in rows]
+
+    def shallow(self, family: str, wanted: Collection[bytes]) -> list[Object]:
+        """Return just these objects."""
+        rows = self._all(
+            "SELECT hash, children, body FROM {objects} WHERE family = %s AND hash = ANY(%s)",
+            (int(family), list(wanted)),
+        )
+        return [Object(*row) for row in rows]
+
+    def list_checkpoints(self, query: Query) -> list[Stored]:
+        where, values = self._where(query)
+        order = {"seq": "c.seq DESC", "id": "c.id DESC, c.seq DESC", "oldest": "c.seq"}[query.order]
+        # Labels may be the same for two entries: what is found by them is looked at again.
+        limit = None if query.filter else query.limit
+        rows = self._all(
+            f"SELECT {_LISTED} {_FROM_CHECKPOINTS} WHERE {where} ORDER BY {order} LIMIT %s OFFSET %s",
+            (*values, limit, 0 if query.filter else query.offset),
+        )
+        found = [_listed(row) for row in rows]
+        if not query.filter:
+            return found
+        wanted = packed_filter(query.filter)
+        end = None if query.limit is None else query.offset + query.limit
+        return [stored for stored in found if matches(stored.record.metadata, wanted)][query.offset : end]
+
+    def count(self, query: Query) -> int:
+        if query.filter or query.offset or query.limit is not None:
+            return len(self.list_checkpoints(query))
+        where, values = self._where(query)
+        found: int = self._one(f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where}", tuple(values))[0]
+        return found
+
+    def _where(self, query: Query) -> tuple[str, list[Any]]:
+        """Return the condition that a query stands for, and the values in it."""
+        conditions = {
+            "t.name = %s": _bytes(query.thread_id),
+            "l.namespace = %s": _bytes(query.namespace),
+            "c.id < %s": _bytes(query.before_id),
+            "c.seq < %s": query.before_seq,
+            "c.seq > %s": query.after_seq,
+            "c.step <= %s": query.step_max,
+            "c.run = %s": query.run,
+            "(c.pinned OR c.branches > 0) = %s": query.spared,
+            "c.labels @> %s": labels(query.filter),
+        }
+        hidden = {"no": [f"NOT {_HIDDEN}"], "only": [_HIDDEN], "also": []}[query.hidden]
+        asked = {text: value for text, value in conditions.items() if value is not None}
+        if query.thread_id is not None:  # so that the tables by family are entered by their keys
+            asked["l.family = (SELECT family FROM {names} WHERE name = %s)"] = query.thread_id.encode()
+        return " AND ".join([*asked, *hidden]) or "true", list(asked.values())
+
+    def list_threads(self, limit: int, offset: int, headless: bool) -> list[Stored]:
+        oldest = "(SELECT min(seq) FROM {checkpoints} o WHERE o.family = l.family AND o.line = l.id)"
+        head = f"coalesce(l.head, {oldest})" if headless else "l.head"
+        rows = self._all(
+            f"""SELECT {_LISTED} FROM
+                  (SELECT family, thread, max(active) AS active,
+                          coalesce(min(namespace) FILTER (WHERE head IS NOT NULL), min(namespace)) AS first
+                   FROM {{lines}} GROUP BY family, thread) a
+                JOIN {{lines}} l ON l.family = a.family AND l.thread = a.thread AND l.namespace = a.first
+                JOIN {{threads}} t ON t.family = a.family AND t.id = a.thread
+                JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = {head}
+                ORDER BY a.active DESC, t.id DESC LIMIT %s OFFSET %s""",
+            (limit, offset),
+        )
+        return [_listed(row) for row in rows]
+
+    def thread(self, thread_id: str, branches: bool, ancestry: bool) -> Thread | None:
+        row = self._one(
+            """SELECT t.id, t.family, t.origin, f.live FROM {names} n
+               JOIN {threads} t ON t.family = n.family AND t.id = n.thread
+               JOIN {families} f ON f.id = t.family WHERE n.name = %s""",
+            (thread_id.encode(),),
+        )
+        if row is None:
+            return None
+        ref, family, origin, live = row
+        heads, newest = {}, {}
+        for namespace, generation, head, last in self._all(
+            """SELECT l.namespace, l.generation, c.id,
+                      (SELECT max(seq) FROM {checkpoints} n WHERE n.family = l.family AND n.line = l.id)
+               FROM {lines} l LEFT JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
+               WHERE l.family = %s AND l.thread = %s""",
+            (family, ref),
+        ):
+            if last is not None:
+                newest[namespace.decode()] = last
+            if head is not None:
+                heads[namespace.decode()] = head.decode(), generation
+        doomed = self._one("SELECT sum(doomed) FROM {lines} WHERE family = %s", (family,))[0]
+        return Thread(
+            thread_id,
+            str(family),
+            _origin(origin, thread_id) if origin is not None else None,
+            heads,
+            newest,
+            self._hidden_of(family, ref),
+            self._runs(family, "r.line IN (SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s)", ref),
+            self._runs(family, "true") if ancestry else {},
+            self._branches(family, thread_id) if branches else (),
+            self._commons(family, ref, thread_id),
+            self._spared(family, ref),
+            float(doomed) / max(live, 1) if doomed else 0.0,
+        )
+
+    def _hidden_of(self, family: int, thread: int) -> dict[int, list[Hidden]]:
+        hidden: dict[int, list[Hidden]] = {}
+        for namespace, after, upto, run, writes_of, operation in self._all(
+            """SELECT l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation FROM {hidden} h
+               JOIN {lines} l ON l.family = h.family AND l.id = h.line WHERE l.family = %s AND l.thread = %s""",
+            (family, thread),
+        ):
+            name = writes_of.decode() if writes_of is not None else None
+            hidden.setdefault(operation, []).append(Hidden(namespace.decode(), after, upto, run, name, operation))
+        return hidden
+
+    def _runs(self, family: int, condition: str, thread: int = 0) -> dict[int, tuple[Place, ...]]:
+        rows = self._all(
+            f"SELECT r.run, r.data FROM {{runs}} r WHERE r.family = %(f)s AND {condition}", {"f": family, "t": thread}
+        )
+        return {run: unpack_run(run, data) for run, data in rows}
+
+    def _branches(self, family: int, thread_id: str) -> list[str]:
+        rows = self._all(
+            "SELECT name, origin FROM {threads} WHERE family = %s AND origin IS NOT NULL ORDER BY id", (family,)
+        )
+        return [name.decode() for name, origin in rows if _origin(origin, name.decode()).thread_id == thread_id]
+
+    def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[Common]]:
+        found: dict[str, list[Common]] = {}
+        for name, other, data, children in self._all(
+            """SELECT t.name, t.id, c.data, c.children FROM {commons} c JOIN {threads} t
+               ON t.family = c.family AND t.id = CASE WHEN c.low = %(t)s THEN c.high ELSE c.low END
+               WHERE c.family = %(f)s AND (c.low = %(t)s OR c.high = %(t)s) ORDER BY c.seq""",
+            {"f": family, "t": thread},
+        ):
+            both = (thread_id, name.decode()) if thread < other else (name.decode(), thread_id)
+            found.setdefault(name.decode(), []).append(unpack_common(data, children, *both))
+        return found
+
+    def _spared(self, family: int, thread: int) -> frozenset[int]:
+        rows = self._all(
+            """SELECT c.seq FROM {lines} l JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id
+               AND (c.pinned OR c.branches > 0) WHERE l.family = %s AND l.thread = %s""",
+            (family, thread),
+        )
+        return frozenset(seq for (seq,) in rows)
+
+    def operations(self, thread_id: str, limit: int) -> list[Operation]:
+        rows = self._all(
+            """SELECT o.data, o.seq, o.undone FROM {names} n
+               JOIN {operations} o ON o.family = n.family AND o.thread = n.thread
+               WHERE n.name = %s ORDER BY o.seq DESC LIMIT %s""",
+            (thread_id.encode(), limit),
+        )
+        return [unpack_operation(data, seq, undone) for data, seq, undone in rows]
+
+    # -- deleting
+
+    def delete(
+        self,
+        thread_id: str,
+        keys: Collection[Key] | None,
+        before_step: int | None,
+        spare: bool,
+        operations: Collection[int],
+    ) -> Deleted:
+        row = self._one("SELECT family, thread FROM {names} WHERE name = %s FOR UPDATE", (thread_id.encode(),))
+        if row is None:
+            return Deleted(0, frozenset())
+        family, thread = row
+        self._do(
+            "DELETE FROM {operations} WHERE family = %s AND thread = %s AND seq = ANY(%s)",
+            (family, thread, list(operations)),
+        )
+        count = 0
+        for line, namespace in self._all(
+            "SELECT id, namespace FROM {lines} WHERE family = %s AND thread = %s ORDER BY id FOR UPDATE",
+            (family, thread),
+        ):
+            count += self._delete_rows(family, line, thread_id, namespace.decode(), keys, before_step, spare)
+            self._settle(family, line)
+        if self._one("SELECT 1 FROM {lines} WHERE family = %s AND thread = %s", (family, thread)) is None:
+            self._drop(family, thread, thread_id)
+        if self._one("SELECT 1 FROM {threads} WHERE family = %s LIMIT 1", (family,)) is not None:
+            return Deleted(count, frozenset({str(family)}) if count else frozenset())
+        for table in ("{objects}", "{runs}"):
+            self._do(f"DELETE FROM {table} WHERE family = %s", (family,))
+        self._do("DELETE FROM {families} WHERE id = %s", (family,))
+        return Deleted(count, frozenset())
+
+    def _delete_rows(
+        self,
+        family: int,
+        line: int,
+        thread_id: str,
+        namespace: str,
+        keys: Collection[Key] | None,
+        before_step: int | None,
+        spare: bool,
+    ) -> int:
+        where, value = "%s", True
+        if keys is not None:
+            names = [key.checkpoint_id.encode() for key in keys if key[:2] == (thread_id, namespace)]
+            where, value = "c.id = ANY(%s)", names  # type: ignore[assignment]
+            if not spare:  # writes may have come before their checkpoint
+                self._do(
+                    "DELETE FROM {writes} WHERE family = %s AND line = %s AND checkpoint = ANY(%s)",
+                    (family, line, names),
+                )
+        elif before_step is not None:
+            where, value = "c.step < %s", before_step  # type: ignore[assignment]
+        else:
+            self._do("DELETE FROM {writes} WHERE family = %s AND line = %s", (family, line))
+        rows = self._all(
+            f"""DELETE FROM {{checkpoints}} c WHERE c.family = %s AND c.line = %s AND {where}
+                AND {f"NOT {_SPARED}" if spare else "true"} RETURNING c.id, c.added""",
+            (family, line, value),
+        )
+        self._account(family, line, rows)
+        return len(rows)
+
+    def _settle(self, family: int, line: int) -> None:
+        """After deletion: move a head that is gone to the newest left, and drop what nothing is left of."""
+        self._do(
+            f"""UPDATE {{lines}} l SET generation = generation + 1, turned = true, head =
+                (SELECT max(c.seq) FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND NOT {_HIDDEN})
+                WHERE l.family = %s AND l.id = %s AND l.head IS NOT NULL AND NOT EXISTS (
+                    SELECT 1 FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND c.seq = l.head)""",
+            (family, line),
+        )
+        self._do(
+            """DELETE FROM {hidden} h WHERE family = %s AND line = %s AND CASE WHEN writes_of IS NULL
+               THEN NOT EXISTS (SELECT 1 FROM {checkpoints} c WHERE c.family = h.family AND c.line = h.line
+                                AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))
+               ELSE NOT EXISTS (SELECT 1 FROM {writes} w WHERE w.family = h.family AND w.line = h.line
+                                AND w.checkpoint = h.writes_of) END""",
+            (family, line),
+        )
+        place = {"f": family, "l": line}
+        empty = self._one(
+            """SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM {checkpoints} WHERE family = %(f)s AND line = %(l)s)
+               AND NOT EXISTS (SELECT 1 FROM {writes} WHERE family = %(f)s AND line = %(l)s)""",
+            place,
+        )
+        if empty is None:
+            return
+        self._do("UPDATE {runs} SET line = NULL WHERE family = %s AND line = %s", (family, line))
+        self._do(
+            """UPDATE {families} f SET generation = greatest(f.generation, l.generation) FROM {lines} l
+               WHERE f.id = %(f)s AND l.family = %(f)s AND l.id = %(l)s""",
+            place,
+        )
+        # What is left of the thread was active when this was, and its garbage is the family's.
+        self._do(
+            """UPDATE {lines} o SET active = greatest(o.active, l.active), doomed = o.doomed + l.doomed FROM {lines} l
+               WHERE l.family = %(f)s AND l.id = %(l)s AND o.family = l.family AND o.id =
+                   (SELECT min(id) FROM {lines} x
+                    WHERE x.family = l.family AND x.thread = l.thread AND x.id <> l.id)""",
+            place,
+        )
+        self._do("DELETE FROM {lines} WHERE family = %s AND id = %s", (family, line))
+
+    def _drop(self, family: int, thread: int, thread_id: str) -> None:
+        self._release_origin(thread_id)
+        self._do("DELETE FROM {operations} WHERE family = %s AND thread = %s", (family, thread))
+        self._do(
+            "DELETE FROM {commons} WHERE family = %(f)s AND (low = %(t)s OR high = %(t)s)",
+            {"f": family, "t": thread},
+        )
+        self._do("DELETE FROM {threads} WHERE family = %s AND id = %s", (family, thread))
+        self._do("DELETE FROM {names} WHERE name = %s", (thread_id.encode(),))
+
+    # -- sweeping: see `sweeping`
+
+    def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
+        """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""
+        number = int(family)
+        # Everything with a smaller number is committed, and what needs it can be seen from now on.
+        youngest = self._one(
+            """WITH alone AS MATERIALIZED (SELECT pg_advisory_xact_lock(1163285332, (%s %% 2147483647)::int))
+               SELECT nextval('{numbers}') FROM alone""",
+            (number,),
+        )[0]
+        row = self._one("SELECT sweeps FROM {families} WHERE id = %s", (number,))
+        if row is None:
+            return None
+        doomed = self._one("SELECT sum(doomed) FROM {lines} WHERE family = %s", (number,))[0]
+        gone = set(without)
+        rows = self._all(
+            f"SELECT t.name, l.namespace, c.id, c.children {_FROM_CHECKPOINTS} WHERE c.family = %s", (number,)
+        )
+        roots = [row[3] for row in rows if not gone or Key(*(name.decode() for name in row[:3])) not in gone]
+        for table in ("{writes}", "{commons}"):
+            roots += [row[0] for row in self._all(f"SELECT children FROM {table} WHERE family = %s", (number,))]
+        return row[0], int(doomed or 0), youngest, list({key for root in roots for key in hashes(root)})
+
+    def links(self, family: str, wanted: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]:
+        """Return (hash, children, size) of these objects."""
+        return self._all(
+            """SELECT hash, children, length(children) + length(body) FROM {objects}
+               WHERE family = %s AND hash = ANY(%s)""",
+            (int(family), list(wanted)),
+        )
+
+    def objects_after(self, family: str, last: bytes, limit: int) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
+        """Return (hash, id, size) of the family's next objects in the order of their hashes, and the last hash."""
+        found = self._all(
+            """SELECT hash, id, length(children) + length(body) FROM {objects} WHERE family = %s AND hash > %s
+               ORDER BY hash LIMIT %s""",
+            (int(family), last, limit),
+        )
+        return found, found[-1][0] if len(found) == limit else None
+
+    def remove_objects(self, family: str, doomed: Sequence[tuple[bytes, int]], expected_sweeps: int) -> int | None:
+        """Delete objects by (hash, id) and return the new count of sweeps; None if another sweep came first."""
+        row = self._one(
+            "UPDATE {families} SET sweeps = sweeps + 1 WHERE id = %s AND sweeps = %s RETURNING sweeps",
+            (int(family), expected_sweeps),
+        )
+        if row is None:
+            return None
+        hashes_of_doomed, ids = [key for key, _ in doomed], [number for _, number in doomed]
+        self._do(
+            "DELETE FROM {objects} WHERE family = %s AND hash = ANY(%s) AND id = ANY(%s)",
+            (int(family), hashes_of_doomed, ids),
+        )
+        sweeps: int = row[0]
+        return sweeps
+
+    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int) -> None:
+        """Note what a sweep found in use, and take off what was doomed when it began."""
+        self._do("UPDATE {families} SET live = %s WHERE id = %s", (live_bytes, int(family)))
+        for line, doomed in self._all(
+            "SELECT id, doomed FROM {lines} WHERE family = %s AND doomed > 0 ORDER BY id FOR UPDATE", (int(family),)
+        ):
+            taken = min(doomed, doomed_bytes)
+            doomed_bytes -= taken
+            self._do(
+                "UPDATE {lines} SET doomed = doomed - %s WHERE family = %s AND id = %s", (taken, int(family), line)
+            )
+
+
+# One row shape for all three: kind, eight numbers, four byte strings. The checkpoint comes first.
+_LOAD = f"""WITH RECURSIVE chosen AS (
+        SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden FROM {{names}} n
+        JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
+        JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id
+        WHERE n.name = %(t)s AND l.namespace = %(n)s AND {{which}}
+    )"""
+_LOAD_BELOW = """, found AS (
+        SELECT o.hash, o.children, o.body FROM chosen
+        CROSS JOIN LATERAL generate_series(1, length(chosen.children), 16) AS g (at)
+        JOIN {objects} o ON o.family = chosen.family AND o.hash = substr(chosen.children, g.at, 16)
+        UNION
+        SELECT o.hash, o.children, o.body FROM found
+        CROSS JOIN LATERAL generate_series(1, length(found.children), 16) AS g (at)
+        JOIN {objects} o ON o.family = (SELECT family FROM chosen) AND o.hash = substr(found.children, g.at, 16)
+    )"""
+_LOAD_CHECKPOINT = """ SELECT 0, generation, seq, step, run, added, family, line,
+    pinned::int + 2 * hidden::int + 4 * turned::int, id, info, children, root FROM chosen"""
+_LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"
+_LOAD_WRITES = """SELECT 2, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
+    JOIN {writes} w ON w.family = chosen.family AND w.line = chosen.line AND w.checkpoint = chosen.id
+    WHERE NOT EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = w.family AND h.line = w.line
+                      AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto)"""
+
+
+def _write(checkpoint_id: str, row: Sequence[Any]) -> Write:
+    seq, idx, task, info, children = row[1], row[2], row[9].decode(), row[10], row[11]
+    what = f"a pending write of checkpoint {checkpoint_id!r}"
+    channel, path, size, body = unpack_sealed(info, what, *_write_bound(checkpoint_id, task, idx, children))
+    return Write(task, idx, channel, children, body, size, path, seq)
+
+
+def labels(metadata: Mapping[str, Any]) -> list[int] | None:
+    """Return a number per entry of the metadata, by which filters find it; None if there are none."""
+    if not metadata:
+        return None
+    packed = [codec.pack([key, value], "metadata") for key, value in metadata.items()]
+    return [int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True) for entry in packed]
+
+
+def columns(objects: Sequence[Object]) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Return objects as hashes, children and bodies: each once, and in order, so that writers do not lock crosswise."""
+    each = sorted({obj.hash: obj for obj in objects}.values())
+    return [obj.hash for obj in each], [obj.children for obj in each], [obj.body for obj in each]
+
+
+def _named(thread_id: str, namespace: str) -> tuple[bytes, bytes]:
+    return thread_id.encode(), namespace.encode()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _stored(thread_id: str, namespace: str, family: int, row: Sequence[Any]) -> Stored:
+    seq, checkpoint_id, step, run, pinned, added, info, children, root, hidden = row
+    record = unpack_record(Key(thread_id, namespace, checkpoint_id.decode()), step, children, info, root)
+    return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root), run, added)
+
+
+def _listed(row: Sequence[Any]) -> Stored:
+    seq, checkpoint_id, step, run, pinned, added, info, root_digest, hidden, name, namespace, family = row
+    record = unpack_record(Key(name.decode(), namespace.decode(), checkpoint_id.decode()), step, b"", info, None)
+    return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root_digest), run, added)
+
+
+def _origin(sealed: bytes, thread_id: str) -> Key:
+    return Key(*unpack_sealed(sealed, f"the origin of thread {thread_id!r}", thread_id.encode()))
+
+
+def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:
+    return checkpoint_id.encode(), task_id.encode(), b"%d" % idx, children
+
+
+def _write_info(checkpoint_id: str, write: Write) -> bytes:
+    bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
+    return pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)
