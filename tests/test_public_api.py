@@ -47,6 +47,7 @@ def test_the_signature_of_snapshot_is_as_published() -> None:
 
 
 def test_drivers_are_imported_when_used() -> None:
-    code = "import sys, everstep; print(sorted({'apsw', 'psycopg', 'redis', 'pydantic', 'langgraph', 'pytest'} & set(sys.modules)))"
+    optional = {"apsw", "psycopg", "redis", "pydantic", "langgraph", "pytest"}
+    code = f"import sys, everstep; print(sorted({optional} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
