@@ -47,18 +47,6 @@ def postgres() -> str:
     return os.environ.get("EVERSTEP_TEST_POSTGRES") or PostgresServer(durable=False).start().url
 
 
-@functools.cache
-def redis() -> str:
-    """Return the URL of a Valkey or Redis server."""
-    return os.environ.get("EVERSTEP_TEST_REDIS") or ValkeyServer(durable=False).start().url
-
-
-@functools.cache
-def redis_cluster() -> str:
-    """Return the URL of a cluster of three masters and three replicas."""
-    return ValkeyCluster(durable=False).start().url
-
-
 def clear_postgres() -> None:
     """Empty the tables of the usual name: cheaper than to make new ones for each test."""
     connection = _postgres_connection()
@@ -74,6 +62,18 @@ def _postgres_connection() -> psycopg.Connection[Any]:
 
 
 _OURS = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename LIKE 'everstep\\_%'"
+
+
+@functools.cache
+def redis() -> str:
+    """Return the URL of a Valkey or Redis server."""
+    return os.environ.get("EVERSTEP_TEST_REDIS") or ValkeyServer(durable=False).start().url
+
+
+@functools.cache
+def redis_cluster() -> str:
+    """Return the URL of a cluster of three masters and three replicas."""
+    return ValkeyCluster(durable=False).start().url
 
 
 # -- one process -------------------------------------------------------------------------------------------------------

@@ -197,6 +197,7 @@ def perform(engine: CheckpointEngine, face: str, call: Call, example: Example) -
     try:
         run_to_end(awaited()) if face == "blocking" else asyncio.run(awaited())
     except Exception as exc:
+        exc.__traceback__ = exc.__cause__ = exc.__context__ = None  # they keep what the call held, as connections
         return Answer(call, example, exc)
     return Answer(call, example, None)
 

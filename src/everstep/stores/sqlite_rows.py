@@ -684,24 +684,24 @@ class Rows:
         ).fetchall()
         return found
 
-    def objects_after(self, family: str, last: bytes, limit: int) -> list[tuple[bytes, int, int]]:
-        """Return (hash, rowid, size) of the family's next objects in the order of their hashes."""
+    def objects_after(self, family: str, last: bytes, limit: int) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
+        """Return (hash, rowid, size) of the family's next objects in the order of their hashes, and the last hash."""
         found: list[tuple[bytes, int, int]] = self._execute(
             """SELECT hash, id, length(children) + length(body) FROM objects WHERE family = ? AND hash > ?
                ORDER BY hash LIMIT ?""",
             (int(family), last, limit),
         ).fetchall()
-        return found
+        return found, found[-1][0] if len(found) == limit else None
 
-    def remove_objects(self, family: str, rowids: Sequence[int], expected_sweeps: int) -> int | None:
-        """Delete objects by rowid and return the new count of sweeps; None if another sweep came first."""
+    def remove_objects(self, family: str, doomed: Sequence[tuple[bytes, int]], expected_sweeps: int) -> int | None:
+        """Delete objects by (hash, rowid) and return the new count of sweeps; None if another sweep came first."""
         sweeps: int | None = self._execute(
             "UPDATE families SET sweeps = sweeps + 1 WHERE id = ? AND sweeps = ? RETURNING sweeps",
             (int(family), expected_sweeps),
         ).get
         if sweeps is not None:
             self._keep_counters()
-            self._connection.executemany("DELETE FROM objects WHERE id = ?", [(rowid,) for rowid in rowids])
+            self._connection.executemany("DELETE FROM objects WHERE id = ?", [(rowid,) for _, rowid in doomed])
         return sweeps
 
     def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int) -> None:
