@@ -14,7 +14,14 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from everstep import checks, forks
-from everstep.errors import CommitUnknown, DurabilityWarning, InvalidInput, MissingDependency, StoreMismatch
+from everstep.errors import (
+    CommitUnknown,
+    DurabilityWarning,
+    InvalidInput,
+    MissingDependency,
+    StoreMismatch,
+    StoreUnavailable,
+)
 from everstep.stores.heads import Heads, Seen
 from everstep.stores.protocol import (
     ANY,
@@ -308,8 +315,20 @@ class _Database:
     def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, deadline: float
     ) -> None:
-        # Attached twice is attached once, so a lost answer is asked again.
-        if not self.read(lambda rows: rows.attach(key, writes, objects, base), deadline):
+        asked = False
+
+        def attach(rows: Rows) -> bool:
+            nonlocal asked
+            asked = True
+            return rows.attach(key, writes, objects, base)
+
+        try:
+            done = self.read(attach, deadline)  # attached twice is attached once, so a lost answer is asked again
+        except StoreUnavailable as exc:
+            if asked:
+                raise CommitUnknown(key.checkpoint_id, key.thread_id) from exc
+            raise
+        if not done:
             self.write(lambda tx: apply_writes(tx, key, writes, objects, base), deadline, key.thread_id)
 
     def commit(self, change: Change, deadline: float) -> Stored | None:
@@ -459,8 +478,10 @@ class _Database:
             connection.execute(self._tables("UPDATE {meta} SET version = %s"), (SCHEMA_VERSION,))
 
     def _version(self, connection: Connection) -> int:
-        found = connection.execute("SELECT to_regclass(%s)", (self._tables("{meta}"),)).fetchone()
-        if found == (None,):
+        # Naming a table makes the server look at what others have done to the schema since; without one it may answer
+        # from before this transaction waited for its lock.
+        query = "SELECT to_regclass(%s) FROM pg_catalog.pg_class LIMIT 1"
+        if connection.execute(query, (self._tables("{meta}"),)).fetchone() == (None,):
             return 0
         row = connection.execute(self._tables("SELECT version FROM {meta}")).fetchone()
         return int(row[0]) if row is not None else 0
