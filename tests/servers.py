@@ -284,6 +284,7 @@ class ValkeyCluster:
                 cluster_port=str(free_port()),
                 cluster_announce_ip=LOOPBACK,
                 cluster_node_timeout=str(node_timeout_ms),
+                cluster_allow_replica_migration="no",
                 repl_diskless_sync_delay="0",
                 **settings,
             )

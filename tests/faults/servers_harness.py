@@ -2,7 +2,7 @@
 
 Every attempt is numbered, and what it saves follows from its number and the checkpoint before. So the check knows the
 exact content of every checkpoint, and which attempts may be there: one that was acknowledged exactly once, one of
-unknown outcome at most once, one that was refused never.
+unknown outcome at most once, one that was refused, or told that the head went back, never.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 from everstep import CheckpointEngine
-from everstep.errors import CommitUnknown, StoreUnavailable
+from everstep.errors import CommitUnknown, HeadRegressed, StoreUnavailable
 from everstep.faces import run_to_end
 from tests.servers import wait_until
 
 JOIN_SECONDS = 60
-Outcome = Literal["acknowledged", "unknown", "refused"]
+Outcome = Literal["acknowledged", "unknown", "refused", "regressed"]
 Values = tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]
 EMPTY: Values = ([], {}, {})
 
@@ -152,6 +152,8 @@ async def attempted(saving: Coroutine[Any, Any, str], thread_id: str, writer: in
         return Attempt(thread_id, writer, n, "unknown", exc.checkpoint_id)
     except StoreUnavailable:
         return Attempt(thread_id, writer, n, "refused")
+    except HeadRegressed:
+        return Attempt(thread_id, writer, n, "regressed")
 
 
 # -- the check ---------------------------------------------------------------------------------------------------------
@@ -183,8 +185,8 @@ def _check_thread(thread_id: str, tried: list[Attempt], engine: CheckpointEngine
             faults.append(f"{attempt.label}, {attempt.outcome}, is there {times} times")
         if attempt.outcome == "acknowledged" and (times == 0 or attempt.checkpoint_id not in ids):
             faults.append(f"lost {attempt.label}, acknowledged as {attempt.checkpoint_id}")
-        if attempt.outcome == "refused" and times > 0:
-            faults.append(f"{attempt.label} was refused and is there")
+        if attempt.outcome in ("refused", "regressed") and times > 0:
+            faults.append(f"{attempt.label} was {attempt.outcome} and is there")
     before = EMPTY
     for point in points:
         label = point.metadata.get("writer", 0), point.metadata.get("n", 0)
