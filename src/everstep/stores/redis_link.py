@@ -88,7 +88,8 @@ class Link:
     def run(self, base: bytes, args: Sequence[Any], deadline: float, *, writes: bool = False) -> Any:
         """Run a script, named by the first argument, on a bucket.
 
-        What was not sent is tried again; what was, raises Lost. A change is confirmed by as many replicas as the store asks for, or raises NotReplicated.
+        What was not sent is tried again; what was, raises Lost. A change is confirmed by as many replicas as the
+        store asks for, or raises NotReplicated.
         """
         text, sha = script(args[0])
         reply = self.send(base, (b"EVALSHA", sha, 1, base, *args[1:]), deadline, writes=writes)
