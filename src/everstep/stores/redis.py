@@ -203,6 +203,8 @@ class _Known(NamedTuple):
     bucket: int
     raw: bytes
     head: Stored
+    is_fresh: bool = True
+    """This process has not put after it yet: the first put looks at the types of keys, and ends a time to live."""
 
 
 class _Row(NamedTuple):
@@ -401,15 +403,20 @@ class _Server:
                 sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
             )
             objects = pack_objects(draft.objects)
+            verb: list[Any] = ["put"]
+            if self._life or known.is_fresh or change.prune:
+                verb = ["put_and_prune", len(change.prune), *change.prune, self._life]
             args = [
-                "put", *line, head.family, known.raw, record.key.checkpoint_id, pack_item(packed, head.run, added),
-                packed.digest.hex(), self._life, len(change.prune), *change.prune, len(objects), *objects,
+                *verb, *line, head.family, known.raw, record.key.checkpoint_id, pack_item(packed, head.run, added),
+                packed.digest.hex(), self._life, int(known.is_fresh), len(objects), *objects,
             ]  # fmt: skip
             reply = self._sent(args, known.bucket, change.thread_id, draft, lost, at)
             if reply[0] == b"done":
                 seq, raw = int(reply[1]), reply[2]
                 stored = Stored(record, seq, head.family, digest=packed.digest, run=head.run, added_bytes=added)
-                self._heads.note(line, head.family, seen.generation + 1, _Known(known.bucket, raw, stored), seen)
+                self._heads.note(
+                    line, head.family, seen.generation + 1, _Known(known.bucket, raw, stored, is_fresh=False), seen
+                )
                 if reply[3] == b"1":
                     self._renew_aliases(head.family, at)
                 return stored
@@ -927,5 +934,6 @@ def _bucket_of_family(family: str) -> int:
 
 
 def _encoded(args: Sequence[Any]) -> list[Any]:
-    """Return arguments as the driver takes them. Names may hold what UTF-8 does not."""
-    return [arg.encode("utf-8", "surrogatepass") if isinstance(arg, str) else arg for arg in args]
+    """Return the name of a script and its arguments as the driver takes them. Names may hold what UTF-8 does not."""
+    rest = [arg.encode("utf-8", "surrogatepass") if isinstance(arg, str) else arg for arg in args[1:]]
+    return [args[0], *rest]

@@ -6,13 +6,11 @@ may be sent twice. A call that was sent and not answered raises `Lost`.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -28,6 +26,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from everstep.stores.redis_script import script
 
 try:
     import redis
@@ -37,8 +36,6 @@ try:
 except ImportError as exc:
     raise MissingDependency("redis", "redis") from exc
 
-_SCRIPT = resources.files("everstep.stores").joinpath("lua/redis-1.lua").read_bytes()
-_SCRIPT_SHA = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
 _parse_url: Any = redis.connection.parse_url
 _SERVER_MIN = (7, 0)
 _TOGETHER = 128
@@ -89,19 +86,21 @@ class Link:
         self._lock.release()
 
     def run(self, base: bytes, args: Sequence[Any], deadline: float, *, writes: bool = False) -> Any:
-        """Run the script on a bucket. What was not sent is tried again; what was, raises Lost.
+        """Run a script, named by the first argument, on a bucket.
 
-        A change is confirmed by as many replicas as the store asks for, or raises NotReplicated.
+        What was not sent is tried again; what was, raises Lost. A change is confirmed by as many replicas as the
+        store asks for, or raises NotReplicated.
         """
-        reply = self.send(base, (b"EVALSHA", _SCRIPT_SHA, 1, base, *args), deadline, writes=writes)
+        text, sha = script(args[0])
+        reply = self.send(base, (b"EVALSHA", sha, 1, base, *args[1:]), deadline, writes=writes)
         if isinstance(reply, redis.exceptions.NoScriptError):
-            reply = self.send(base, (b"EVAL", _SCRIPT, 1, base, *args), deadline, writes=writes)
+            reply = self.send(base, (b"EVAL", text, 1, base, *args[1:]), deadline, writes=writes)
         if isinstance(reply, Exception):
             raise reply
         return reply
 
     def run_many(self, bases: Sequence[bytes], args: Sequence[Any], deadline: float) -> list[Any]:
-        """Run the script on many buckets, with few round trips."""
+        """Run a script on many buckets, with few round trips."""
         groups: dict[int, tuple[redis.ConnectionPool, list[int]]] = {}
         replies: list[Any] = [None] * len(bases)
         for n, base in enumerate(bases):
@@ -113,7 +112,7 @@ class Link:
         for pool, members in groups.values():
             for first in range(0, len(members), _TOGETHER):
                 part = members[first : first + _TOGETHER]
-                commands = [(b"EVALSHA", _SCRIPT_SHA, 1, bases[n], *args) for n in part]
+                commands = [(b"EVALSHA", script(args[0]).sha, 1, bases[n], *args[1:]) for n in part]
                 try:
                     found = self._exchange(pool, commands, deadline)
                 except (Lost, redis.RedisError, OSError):

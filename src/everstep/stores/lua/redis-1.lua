@@ -1,6 +1,8 @@
 -- Format 1 of the Redis store: every change and every look at a thread is one call of this script, so it is atomic.
--- KEYS[1] is the bucket, such as "everstep:{17}:"; every key below it is in the same slot. ARGV[1] names what to do; the
--- rest are values, which are never part of a key unescaped. No write happens before all checks have passed.
+-- KEYS[1] is the bucket, such as "everstep:{17}:"; every key below it is in the same slot. The
+-- arguments are values, which are never part of a key unescaped. No write happens before all checks have passed.
+-- Each thing to do becomes a script of its own, with just the functions it needs (see redis_script.py): keep one
+-- definition per block, beginning at the left margin.
 --
 -- thread:<t>:heads           hash     family, name, made, version, origin, began; "@<namespace>": the line
 -- thread:<t>:log             hash     seq of an operation -> undone (0 or 1), data
@@ -24,7 +26,7 @@
 
 local base = KEYS[1]
 local call = redis.call
-local position = 1
+local position = 0
 
 local function take()
   position = position + 1
@@ -41,6 +43,7 @@ local function escaped(name)
   return (string.gsub(name, "[%%:{}%c]", function(c) return string.format("%%%02X", string.byte(c)) end))
 end
 
+local function line_name(name, namespace) return escaped(name) .. ":" .. escaped(namespace) end
 local function whole(number) return string.format("%.0f", number) end
 local function thread_key(name) return base .. "thread:" .. escaped(name) end
 local function line_key(name, namespace) return thread_key(name) .. ":" .. escaped(namespace) end
@@ -169,7 +172,7 @@ local function touch(family_name, name, namespace, life, all)
 end
 
 local function add_id(id, name, namespace)
-  local line = escaped(name) .. ":" .. escaped(namespace)
+  local line = line_name(name, namespace)
   local held = call("HGET", base .. "ids", id)
   if not held then
     call("HSET", base .. "ids", id, line)
@@ -179,7 +182,7 @@ local function add_id(id, name, namespace)
 end
 
 local function remove_id(id, name, namespace)
-  local line, left = escaped(name) .. ":" .. escaped(namespace), {}
+  local line, left = line_name(name, namespace), {}
   for other in string.gmatch(call("HGET", base .. "ids", id) or "", "[^\n]+") do
     if other ~= line then left[#left + 1] = other end
   end
@@ -191,11 +194,19 @@ local function put_item(key, item, life)
 end
 
 -- Objects come as hash, value; the epoch before the value tells those that came after a sweep began.
-local function add_objects(family, list, first)
-  if #list < first then return end
-  local epoch = struct.pack(">I4", tonumber(call("HGET", family, "sweeps") or 0))
-  for n = first, #list, 2 do call("HSET", family .. ":objects", list[n], epoch .. list[n + 1]) end
+local function put_objects(family, epoch, list, first)
+  epoch = struct.pack(">I4", tonumber(epoch or 0))
+  for from = first, #list, 1000 do
+    local part = {}
+    for n = from, math.min(from + 998, #list - 1), 2 do
+      part[#part + 1] = list[n]
+      part[#part + 1] = epoch .. list[n + 1]
+    end
+    call("HSET", family .. ":objects", unpack(part))
+  end
 end
+
+local function add_objects(family, list, first) put_objects(family, call("HGET", family, "sweeps"), list, first) end
 
 local function children_of(value)
   local size = struct.unpack(">I4", value, 5)
@@ -331,7 +342,7 @@ local function settle(name, namespace, family)
     end
   end)
   if call("ZCARD", line .. ":index") > 0 or call("SCARD", line .. ":written") > 0 then return end
-  local own = escaped(name) .. ":" .. escaped(namespace) .. "\n"
+  local own = line_name(name, namespace) .. "\n"
   for _, run in ipairs(pairs_of(family_key(family) .. ":runs")) do
     if string.sub(run[2], 1, #own) == own then
       call("HSET", family_key(family) .. ":runs", run[1], string.sub(run[2], #own))
@@ -398,32 +409,45 @@ local verbs = {}
 
 -- The usual commit: a checkpoint that follows the head its writer saw. Answers "stale" and the head there is if that is
 -- another one, was moved or replaced, or if the id is there already.
-function verbs.put()
-  local name, namespace, family_name, expected = take(), take(), take(), take()
-  local id, item, digest, life = take(), take(), take(), tonumber(take())
-  local pruned, objects = take_list(), take_list()
+local function put(name, namespace, family_name)
+  local expected, id, item, digest, life, unchecked = take(), take(), take(), take(), tonumber(take()), take()
+  local objects = take_list()
   local heads, line, family = thread_key(name) .. ":heads", line_key(name, namespace), family_key(family_name)
-  local held = call("HMGET", heads, "family", "@" .. namespace)
-  if held[1] ~= family_name or held[2] ~= expected or call("EXISTS", family, line .. ":item:" .. id) ~= 1
-      or call("HLEN", family) == 0 then
+  local held, own = call("HMGET", heads, "family", "@" .. namespace), call("HMGET", family, "seq", "sweeps")
+  if held[1] ~= family_name or held[2] ~= expected or not own[1] or call("EXISTS", line .. ":item:" .. id) == 1 then
     return { "stale", unpack(head_of(name, namespace)) }
   end
-  check_type(line .. ":index", "zset")
-  check_type(family .. ":objects", "hash")
-  check_type(base .. "active", "zset")
-  check_type(base .. "ids", "hash")
-  local generation = parse_line(expected) + 1
-  local seq = numbers(family, 1)
-  local raw = whole(generation) .. " 0 " .. digest .. " " .. id
-  add_objects(family, objects, 1)
+  if unchecked == "1" then
+    check_type(line .. ":index", "zset")
+    check_type(family .. ":objects", "hash")
+    check_type(base .. "active", "zset")
+    check_type(base .. "ids", "hash")
+  end
+  local seq = whole(math.max(tonumber(own[1]) + 1, now()))
+  local raw = whole(parse_line(expected) + 1) .. " 0 " .. digest .. " " .. id
+  call("HSET", family, "seq", seq)
+  put_objects(family, own[2], objects, 1)
   put_item(line .. ":item:" .. id, item, life)
-  call("ZADD", line .. ":index", whole(seq), id)
+  call("ZADD", line .. ":index", seq, id)
   call("HSET", heads, "@" .. namespace, raw)
-  call("ZADD", base .. "active", whole(seq), name)
-  add_id(id, name, namespace)
-  if #pruned > 0 then prune(name, namespace, family_name, pruned) end
-  local renewed = touch(family_name, name, namespace, life, false)
-  return { "done", whole(seq), raw, renewed and "1" or "0" }
+  call("ZADD", base .. "active", seq, name)
+  if call("HSETNX", base .. "ids", id, line_name(name, namespace)) == 0 then add_id(id, name, namespace) end
+  return { "done", seq, raw, "0" }
+end
+
+function verbs.put()
+  return put(take(), take(), take())
+end
+
+-- The same for families that end some time, and with checkpoints to let go.
+function verbs.put_and_prune()
+  local pruned, life, name, namespace, family = take_list(), tonumber(take()), take(), take(), take()
+  local reply = put(name, namespace, family)
+  if reply[1] == "done" then
+    prune(name, namespace, family, pruned)
+    if touch(family, name, namespace, life, false) then reply[4] = "1" end
+  end
+  return reply
 end
 
 -- Attach writes to a checkpoint of a line that exists.
@@ -843,4 +867,3 @@ function verbs.unalias()
   return { "done" }
 end
 
-return verbs[ARGV[1]]()
