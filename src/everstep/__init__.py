@@ -8,6 +8,7 @@ from everstep.backends import (
     SyncBackend,
 )
 from everstep.config import CheckpointGC, SnapshotConfig, SnapshotTrigger
+from everstep.copying import copy, copy_async
 from everstep.drawing import draw
 from everstep.engine import CheckpointEngine, SyncEngine
 from everstep.errors import (
@@ -39,6 +40,8 @@ from everstep.types import (
     Checkpoint,
     CheckpointMetadata,
     Conflict,
+    CopyProgress,
+    CopyReport,
     Diff,
     Difference,
     GCReport,
@@ -61,6 +64,8 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "CheckpointNotFound",
     "CommitUnknown",
     "Conflict",
+    "CopyProgress",
+    "CopyReport",
     "Diff",
     "Difference",
     "EverstepError",
@@ -91,6 +96,8 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "UnregisteredType",
     "UnstorableValue",
     "UnsupportedByBackend",
+    "copy",
+    "copy_async",
     "create_checkpoint_engine",
     "create_checkpointer",
     "draw",

@@ -366,7 +366,7 @@ class Part(NamedTuple):
     runs: Mapping[int, Sequence[Place]] = MappingProxyType({})
     """What runs of the family follow; to which namespace a run belongs is said by `threads`, or it belongs to none."""
     gone: Sequence[Key] = ()
-    """Checkpoints that go, whatever they are; their writes are for `threads` to say."""
+    """Checkpoints that go, whatever they are. Their threads are among `threads`, which set heads and writes."""
     threads: Sequence[RawThread] = ()
 
 
@@ -488,7 +488,8 @@ class Store(Protocol):
           checked: what a checkpoint needs may come in another part, before it.
         * `threads`: each becomes exactly as given, with its heads, `turned`, generations, activity, pins (of the
           checkpoints that are stored), hidden stretches, log, pending writes, origin and note, and has no other
-          namespaces. The states in common with each thread of the family that is named are replaced; others stay.
+          namespaces. The states in common with each thread of the family that is named are replaced; others stay. A
+          head that is neither stored nor in this part is CheckpointNotFound.
         """
         ...
 
