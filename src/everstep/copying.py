@@ -145,6 +145,7 @@ class _Family(NamedTuple):
     """A family of the source: its threads, each as of one moment, and the checkpoints they had then."""
 
     name: str
+    identity: bytes
     raws: Mapping[str, RawThread]
     ancestry: Mapping[int, Sequence[Place]]
     entries: Sequence[_Entry]
@@ -310,7 +311,8 @@ class _Copier:
         if not raws:
             return None
         entries.sort(key=lambda entry: entry.seq)
-        return _Family(next(iter(raws.values())).family, raws, ancestry, entries)
+        _, name, identity, *_ = next(iter(raws.values()))
+        return _Family(name, identity, raws, ancestry, entries)
 
     # -- what the target has
 
@@ -324,8 +326,9 @@ class _Copier:
         if not raws:
             return _There(next(iter(family.raws)), {}, {}, {}, Numbers())
         notes = {name: renumber.unpack_note(raw.note) for name, raw in raws.items() if raw.note}
-        if not notes:
-            raise _not_a_copy(next(iter(raws)))
+        for name in raws:
+            if not notes or (name in notes and notes[name].identity != family.identity):
+                raise _not_a_copy(name)
         anchor = max(notes, key=lambda name: sum(s.size for s in notes[name].stretches))
         numbers = Numbers(notes[anchor].stretches)
         entries: dict[Key, _Entry] = {}
@@ -368,7 +371,7 @@ class _Copier:
         numbers, before = there.numbers, list(there.numbers.stretches)
         used = [number for entry in family.entries for number in (entry.seq, entry.run)]
         spans = renumber.spans(family.raws.values(), family.ancestry, used)
-        old = there.notes.get(there.anchor, Note((), None))
+        old = there.notes.get(there.anchor, Note(family.identity, (), None))
         size = numbers.needed(spans)
         if size:
             note = renumber.pack_note(old) if not there.notes else None  # from the first on it is known as a copy
@@ -473,8 +476,10 @@ class _Copier:
             found = await self._target.raw(raw.thread_id)
             if found is not None:
                 _check_untouched(found, there.notes.get(raw.thread_id))
-        stretches = there.numbers.stretches
-        threads = [raw._replace(note=renumber.pack_note(Note(stretches, renumber.fingerprint(raw)))) for raw in batch]
+        done = Note(family.identity, there.numbers.stretches, None)
+        threads = [
+            raw._replace(note=renumber.pack_note(done._replace(fingerprint=renumber.fingerprint(raw)))) for raw in batch
+        ]
         await self._adopt(
             Part(
                 there.anchor,
@@ -617,19 +622,12 @@ def _check_untouched(raw: RawThread, note: Note | None) -> None:
 
 
 def _check_related(family: _Family, there: _There) -> None:
-    """Refuse threads that have the names of the source's but another history."""
-    numbers, entries = there.numbers, there.entries
-    by_number = {entry.seq: entry for entry in entries.values()}
-    related = not entries
+    """Refuse what comes from a twin of the source, which went another way: a store uses no number twice."""
+    by_number = {entry.seq: entry.key for entry in there.entries.values()}
     for entry in family.entries:
-        found = by_number.get(numbers(CHECKPOINT, entry.seq)) if numbers.covers(CHECKPOINT, entry.seq) else None
-        if found is not None and found.key != entry.key:
-            raise _not_a_copy(found.key.thread_id)  # numbers are never used twice
-        related = related or (found is not None and found.digest == entry.digest)
-    logs = [renumber.thread(raw, numbers).operations for raw in family.raws.values()]
-    logged = {operation.seq: operation.data for log in logs for operation in log}
-    if not related and not any(logged.get(o.seq) == o.data for raw in there.raws.values() for o in raw.operations):
-        raise _not_a_copy(next(iter(there.raws)))
+        number = there.numbers(CHECKPOINT, entry.seq)
+        if there.numbers.covers(CHECKPOINT, entry.seq) and by_number.get(number, entry.key) != entry.key:
+            raise _not_a_copy(entry.key.thread_id)
 
 
 def _not_a_copy(thread_id: str) -> InvalidInput:

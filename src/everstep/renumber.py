@@ -176,6 +176,8 @@ def _place(place: Place, checkpoint: Callable[[int], int]) -> Place:
 class Note(NamedTuple):
     """What a copy leaves with a thread in the target."""
 
+    identity: bytes
+    """The family that it comes from."""
     stretches: Sequence[Stretch]
     fingerprint: bytes | None
     """How the thread looked then; None: it is not all there yet."""
@@ -184,16 +186,16 @@ class Note(NamedTuple):
 def pack_note(note: Note) -> bytes:
     """Return a note as bytes."""
     stretches = [[s.base, s.size, list(s.after)] for s in note.stretches]
-    return codec.pack([_NOTE_VERSION, stretches, note.fingerprint], "note")
+    return codec.pack([_NOTE_VERSION, note.identity, stretches, note.fingerprint], "note")
 
 
 def unpack_note(data: bytes) -> Note:
     """Return what `pack_note` wrote."""
     try:
-        version, stretches, fingerprint = codec.unpack(data)
+        version, identity, stretches, fingerprint = codec.unpack(data)
         if version != _NOTE_VERSION:
             raise CheckpointCorrupted(f"a copy was begun by another version of Everstep: {version!r}")
-        return Note([Stretch(base, size, tuple(after)) for base, size, after in stretches], fingerprint)
+        return Note(identity, [Stretch(base, size, tuple(after)) for base, size, after in stretches], fingerprint)
     except (TypeError, ValueError) as exc:
         raise CheckpointCorrupted(f"what a copy noted cannot be read: {exc}") from exc
 
@@ -219,8 +221,9 @@ def difference(expected: RawThread, found: RawThread) -> str | None:
 
 def _content(raw: RawThread) -> dict[str, Any]:
     """Return what a thread's own writers change. Activity and common states tell nothing that this does not."""
+    led = sorted(name for name, line in raw.lines.items() if line.generation)  # others may be half there
     return {
-        "heads": [[name, *raw.lines[name][:3], sorted(raw.lines[name].runs)] for name in sorted(raw.lines)],
+        "heads": [[name, *raw.lines[name][:3], sorted(raw.lines[name].runs)] for name in led],
         "origin": list(raw.origin) if raw.origin is not None else None,
         "pins": sorted(raw.pinned),
         "hidden stretches": sorted((list(stretch) for stretch in raw.hidden), key=repr),

@@ -202,6 +202,7 @@ def plain(raw: RawThread) -> RawThread:
     """Return a raw thread without what is a store's own, ready to be compared."""
     return raw._replace(
         family="",
+        identity=b"",
         lines={name: line._replace(active=0, newest=0) for name, line in raw.lines.items()},
         hidden=sorted(raw.hidden, key=repr),
         operations=list(raw.operations),
@@ -1337,6 +1338,7 @@ class StoreContract:
         assert list(raw.hidden) == [stretch._replace(operation=raw.operations[0].seq)]
         assert [(at, write.body) for at, write in raw.writes] == [(key, b"w"), (later, b"v")]
         assert sorted(raw.kin) == ["branch", "t"]
+        assert raw.identity == branch.identity
         assert (branch.origin, branch.began, list(branch.kin)) == (key, first.seq, [])
         assert branch.lines[""].active > raw.lines[""].active > 0
 
@@ -1348,6 +1350,17 @@ class StoreContract:
         raw = await store.raw("branch")
         assert raw is not None
         assert (raw.origin, raw.began) == (first.record.key, 0)
+
+    async def test_a_family_has_an_identity_for_life(self, store: Store, reopen: Reopen) -> None:
+        for name in ("t", "other", "deleted"):
+            await store.commit(follow(name, "c"))
+        before = [await store.raw(name) for name in ("t", "other", "deleted")]
+        await store.delete("deleted")
+        store = await reopen()
+        await store.commit(follow("deleted", "c"))
+        after = [await store.raw(name) for name in ("t", "other", "deleted")]
+        assert [raw.identity for raw in before[:2] if raw] == [raw.identity for raw in after[:2] if raw]
+        assert len({raw.identity for raw in before + after if raw}) == 4
 
     async def test_reserved_numbers_are_not_given(self, store: Store) -> None:
         other = await store.commit(follow("other", "o"))
@@ -1431,7 +1444,7 @@ class StoreContract:
         await take_over(store, await elsewhere(), "t", "branch")
         key = Key("t", "", "c-2")
         line = RawLine("c-1", turned=False, generation=9, active=1)
-        await store.adopt(Part("t", gone=[key, Key("t", "", "nope")], threads=[RawThread("t", "", {"": line})]))
+        await store.adopt(Part("t", gone=[key, Key("t", "", "nope")], threads=[RawThread("t", "", b"", {"": line})]))
 
         raw = await raw_thread(store)
         assert raw.lines == {"": line._replace(active=0)}
@@ -1462,7 +1475,7 @@ class StoreContract:
         stored = await store.commit(follow("t", "mine"))
         assert stored is not None
         theirs = stored._replace(record=make_record("x", "other"), seq=stored.seq + 50)
-        headless = RawThread("t", "", {"": RawLine("nope", turned=False, generation=1, active=1)})
+        headless = RawThread("t", "", b"", {"": RawLine("nope", turned=False, generation=1, active=1)})
         before = await store.raw("t"), await store.raw("other")
         with pytest.raises(InvalidInput, match="other"):
             await store.adopt(Part("t", b"note", reserve=5, checkpoints=[theirs]))

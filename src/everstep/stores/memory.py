@@ -6,6 +6,7 @@ Records are kept packed, like everywhere, so that a caller's later changes canno
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -101,6 +102,7 @@ class MemoryStore:
         self._doomed: dict[str, int] = {}
         self._live: dict[str, int] = {}
         self._seq = 0
+        self._identity = secrets.token_bytes(16)
         self._closed = False
         forks.register(self)
 
@@ -343,6 +345,7 @@ class MemoryStore:
             return RawThread(
                 thread_id,
                 thread.family,
+                self._identity + thread.family.encode(),
                 {namespace: _raw_line(line, thread.active) for namespace, line in thread.lines.items()},
                 thread.origin,
                 origin.seq if origin is not None and origin.seq == thread.began else 0,

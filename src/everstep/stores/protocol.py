@@ -329,6 +329,9 @@ class RawThread(NamedTuple):
     thread_id: str
     family: str
     """The store's own name for it. Not looked at by `adopt`."""
+    identity: bytes
+    """The family's name among all of all stores: that of the store, chosen at random when it was made, and `family`, if
+    that is never used twice. Not looked at by `adopt`: a copy is a family of its own."""
     lines: Mapping[str, RawLine]
     """By namespace: all that there are, those without a head included."""
     origin: Key | None = None

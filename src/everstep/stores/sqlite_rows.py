@@ -397,6 +397,7 @@ class Rows:
         return RawThread(
             thread_id,
             str(family),
+            b"%d/%d" % (self._execute("SELECT value FROM counters WHERE name = 'identity'").get, family),
             lines,
             _origin(origin, thread_id) if origin is not None else None,
             began or 0,
