@@ -27,6 +27,7 @@ def test_every_public_name_is_documented() -> None:
 
 def test_every_error_has_one_base() -> None:
     errors = [value for value in vars(everstep).values() if inspect.isclass(value) and issubclass(value, Exception)]
+    errors.remove(everstep.DurabilityWarning)
     assert len(errors) > 10
     assert all(issubclass(error, everstep.EverstepError) for error in errors)
     assert issubclass(everstep.CheckpointNotFound, ValueError)
