@@ -15,7 +15,20 @@ from typing import Any, NamedTuple, TypeVar
 
 from everstep import forks
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, HeadMoved, SnapshotTooLarge, UnstorableValue
-from everstep.stores.protocol import ANY, AnyHead, Base, Change, Common, Draft, Loaded, Object, Record, Store, Stored
+from everstep.stores.protocol import (
+    ANY,
+    AnyHead,
+    Base,
+    Change,
+    Common,
+    Draft,
+    Key,
+    Loaded,
+    Object,
+    Record,
+    Store,
+    Stored,
+)
 from everstep.types import Checkpoint, CheckpointMetadata
 from everstep.values import codec, compress, tree
 from everstep.values.walk import Need
@@ -260,6 +273,11 @@ class Repository:
         self._memory.forget(thread_id)
 
     # -- heads
+
+    def recent_heads(self, thread_id: str, namespace: str) -> tuple[Key, ...]:
+        """Return the name of the head if it is remembered: the parents of what simply comes next."""
+        head = self._memory.head(thread_id, namespace)
+        return (head.record.key,) if head is not None else ()
 
     async def _recent_head(self, thread_id: str, namespace: str, *, objects: bool = True) -> Stored | None:
         """Return the head as last seen, which may be old: the store has the last word."""
