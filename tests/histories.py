@@ -113,6 +113,9 @@ class Walker:
 
     def delete_checkpoint(self) -> str:
         key = self.checkpoint(self.thread(), "also")
+        only = run_to_end(self.store.count(Query(thread_id=key.thread_id, namespace=None, hidden="also"))) == 1
+        if only and not self._deletes_threads:
+            return "not the last one"
         run_to_end(self.store.delete(key.thread_id, keys=[key]))
         return key.checkpoint_id
 

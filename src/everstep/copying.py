@@ -8,7 +8,7 @@ thread as of one moment; what retention removes under our hands is left out.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -322,7 +322,7 @@ class _Copier:
         for name in family.raws:
             raw = await self._target.raw(name)
             if raw is not None:
-                raws[name] = raw
+                raws[name] = _among(raw, family.raws)
         if not raws:
             return _There(next(iter(family.raws)), {}, {}, {}, Numbers())
         notes = {name: renumber.unpack_note(raw.note) for name, raw in raws.items() if raw.note}
@@ -442,11 +442,7 @@ class _Copier:
         changed = [
             raw
             for name, raw in threads.items()
-            if name in gone
-            or any(key.thread_id == name for key in moved)
-            or name not in there.raws
-            or (name not in there.notes or there.notes[name].fingerprint is None)
-            or renumber.difference(raw, there.raws[name]) is not None
+            if name in gone or any(key.thread_id == name for key in moved) or not _is_done(raw, there)
         ]
         for batch in _pieces(changed, _PART_THREADS):
             await self._send_batch(family, there, batch, gone, list(moved.values()), extra)
@@ -531,7 +527,7 @@ class _Copier:
             by_thread[entry.key.thread_id][entry.key] = entry
         seen: set[bytes] = set()
         for name, raw in copied.raws.items():
-            await self._compare_thread(raw, by_thread[name])
+            await self._compare_thread(raw, by_thread[name], family.raws)
             for group in _groups(by_thread[name].values()):
                 await self._compare_values(thread.family, group, seen)
                 self._count(verified=len(group))
@@ -539,10 +535,12 @@ class _Copier:
             roots += [write.children for _, write in raw.writes]
             await self._check_below(thread.family, roots, seen, Key(name, "", ""))
 
-    async def _compare_thread(self, expected: RawThread, entries: Mapping[Key, _Entry]) -> None:
+    async def _compare_thread(
+        self, expected: RawThread, entries: Mapping[Key, _Entry], family: Collection[str]
+    ) -> None:
         name = expected.thread_id
         raw = await self._target.raw(name)
-        different = renumber.difference(expected, raw) if raw is not None else "thread is missing"
+        different = renumber.difference(expected, _among(raw, family)) if raw is not None else "it is missing"
         if different is not None:
             raise _differs(f"the copy is not like the source: {different}", Key(name, "", ""))
         left = dict(entries)
@@ -605,13 +603,29 @@ def _is_renumbered(entry: _Entry, there: Mapping[Key, _Entry], numbers: Numbers)
 
 def _expected(raw: RawThread, family: _Family, entries: Mapping[Key, _Entry], numbers: Numbers) -> RawThread:
     """Return a thread as the target shall have it, with what could be copied."""
-    raw = renumber.thread(raw, numbers)
+    raw = _among(renumber.thread(raw, numbers), family.raws)
     stored = {entry.seq for key, entry in entries.items() if key.thread_id == raw.thread_id}
     return raw._replace(
         began=raw.began if raw.origin in entries else 0,
         pinned=raw.pinned & stored,
-        commons={name: held for name, held in raw.commons.items() if name in family.raws},
     )
+
+
+def _is_done(raw: RawThread, there: _There) -> bool:
+    """Whether the target has a thread as it shall be."""
+    found, note = there.raws.get(raw.thread_id), there.notes.get(raw.thread_id)
+    if found is None or note is None or note.fingerprint is None:
+        return False
+    return renumber.difference(raw, found) is None and _active(raw) == _active(found)
+
+
+def _active(raw: RawThread) -> int:
+    return max((line.active for line in raw.lines.values()), default=0)
+
+
+def _among(raw: RawThread, names: Collection[str]) -> RawThread:
+    """Return a thread without what it has in common with others than these, which the source may have deleted."""
+    return raw._replace(commons={name: held for name, held in raw.commons.items() if name in names})
 
 
 def _check_untouched(raw: RawThread, note: Note | None) -> None:
