@@ -25,7 +25,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	@$(BIN)/python benchmarks/bench.py
+	@$(BIN)/python -m benchmarks.bench
 
 $(READY): requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Everstep needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -7,10 +7,8 @@ Absolute times depend on the machine and the moment; the ratios much less.
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -23,29 +21,11 @@ from typing import Any
 import apsw
 
 import everstep
-from everstep import SnapshotConfig
+from benchmarks import on_servers
+from benchmarks.common import KEEP_ALL, RNG, message, paired, ratio, report, words
 from everstep.faces import run_to_end
 from everstep.stores.protocol import Query
 from everstep.values import codec, compress, tree
-
-KEEP_ALL = SnapshotConfig(gc_policy="keep_all")
-RNG = random.Random(1)
-WORDS = ["".join(RNG.choices("abcdefghijklmnopqrstuvwxyz", k=RNG.randint(2, 10))) for _ in range(5000)]
-
-
-def words(size_bytes: int) -> str:
-    text = ""
-    while len(text) < size_bytes:
-        text += RNG.choice(WORDS) + " "
-    return text[:size_bytes]
-
-
-def message(size_bytes: int = 1200) -> dict[str, str]:
-    return {"role": RNG.choice(("user", "assistant")), "content": words(size_bytes)}
-
-
-def report(name: str, figure: str, target: str, reached: bool) -> None:
-    print(f"{'ok  ' if reached else 'MISS'} {name:<58} {figure:>16}   {target}", flush=True)
 
 
 def files_bytes(path: Path) -> int:
@@ -54,25 +34,6 @@ def files_bytes(path: Path) -> int:
 
 def open_engine(path: Path, **options: Any) -> everstep.CheckpointEngine:
     return everstep.open(f"sqlite:///{path}", KEEP_ALL, **options)
-
-
-def paired(arms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each arm per round, the arms taking turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for arm in arms.values():
-        arm()
-    for n in range(rounds):
-        for name in sorted(arms, key=lambda name: hash((name, n))):
-            gc.collect()
-            started = time.perf_counter()
-            arms[name]()
-            seconds[name].append(time.perf_counter() - started)
-    return seconds
-
-
-def ratio(seconds: dict[str, list[float]], over: str, under: str) -> float:
-    """Return the median over rounds of one arm's time by another's."""
-    return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
 
 
 def bytes_stored(folder: Path) -> None:
@@ -360,7 +321,7 @@ def touching(folder: Path) -> None:
 
 def retention(folder: Path) -> None:
     """KEEP_LAST_N=100 over a window of 50 messages: snapshot 10,000 beside snapshot 200, taking turns."""
-    config = SnapshotConfig(gc_param=100)
+    config = everstep.SnapshotConfig(gc_param=100)
     pool = [message() for _ in range(3000)]
 
     def run(path: Path) -> Callable[[], float]:
@@ -404,7 +365,7 @@ def drawing(_: Path) -> None:
 
 ALL: Iterable[Callable[[Path], None]] = (
     bytes_stored, bytes_per_step, durable_rate, many_tasks, append_cost, snapshot_cpu, loading, listing, importing,
-    going_back, touching, retention, drawing,
+    going_back, touching, retention, drawing, on_servers.postgres, on_servers.valkey,
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.protocol import Store
+from everstep.stores.redis import RedisStore
 from everstep.stores.sqlite import SQLiteStore
 from tests import servers
 
@@ -31,7 +33,7 @@ settings.register_profile(
 settings.load_profile("everstep")
 
 FACES = ("async", "blocking")
-STORES = ("memory", "sqlite", "postgres")
+STORES = ("memory", "sqlite", "postgres", "redis", "cluster")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,6 +72,7 @@ class Place:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self._folder = kind, folder
         self._memory = MemoryStore()
+        self._prefix = f"test-{uuid.uuid4().hex[:12]}:"
         self._is_clear = False
 
     @property
@@ -81,10 +84,13 @@ class Place:
             return self._memory
         if self.kind == "sqlite":
             return SQLiteStore(self.path)
-        if not self._is_clear:
-            servers.clear_postgres()
-            self._is_clear = True
-        return PostgresStore(servers.postgres(), max_size=4)
+        if self.kind == "postgres":
+            if not self._is_clear:
+                servers.clear_postgres()
+                self._is_clear = True
+            return PostgresStore(servers.postgres(), max_size=4)
+        url = servers.redis() if self.kind == "redis" else servers.redis_cluster()
+        return RedisStore(url, key_prefix=self._prefix)
 
     async def reopen(self, store: Store) -> Store:
         if self.kind == "memory":

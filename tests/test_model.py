@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import everstep
 from everstep import MISSING, Checkpoint, CheckpointMetadata, Conflict, SnapshotConfig
 from everstep.stores.memory import MemoryStore
 from everstep.stores.postgres import PostgresStore
+from everstep.stores.redis import RedisStore
 from everstep.stores.sqlite import SQLiteStore
 from tests import servers
 
@@ -203,6 +205,7 @@ class Model(RuleBasedStateMachine):
         if self.kind == "postgres":
             servers.clear_postgres()
         self._memory = MemoryStore()
+        self._prefix = f"model-{uuid.uuid4().hex[:12]}:"
         self.whole = whole  # the second engine does not split its values
         self.names = list(THREADS)
         self.nodes: list[Node] = []
@@ -231,7 +234,12 @@ class Model(RuleBasedStateMachine):
     def _store(self) -> Any:
         if self.kind == "memory":
             return self._memory
-        return PostgresStore(servers.postgres()) if self.kind == "postgres" else SQLiteStore(self._path)
+        if self.kind == "postgres":
+            return PostgresStore(servers.postgres())
+        if self.kind in ("redis", "cluster"):
+            url = servers.redis() if self.kind == "redis" else servers.redis_cluster()
+            return RedisStore(url, key_prefix=self._prefix)
+        return SQLiteStore(self._path)
 
     def _made(self, **config: Any) -> Any:
         return everstep.CheckpointEngine(everstep.StoreBackend(self._store()), SnapshotConfig(**config)).sync
@@ -1028,7 +1036,10 @@ def nearest(node: Node, listed: set[Node]) -> set[Node]:
     return found
 
 
-@pytest.mark.parametrize(("store", "examples"), [("memory", 150), ("sqlite", 60), ("postgres", 25)])
+EXAMPLES = [("memory", 150), ("sqlite", 60), ("postgres", 25), ("redis", 25), ("cluster", 12)]
+
+
+@pytest.mark.parametrize(("store", "examples"), EXAMPLES)
 def test_a_store_behaves_like_the_model(store: str, examples: int) -> None:
     machine = type(f"Model_{store}", (Model,), {"kind": store})
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=30))

@@ -43,7 +43,7 @@ from everstep.stores.postgres_rows import Rows, Tables
 from everstep.stores.protocol import Change, Key, Move, Operation, Query, Write
 from everstep.testing import follow, head_id, ids, make_object, make_record, put
 from tests import servers
-from tests.servers import OwnPostgres, Proxy
+from tests.postgres_tools import OwnPostgres, Wire, own_postgres
 
 _numbers = itertools.count(1)
 WRITE = Write("task", 0, "channel", b"", b"value", 5)
@@ -57,7 +57,7 @@ def url() -> str:
 
 @pytest.fixture
 def own() -> OwnPostgres:
-    return servers.own_postgres()
+    return own_postgres()
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def make(url: str) -> Iterator[Callable[..., PostgresStore]]:
 
 
 @pytest.fixture
-def proxy(url: str) -> Iterator[Proxy]:
-    proxy = Proxy(url)
+def proxy(url: str) -> Iterator[Wire]:
+    proxy = Wire(url)
     yield proxy
     proxy.close()
 
@@ -164,7 +164,7 @@ def test_a_thread_that_begins_anew_in_a_new_family_is_no_loss(make: Any) -> None
 # -- round trips -------------------------------------------------------------------------------------------------------
 
 
-def test_the_usual_calls_are_one_round_trip_each(make: Any, proxy: Proxy) -> None:
+def test_the_usual_calls_are_one_round_trip_each(make: Any, proxy: Wire) -> None:
     backend = everstep.StoreBackend(PostgresStore(proxy.url))
     engine: Any = everstep.CheckpointEngine(backend).sync
     state = {"plan": ["step " * 40] * 20}
@@ -199,7 +199,7 @@ def test_the_usual_calls_are_one_round_trip_each(make: Any, proxy: Proxy) -> Non
     cold.close()
 
 
-def test_nothing_is_left_in_the_session(make: Any, proxy: Proxy) -> None:
+def test_nothing_is_left_in_the_session(make: Any, proxy: Wire) -> None:
     """PgBouncer in transaction mode gives the next transaction to another session."""
     engine = everstep.open(proxy.url).sync
     for n in range(8):
@@ -226,7 +226,7 @@ def test_nothing_is_left_in_the_session(make: Any, proxy: Proxy) -> None:
         assert b"PG_ADVISORY_LOCK" not in text.upper(), text
 
 
-def test_statements_are_prepared_on_the_server_only_if_asked_for(make: Any, proxy: Proxy) -> None:
+def test_statements_are_prepared_on_the_server_only_if_asked_for(make: Any, proxy: Wire) -> None:
     store = make(proxy.url, prepare_threshold=0)
     for _ in range(3):
         run(store.commit(follow("t", "c")))
@@ -240,7 +240,7 @@ def losing(words: bytes) -> Callable[[bytes], bool]:
     return lambda data: words in data
 
 
-def test_a_put_whose_answer_is_lost_is_asked_again(make: Any, proxy: Proxy) -> None:
+def test_a_put_whose_answer_is_lost_is_asked_again(make: Any, proxy: Wire) -> None:
     store = make(proxy.url)
     run(store.commit(follow("t", "c")))
     proxy.lose = losing(b"everstep_put")
@@ -251,7 +251,7 @@ def test_a_put_whose_answer_is_lost_is_asked_again(make: Any, proxy: Proxy) -> N
     assert run(head_id(store)) == "c-3"
 
 
-def test_writes_whose_answer_is_lost_are_attached_once(make: Any, proxy: Proxy) -> None:
+def test_writes_whose_answer_is_lost_are_attached_once(make: Any, proxy: Wire) -> None:
     store = make(proxy.url)
     stored = run(store.commit(follow("t", "c")))
     proxy.lose = losing(b"everstep_attach")
@@ -259,7 +259,7 @@ def test_writes_whose_answer_is_lost_are_attached_once(make: Any, proxy: Proxy) 
     assert [write.task_id for write in run(store.read("t", writes=True)).writes] == ["task"]
 
 
-def test_a_first_commit_whose_answer_is_lost_is_looked_up(make: Any, proxy: Proxy) -> None:
+def test_a_first_commit_whose_answer_is_lost_is_looked_up(make: Any, proxy: Wire) -> None:
     store = make(proxy.url)
     run(store.list_threads(1, 0))
     proxy.lose = losing(b"COMMIT")
@@ -267,7 +267,7 @@ def test_a_first_commit_whose_answer_is_lost_is_looked_up(make: Any, proxy: Prox
     assert ids(run(store.list_checkpoints(Query(thread_id="t")))) == ["c-1"]
 
 
-def test_an_operation_whose_answer_is_lost_is_unknown(make: Any, proxy: Proxy) -> None:
+def test_an_operation_whose_answer_is_lost_is_unknown(make: Any, proxy: Wire) -> None:
     store = make(proxy.url)
     for _ in range(2):
         run(store.commit(follow("t", "c")))
@@ -279,7 +279,7 @@ def test_an_operation_whose_answer_is_lost_is_unknown(make: Any, proxy: Proxy) -
     assert run(head_id(store)) == "c-1"
 
 
-def test_what_is_lost_before_its_end_is_done_again(make: Any, proxy: Proxy) -> None:
+def test_what_is_lost_before_its_end_is_done_again(make: Any, proxy: Wire) -> None:
     store = make(proxy.url)
     run(store.commit(follow("t", "c")))
     for words in (b"everstep_names", b"BEGIN", b"everstep_lines"):
@@ -304,7 +304,7 @@ CALLS: dict[str, tuple[Callable[[PostgresStore], Any], type[Exception]]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("face", ["async", "blocking"])
-def test_a_network_that_swallows_everything_ends_at_the_deadline(proxy: Proxy, call: str, face: str) -> None:
+def test_a_network_that_swallows_everything_ends_at_the_deadline(proxy: Wire, call: str, face: str) -> None:
     work, error = CALLS[call]
     store = PostgresStore(proxy.url, timeout_seconds=0.5)
     run(store.blocking.commit(follow("t", "c")))
@@ -317,7 +317,7 @@ def test_a_network_that_swallows_everything_ends_at_the_deadline(proxy: Proxy, c
     run(store.blocking.close())
 
 
-def test_connecting_has_a_deadline(make: Any, proxy: Proxy) -> None:
+def test_connecting_has_a_deadline(make: Any, proxy: Wire) -> None:
     proxy.is_hole = True
     store = make(proxy.url, timeout_seconds=0.3)
     with pytest.raises(StoreUnavailable, match="in time"):
@@ -396,7 +396,7 @@ def test_a_store_outlives_restarts_of_the_server() -> None:
     store = PostgresStore(server.url)
     run(store.blocking.commit(follow("t", "c")))
     for mode in ("fast", "immediate"):
-        server.stop(mode)
+        server.stop(immediate=mode == "immediate")
         # Asked while the server is away, answered when it is back.
         with ThreadPoolExecutor(3) as threads:
             waiting = [

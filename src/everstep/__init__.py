@@ -4,11 +4,13 @@ from everstep.backends import (
     CheckpointBackend,
     MemoryCheckpointer,
     PostgresCheckpointer,
+    RedisCheckpointer,
     SQLiteCheckpointer,
     StoreBackend,
     SyncBackend,
 )
 from everstep.config import CheckpointGC, SnapshotConfig, SnapshotTrigger
+from everstep.copying import copy, copy_async
 from everstep.drawing import draw
 from everstep.engine import CheckpointEngine, SyncEngine
 from everstep.errors import (
@@ -42,6 +44,8 @@ from everstep.types import (
     Checkpoint,
     CheckpointMetadata,
     Conflict,
+    CopyProgress,
+    CopyReport,
     Diff,
     Difference,
     GCReport,
@@ -64,6 +68,8 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "CheckpointNotFound",
     "CommitUnknown",
     "Conflict",
+    "CopyProgress",
+    "CopyReport",
     "Diff",
     "Difference",
     "DurabilityWarning",
@@ -79,6 +85,7 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "MissingDependency",
     "Operation",
     "PostgresCheckpointer",
+    "RedisCheckpointer",
     "SQLiteCheckpointer",
     "SnapshotConfig",
     "SnapshotTooLarge",
@@ -97,6 +104,8 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "UnregisteredType",
     "UnstorableValue",
     "UnsupportedByBackend",
+    "copy",
+    "copy_async",
     "create_checkpoint_engine",
     "create_checkpointer",
     "draw",

@@ -207,6 +207,26 @@ class PostgresCheckpointer(StoreBackend):
         super().__init__(PostgresStore(dsn, **pool_options))
 
 
+class RedisCheckpointer(StoreBackend):
+    """Checkpoints on a Redis or Valkey server, or a cluster of them."""
+
+    def __init__(
+        self,
+        url: str = "redis://localhost:6379/0",
+        *,
+        key_prefix: str = "everstep:",
+        ttl_seconds: float | None = None,
+        **options: Any,
+    ) -> None:
+        """A family of threads is gone `ttl_seconds` after its last put; None: never.
+
+        `options`: `wait_replicas`, `timeout_seconds`, `allow_eviction`, `max_threads`.
+        """
+        from everstep.stores.redis import RedisStore  # imported when used: the driver is optional
+
+        super().__init__(RedisStore(url, key_prefix=key_prefix, ttl_seconds=ttl_seconds, **options))
+
+
 def _record(checkpoint: Checkpoint) -> Record:
     metadata = checks.kind(checkpoint.metadata, CheckpointMetadata, "metadata")
     thread_id, namespace = checks.thread_id(metadata.thread_id), checks.namespace(metadata.namespace)

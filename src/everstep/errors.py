@@ -182,10 +182,10 @@ class StoreMismatch(StoreError):
 class CommitUnknown(StoreError):
     """The commit may or may not have happened; `checkpoint_id` answers it when read back."""
 
-    def __init__(self, checkpoint_id: str | None, thread_id: str) -> None:
+    def __init__(self, checkpoint_id: str | None, thread_id: str, reason: str = "") -> None:
         super().__init__(
-            f"the store failed while committing checkpoint {checkpoint_id!r} of thread {thread_id!r}; "
-            "it may be stored: read it back, or save it again under the same id"
+            f"the store failed while committing checkpoint {checkpoint_id!r} of thread {thread_id!r}"
+            f"{f' ({reason})' if reason else ''}; it may be stored: read it back, or save it again under the same id"
         )
         self.checkpoint_id, self.thread_id = checkpoint_id, thread_id
 

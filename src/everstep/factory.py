@@ -7,14 +7,24 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-from everstep.backends import MemoryCheckpointer, PostgresCheckpointer, SQLiteCheckpointer, StoreBackend
+from everstep.backends import (
+    MemoryCheckpointer,
+    PostgresCheckpointer,
+    RedisCheckpointer,
+    SQLiteCheckpointer,
+    StoreBackend,
+)
 from everstep.config import SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
 
 DEFAULT_URL = "sqlite:///checkpoints.db"
-_SCHEMES = "memory://, sqlite:///path, postgresql://... (pip install 'everstep[postgres]')"
-_BACKENDS = ("memory", "sqlite", "postgres")
+_SCHEMES = (
+    "memory://, sqlite:///path, postgresql://... (pip install 'everstep[postgres]'), redis://..., rediss://... and "
+    "redis+cluster://... (pip install 'everstep[redis]')"
+)
+_BACKENDS = ("memory", "sqlite", "postgres", "redis")
+_REDIS = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
 
 
 def open(  # noqa: A001  # the name people read as everstep.open
@@ -22,7 +32,8 @@ def open(  # noqa: A001  # the name people read as everstep.open
 ) -> CheckpointEngine:
     """Return an engine on the store at `url`.
 
-    `memory://`, `sqlite:///path` (a fourth slash makes it absolute) or `postgresql://user:password@host/database`.
+    `memory://`, `sqlite:///path` (a fourth slash makes it absolute), `postgresql://user:password@host/database`,
+    `redis://user:password@host:6379/0`, `rediss://` for TLS, or `redis+cluster://host:port,host:port`.
 
     Without a URL it reads the environment variable EVERSTEP_STORE, then takes `sqlite:///checkpoints.db`.
     """
@@ -38,6 +49,8 @@ def create_checkpointer(backend: str = "sqlite", *, db_path: str = "checkpoints.
         return _made(SQLiteCheckpointer, {"path": db_path, **options})
     if backend == "postgres":
         return _made(PostgresCheckpointer, options)
+    if backend == "redis":
+        return _made(RedisCheckpointer, options)
     raise InvalidInput(f"unknown backend {backend!r}; known are {', '.join(map(repr, _BACKENDS))}")
 
 
@@ -61,6 +74,8 @@ def _from_url(url: str, options: dict[str, Any]) -> StoreBackend:
         return _made(SQLiteCheckpointer, {"path": unquote(rest[1:]), **options})
     if scheme in ("postgresql", "postgres") and separator:
         return _made(PostgresCheckpointer, {"dsn": url, **options})
+    if scheme in _REDIS and separator:
+        return _made(RedisCheckpointer, {"url": url, **options})
     raise InvalidInput(f"unknown store URL {scheme + separator!r}; known are {_SCHEMES}")
 
 

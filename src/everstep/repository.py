@@ -240,7 +240,7 @@ class Repository:
         if loaded is None:
             return None
         try:
-            return loaded.stored, self._decode(loaded.stored.record, _verified(loaded.objects))
+            return loaded.stored, self._decode(loaded.stored.record, verified(loaded.objects))
         except CheckpointCorrupted as exc:
             raise exc.located(*loaded.stored.record.key[::2]) from exc
 
@@ -264,7 +264,7 @@ class Repository:
             for family in dict.fromkeys(families):
                 missing = [key for key in wanted if key not in found]
                 if missing:
-                    fetched = _verified(await self.store.fetch(family, missing, below=False))
+                    fetched = verified(await self.store.fetch(family, missing, below=False))
                     self._memory.add(fetched)
                     found |= fetched
 
@@ -288,7 +288,7 @@ class Repository:
         if loaded is None:
             self._memory.forget(thread_id)
             return None
-        self._memory.add(_verified(loaded.objects))
+        self._memory.add(verified(loaded.objects))
         return loaded.stored
 
     async def _commit(
@@ -421,7 +421,7 @@ class Repository:
     async def _objects_of(self, loaded: Loaded) -> dict[bytes, tree.Content]:
         if not loaded.objects:
             return await self._objects(loaded.stored.family, loaded.stored.record.children)
-        fresh = _verified(loaded.objects)
+        fresh = verified(loaded.objects)
         self._memory.add(fresh)
         return fresh
 
@@ -453,7 +453,7 @@ class Repository:
         return unknown
 
     async def _fetch(self, family: str, wanted: list[bytes]) -> dict[bytes, tree.Content]:
-        fetched = _verified(await self.store.fetch(family, wanted))
+        fetched = verified(await self.store.fetch(family, wanted))
         self._memory.add(fetched)
         return fetched
 
@@ -545,7 +545,7 @@ def copied(value: Any, path: str) -> Any:
     return codec.unpack(packed)
 
 
-def _verified(objects: Sequence[Object]) -> dict[bytes, tree.Content]:
+def verified(objects: Sequence[Object]) -> dict[bytes, tree.Content]:
     """Return objects by hash, each checked against it."""
     bodies = compress.expand_all([obj[2] for obj in objects])
     found = {obj[0]: (obj[1], body) for obj, body in zip(objects, bodies, strict=True)}

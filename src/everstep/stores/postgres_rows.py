@@ -761,23 +761,28 @@ class Rows:
             (int(family), list(wanted)),
         )
 
-    def objects_after(self, family: str, last: bytes, limit: int) -> list[tuple[bytes, int, int]]:
-        """Return (hash, id, size) of the family's next objects in the order of their hashes."""
-        return self._all(
+    def objects_after(self, family: str, last: bytes, limit: int) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
+        """Return (hash, id, size) of the family's next objects in the order of their hashes, and the last hash."""
+        found = self._all(
             """SELECT hash, id, length(children) + length(body) FROM {objects} WHERE family = %s AND hash > %s
                ORDER BY hash LIMIT %s""",
             (int(family), last, limit),
         )
+        return found, found[-1][0] if len(found) == limit else None
 
-    def remove_objects(self, family: str, rowids: Sequence[int], expected_sweeps: int) -> int | None:
-        """Delete objects by id and return the new count of sweeps; None if another sweep came first."""
+    def remove_objects(self, family: str, doomed: Sequence[tuple[bytes, int]], expected_sweeps: int) -> int | None:
+        """Delete objects by (hash, id) and return the new count of sweeps; None if another sweep came first."""
         row = self._one(
             "UPDATE {families} SET sweeps = sweeps + 1 WHERE id = %s AND sweeps = %s RETURNING sweeps",
             (int(family), expected_sweeps),
         )
         if row is None:
             return None
-        self._do("DELETE FROM {objects} WHERE family = %s AND id = ANY(%s)", (int(family), list(rowids)))
+        hashes_of_doomed, ids = [key for key, _ in doomed], [number for _, number in doomed]
+        self._do(
+            "DELETE FROM {objects} WHERE family = %s AND hash = ANY(%s) AND id = ANY(%s)",
+            (int(family), hashes_of_doomed, ids),
+        )
         sweeps: int = row[0]
         return sweeps
 

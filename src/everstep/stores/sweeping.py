@@ -23,8 +23,14 @@ class Rows(Protocol):
 
     def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None: ...
     def links(self, family: str, wanted: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]: ...
-    def objects_after(self, family: str, last: bytes, limit: int) -> list[tuple[bytes, int, int]]: ...
-    def remove_objects(self, family: str, rowids: Sequence[int], expected_sweeps: int) -> int | None: ...
+    def objects_after(self, family: str, last: bytes, limit: int) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
+        """Return (hash, age, size) of about `limit` objects, and from where to go on; None: these are the last."""
+        ...
+
+    def remove_objects(self, family: str, doomed: Sequence[tuple[bytes, int]], expected_sweeps: int) -> int | None:
+        """Delete objects by (hash, age) and return the new count of sweeps; None if another sweep came first."""
+        ...
+
     def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int) -> None: ...
 
 
@@ -81,25 +87,25 @@ class Sweep:
                     self._pending.append(key)
 
     async def _remove(self, driver: Driver, size: int) -> bool:
-        found = await driver.read(lambda rows: rows.objects_after(self._family, self._last, size))
-        doomed = [(rowid, held) for key, rowid, held in found if key not in self._met and rowid <= self._youngest]
+        found, last = await driver.read(lambda rows: rows.objects_after(self._family, self._last, size))
+        doomed = [row for row in found if row[0] not in self._met and row[1] <= self._youngest]
         if doomed and self._pretend is None:
-            sweeps = await driver.write(self._removal([rowid for rowid, _ in doomed]), "")
+            sweeps = await driver.write(self._removal([row[:2] for row in doomed]), "")
             if sweeps is None:
                 return False
             self._sweeps = sweeps
         self._count(doomed)
-        if len(found) < size:
+        if last is None:
             if self._pretend is None:
                 await driver.write(lambda rows: rows.sweep_end(self._family, self._live_bytes, self._doomed), "")
             self.swept = self.swept._replace(finished=True)
         else:
-            self._last = found[-1][0]
+            self._last = last
         return True
 
-    def _removal(self, rowids: list[int]) -> Callable[[Rows], Any]:
-        return lambda rows: rows.remove_objects(self._family, rowids, self._sweeps)
+    def _removal(self, doomed: list[tuple[bytes, int]]) -> Callable[[Rows], Any]:
+        return lambda rows: rows.remove_objects(self._family, doomed, self._sweeps)
 
-    def _count(self, doomed: list[tuple[int, int]]) -> None:
-        size = self.swept.size_bytes + sum(held for _, held in doomed)
+    def _count(self, doomed: list[tuple[bytes, int, int]]) -> None:
+        size = self.swept.size_bytes + sum(held for _, _, held in doomed)
         self.swept = Swept(self.swept.objects + len(doomed), size, finished=False)

@@ -1,0 +1,50 @@
+"""What the benchmarks share: messages, paired timing, one line per figure."""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from everstep import SnapshotConfig
+
+KEEP_ALL = SnapshotConfig(gc_policy="keep_all")
+RNG = random.Random(1)
+WORDS = ["".join(RNG.choices("abcdefghijklmnopqrstuvwxyz", k=RNG.randint(2, 10))) for _ in range(5000)]
+
+
+def words(size_bytes: int) -> str:
+    text = ""
+    while len(text) < size_bytes:
+        text += RNG.choice(WORDS) + " "
+    return text[:size_bytes]
+
+
+def message(size_bytes: int = 1200) -> dict[str, str]:
+    return {"role": RNG.choice(("user", "assistant")), "content": words(size_bytes)}
+
+
+def report(name: str, figure: str, target: str, reached: bool) -> None:
+    print(f"{'ok  ' if reached else 'MISS'} {name:<58} {figure:>16}   {target}", flush=True)
+
+
+def paired(arms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each arm per round, the arms taking turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for arm in arms.values():
+        arm()
+    for n in range(rounds):
+        for name in sorted(arms, key=lambda name: hash((name, n))):
+            gc.collect()
+            started = time.perf_counter()
+            arms[name]()
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], over: str, under: str) -> float:
+    """Return the median over rounds of one arm's time by another's."""
+    return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))

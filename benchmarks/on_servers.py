@@ -1,0 +1,137 @@
+"""The stores on servers, beside bare writes through the same drivers. Part of `make bench`.
+
+The servers are started here with durable settings; EVERSTEP_TEST_POSTGRES and EVERSTEP_TEST_REDIS are not used, since
+nobody knows what else they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import redis
+
+import everstep
+from benchmarks.common import KEEP_ALL, message, paired, ratio, report, words
+from everstep.values import codec
+from tests import servers
+from tests.faults.proxy import Proxy
+
+
+def postgres(_: Path) -> None:
+    """Rates, round trips and bytes on PostgreSQL."""
+    with servers.PostgresServer() as server, psycopg.connect(server.url, autocommit=True) as bare:
+        bare.execute("CREATE TABLE bare (id bigserial PRIMARY KEY, body bytea)")
+        _rate("PostgreSQL", server.url, lambda body: bare.execute("INSERT INTO bare (body) VALUES (%b)", (body,)), 0.4)
+        _writers(server.url)
+        _round_trips("PostgreSQL", server)
+        engine = everstep.open(server.url, KEEP_ALL, table_prefix="size_").sync
+        _fill(engine)
+        bare.execute("VACUUM")
+        names = bare.execute("SELECT tablename FROM pg_tables WHERE tablename LIKE 'size\\_%'").fetchall()
+        stored = sum(bare.execute("SELECT pg_total_relation_size(%s)", name).fetchone()[0] for name in names)  # type: ignore[index]
+        report(
+            "PostgreSQL: 400 steps of 1.2 kB, tables and indexes",
+            f"{stored / 1e6:.3f} MB",
+            "<= 1.5 MB",
+            stored <= 1.5e6,
+        )
+        engine.close()
+
+
+def valkey(_: Path) -> None:
+    """Rates, round trips and bytes on Valkey."""
+    with servers.ValkeyServer() as server:
+        bare = redis.Redis.from_url(server.url)
+        numbers = itertools.count()
+        _rate("Valkey", server.url, lambda body: bare.set(f"bare:{next(numbers)}", body), 0.6)
+        _round_trips("Valkey", server)
+        bare.flushall()
+        engine = everstep.open(server.url, KEEP_ALL).sync
+        engine.snapshot("warm", [], {}, {})
+        before = bare.info("memory")["used_memory"]
+        _fill(engine)
+        stored = bare.info("memory")["used_memory"] - before
+        report("Valkey: 400 steps of 1.2 kB, memory", f"{stored / 1e6:.3f} MB", "<= 1.5 MB", stored <= 1.5e6)
+        engine.close()
+        bare.close()
+
+
+def _fill(engine: Any) -> None:
+    messages: list[Any] = []
+    for _ in range(400):
+        messages.append(message())
+        engine.snapshot("t", messages, {"turn": len(messages)}, {})
+
+
+def _rate(name: str, url: str, put: Callable[[bytes], Any], target: float) -> None:
+    engine = everstep.open(url, KEEP_ALL).sync
+    pool = [message() for _ in range(4000)]
+    packed = [codec.pack(one) for one in pool]
+    turns = itertools.count()
+
+    def snapshots() -> None:
+        for turn in itertools.islice(turns, 20):
+            start = turn // 5 * 5
+            engine.snapshot("s", pool[start % 4000 : turn % 4000 + 1], {"turn": turn}, {})
+
+    def appends() -> None:
+        for turn in itertools.islice(turns, 20):
+            engine.append("a", [pool[turn % 4000]])
+
+    def rows() -> None:
+        for turn in itertools.islice(turns, 20):
+            put(packed[turn % 4000])
+
+    seconds = paired({"bare": rows, "snapshot": snapshots, "append": appends}, 40)
+    for arm in ("snapshot", "append"):
+        rate = ratio(seconds, "bare", arm)
+        report(f"{name}: durable {arm} against a bare one-row write", f"{rate:.2f}x", f">= {target}x", rate >= target)
+    engine.close()
+
+
+def _writers(url: str) -> None:
+    """Eight asynchronous writers, each on a thread of its own, against one."""
+    engine = everstep.open(url, KEEP_ALL, max_size=8)
+    loop = asyncio.new_event_loop()
+    text = words(1200)
+
+    async def one(name: str) -> None:
+        for _ in range(20):
+            await engine.append(name, [{"role": "user", "content": text}])
+
+    async def many(count: int) -> None:
+        await asyncio.gather(*(one(f"w{n}") for n in range(count)))
+
+    arms = {"1": lambda: loop.run_until_complete(many(1)), "8": lambda: loop.run_until_complete(many(8))}
+    seconds = paired(arms, 15)
+    scale = 8 * ratio(seconds, "1", "8")
+    report("PostgreSQL: 8 async writers against one, pool of 8", f"{scale:.1f}x", ">= 4x", scale >= 4)
+    loop.run_until_complete(engine.close())
+    loop.close()
+
+
+def _round_trips(name: str, server: Any) -> None:
+    """Count on the wire, at steady state."""
+    with Proxy(server.port) as proxy:
+        engine = everstep.open(server.url_at(proxy.port), KEEP_ALL).sync
+        for n in range(3):
+            engine.append("r", [{"role": "user", "content": str(n)}])
+        calls: dict[str, Callable[[], Any]] = {
+            "snapshot": lambda: engine.snapshot("r", [{"role": "user", "content": str(time.time_ns())}], {}, {}),
+            "append": lambda: engine.append("r", [message()]),
+            "get_latest": lambda: engine.get_latest("r"),
+        }
+        for what, call in calls.items():
+            call()
+            before = proxy.counts
+            for _ in range(10):
+                call()
+            trips = (proxy.counts - before).round_trips / 10
+            report(f"{name}: round trips per {what}", f"{trips:.1f}", "1", trips == 1)
+        engine.close()

@@ -1,0 +1,1014 @@
+"""Redis or Valkey, one server or a cluster. See lua/redis-1.lua for the keys, and `redis_link` for the connections.
+
+A family lives in one of 1,024 buckets, that of its first thread's name; a branch whose own name gives another bucket
+has an alias there. The usual commit and the usual read are one call of the script; everything else is planned on what
+was read (`redis_plan`) and sent as one call that checks that nothing has changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import re
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from everstep import checks, forks
+from everstep.errors import BaseGone, CommitUnknown, InvalidInput, StoreMismatch, StoreUnavailable
+from everstep.stores.heads import Heads
+from everstep.stores.protocol import (
+    ANY,
+    Base,
+    Change,
+    Common,
+    Deleted,
+    Draft,
+    Hidden,
+    Key,
+    Loaded,
+    Object,
+    Operation,
+    Part,
+    Place,
+    Query,
+    RawLine,
+    RawThread,
+    Stored,
+    Swept,
+    Thread,
+    Write,
+)
+from everstep.stores.records import (
+    matches,
+    pack_record,
+    packed_filter,
+    record_digest,
+    unpack_common,
+    unpack_operation,
+    unpack_run,
+    unpack_sealed,
+)
+from everstep.stores.redis_items import (
+    bucket_of,
+    is_hidden,
+    item_key,
+    line_name,
+    pack_item,
+    pack_objects,
+    pack_write,
+    raw_writes,
+    unpack_hidden,
+    unpack_item,
+    unpack_objects,
+    unpack_writes,
+)
+from everstep.stores.redis_link import Link, Lost, NotReplicated, translated
+from everstep.stores.redis_plan import Elsewhere, LineState, Plan, Stale
+from everstep.stores.sweeping import Sweep
+from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain
+from everstep.stores.workers import AsyncDriver, Driver
+
+T = TypeVar("T")
+FORMAT_VERSION = b"1"
+_TRIES = 100
+_LOST_MAX = 3
+_PAGE = 200
+_ALIASES_MAX = 10_000
+
+
+class RedisStore:
+    """A store on a Redis or Valkey server or cluster. `blocking` is the same for callers that may wait."""
+
+    def __init__(
+        self,
+        url: str = "redis://localhost:6379/0",
+        *,
+        key_prefix: str = "everstep:",
+        ttl_seconds: float | None = None,
+        wait_replicas: int = 0,
+        timeout_seconds: float = 30.0,
+        allow_eviction: bool = False,
+        max_threads: int = 32,
+    ) -> None:
+        """Nothing is opened yet.
+
+        With `wait_replicas` a commit returns when so many replicas have it. `max_threads` carry asynchronous callers.
+        """
+        _check_options(key_prefix, ttl_seconds, wait_replicas, timeout_seconds, max_threads)
+        link = Link(checks.kind(url, str, "url"), timeout_seconds, wait_replicas, allow_eviction)
+        life_ms = 0 if ttl_seconds is None else max(1, round(ttl_seconds * 1000))
+        self._server = _Server(link, key_prefix, life_ms, wait_replicas)
+        self._driver: Driver = AsyncDriver(timeout_seconds, max_threads)
+        self._twin = object.__new__(RedisStore)
+        self._twin._server, self._twin._driver, self._twin._twin = self._server, Driver(timeout_seconds), self._twin
+
+    @property
+    def blocking(self) -> RedisStore:
+        return self._twin
+
+    async def commit(self, change: Change) -> Stored | None:
+        return await self._run(lambda at: self._server.commit(change, at))
+
+    async def put_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+    ) -> None:
+        await self._run(lambda at: self._server.put_writes(key, writes, objects, base, at))
+
+    async def read(
+        self,
+        thread_id: str,
+        namespace: str = "",
+        checkpoint_id: str | None = None,
+        *,
+        objects: bool = False,
+        writes: bool = False,
+    ) -> Loaded | None:
+        return await self._run(lambda at: self._server.load(thread_id, namespace, checkpoint_id, objects, writes, at))
+
+    async def find(self, checkpoint_id: str) -> list[Key]:
+        return await self._run(lambda at: self._server.find(checkpoint_id, at))
+
+    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
+        return await self._run(lambda at: self._server.fetch(family, hashes, below, at))
+
+    async def list_checkpoints(self, query: Query) -> list[Stored]:
+        return await self._run(lambda at: self._server.list_checkpoints(query, at))
+
+    async def count(self, query: Query) -> int:
+        return await self._run(lambda at: self._server.count(query, at))
+
+    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
+        return await self._run(lambda at: self._server.list_threads(limit, offset, headless, at))
+
+    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
+        return await self._run(lambda at: self._server.thread(thread_id, branches, ancestry, at))
+
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
+        return await self._run(lambda at: self._server.operations(thread_id, limit, at))
+
+    async def delete(
+        self,
+        thread_id: str,
+        *,
+        keys: Collection[Key] | None = None,
+        before_step: int | None = None,
+        spare: bool = False,
+        operations: Collection[int] = (),
+    ) -> Deleted:
+        return await self._run(lambda at: self._server.delete(thread_id, keys, before_step, spare, operations, at))
+
+    async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
+        driver = _SweepDriver(self._driver, self._server, pretend=pretend is not None)
+        resumed = effort is not None and pretend is None
+        sweep = self._server.sweeps.pop(family, None) if resumed else None
+        sweep = sweep or Sweep(family, pretend)
+        before = sweep.swept
+        await sweep.go_on(driver, effort)
+        if resumed and not sweep.swept.finished:
+            self._server.sweeps[family] = sweep
+        done = sweep.swept
+        return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
+
+    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+        return await self._run(lambda at: self._server.raw(thread_id, kin, at))
+
+    async def adopt(self, part: Part) -> int:
+        return await self._run(lambda at: self._server.adopt(part, at))
+
+    async def close(self) -> None:
+        if isinstance(self._driver, AsyncDriver):
+            self._driver.dismiss()
+        self._server.close()
+
+    async def _run(self, work: Callable[[float], T]) -> T:
+        return await self._driver.run(work)
+
+
+def _check_options(
+    key_prefix: str, ttl_seconds: float | None, wait_replicas: int, timeout_seconds: float, max_threads: int
+) -> None:
+    if not isinstance(key_prefix, str) or "{" in key_prefix or "}" in key_prefix:
+        raise InvalidInput(f"key_prefix is a text without braces, not {checks.shown(key_prefix)}")
+    numbers = (("ttl_seconds", ttl_seconds or 1), ("timeout_seconds", timeout_seconds), ("max_threads", max_threads))
+    for name, value in numbers:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e10:
+            raise InvalidInput(f"{name} is a number greater than 0, not {checks.shown(value)}")
+    if ttl_seconds is not None and not ttl_seconds:
+        raise InvalidInput("ttl_seconds is a number greater than 0, or None for no end")
+    checks.count(wait_replicas, "wait_replicas")
+
+
+class _Known(NamedTuple):
+    """A head as this process saw it last."""
+
+    bucket: int
+    raw: bytes
+    head: Stored
+    is_fresh: bool = True
+    """This process has not put after it yet: the first put looks at the types of keys, and ends a time to live."""
+
+
+class _Row(NamedTuple):
+    """A line of a list, before its checkpoint is unpacked."""
+
+    seq: int
+    key: Key
+    item: bytes
+    marks: int
+    family: str
+    hidden: Sequence[Hidden]
+
+
+class _Server:
+    """What the store does, blocking. Each call takes its deadline."""
+
+    rest_order = 1
+
+    def __init__(self, link: Link, prefix: str, life_ms: int, wait_replicas: int) -> None:
+        self._link, self._prefix, self._life, self._replicas = link, prefix.encode(), life_ms, wait_replicas
+        self._lock = threading.Lock()
+        self._heads: Heads[_Known] = Heads()
+        self._aliases: OrderedDict[str, int] = OrderedDict()
+        self._registered: set[int] = set()
+        self.sweeps: dict[str, Sweep] = {}
+        self._checked = False
+        forks.register(self)
+
+    def rest(self) -> None:
+        self._lock.acquire()
+        self._heads.rest()
+        self._link.rest()
+
+    def wake(self, *, in_child: bool) -> None:
+        self._link.wake(in_child=in_child)
+        self._heads.wake()
+        self._lock.release()
+
+    def close(self) -> None:
+        self._link.close()
+
+    # -- calls
+
+    def _base(self, bucket: int) -> bytes:
+        return b"%b{%d}:" % (self._prefix, bucket)
+
+    def _check_server(self, at: float) -> None:
+        """Once per process: see that the server can be used."""
+        if self._checked:
+            return
+        with translated():
+            self._link.check_server(self._base(0), at)
+            found = self._link.send(self._prefix + b"format", (b"GET", self._prefix + b"format"), at)
+            if isinstance(found, Exception):
+                raise found
+        if found not in (None, FORMAT_VERSION):
+            raise StoreMismatch(
+                f"the keys under {self._prefix.decode()!r} have format {checks.shown(found)}, this Everstep knows "
+                f"{FORMAT_VERSION.decode()}; upgrade everstep"
+            )
+        self._checked = True
+
+    def _call(self, bucket: int, at: float, *args: Any, writes: bool = False) -> Any:
+        """Call the script. A call that may be repeated is, if its answer was lost."""
+        self._check_server(at)
+        with translated():
+            for tries in range(_LOST_MAX):
+                try:
+                    return self._link.run(self._base(bucket), _encoded(args), at, writes=writes)
+                except Lost:
+                    self._registered.clear()  # after a failover it may be gone
+                    if tries == _LOST_MAX - 1:
+                        raise
+            raise AssertionError("unreachable")
+
+    def _call_once(self, bucket: int, at: float, args: Sequence[Any]) -> Any:
+        """Call the script with a change; if the answer was lost, Lost comes out."""
+        self._check_server(at)
+        with translated(but=(Lost,)):
+            try:
+                return self._link.run(self._base(bucket), _encoded(args), at, writes=True)
+            except Lost:
+                self._registered.clear()
+                raise
+
+    def _everywhere(self, at: float, *args: Any) -> Iterator[tuple[int, Any]]:
+        """Call the script on every bucket in use."""
+        self._check_server(at)
+        with translated():
+            key = self._prefix + b"buckets"
+            members = self._link.send(key, (b"SMEMBERS", key), at)
+            if isinstance(members, Exception):
+                raise members
+            buckets = sorted(int(member) for member in members)
+            replies = self._link.run_many([self._base(bucket) for bucket in buckets], _encoded(args), at)
+        yield from zip(buckets, replies, strict=True)
+
+    def _ask(self, at: float, verb: str, thread_id: str, *args: Any, writes: bool = False) -> tuple[int, Any] | None:
+        """Call a verb about a thread where that is kept; None: there is no such thread."""
+        bucket, is_sure = self._place(thread_id), False
+        while True:
+            reply = self._call(bucket, at, verb, thread_id, *args, writes=writes)
+            if reply[0] != b"absent":
+                return bucket, reply
+            other = None if is_sure else self._elsewhere(thread_id, bucket, reply[1])
+            if other is None:
+                return None
+            is_sure, bucket = bucket == bucket_of(thread_id), other
+
+    # -- where a thread is kept
+
+    def _place(self, thread_id: str) -> int:
+        with self._lock:
+            return self._aliases.get(thread_id, bucket_of(thread_id))
+
+    def _elsewhere(self, thread_id: str, bucket: int, alias: bytes) -> int | None:
+        """Return where else a thread may be, which is not in this bucket."""
+        own = bucket_of(thread_id)
+        with self._lock:
+            if bucket != own:
+                self._aliases.pop(thread_id, None)
+                return own
+            if not alias or int(alias) == own:
+                return None
+            self._aliases[thread_id] = int(alias)
+            if len(self._aliases) > _ALIASES_MAX:
+                self._aliases.popitem(last=False)
+            return int(alias)
+
+    def _set_aliases(self, names: Sequence[str], bucket: int, at: float) -> None:
+        """Note where threads are kept whose names give another bucket, before they are."""
+        for name in names:
+            own, old = bucket_of(name), b""
+            while own != bucket:
+                reply = self._call(own, at, "alias", name, bucket, self._life, old, writes=True)
+                if reply[0] == b"done":
+                    break
+                if reply[0] == b"here" or self._call(int(reply[1]), at, "look", name, "")[0] == b"found":
+                    raise InvalidInput(f"thread {name!r} exists and is not of the family it should branch from")
+                old = reply[1]  # a thread that was there once
+
+    def _register(self, bucket: int, at: float) -> None:
+        """Note that a bucket is in use, before it is."""
+        if bucket in self._registered:
+            return
+        with translated():
+            for key, command in (
+                (b"format", (b"SET", self._prefix + b"format", FORMAT_VERSION, b"NX")),
+                (b"identity", (b"SET", self._prefix + b"identity", secrets.token_bytes(16), b"NX")),
+                (b"buckets", (b"SADD", self._prefix + b"buckets", bucket)),
+            ):
+                reply = self._link.send(self._prefix + key, command, at, writes=True)
+                if isinstance(reply, Exception):
+                    raise reply
+        self._registered.add(bucket)
+
+    # -- changing
+
+    def commit(self, change: Change, at: float) -> Stored | None:
+        """Commit in one round trip if that can be, else by a plan."""
+        lost: list[Draft] = []
+        if change.build is not None and is_plain(change) and change.head == "always":
+            stored = self._put(change, change.build, lost, at)
+            if stored is not None:
+                return stored
+        place = None
+        if change.origin is not None:
+            found = self._ask(at, "checkpoint", *change.origin)
+            place = found[0] if found is not None else None
+        drafts: list[Draft] = []
+
+        def build(head: Stored | None) -> Draft:
+            drafts[:] = [change.build(head)] if change.build is not None else []
+            return drafts[0]
+
+        noted = change._replace(build=build) if change.build is not None else change
+        line = change.thread_id, change.namespace
+        return self._planned(lambda plan: apply(plan, noted), line, drafts, lost, place, at)
+
+    def _put(
+        self, change: Change, build: Callable[[Stored | None], Draft], lost: list[Draft], at: float
+    ) -> Stored | None:
+        """Commit a checkpoint that follows the head as last seen; None: it must be planned."""
+        line = change.thread_id, change.namespace
+        for _ in range(_TRIES):
+            seen = self._heads.get(line)
+            if seen is None or seen.known is None:
+                return None
+            known, head = seen.known, seen.known.head
+            if change.expect is not ANY and change.expect != head.record.key.checkpoint_id:
+                return None
+            draft = build(head)
+            record = draft.record
+            rests_on_head = all(base == Base(head.record.key, head.digest) for base in draft.bases)
+            if record.key[:2] != line or record.parents != (head.record.key,) or not rests_on_head:
+                return None
+            packed = Packed(record, *pack_record(record))
+            added = (
+                sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
+            )
+            objects = pack_objects(draft.objects)
+            verb: list[Any] = ["put"]
+            if self._life or known.is_fresh or change.prune:
+                verb = ["put_and_prune", len(change.prune), *change.prune, self._life]
+            args = [
+                *verb, *line, head.family, known.raw, record.key.checkpoint_id, pack_item(packed, head.run, added),
+                packed.digest.hex(), self._life, int(known.is_fresh), len(objects), *objects,
+            ]  # fmt: skip
+            reply = self._sent(args, known.bucket, change.thread_id, draft, lost, at)
+            if reply[0] == b"done":
+                seq, raw = int(reply[1]), reply[2]
+                stored = Stored(record, seq, head.family, digest=packed.digest, run=head.run, added_bytes=added)
+                self._heads.note(
+                    line, head.family, seen.generation + 1, _Known(known.bucket, raw, stored, is_fresh=False), seen
+                )
+                if reply[3] == b"1":
+                    self._renew_aliases(head.family, at)
+                return stored
+            self._see_head(line, reply, known.bucket, seen)
+            found = self._lost_and_found(lost, at)
+            if found is not None:
+                return found
+        raise StoreUnavailable("too many writers at once; try again")
+
+    def _see_head(self, line: tuple[str, str], reply: Sequence[bytes], bucket: int, since: Any) -> None:
+        """Note the head that a refused put was answered with."""
+        family, raw, seq, item = reply[1:]
+        if not raw:
+            self._heads.forget(line)
+            return
+        state = LineState(raw)
+        known = None
+        if seq and not state.turned:
+            head = unpack_item(item, Key(*line, state.checkpoint_id), _number(seq), family.decode())
+            known = _Known(bucket, raw, head)
+        self._heads.note(line, family.decode(), state.generation, known, since)
+        if known is not None and since is not None and raw == since.known.raw:
+            self._heads.doubt(line)  # it was refused for another reason: its id is there
+
+    def _planned(
+        self,
+        work: Callable[[Plan], Stored | None],
+        line: tuple[str, str],
+        drafts: Sequence[Draft],
+        lost: list[Draft],
+        place: int | None,
+        at: float,
+    ) -> Stored | None:
+        """Plan and send until nothing has changed in between."""
+        thread_id = line[0]
+        since = self._heads.get(line)
+        bucket = place if place is not None else self._place(thread_id)
+        is_sure, nowhere = place is not None, None
+        for _ in range(_TRIES):
+            plan = Plan(functools.partial(self._call, bucket, at), bucket, self._life, thread_id)
+            if nowhere is not None:
+                plan.accept_absence(nowhere)
+            try:
+                stored = work(plan)
+            except Elsewhere as exc:
+                other = None if is_sure else self._elsewhere(thread_id, bucket, exc.alias)
+                if other is None:  # the thread is nowhere; it would be here
+                    nowhere = exc.remains
+                else:
+                    is_sure, bucket = bucket == bucket_of(thread_id), other
+                continue
+            except Stale:
+                is_sure, nowhere = place is not None, None
+                continue
+            if line in plan.generations:
+                self._heads.check(line, *plan.generations[line], since)
+            if plan.is_empty:
+                self._confirm(stored, bucket, at)
+                return stored
+            if plan.created:
+                self._register(bucket, at)
+                self._set_aliases(plan.created, bucket, at)
+            reply = self._sent(plan.arguments(*line), bucket, thread_id, drafts[0] if drafts else None, lost, at)
+            if reply[0] == b"done":
+                self._note_plan(plan, line, stored, bucket, since)
+                self._set_aliases(plan.created, bucket, at)  # again, lest somebody deleted them just then
+                return stored
+            found = self._lost_and_found(lost, at)
+            if found is not None:
+                return found
+            is_sure, nowhere = place is not None, None
+        raise StoreUnavailable("too many writers at once; try again")
+
+    def _note_plan(self, plan: Plan, line: tuple[str, str], stored: Stored | None, bucket: int, since: Any) -> None:
+        state = plan.state(*line)
+        if state is None:
+            return
+        known, family = None, plan.family_name
+        is_head = stored is not None and state.checkpoint_id == stored.record.key.checkpoint_id
+        if stored is not None and is_head and not state.turned and state.digest == stored.digest.hex():
+            known = _Known(bucket, state.raw, stored)
+        self._heads.note(line, family, state.generation, known, since)
+
+    def _sent(
+        self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
+    ) -> Any:
+        """Send a change. If its answer is lost, send it again: it names what it saw, so it is never done twice."""
+        name = draft.record.key.checkpoint_id if draft is not None else None
+        trouble: Exception | None = None
+        for _ in range(_LOST_MAX):
+            try:
+                reply = self._call_once(bucket, at, args)
+            except Lost as exc:
+                trouble = exc
+                if draft is not None and not any(draft is other for other in lost):
+                    lost.append(draft)
+                continue
+            except NotReplicated as exc:
+                raise CommitUnknown(name, thread_id, str(exc)) from exc
+            except StoreUnavailable as exc:
+                if trouble is None:
+                    raise
+                raise CommitUnknown(name, thread_id) from exc
+            if reply[0] != b"done" and trouble is not None and draft is None:
+                break  # changed since: by this very call, or by somebody else
+            return reply
+        raise CommitUnknown(name, thread_id) from trouble
+
+    def _lost_and_found(self, lost: Sequence[Draft], at: float) -> Stored | None:
+        """Return the checkpoint of a call whose answer was lost, if it was done."""
+        for draft in lost:
+            loaded = self.load(*draft.record.key, objects=False, writes=False, at=at)
+            if loaded is not None and loaded.stored.digest == record_digest(*pack_record(draft.record)):
+                self._heads.doubt(draft.record.key[:2])
+                return loaded.stored
+        return None
+
+    def _confirm(self, stored: Stored | None, bucket: int, at: float) -> None:
+        """Nothing had to be done: see that replicas have what is there."""
+        if self._replicas and stored is not None:
+            try:
+                self._call(bucket, at, "confirm", stored.family, writes=True)
+            except NotReplicated as exc:
+                raise CommitUnknown(stored.record.key.checkpoint_id, stored.record.key.thread_id, str(exc)) from exc
+
+    def _renew_aliases(self, family: str, at: float) -> None:
+        bucket = _bucket_of_family(family)
+        names = self._call(bucket, at, "get", "SMEMBERS", f"family:{family}:threads")
+        self._set_aliases([name.decode() for name in names], bucket, at)
+
+    def put_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, at: float
+    ) -> None:
+        flat: list[Any] = []
+        for write in writes:
+            flat += ("last" if write.idx < 0 else "first", *pack_write(key.checkpoint_id, write))
+        packed = pack_objects(objects)
+        rests_on = (*base.key, base.digest.hex()) if base is not None else ("", "", "", "")
+        args = (key.namespace, key.checkpoint_id, self._life, *rests_on, len(packed), *packed, len(flat), *flat)
+        try:
+            found = self._ask(at, "writes", key.thread_id, *args, writes=True)
+        except NotReplicated as exc:
+            raise CommitUnknown(key.checkpoint_id, key.thread_id, str(exc)) from exc
+        reply = found[1][0] if found is not None else b"missing"
+        if reply == b"base":
+            raise BaseGone(f"{base.key if base is not None else None} is no longer stored as it was")
+        if reply == b"missing":
+            line = key.thread_id, key.namespace
+
+            def work(plan: Plan) -> None:
+                apply_writes(plan, key, writes, objects, base)
+
+            self._planned(work, line, (), [], None, at)
+
+    def delete(
+        self,
+        thread_id: str,
+        keys: Collection[Key] | None,
+        before_step: int | None,
+        spare: bool,
+        operations: Collection[int],
+        at: float,
+    ) -> Deleted:
+        found = self._ask(at, "index", thread_id)
+        if found is None:
+            return Deleted(0, frozenset())
+        args: list[Any] = [int(spare), len(operations), *operations]
+        namespaces = [name.decode() for name in found[1][1][::2]]
+        args.append(len(namespaces))
+        for namespace in namespaces:
+            ids: list[str] = []
+            if keys is not None:
+                ids = [key.checkpoint_id for key in keys if key[:2] == (thread_id, namespace)]
+            elif before_step is not None:
+                query = Query(thread_id=thread_id, namespace=namespace, step_max=before_step - 1, hidden="also")
+                ids = [row.key.checkpoint_id for row in self._rows(query, at)]
+            args += (namespace, int(keys is None and before_step is None), len(ids), *ids)
+            self._heads.doubt((thread_id, namespace))
+        try:
+            found = self._ask(at, "delete", thread_id, *args, writes=True)
+        except NotReplicated as exc:
+            raise CommitUnknown(None, thread_id, str(exc)) from exc
+        if found is None:
+            return Deleted(0, frozenset())
+        bucket, (_, count, family, left) = found
+        if left != b"thread" and bucket != bucket_of(thread_id):
+            self._call(bucket_of(thread_id), at, "unalias", thread_id, writes=True)
+        return Deleted(count, frozenset({family.decode()}) if count and left != b"nothing" else frozenset())
+
+    # -- reading
+
+    def load(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool, at: float
+    ) -> Loaded | None:
+        line = thread_id, namespace
+        since = self._heads.get(line)
+        which = ("head", "") if checkpoint_id is None else ("id", checkpoint_id)
+        found = self._ask(at, "load", thread_id, namespace, *which, int(objects), int(writes))
+        if found is None:
+            return None
+        bucket, reply = found
+        if len(reply) > 1:
+            state = LineState(reply[2])
+            self._heads.check(line, reply[1].decode(), state.generation, since)
+        if reply[0] == b"none":
+            return None
+        family, raw, name, seq, item, pinned, stretches, below, attached = reply[1:]
+        key = Key(thread_id, namespace, name.decode())
+        stored = unpack_item(item, key, _number(seq), family.decode(), pinned=pinned == b"1")
+        if checkpoint_id is None:
+            known = _Known(bucket, raw, stored) if not state.turned else None
+            self._heads.note(line, stored.family, state.generation, known, since)
+        hidden = [unpack_hidden(stretch) for stretch in stretches]
+        stored = stored._replace(hidden=is_hidden(hidden, namespace, stored.seq, stored.run))
+        found_writes = unpack_writes(key.checkpoint_id, attached, hidden, namespace)
+        return Loaded(stored, state.generation, unpack_objects(below), found_writes)
+
+    def find(self, checkpoint_id: str, at: float) -> list[Key]:
+        items = [item for _, found in self._everywhere(at, "find", checkpoint_id) for item in found]
+        return [item_key(item) for item in items]
+
+    def fetch(self, family: str, hashes: Collection[bytes], below: bool, at: float) -> list[Object]:
+        bucket = _bucket_of_family(family)
+        return unpack_objects(self._call(bucket, at, "fetch", family, int(below), len(hashes), *hashes))
+
+    def list_checkpoints(self, query: Query, at: float) -> list[Stored]:
+        rows = self._rows(query, at)
+        return [
+            unpack_item(
+                row.item, row.key, row.seq, row.family, pinned=bool(row.marks & 1), hidden=_is_hidden(row), whole=False
+            )
+            for row in rows
+        ]
+
+    def count(self, query: Query, at: float) -> int:
+        simple = Query(
+            thread_id=query.thread_id, namespace=query.namespace, before_seq=query.before_seq,
+            after_seq=query.after_seq, order=query.order, hidden=query.hidden,
+        )  # fmt: skip
+        if query == simple and query.thread_id is not None and query.namespace is not None and query.hidden != "only":
+            found = self._ask(at, "count", query.thread_id, query.namespace, *_range(query))
+            if found is None or found[1][0] == b"found":
+                return found[1][1] if found is not None else 0
+        return len(self._rows(query, at))
+
+    def _rows(self, query: Query, at: float) -> list[_Row]:
+        """Return what a query asks for."""
+        wanted = packed_filter(query.filter)
+        limit = None if query.limit is None else query.limit + query.offset
+        chosen: list[_Row] = []
+        if limit != 0:
+            for row in self._ordered(query, at):
+                if _matches(query, row, wanted):
+                    chosen.append(row)
+                    if len(chosen) == limit:
+                        break
+        return chosen[query.offset :]
+
+    def _ordered(self, query: Query, at: float) -> Iterator[_Row]:
+        """Yield the checkpoints of a query's threads and namespaces in its order, a page at a time."""
+        if query.thread_id is not None and query.namespace is not None and query.order != "id":
+            yield from self._paged(query, query.thread_id, query.namespace, at)
+            return
+        every: list[tuple[Any, ...]] = []
+        for thread_id in [query.thread_id] if query.thread_id is not None else self._names(at):
+            found = self._ask(at, "index", thread_id)
+            lines = found[1][1] if found is not None else []
+            for name, flat in zip(lines[::2], lines[1::2], strict=True):
+                namespace = name.decode()
+                if query.namespace is None or namespace == query.namespace:
+                    for checkpoint_id, seq in zip(flat[::2], flat[1::2], strict=True):
+                        key = Key(thread_id, namespace, checkpoint_id.decode())
+                        every.append((key.checkpoint_id if query.order == "id" else "", _number(seq), key))
+        every.sort(reverse=query.order != "oldest")
+        if query.before_id is not None:
+            every = [row for row in every if row[2].checkpoint_id < query.before_id]
+        for first in range(0, len(every), _PAGE):
+            keys = [row[2] for row in every[first : first + _PAGE]]
+            rows = {row.key: row for row in self._items(keys, at)}
+            yield from (rows[key] for key in keys if key in rows)
+
+    def _paged(self, query: Query, thread_id: str, namespace: str, at: float) -> Iterator[_Row]:
+        low, high = _range(query)
+        size = _PAGE if query.limit is None else min(max(query.limit + query.offset, 1), _PAGE)
+        while True:
+            found = self._ask(at, "page", thread_id, namespace, query.order, low, high, size)
+            if found is None:
+                return
+            rows = _page_rows(thread_id, namespace, found[1])
+            yield from rows
+            if len(rows) < size:
+                return
+            size = _PAGE
+            if query.order == "oldest":
+                low = f"({rows[-1].seq}"
+            else:
+                high = f"({rows[-1].seq}"
+
+    def _items(self, keys: Sequence[Key], at: float) -> Iterator[_Row]:
+        lines: dict[tuple[str, str], list[str]] = {}
+        for key in keys:
+            lines.setdefault(key[:2], []).append(key.checkpoint_id)
+        for (thread_id, namespace), ids in lines.items():
+            found = self._ask(at, "items", thread_id, namespace, len(ids), *ids)
+            if found is not None:
+                yield from _page_rows(thread_id, namespace, found[1])
+
+    def _names(self, at: float) -> list[str]:
+        return [name.decode() for _, names in self._everywhere(at, "names") for name in names]
+
+    def list_threads(self, limit: int, offset: int, headless: bool, at: float) -> list[Stored]:
+        if not limit:
+            return []
+        found = [row for _, rows in self._everywhere(at, "threads", limit + offset, int(headless)) for row in rows]
+        newest = heapq.nlargest(limit + offset, found, key=lambda row: float(row[0]))[offset:]
+        heads = []
+        for _, family, stretches, (_, seq, item, marks) in newest:
+            stored = unpack_item(
+                item, item_key(item), _number(seq), family.decode(), pinned=bool(marks & 1), whole=False
+            )
+            hidden = [unpack_hidden(stretch) for stretch in stretches]
+            heads.append(stored._replace(hidden=is_hidden(hidden, stored.record.key.namespace, stored.seq, stored.run)))
+        return heads
+
+    def thread(self, thread_id: str, branches: bool, ancestry: bool, at: float) -> Thread | None:
+        found = self._ask(at, "thread", thread_id, int(branches))
+        if found is None:
+            return None
+        flat, newest, stretches, runs, commons, spared, born, live, doomed = found[1][1:]
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        heads = {}
+        for field, raw in fields.items():
+            if field.startswith(b"@"):
+                state = LineState(raw)
+                if state.digest is not None:
+                    heads[field[1:].decode()] = state.checkpoint_id, state.generation
+        hidden: dict[int, list[Hidden]] = {}
+        for stretch in map(unpack_hidden, stretches):
+            hidden.setdefault(stretch.operation, []).append(stretch)
+        prefix = line_name(thread_id, "").encode()
+        origin = fields.get(b"origin")
+        every = {int(run): value.split(b"\n", 1) for run, value in zip(runs[::2], runs[1::2], strict=True)}
+        return Thread(
+            thread_id,
+            fields[b"family"].decode(),
+            _origin(origin, thread_id) if origin is not None else None,
+            heads,
+            {name.decode(): _number(seq) for name, seq in zip(newest[::2], newest[1::2], strict=True)},
+            hidden,
+            _runs({run: value for run, value in every.items() if value[0].startswith(prefix)}),
+            _runs(every) if ancestry else {},
+            [
+                name.decode()
+                for _, name, key in sorted(born, key=lambda row: int(row[0]))
+                if _origin(key, name.decode()).thread_id == thread_id
+            ],
+            _commons(commons, thread_id),
+            frozenset(_number(seq) for seq in spared),
+            int(doomed) / max(int(live), 1) if int(doomed) else 0.0,
+        )
+
+    def operations(self, thread_id: str, limit: int, at: float) -> list[Operation]:
+        found = self._ask(at, "log", thread_id)
+        flat = found[1][1] if found is not None else []
+        entries = sorted(zip(map(int, flat[::2]), flat[1::2], strict=True), reverse=True)[:limit]
+        return [unpack_operation(value[1:], seq, value[:1] == b"1") for seq, value in entries]
+
+    # -- copying: see `transaction.adopt`
+
+    def raw(self, thread_id: str, kin: bool, at: float) -> RawThread | None:
+        found = self._ask(at, "raw", thread_id, int(kin))
+        if found is None:
+            return None
+        flat, newest, stretches, log, attached, runs, commons, pins, began, active, names = found[1][1:]
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        last = dict(zip(newest[::2], newest[1::2], strict=True))
+        owners: dict[bytes, set[int]] = {}
+        for run, value in zip(runs[::2], runs[1::2], strict=True):
+            owners.setdefault(value.split(b"\n", 1)[0], set()).add(int(run))
+        lines = {}
+        for field, value in fields.items():
+            if field.startswith(b"@"):
+                state, name = LineState(value), field[1:].decode()
+                head = state.checkpoint_id if state.digest is not None else None
+                own = frozenset(owners.get(line_name(thread_id, name).encode(), ()))
+                lines[name] = RawLine(
+                    head, state.turned, state.generation, _number(active), own, _number(last[field[1:]])
+                )
+        writes = [
+            (Key(thread_id, name.decode(), checkpoint_id.decode()), write)
+            for name, checkpoint_id, held in attached
+            for write in raw_writes(checkpoint_id.decode(), held)
+        ]
+        origin = fields.get(b"origin")
+        entries = sorted(zip(map(int, log[::2]), log[1::2], strict=True))
+        return RawThread(
+            thread_id,
+            fields[b"family"].decode(),
+            self._identity(at) + fields[b"family"],
+            lines,
+            _origin(origin, thread_id) if origin is not None else None,
+            _number(began),
+            frozenset(_number(seq) for seq in pins),
+            [unpack_hidden(stretch) for stretch in stretches],
+            [unpack_operation(value[1:], seq, value[:1] == b"1") for seq, value in entries],
+            sorted(writes, key=lambda each: each[1].seq),
+            _commons(commons, thread_id),
+            fields.get(b"note", b""),
+            [name.decode() for name in names],
+        )
+
+    def _family_of(self, thread_id: str, at: float) -> bytes | None:
+        found = self._ask(at, "look", thread_id, "")
+        flat = found[1][1] if found is not None else []
+        return dict(zip(flat[::2], flat[1::2], strict=True)).get(b"family")
+
+    def _identity(self, at: float) -> bytes:
+        with translated():
+            found = self._link.send(self._prefix + b"identity", (b"GET", self._prefix + b"identity"), at)
+            if isinstance(found, Exception):
+                raise found
+        return found or b""
+
+    def adopt(self, part: Part, at: float) -> int:
+        highest = 0
+        family = self._family_of(part.thread_id, at)
+        for name in {stored.record.key.thread_id for stored in part.checkpoints} | {raw[0] for raw in part.threads}:
+            if self._family_of(name, at) not in (None, family):  # it may be in another bucket, where no plan looks
+                raise InvalidInput(f"thread {name!r} exists and is not of the family of {part.thread_id!r}")
+
+        def work(plan: Plan) -> None:
+            nonlocal highest
+            highest = adopt(plan, part)
+
+        self._planned(work, (part.thread_id, ""), (), [], None, at)
+        for raw in part.threads:
+            for namespace in raw.lines:
+                self._heads.forget((raw.thread_id, namespace))
+        return highest
+
+    # -- sweeping: see `sweeping`
+
+    def sweep_start(
+        self, family: str, without: Collection[Key], pretend: bool, at: float
+    ) -> tuple[int, int, int, list[bytes]] | None:
+        """Begin an epoch: what is sent again from now on is of it, and not removed."""
+        names = [f"thread:{line_name(key[0], key[1])}:item:{key[2]}" for key in without]
+        keys = [self._base(_bucket_of_family(family)) + name.encode() for name in names]
+        found = self._call(_bucket_of_family(family), at, "roots", family, int(pretend), len(keys), *keys)
+        if not found:
+            return None
+        epoch, doomed, roots = found
+        return int(epoch), int(doomed), int(epoch) - (0 if pretend else 1), roots
+
+    def links(self, family: str, wanted: Sequence[bytes], at: float) -> list[tuple[bytes, bytes, int]]:
+        flat = self._call(_bucket_of_family(family), at, "links", family, len(wanted), *wanted)
+        return list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+
+    def objects_after(
+        self, family: str, last: bytes, limit: int, at: float
+    ) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
+        """Return (hash, epoch, size); the server's cursor says from where to go on."""
+        cursor, flat = self._call(_bucket_of_family(family), at, "scan", family, last or b"0", limit)
+        found = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        return found, cursor if cursor != b"0" else None
+
+    def remove_objects(self, family: str, doomed: Sequence[tuple[bytes, int]], epoch: int, at: float) -> int:
+        """Remove what was not sent again since the epoch began. Several sweeps at once do no harm."""
+        names = [key for key, _ in doomed]
+        self._call(_bucket_of_family(family), at, "discard", family, epoch, len(names), *names, writes=True)
+        return epoch
+
+    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, at: float) -> None:
+        self._call(_bucket_of_family(family), at, "swept", family, live_bytes, doomed_bytes, writes=True)
+
+
+class _SweepDriver:
+    """How a sweep gets at a family: each of its steps is a call of its own."""
+
+    def __init__(self, driver: Driver, server: _Server, *, pretend: bool) -> None:
+        self._driver, self._server, self._pretend = driver, server, pretend
+
+    async def read(self, work: Callable[[Any], T]) -> T:
+        return await self._driver.run(lambda at: work(_SweepRows(self._server, self._pretend, at)))
+
+    async def write(self, work: Callable[[Any], T], thread_id: str) -> T:  # noqa: ARG002  # a family's, not a thread's
+        return await self.read(work)
+
+
+class _SweepRows:
+    def __init__(self, server: _Server, pretend: bool, at: float) -> None:
+        self._pretend, self._at = pretend, at
+        self.links = functools.partial(server.links, at=at)
+        self.objects_after = functools.partial(server.objects_after, at=at)
+        self.remove_objects = functools.partial(server.remove_objects, at=at)
+        self.sweep_end = functools.partial(server.sweep_end, at=at)
+        self.sweep_start = functools.partial(server.sweep_start, pretend=pretend, at=at)
+
+
+def _page_rows(thread_id: str, namespace: str, reply: Sequence[Any]) -> list[_Row]:
+    family, hidden, flat = reply[1].decode(), [unpack_hidden(stretch) for stretch in reply[2]], reply[3]
+    return [
+        _Row(
+            _number(flat[n + 1]), Key(thread_id, namespace, flat[n].decode()), flat[n + 2], flat[n + 3], family, hidden
+        )
+        for n in range(0, len(flat), 4)
+    ]
+
+
+def _range(query: Query) -> tuple[str, str]:
+    low = "-inf" if query.after_seq is None else f"({query.after_seq}"
+    return low, "+inf" if query.before_seq is None else f"({query.before_seq}"
+
+
+_FIRST = re.compile(rb'{"digest":"[0-9a-f]+","added":\d+,"run":(\d+),"step":(-?\d+),')
+
+
+def _first(row: _Row) -> tuple[int, int]:
+    """Return run and step, which stand first in an item."""
+    found = _FIRST.match(row.item)
+    if found is None:
+        unpack_item(row.item, row.key, row.seq, row.family, whole=False)  # says what is wrong with it
+        raise AssertionError("an item that can be read begins as it should")
+    return int(found[1]) or row.seq, int(found[2])
+
+
+def _is_hidden(row: _Row) -> bool:
+    return bool(row.hidden) and is_hidden(row.hidden, row.key.namespace, row.seq, _first(row)[0])
+
+
+def _matches(query: Query, row: _Row, wanted: dict[str, bytes]) -> bool:
+    if (
+        (query.before_id is not None and row.key.checkpoint_id >= query.before_id)
+        or (query.before_seq is not None and row.seq >= query.before_seq)
+        or (query.after_seq is not None and row.seq <= query.after_seq)
+        or (query.spared is not None and bool(row.marks) != query.spared)
+    ):
+        return False
+    if query.step_max is not None or query.run is not None:
+        run, step = _first(row)
+        if (query.step_max is not None and step > query.step_max) or query.run not in (None, run):
+            return False
+    if query.hidden != "also" and _is_hidden(row) != (query.hidden == "only"):
+        return False
+    if not wanted:
+        return True
+    stored = unpack_item(row.item, row.key, row.seq, row.family, whole=False)
+    return matches(stored.record.metadata, wanted)
+
+
+def _runs(every: dict[int, list[bytes]]) -> dict[int, Sequence[Place]]:
+    return {run: unpack_run(run, data) for run, (_, data) in every.items()}
+
+
+def _commons(flat: Sequence[bytes], thread_id: str) -> dict[str, list[Common]]:
+    found: dict[str, list[Common]] = {}
+    entries = []
+    for field, value in zip(flat[::2], flat[1::2], strict=True):
+        seq, size, names = field.split(b" ", 2)
+        one, two = names[: int(size)].decode(), names[int(size) :].decode()
+        if thread_id in (one, two):
+            length, rest = value.split(b" ", 1)
+            children, data = rest[: int(length)], rest[int(length) :]
+            entries.append((int(seq), two if one == thread_id else one, unpack_common(data, children, one, two)))
+    for _, other, common in sorted(entries, key=lambda entry: entry[0]):
+        found.setdefault(other, []).append(common)
+    return found
+
+
+def _origin(sealed: bytes, thread_id: str) -> Key:
+    return Key(*unpack_sealed(sealed, f"the origin of thread {thread_id!r}", thread_id.encode()))
+
+
+def _number(score: bytes) -> int:
+    return int(float(score))
+
+
+def _bucket_of_family(family: str) -> int:
+    try:
+        return int(family.split(".", 1)[0])
+    except ValueError:
+        raise InvalidInput(f"there is no family {family!r} in a Redis store") from None
+
+
+def _encoded(args: Sequence[Any]) -> list[Any]:
+    """Return the name of a script and its arguments as the driver takes them. Names may hold what UTF-8 does not."""
+    rest = [arg.encode("utf-8", "surrogatepass") if isinstance(arg, str) else arg for arg in args[1:]]
+    return [args[0], *rest]

@@ -1,0 +1,235 @@
+"""Checkpoints, hidden stretches, writes and objects as the bytes that the Redis store keeps. Pure.
+
+A checkpoint is readable JSON. It is read back by packing what was read: if that does not give the checksum it was
+written with, it is damaged. What the script looks at stands first, in this order: see `parse` in lua/redis-1.lua.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from everstep.errors import CheckpointCorrupted
+from everstep.stores.protocol import Hidden, Key, Object, Record, Stored, Write
+from everstep.stores.records import pack_record, pack_sealed, record_digest, unpack_sealed
+from everstep.stores.transaction import Packed
+from everstep.values import codec
+
+BUCKETS = 1024
+_ESCAPED = re.compile(r"[%:{}\x00-\x1f\x7f]")
+_OPTIONAL = ("tags", "summary", "next_node", "trigger", "kind")
+
+
+def bucket_of(thread_id: str) -> int:
+    """Return the bucket of a thread's name, which never changes."""
+    digest = hashlib.sha256(thread_id.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:4], "big") % BUCKETS
+
+
+def escaped(name: str) -> str:
+    """Return a name as a part of a key. The script does the same."""
+    return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", name) if _ESCAPED.search(name) else name
+
+
+def line_name(thread_id: str, namespace: str) -> str:
+    """Return how keys and indexes name a namespace of a thread."""
+    return f"{escaped(thread_id)}:{escaped(namespace)}"
+
+
+# -- checkpoints
+
+
+def pack_item(packed: Packed, run: int, added_bytes: int) -> bytes:
+    """Return a checkpoint as JSON; `run` is 0 if it begins one."""
+    record = packed.record
+    shown: dict[str, Any] = {
+        "digest": packed.digest.hex(),
+        "added": added_bytes,
+        "run": run,
+        "step": record.step,
+        "children": record.children.hex(),
+        "thread_id": record.key.thread_id,
+        "namespace": record.key.namespace,
+        "checkpoint_id": record.key.checkpoint_id,
+        "created_at": record.created_at,
+        "parents": [parent[2] if parent[:2] == record.key[:2] else parent for parent in record.parents],
+        "sizes": record.sizes,
+    }
+    for name in _OPTIONAL:
+        if value := getattr(record, name):
+            shown[name] = value
+    if record.metadata:
+        if _is_plain(record.metadata):
+            shown["metadata"] = dict(record.metadata)
+        else:
+            shown["packed_metadata"] = b64encode(codec.pack(dict(record.metadata), "metadata")).decode()
+    shown["root"] = b64encode(record.body).decode()
+    return json.dumps(shown, separators=(",", ":")).encode()
+
+
+def unpack_item(
+    item: bytes, key: Key, seq: int, family: str, *, pinned: bool = False, hidden: bool = False, whole: bool = True
+) -> Stored:
+    """Return what `pack_item` kept; without `whole` the root was left out."""
+    if not item:
+        raise _corrupted("the checkpoint's item is missing though its index has it", key)
+    try:
+        shown = json.loads(item if whole else item + b"}")
+        record = Record(
+            Key(shown["thread_id"], shown["namespace"], shown["checkpoint_id"]),
+            shown["step"],
+            tuple(_parent(parent, key) for parent in shown["parents"]),
+            shown["created_at"],
+            bytes.fromhex(shown["children"]) if whole else b"",
+            b64decode(shown["root"], validate=True) if whole else b"",
+            tuple(shown["sizes"]),
+            tuple(shown.get("tags", ())),
+            shown.get("summary", ""),
+            shown.get("next_node", ""),
+            shown.get("trigger", ""),
+            shown.get("kind", ""),
+            _metadata(shown),
+        )
+        digest = bytes.fromhex(shown["digest"])
+        info, root = pack_record(record)
+        run, added = shown["run"] or seq, shown["added"]
+    except (KeyError, TypeError, ValueError, OverflowError) as exc:
+        raise _corrupted(f"the checkpoint's item cannot be decoded: {exc}", key) from exc
+    except CheckpointCorrupted as exc:
+        raise exc.located(key.thread_id, key.checkpoint_id) from exc
+    size = None if whole else len(digest) // 2
+    if record.key != key or digest[:size] != record_digest(info, root)[:size]:
+        raise _corrupted("the checkpoint's item does not match its checksum", key)
+    return Stored(record, seq, family, pinned, hidden, digest, run, added)
+
+
+def item_key(item: bytes) -> Key:
+    """Return the name that an item without its root gives itself."""
+    try:
+        shown = json.loads(item + b"}")
+        return Key(shown["thread_id"], shown["namespace"], shown["checkpoint_id"])
+    except (KeyError, TypeError, ValueError) as exc:
+        raise CheckpointCorrupted(f"a checkpoint's item cannot be decoded: {exc}") from exc
+
+
+def _metadata(shown: Mapping[str, Any]) -> Mapping[str, Any]:
+    packed = shown.get("packed_metadata")
+    found: Mapping[str, Any] = shown.get("metadata", {}) if packed is None else codec.unpack(b64decode(packed))
+    return found
+
+
+def _parent(parent: Any, key: Key) -> Key:
+    return Key(key.thread_id, key.namespace, parent) if isinstance(parent, str) else Key(*parent)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON gives it back exactly."""
+    if value is None or type(value) in (str, bool, int):
+        return True
+    if type(value) is float:
+        return value - value == 0.0  # not for infinity and NaN
+    if type(value) is list:
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, Mapping) and all(type(key) is str and _is_plain(item) for key, item in value.items())
+
+
+def _corrupted(reason: str, key: Key) -> CheckpointCorrupted:
+    return CheckpointCorrupted(reason, thread_id=key.thread_id, checkpoint_id=key.checkpoint_id)
+
+
+# -- hidden stretches
+
+
+def pack_hidden(hidden: Hidden) -> bytes:
+    """Return a stretch as the script reads it; a run of 0 means all runs."""
+    namespace, writes_of = hidden.namespace.encode(), (hidden.writes_of or "").encode()
+    kind = "c" if hidden.writes_of is None else "w"
+    first = f"{hidden.after} {hidden.to} {hidden.run or 0} {hidden.operation} {kind} {len(namespace)} "
+    return first.encode() + namespace + writes_of
+
+
+def unpack_hidden(stretch: bytes) -> Hidden:
+    """Return what `pack_hidden` kept."""
+    try:
+        after, to, run, operation, kind, size, rest = stretch.split(b" ", 6)
+        namespace, writes_of = rest[: int(size)].decode(), rest[int(size) :].decode()
+        return Hidden(
+            namespace, int(after), int(to), int(run) or None, writes_of if kind == b"w" else None, int(operation)
+        )
+    except ValueError as exc:
+        raise CheckpointCorrupted(f"a hidden stretch cannot be decoded: {exc}") from exc
+
+
+def is_hidden(stretches: Collection[Hidden], namespace: str, seq: int, run: int) -> bool:
+    """Whether a checkpoint is in one of these stretches."""
+    return any(
+        hidden.writes_of is None
+        and hidden.namespace == namespace
+        and hidden.after < seq <= hidden.to
+        and hidden.run in (None, run)
+        for hidden in stretches
+    )
+
+
+# -- writes
+
+
+def pack_write(checkpoint_id: str, write: Write) -> tuple[bytes, bytes]:
+    """Return a write as field and value; its number comes before the value."""
+    bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
+    info = pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)
+    return f"{write.idx} {write.task_id}".encode(), b"%d %b%b" % (len(write.children), write.children, info)
+
+
+def unpack_writes(checkpoint_id: str, flat: Sequence[bytes], hidden: Collection[Hidden], namespace: str) -> list[Write]:
+    """Return the writes of a checkpoint that are not hidden, in their order."""
+    shown = [
+        write
+        for write in raw_writes(checkpoint_id, flat)
+        if not any(
+            h.writes_of == checkpoint_id and h.namespace == namespace and h.after < write.seq <= h.to for h in hidden
+        )
+    ]
+    return sorted(shown, key=lambda write: (write.task_path, write.task_id, write.idx))
+
+
+def raw_writes(checkpoint_id: str, flat: Sequence[bytes]) -> list[Write]:
+    """Return all writes of a checkpoint."""
+    found = []
+    for field, value in zip(flat[::2], flat[1::2], strict=True):
+        idx, task_id = field.decode().split(" ", 1)
+        seq, size, rest = value.split(b" ", 2)
+        children, info = rest[: int(size)], rest[int(size) :]
+        what = f"a pending write of checkpoint {checkpoint_id!r}"
+        bound = _write_bound(checkpoint_id, task_id, int(idx), children)
+        channel, path, length, body = unpack_sealed(info, what, *bound)
+        found.append(Write(task_id, int(idx), channel, children, body, length, path, int(seq)))
+    return found
+
+
+def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:
+    return checkpoint_id.encode(), task_id.encode(), b"%d" % idx, children
+
+
+# -- objects
+
+
+def pack_objects(objects: Sequence[Object]) -> list[bytes]:
+    """Return objects as hash, value, hash, value."""
+    flat: list[bytes] = []
+    for obj in objects:
+        flat += (obj.hash, len(obj.children).to_bytes(4, "big") + obj.children + obj.body)
+    return flat
+
+
+def unpack_objects(flat: Sequence[bytes]) -> list[Object]:
+    """Return what the script gives: each value has its epoch in front."""
+    found = []
+    for key, value in zip(flat[::2], flat[1::2], strict=True):
+        end = 8 + int.from_bytes(value[4:8], "big")
+        found.append(Object(key, value[8:end], value[end:]))
+    return found

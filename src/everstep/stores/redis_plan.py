@@ -1,0 +1,403 @@
+"""A change of the Redis store, planned on what was read and then sent as one call.
+
+`Plan` implements `transaction.Transaction`, on which `apply` works: what it reads comes from the server and is noted as
+a check, what it writes is noted as commands. The script makes the checks and carries out the commands at once; if
+something has changed meanwhile it does nothing, and the plan is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from everstep.stores.protocol import (
+    COMMONS_MAX,
+    Common,
+    Hidden,
+    Key,
+    Object,
+    Operation,
+    Place,
+    Stored,
+    Write,
+)
+from everstep.stores.records import pack_common, pack_operation, pack_run, pack_sealed
+from everstep.stores.redis_adopt import Adopting
+from everstep.stores.redis_items import (
+    bucket_of,
+    escaped,
+    line_name,
+    pack_hidden,
+    pack_item,
+    pack_objects,
+    pack_write,
+    unpack_hidden,
+    unpack_item,
+)
+from everstep.stores.transaction import Line, Packed
+from everstep.values.tree import FORMAT
+
+_RESERVED = 4
+
+
+class Stale(Exception):
+    """What was read has changed: plan anew."""
+
+
+class Elsewhere(Exception):
+    """The thread is kept in another bucket, or may be."""
+
+    def __init__(self, alias: bytes, remains: bytes) -> None:
+        super().__init__()
+        self.alias, self.remains = alias, remains
+
+
+class Script(Protocol):
+    """Calls the script on the bucket of the plan."""
+
+    def __call__(self, *args: Any) -> Any: ...
+
+
+class _Seen:
+    """A thread as it was read."""
+
+    def __init__(self, fields: dict[bytes, bytes], generation: int, remains: bytes) -> None:
+        self.fields, self.generation, self.remains = fields, generation, remains
+
+    @property
+    def family(self) -> str | None:
+        return self.fields[b"family"].decode() if self.fields else None
+
+
+class LineState:
+    """A line's own fields, as they are or will be."""
+
+    def __init__(self, raw: bytes) -> None:
+        generation, turned, digest, checkpoint_id = raw.split(b" ", 3)
+        self.generation, self.turned = int(generation), turned == b"1"
+        self.digest = digest.decode() if digest != b"-" else None
+        self.checkpoint_id = checkpoint_id.decode()
+
+    def set(self, stored: Stored | None, *, turned: bool) -> None:
+        self.generation += 1
+        self.turned = turned
+        self.digest = stored.digest.hex() if stored is not None else None
+        self.checkpoint_id = stored.record.key.checkpoint_id if stored is not None else ""
+
+    @property
+    def raw(self) -> bytes:
+        return f"{self.generation} {int(self.turned)} {self.digest or '-'} {self.checkpoint_id}".encode()
+
+
+class Plan(Adopting):
+    """One change of one family."""
+
+    def __init__(self, script: Script, bucket: int, life_ms: int, home: str) -> None:
+        """`home` is the thread that the change is about."""
+        self._script, self._bucket, self._life, self._home = script, bucket, life_ms, home
+        self._seen: dict[str, _Seen] = {}
+        self._items: dict[Key, tuple[bytes, Stored | None]] = {}
+        self._lines: dict[tuple[str, str], LineState] = {}
+        self._heads: dict[tuple[str, str], tuple[int, bytes]] = {}
+        self._moved: set[tuple[str, str]] = set()
+        self._changed: set[str] = set()
+        self._numbers: list[int] = []
+        self._checks: dict[tuple[str, str, bytes], bytes] = {}
+        self._commands: list[list[Any]] = []
+        self._pruned: Sequence[int] = ()
+        self._family: str | None = None
+        self._new_family_number = 0
+        self._runs_kept: dict[int, tuple[bytes, bytes]] = {}
+        self.generations: dict[tuple[str, str], tuple[str, int]] = {}
+        """Family and generation of the lines that were read."""
+        self.created: list[str] = []
+        """Threads that this makes."""
+
+    def arguments(self, thread_id: str, namespace: str) -> list[Any]:
+        """Return what the script takes, after everything was noted."""
+        for thread in sorted(self._changed):
+            if thread not in self.created:
+                version = self._look(thread).fields.get(b"version", b"")
+                self._check("field", f"thread:{escaped(thread)}:heads", b"version", version)
+            self._do("HINCRBY", f"thread:{escaped(thread)}:heads", "version", 1)
+        for run, (line, data) in self._runs_kept.items():
+            self._do("HSET", f"family:{self._family}:runs", run, line + b"\n" + data)
+        for thread, name in sorted(self._moved):
+            self._do("HSET", f"thread:{escaped(thread)}:heads", "@" + name, self._lines[thread, name].raw)
+        if self._new_family_number:
+            self._do("HSET", f"family:{self._family}", "seq", self._new_family_number)
+        flat: list[Any] = ["commit", len(self._checks)]
+        for (kind, key, field), expected in self._checks.items():
+            flat += (kind, key, field, expected)
+        flat.append(len(self._commands))
+        for command in self._commands:
+            flat += (len(command), *command)
+        flat += (self._family or "", thread_id, namespace, self._life, len(self._pruned), *self._pruned)
+        return flat
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._commands or self._changed or self._moved or self._pruned)
+
+    @property
+    def family_name(self) -> str:
+        return self._family or ""
+
+    def state(self, thread_id: str, namespace: str) -> LineState | None:
+        """Return the line as it will be."""
+        return self._lines.get((thread_id, namespace))
+
+    # -- reading
+
+    def _look(self, thread_id: str, namespace: str = "") -> _Seen:
+        seen = self._seen.get(thread_id)
+        if seen is not None:
+            return seen
+        reply = self._script("look", thread_id, namespace)
+        if reply[0] == b"found":
+            fields = dict(zip(reply[1][::2], reply[1][1::2], strict=True))
+            seen = _Seen(fields, int(reply[2]), b"")
+            if reply[3]:
+                self._heads[thread_id, namespace] = int(float(reply[3])), reply[4]
+            self._check("exists", f"family:{seen.family}", b"", b"1")
+        else:
+            if thread_id == self._home:
+                raise Elsewhere(reply[1], reply[2])
+            seen = _Seen({}, 0, reply[2])
+        self._seen[thread_id] = seen
+        if thread_id == self._home:
+            self._family = seen.family
+        self._check("field", f"thread:{escaped(thread_id)}:heads", b"family", seen.fields.get(b"family", seen.remains))
+        return seen
+
+    def accept_absence(self, remains: bytes) -> None:
+        """Go on as if the thread had been looked for everywhere: it is not there."""
+        self._seen[self._home] = _Seen({}, 0, remains)
+        self._check("field", f"thread:{escaped(self._home)}:heads", b"family", remains)
+
+    def line(self, thread_id: str, namespace: str) -> Line | None:
+        seen = self._look(thread_id, namespace)
+        where = thread_id, namespace
+        state = self._lines.get(where)
+        if state is None:
+            raw = seen.fields.get(b"@" + namespace.encode())
+            if raw is None:
+                return None
+            state = self._lines[where] = LineState(raw)
+            self.generations[where] = seen.family or "", state.generation
+            self._check("field", f"thread:{escaped(thread_id)}:heads", b"@" + namespace.encode(), raw)
+        head = None
+        if state.digest is not None:
+            key = Key(thread_id, namespace, state.checkpoint_id)
+            found = self._heads.get(where)
+            if found is not None and where not in self._moved:
+                head = unpack_item(found[1], key, found[0], seen.family or "")
+            else:
+                head = self.checkpoint(key)
+        return Line(where, thread_id, namespace, seen.family or "", head, state.turned)
+
+    def family(self, thread_id: str) -> str | None:
+        return self._look(thread_id).family
+
+    def checkpoint(self, key: Key) -> Stored | None:
+        if key not in self._items:
+            reply = self._script("checkpoint", *key)
+            found = reply[0] == b"found"
+            stored = (
+                unpack_item(reply[3], key, int(float(reply[2])), reply[1].decode(), pinned=reply[4] == b"1")
+                if found
+                else None
+            )
+            self._items[key] = stored.digest.hex().encode() if stored is not None else b"", stored
+        digest, stored = self._items[key]
+        name = f"thread:{line_name(key.thread_id, key.namespace)}:item:{key.checkpoint_id}"
+        self._check("item", name, b"", digest)
+        return stored
+
+    def is_taken_back(self, line: Line) -> bool:
+        seen = self._look(line.thread_id)
+        if b"origin" not in seen.fields:
+            return False
+        self._check_version(line.thread_id)
+        stretches = map(unpack_hidden, self._script("get", "HVALS", f"thread:{escaped(line.thread_id)}:hidden"))
+        wanted = {
+            hidden.operation
+            for hidden in stretches
+            if (hidden.namespace, hidden.after, hidden.run, hidden.writes_of) == (line.namespace, 0, None, None)
+        }
+        if not wanted:
+            return False
+        for name in self._script("get", "SMEMBERS", f"family:{line.family}:threads"):
+            self._check_version(name.decode())
+            if any(self.is_undone(name.decode(), seq) for seq in wanted):
+                return True
+        return False
+
+    def is_undone(self, thread_id: str, seq: int) -> bool | None:
+        self._check_version(thread_id)
+        found = self._script("get", "HGET", f"thread:{escaped(thread_id)}:log", seq)
+        return None if found is None else bool(found[:1] == b"1")
+
+    def _check(self, kind: str, key: str, field: bytes, expected: bytes) -> None:
+        self._checks.setdefault((kind, key, field), expected)
+
+    def _check_version(self, thread_id: str) -> None:
+        version = self._look(thread_id).fields.get(b"version", b"")
+        self._check("field", f"thread:{escaped(thread_id)}:heads", b"version", version)
+
+    def _do(self, command: str, key: str, *values: Any) -> None:
+        self._commands.append([command, key, *values])
+
+    def _number(self) -> int:
+        """Return a number that no other checkpoint, write or operation of the family gets."""
+        if self._new_family_number:
+            self._new_family_number += 1
+            return self._new_family_number
+        if not self._numbers:
+            first = self._script("numbers", self._family, _RESERVED)
+            if not first:
+                raise Stale
+            self._numbers = [int(first) + n for n in range(_RESERVED)]
+        return self._numbers.pop(0)
+
+    # -- writing
+
+    def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
+        where = thread_id, namespace
+        family = self.join(thread_id, family)
+        if where not in self._lines:
+            if thread_id not in self.created:
+                self._check("field", f"thread:{escaped(thread_id)}:heads", b"@" + namespace.encode(), b"")
+            self._lines[where] = LineState(b"%d 0 - " % self._look(thread_id).generation)
+            self._moved.add(where)
+        return Line(where, thread_id, namespace, family, None)
+
+    def join(self, thread_id: str, family: str | None) -> str:
+        """Make the thread (in that family, or a new one) if it is missing, and return its family."""
+        seen = self._look(thread_id)
+        if seen.family is not None:
+            return seen.family
+        now, seen.generation = map(int, self._script("begin", family or ""))
+        if family is None:
+            family = f"{self._bucket}.{now}"
+            self._new_family_number = now
+            self._check("exists", f"family:{family}", b"", b"0")
+            self._do("HSET", f"family:{family}", "format", FORMAT)
+        elif not self._new_family_number:
+            self._check("exists", f"family:{family}", b"", b"1")
+        if seen.remains:
+            self._commands.append(["clear", thread_id])
+        if bucket_of(thread_id) == self._bucket:
+            self._check("exists", f"alias:{escaped(thread_id)}", b"", b"0")
+        values = {"family": family, "name": thread_id, "made": now, "version": 1}
+        self._do("HSET", f"thread:{escaped(thread_id)}:heads", *(part for pair in values.items() for part in pair))
+        self._do("SADD", f"family:{family}:threads", thread_id)
+        self._commands.append(["active", thread_id])
+        seen.fields = {key.encode(): str(value).encode() for key, value in values.items()}
+        self._family = family
+        self.created.append(thread_id)
+        return family
+
+    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
+        record, seq = packed.record, self._number()
+        name = f"thread:{line_name(line.thread_id, line.namespace)}"
+        self._put_item(record.key, pack_item(packed, run or 0, added_bytes))
+        self._do("ZADD", f"{name}:index", seq, record.key.checkpoint_id)
+        self._commands.append(["id", record.key.checkpoint_id, line.thread_id, line.namespace])
+        if not is_head:
+            self._moved.add(line.ref)  # the line is written in any case: what was checked must change
+        stored = Stored(record, seq, line.family, digest=packed.digest, run=run or seq, added_bytes=added_bytes)
+        self._items[record.key] = b"", stored
+        return stored
+
+    def _put_item(self, key: Key, item: bytes) -> None:
+        name = f"thread:{line_name(key.thread_id, key.namespace)}:item:{key.checkpoint_id}"
+        self._do("SET", name, item, *(("PX", self._life * 2) if self._life else ()))
+
+    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
+        value = f"{line_name(line.thread_id, line.namespace)}\n".encode() + pack_run(run, follows)
+        self._do("HSET", f"family:{line.family}:runs", run, value)
+
+    def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored:
+        self._put_item(packed.record.key, pack_item(packed, old.run if old.run != old.seq else 0, old.added_bytes))
+        state = self._lines[line.ref]
+        if state.checkpoint_id == old.record.key.checkpoint_id and state.digest is not None:
+            state.digest = packed.digest.hex()
+            self._moved.add(line.ref)
+        return old._replace(record=packed.record, digest=packed.digest)
+
+    def add_objects(self, family: str, objects: Sequence[Object]) -> None:
+        if objects:
+            self._commands.append(["objects", f"family:{family}", *pack_objects(objects)])
+
+    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
+        self._lines[line.ref].set(stored, turned=turned)
+        self._moved.add(line.ref)
+        self._commands.append(["active", line.thread_id])
+
+    def prune(self, line: Line, seqs: Sequence[int]) -> None:  # noqa: ARG002  # a change prunes its own line only
+        self._pruned = seqs
+
+    def set_origin(self, thread_id: str, origin: Stored) -> None:
+        self._commands.append(["release", thread_id])
+        key = origin.record.key
+        began = f"{line_name(key.thread_id, key.namespace)}\n{key.checkpoint_id}"
+        sealed = pack_sealed(list(key), thread_id.encode())
+        self._do("HSET", f"thread:{escaped(thread_id)}:heads", "began", began, "origin", sealed)
+        self._do("HINCRBY", f"thread:{line_name(key.thread_id, key.namespace)}:began", key.checkpoint_id, 1)
+        self._changed.add(thread_id)
+
+    def set_common(self, thread_id: str, other: str, common: Common) -> None:
+        one, two = sorted((thread_id, other))
+        first = f"{len(one.encode())} {one}{two}"
+        family = self._look(thread_id).family
+        fields = self._script("get", "HKEYS", f"family:{family}:commons")
+        seqs = {int(name.split(b" ", 1)[0]) for name in fields if name.split(b" ", 1)[1] == first.encode()}
+        kept = sorted(seqs | {common.place.seq})[-COMMONS_MAX:]
+        for seq in seqs - set(kept):
+            self._do("HDEL", f"family:{family}:commons", f"{seq} {first}")
+        if common.place.seq in kept:
+            children = common.root.children
+            value = b"%d %b%b" % (len(children), children, pack_common(common, one, two))
+            self._do("HSET", f"family:{family}:commons", f"{common.place.seq} {first}", value)
+        self._changed.update((thread_id, other))
+
+    def set_pinned(self, stored: Stored, pinned: bool) -> None:
+        key = stored.record.key
+        command = "SADD" if pinned else "SREM"
+        self._do(command, f"thread:{line_name(key.thread_id, key.namespace)}:pins", key.checkpoint_id)
+        self._changed.add(key.thread_id)
+
+    def add_operation(self, thread_id: str, operation: Operation) -> int:
+        seq = self._number()
+        self._log(thread_id, operation, seq)
+        return seq
+
+    def set_operation(self, thread_id: str, operation: Operation) -> None:
+        if self.is_undone(thread_id, operation.seq) is not None:
+            self._log(thread_id, operation, operation.seq)
+
+    def _log(self, thread_id: str, operation: Operation, seq: int) -> None:
+        value = b"%d%b" % (operation.undone, pack_operation(operation, seq))
+        self._do("HSET", f"thread:{escaped(thread_id)}:log", seq, value)
+        self._changed.add(thread_id)
+
+    def hide(self, line: Line, hidden: Hidden) -> None:
+        field = f"{hidden.operation}:{self._number()}"
+        self._do("HSET", f"thread:{escaped(line.thread_id)}:hidden", field, pack_hidden(hidden))
+        self._changed.add(line.thread_id)
+
+    def show(self, thread_id: str, operation: int) -> None:
+        key = f"thread:{escaped(thread_id)}:hidden"
+        for field in self._script("get", "HKEYS", key):
+            if field.startswith(b"%d:" % operation):
+                self._do("HDEL", key, field)
+        self._changed.add(thread_id)
+
+    def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
+        name = f"thread:{line_name(line.thread_id, line.namespace)}"
+        field, value = pack_write(checkpoint_id, write)
+        command = "HSET" if write.idx < 0 else "HSETNX"
+        self._do(command, f"{name}:writes:{checkpoint_id}", field, b"%d %b" % (self._number(), value))
+        self._do("SADD", f"{name}:written", checkpoint_id)
