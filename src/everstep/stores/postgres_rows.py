@@ -173,7 +173,8 @@ class Rows:
         return *noted, Known(line.ref[1], line.head) if line.head is not None and not line.turned else None
 
     def family(self, thread_id: str) -> str | None:
-        row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
+        # Locked against deletion: what is about to be written may refer to the thread.
+        row = self._one("SELECT family FROM {names} WHERE name = %s FOR KEY SHARE", (thread_id.encode(),))
         return None if row is None else str(row[0])
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
