@@ -90,8 +90,16 @@ class Server(ABC):
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def url(self) -> str:
+        return self.url_at(self.port)
+
     @abstractmethod
-    def url(self) -> str: ...
+    def url_at(self, port: int) -> str:
+        """Return the URL for those who come through another port."""
+
+    @abstractmethod
+    def clients(self) -> int:
+        """Return how many are connected, but for the one who asks."""
 
     @abstractmethod
     def _command(self) -> Sequence[str | Path]: ...
@@ -201,12 +209,7 @@ class PostgresServer(Server):
             bin_path=self._programs, user=self.user,
         )  # fmt: skip
 
-    @property
-    def url(self) -> str:
-        return self.url_at(self.port)
-
     def url_at(self, port: int) -> str:
-        """Return the URL for those who come through another port."""
         return f"postgresql://postgres:{self.password.replace(' ', '%20')}@{LOOPBACK}:{port}/postgres"
 
     @property
@@ -225,6 +228,11 @@ class PostgresServer(Server):
         with self.connect() as connection:
             return connection.execute("SELECT 1").fetchone() == (1,)
 
+    def clients(self) -> int:
+        query = "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        with self.connect() as connection:
+            return len(connection.execute(query).fetchall())
+
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.url, autocommit=True, connect_timeout=START_SECONDS)
 
@@ -237,12 +245,7 @@ class ValkeyServer(Server):
         names = {name.replace("_", "-"): value for name, value in settings.items()}
         super().__init__({"save": "", **durability, **names})
 
-    @property
-    def url(self) -> str:
-        return self.url_at(self.port)
-
     def url_at(self, port: int) -> str:
-        """Return the URL for those who come through another port."""
         return f"redis://{LOOPBACK}:{port}"
 
     def _command(self) -> Sequence[str | Path]:
@@ -255,6 +258,10 @@ class ValkeyServer(Server):
     def _answers(self) -> bool:
         with self.connect() as client:
             return bool(client.ping())
+
+    def clients(self) -> int:
+        with self.connect() as client:
+            return len(client.client_list(_type="normal")) - 1
 
     def connect(self) -> redis_py.Redis:
         return redis_py.Redis(
@@ -277,6 +284,7 @@ class ValkeyCluster:
                 cluster_port=str(free_port()),
                 cluster_announce_ip=LOOPBACK,
                 cluster_node_timeout=str(node_timeout_ms),
+                cluster_allow_replica_migration="no",
                 repl_diskless_sync_delay="0",
                 **settings,
             )

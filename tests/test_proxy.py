@@ -87,6 +87,7 @@ def test_everything_passes_and_is_counted(proxy: Proxy, client: socket.socket) -
     counts = proxy.counts
     assert (counts.connections, counts.requests, counts.round_trips) == (1, 2, 2)
     assert (counts.bytes_up, counts.bytes_down, counts.lost) == (14, 14, 0)
+    assert proxy.asked == [b"one\n", b"two\nthree\n"]
 
 
 def test_much_passes_unharmed(proxy: Proxy, client: socket.socket) -> None:

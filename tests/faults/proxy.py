@@ -37,6 +37,8 @@ class Proxy:
 
     def __init__(self, upstream_port: int, upstream_host: str = LOOPBACK) -> None:
         self.upstream = upstream_host, upstream_port
+        self.asked: list[bytes] = []
+        """How each request began; whoever looks may clear it."""
         self._links: set[_Link] = set()
         self._counts = Counts()
         self._open = asyncio.Event()
@@ -55,6 +57,11 @@ class Proxy:
     @property
     def counts(self) -> Counts:
         return self._counts
+
+    @property
+    def links(self) -> int:
+        """How many connections there are now."""
+        return len(self._links)
 
     # -- commands
 
@@ -186,6 +193,7 @@ class _Link:
         if not self._asking:
             self._asking = True
             proxy._count(requests=1)
+            proxy.asked.append(data[:200])
             if proxy._lose_in is not None:
                 proxy._lose_in -= 1
                 if proxy._lose_in == 0:
