@@ -10,6 +10,7 @@ from everstep.backends import (
     SyncBackend,
 )
 from everstep.config import CheckpointGC, SnapshotConfig, SnapshotTrigger
+from everstep.copying import copy, copy_async
 from everstep.drawing import draw
 from everstep.engine import CheckpointEngine, SyncEngine
 from everstep.errors import (
@@ -43,6 +44,8 @@ from everstep.types import (
     Checkpoint,
     CheckpointMetadata,
     Conflict,
+    CopyProgress,
+    CopyReport,
     Diff,
     Difference,
     GCReport,
@@ -65,6 +68,8 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "CheckpointNotFound",
     "CommitUnknown",
     "Conflict",
+    "CopyProgress",
+    "CopyReport",
     "Diff",
     "Difference",
     "DurabilityWarning",
@@ -99,6 +104,8 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "UnregisteredType",
     "UnstorableValue",
     "UnsupportedByBackend",
+    "copy",
+    "copy_async",
     "create_checkpoint_engine",
     "create_checkpointer",
     "draw",

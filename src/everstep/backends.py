@@ -89,9 +89,10 @@ class StoreBackend(CheckpointBackend, Closing):
         for name, value, kind in zip(("messages", "state", "tools_result"), values, (list, dict, dict), strict=True):
             checks.kind(value, kind, name)
         thread_id, namespace, checkpoint_id = record.key
-        before = await self.store.read(*record.key)
-        if before is not None and [p[2] for p in before.stored.record.parents] == [p[2] for p in record.parents]:
-            record = record._replace(parents=before.stored.record.parents)  # a branch's parent is in another thread
+        if record.parents and record.parents != self._repository.recent_heads(thread_id, namespace):
+            before = await self.store.read(*record.key)
+            if before is not None and [p[2] for p in before.stored.record.parents] == [p[2] for p in record.parents]:
+                record = record._replace(parents=before.stored.record.parents)  # a branch's parent is in another thread
         await self._repository.save(thread_id, values, lambda _: record, namespace=namespace)
         return checkpoint_id
 

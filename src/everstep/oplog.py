@@ -7,7 +7,7 @@ an operation is done its stretches are what it hid; while it is undone they are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CannotUndo
@@ -115,6 +115,35 @@ def swapped(found: Entry, undo: Undo, thread: Thread) -> Swap:
     )
     data = {**found.data, "undo": _packed(back)}
     return Swap(hide, Entry(found.kind, data, found.seq, undone=not found.undone))
+
+
+def renumbered(
+    found: Entry, checkpoint: Callable[[int], int], operation: Callable[[int], int], write: Callable[[int], int]
+) -> Entry:
+    """Return an entry for another store, with the numbers that checkpoints, operations and writes have there."""
+    entry = found._replace(seq=operation(found.seq))
+    if "undo" not in found.data:
+        return entry  # not written here
+    undo = undo_of(found)
+    undo = undo._replace(
+        hide=[renumbered_stretch(stretch, checkpoint, operation, write) for stretch in undo.hide],
+        newest={namespace: checkpoint(newest) for namespace, newest in undo.newest.items()},
+    )
+    after, made_at_seq = operation(found.data["after"]), checkpoint(found.data["made_at_seq"])
+    return entry._replace(data={**found.data, "after": after, "made_at_seq": made_at_seq, "undo": _packed(undo)})
+
+
+def renumbered_stretch(
+    stretch: Hidden, checkpoint: Callable[[int], int], operation: Callable[[int], int], write: Callable[[int], int]
+) -> Hidden:
+    """Return a hidden stretch with other numbers: those of writes if it hides writes, else of checkpoints."""
+    number = checkpoint if stretch.writes_of is None else write
+    return stretch._replace(
+        after=number(stretch.after),
+        to=number(stretch.to),
+        run=checkpoint(stretch.run) if stretch.run is not None else None,
+        operation=operation(stretch.operation),
+    )
 
 
 def _packed(undo: Undo) -> list[Any]:

@@ -15,7 +15,20 @@ from typing import Any, NamedTuple, TypeVar
 
 from everstep import forks
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, HeadMoved, SnapshotTooLarge, UnstorableValue
-from everstep.stores.protocol import ANY, AnyHead, Base, Change, Common, Draft, Loaded, Object, Record, Store, Stored
+from everstep.stores.protocol import (
+    ANY,
+    AnyHead,
+    Base,
+    Change,
+    Common,
+    Draft,
+    Key,
+    Loaded,
+    Object,
+    Record,
+    Store,
+    Stored,
+)
 from everstep.types import Checkpoint, CheckpointMetadata
 from everstep.values import codec, compress, tree
 from everstep.values.walk import Need
@@ -227,7 +240,7 @@ class Repository:
         if loaded is None:
             return None
         try:
-            return loaded.stored, self._decode(loaded.stored.record, _verified(loaded.objects))
+            return loaded.stored, self._decode(loaded.stored.record, verified(loaded.objects))
         except CheckpointCorrupted as exc:
             raise exc.located(*loaded.stored.record.key[::2]) from exc
 
@@ -251,7 +264,7 @@ class Repository:
             for family in dict.fromkeys(families):
                 missing = [key for key in wanted if key not in found]
                 if missing:
-                    fetched = _verified(await self.store.fetch(family, missing, below=False))
+                    fetched = verified(await self.store.fetch(family, missing, below=False))
                     self._memory.add(fetched)
                     found |= fetched
 
@@ -260,6 +273,11 @@ class Repository:
         self._memory.forget(thread_id)
 
     # -- heads
+
+    def recent_heads(self, thread_id: str, namespace: str) -> tuple[Key, ...]:
+        """Return the name of the head if it is remembered: the parents of what simply comes next."""
+        head = self._memory.head(thread_id, namespace)
+        return (head.record.key,) if head is not None else ()
 
     async def _recent_head(self, thread_id: str, namespace: str, *, objects: bool = True) -> Stored | None:
         """Return the head as last seen, which may be old: the store has the last word."""
@@ -270,7 +288,7 @@ class Repository:
         if loaded is None:
             self._memory.forget(thread_id)
             return None
-        self._memory.add(_verified(loaded.objects))
+        self._memory.add(verified(loaded.objects))
         return loaded.stored
 
     async def _commit(
@@ -403,7 +421,7 @@ class Repository:
     async def _objects_of(self, loaded: Loaded) -> dict[bytes, tree.Content]:
         if not loaded.objects:
             return await self._objects(loaded.stored.family, loaded.stored.record.children)
-        fresh = _verified(loaded.objects)
+        fresh = verified(loaded.objects)
         self._memory.add(fresh)
         return fresh
 
@@ -435,7 +453,7 @@ class Repository:
         return unknown
 
     async def _fetch(self, family: str, wanted: list[bytes]) -> dict[bytes, tree.Content]:
-        fetched = _verified(await self.store.fetch(family, wanted))
+        fetched = verified(await self.store.fetch(family, wanted))
         self._memory.add(fetched)
         return fetched
 
@@ -527,7 +545,7 @@ def copied(value: Any, path: str) -> Any:
     return codec.unpack(packed)
 
 
-def _verified(objects: Sequence[Object]) -> dict[bytes, tree.Content]:
+def verified(objects: Sequence[Object]) -> dict[bytes, tree.Content]:
     """Return objects by hash, each checked against it."""
     bodies = compress.expand_all([obj[2] for obj in objects])
     found = {obj[0]: (obj[1], body) for obj, body in zip(objects, bodies, strict=True)}

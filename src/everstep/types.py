@@ -131,6 +131,34 @@ class GCReport:
     dry_run: bool = False
 
 
+@dataclass(frozen=True)
+class CopyReport:
+    """What `copy` did."""
+
+    threads: int = 0
+    """Threads that are now in the target as they are in the source."""
+    checkpoints: int = 0
+    """Checkpoints that were sent."""
+    objects: int = 0
+    """Pieces of values that were sent with them."""
+    bytes: int = 0
+    """The size of values that were sent, as they are stored."""
+    skipped: int = 0
+    """Checkpoints that were there already."""
+    verified: int = 0
+    """Checkpoints that were compared with the source afterwards, with all that their values are made of."""
+
+
+@dataclass(frozen=True)
+class CopyProgress:
+    """How far `copy` is. Totals are those of the beginning, or more if the source has grown."""
+
+    threads_done: int
+    threads_total: int
+    checkpoints_done: int
+    checkpoints_total: int
+
+
 class UnreadCheckpoint(Checkpoint):
     """A checkpoint whose values are read from the store when they are first looked at, by a blocking call."""
 

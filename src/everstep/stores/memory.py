@@ -6,9 +6,10 @@ Records are kept packed, like everywhere, so that a caller's later changes canno
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -25,15 +26,18 @@ from everstep.stores.protocol import (
     Loaded,
     Object,
     Operation,
+    Part,
     Place,
     Query,
+    RawLine,
+    RawThread,
     Stored,
     Swept,
     Thread,
     Write,
 )
 from everstep.stores.records import matches, pack_operation, packed_filter, unpack_operation, unpack_record
-from everstep.stores.transaction import Line, Packed, apply, apply_writes
+from everstep.stores.transaction import Line, Packed, adopt, apply, apply_writes, now_micros
 from everstep.values.tree import hashes
 
 
@@ -74,6 +78,7 @@ class _Thread:
     lines: dict[str, _Line] = field(default_factory=dict)
     operations: dict[int, tuple[bytes, bool]] = field(default_factory=dict)
     hidden: dict[int, list[Hidden]] = field(default_factory=dict)
+    note: bytes = b""
 
     def is_hidden(self, namespace: str, seq: int, run: int, writes_of: str | None = None) -> bool:
         return any(
@@ -97,6 +102,7 @@ class MemoryStore:
         self._doomed: dict[str, int] = {}
         self._live: dict[str, int] = {}
         self._seq = 0
+        self._identity = secrets.token_bytes(16)
         self._closed = False
         forks.register(self)
 
@@ -323,6 +329,39 @@ class MemoryStore:
                 self._live[family] = sum(len(obj.children) + len(obj.body) for obj in objects.values())
             return Swept(len(doomed), size)
 
+    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+        with self._open():
+            thread = self._threads.get(thread_id)
+            if thread is None:
+                return None
+            rows = [row for line in thread.lines.values() for row in line.rows.values()]
+            writes = [
+                (Key(thread_id, namespace, name), write)
+                for namespace, line in thread.lines.items()
+                for name, held in line.writes.items()
+                for write in held.values()
+            ]
+            origin = self.checkpoint(thread.origin) if thread.origin is not None else None
+            return RawThread(
+                thread_id,
+                thread.family,
+                self._identity + thread.family.encode(),
+                {namespace: _raw_line(line, thread.active) for namespace, line in thread.lines.items()},
+                thread.origin,
+                origin.seq if origin is not None and origin.seq == thread.began else 0,
+                frozenset(row.seq for row in rows if row.pinned),
+                [stretch for stretches in thread.hidden.values() for stretch in stretches],
+                [unpack_operation(data, seq, undone) for seq, (data, undone) in sorted(thread.operations.items())],
+                sorted(writes, key=lambda each: each[1].seq),
+                {name: tuple(commons) for name, commons in thread.commons.items()},
+                thread.note,
+                [name for name, other in self._threads.items() if other.family == thread.family] if kin else (),
+            )
+
+    async def adopt(self, part: Part) -> int:
+        with self._open():
+            return adopt(self, part)
+
     async def close(self) -> None:
         self._closed = True
 
@@ -390,11 +429,14 @@ class MemoryStore:
         return thread.family if thread is not None else None
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
-        thread = self._threads.get(thread_id)
-        if thread is None:
-            thread = self._threads[thread_id] = _Thread(family or f"f{self._next()}")
-        line = thread.lines.setdefault(namespace, _Line())
-        return Line(line, thread_id, namespace, thread.family, None)
+        family = self.join(thread_id, family)
+        line = self._threads[thread_id].lines.setdefault(namespace, _Line())
+        return Line(line, thread_id, namespace, family, None)
+
+    def join(self, thread_id: str, family: str | None) -> str:
+        if thread_id not in self._threads:
+            self._threads[thread_id] = _Thread(family or f"f{self._next()}")
+        return self._threads[thread_id].family
 
     def checkpoint(self, key: Key) -> Stored | None:
         thread = self._threads.get(key.thread_id)
@@ -455,14 +497,17 @@ class MemoryStore:
         line.ref.head = stored.record.key.checkpoint_id if stored is not None else None
         line.ref.turned = turned
         line.ref.generation += 1
-        self._threads[line.thread_id].active = self._next()
+        self._threads[line.thread_id].active = now_micros()
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
-        thread = self._threads[thread_id]
+        self._set_origin(self._threads[thread_id], origin.record.key, origin.seq)
+
+    def _set_origin(self, thread: _Thread, origin: Key | None, began: int | None) -> None:
         if thread.began is not None:
             self._began -= Counter([thread.began])
-        thread.origin, thread.began = origin.record.key, origin.seq
-        self._began[origin.seq] += 1
+        thread.origin, thread.began = origin, began
+        if began is not None:
+            self._began[began] += 1
 
     def set_common(self, thread_id: str, other: str, common: Common) -> None:
         for one, two in ((thread_id, other), (other, thread_id)):
@@ -500,9 +545,69 @@ class MemoryStore:
         if write.idx < 0 or place not in writes:
             writes[place] = write._replace(seq=self._next())
 
+    def reserve(self, family: str, count: int) -> int:  # noqa: ARG002  # all families are numbered together
+        self._seq += count
+        return self._seq - count
+
+    def set_note(self, thread_id: str, note: bytes) -> None:
+        self._threads[thread_id].note = note
+
+    def remove(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            thread = self._threads.get(key.thread_id)
+            line = thread.lines.get(key.namespace) if thread is not None else None
+            if thread is not None and line is not None:
+                writes = line.writes.get(key.checkpoint_id)
+                self._remove(thread, line, [key.checkpoint_id], spare=False)
+                if writes is not None:
+                    line.writes[key.checkpoint_id] = writes
+
+    def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
+        lines = {}
+        for stored, packed in checkpoints:
+            key = stored.record.key
+            line = lines[key[:2]] = self.create(key.thread_id, key.namespace, family)
+            old = line.ref.rows.get(key.checkpoint_id)
+            if old is not None and old.seq != stored.seq:
+                del line.ref.names[old.seq]
+            self._put(line, packed, stored.seq, stored.run, stored.added_bytes, old is not None and old.pinned)
+        for line in lines.values():
+            line.ref.names = dict(sorted(line.ref.names.items()))
+            line.ref.rows = {name: line.ref.rows[name] for name in line.ref.names.values()}
+
+    def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
+        self._runs.setdefault(family, {}).update({run: tuple(follows) for run, follows in runs.items()})
+
+    def restore(self, raw: RawThread) -> None:
+        thread = self._threads[raw.thread_id]
+        thread.lines = {namespace: thread.lines.get(namespace) or _Line() for namespace in raw.lines}
+        for namespace, given in raw.lines.items():
+            line = thread.lines[namespace]
+            line.head, line.turned, line.generation = given.head, given.turned, given.generation
+            line.runs = {run for run in given.runs if run in self._runs.get(thread.family, ())}
+            line.writes.clear()
+            for row in line.rows.values():
+                row.pinned = row.seq in raw.pinned
+        thread.active = max((line.active for line in raw.lines.values()), default=0)
+        for key, write in raw.writes:
+            thread.lines[key.namespace].writes.setdefault(key.checkpoint_id, {})[write.task_id, write.idx] = write
+        thread.hidden = {}
+        for stretch in raw.hidden:
+            thread.hidden.setdefault(stretch.operation, []).append(stretch)
+        thread.operations = {o.seq: (pack_operation(o, o.seq), o.undone) for o in raw.operations}
+        self._set_origin(thread, raw.origin, raw.began or None)
+        for other, commons in raw.commons.items():
+            if self.family(other) == thread.family:
+                thread.commons[other] = self._threads[other].commons[raw.thread_id] = list(commons)
+        thread.note = raw.note
+
     def _next(self) -> int:
         self._seq += 1
         return self._seq
+
+
+def _raw_line(line: _Line, active: int) -> RawLine:
+    return RawLine(line.head, line.turned, line.generation, active, frozenset(line.runs), next(reversed(line.names), 0))
 
 
 def _roots(thread: _Thread, without: Collection[Key]) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from everstep.errors import (
     DurabilityWarning,
     InvalidInput,
     MissingDependency,
+    StoreError,
     StoreMismatch,
     StoreUnavailable,
 )
@@ -64,6 +65,7 @@ except ImportError as exc:
 
 T = TypeVar("T")
 SCHEMA_VERSION = 1
+SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {
     "synchronous_commit": "a crash of the server may lose the checkpoints of its last moments",
@@ -267,7 +269,7 @@ class _Database:
 
         return self.read(whole, deadline)
 
-    def write(self, work: Callable[[Rows], T], deadline: float, thread_id: str, checkpoint_id: str | None = None) -> T:
+    def write(self, work: Callable[[Rows], T], deadline: float, thread_id: str) -> T:
         """Run a transaction. Those that met another writer, or were lost before their end, are run again."""
         with translated():
             pauses = Pauses(deadline)
@@ -284,15 +286,17 @@ class _Database:
                         raise
                 except psycopg.OperationalError as exc:
                     if committing and is_lost(exc):
-                        raise CommitUnknown(checkpoint_id, thread_id) from exc
+                        raise CommitUnknown(None, thread_id) from exc
                     self._try_again(exc, pauses)
 
-    def _try_again(self, exc: psycopg.OperationalError, pauses: Pauses) -> None:
+    def _try_again(self, exc: psycopg.OperationalError | StoreUnavailable, pauses: Pauses) -> None:
         """Wait a little if trying again may help, else raise.
 
         A server that was never reached is more likely named wrongly than away for a moment.
         """
-        if not is_lost(exc) or not (self._is_ready or is_starting(exc)) or not pauses.wait():
+        if isinstance(exc, StoreUnavailable) or not is_lost(exc):
+            raise exc
+        if not (self._is_ready or is_starting(exc)) or not pauses.wait():
             raise exc
 
     # -- what the store does
@@ -315,19 +319,7 @@ class _Database:
     def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, deadline: float
     ) -> None:
-        asked = False
-
-        def attach(rows: Rows) -> bool:
-            nonlocal asked
-            asked = True
-            return rows.attach(key, writes, objects, base)
-
-        try:
-            done = self.read(attach, deadline)  # attached twice is attached once, so a lost answer is asked again
-        except StoreUnavailable as exc:
-            if asked:
-                raise CommitUnknown(key.checkpoint_id, key.thread_id) from exc
-            raise
+        done, _ = self._call(lambda rows: rows.attach(key, writes, objects, base), key, deadline)
         if not done:
             self.write(lambda tx: apply_writes(tx, key, writes, objects, base), deadline, key.thread_id)
 
@@ -387,42 +379,44 @@ class _Database:
             record.key.checkpoint_id.encode(), labels(record.metadata), info, record.children, root,
             *columns(draft.objects), list(change.prune),
         )  # fmt: skip
-        seq = self._call_put(values, draft, deadline)
-        if seq is None or isinstance(seq, Stored):
-            return seq
+        seq, was_lost = self._call(lambda rows: rows.put(values), record.key, deadline)
+        if seq is None:
+            return self._found(draft, deadline) if was_lost else None
         stored = Stored(record, seq, head.family, digest=record_digest(info, root), run=head.run, added_bytes=added)
         line = change.thread_id, change.namespace
         self._heads.note(line, seen.family, seen.generation + 1, Known(known.line, stored), None)
         return stored
 
-    def _call_put(self, values: Sequence[Any], draft: Draft, deadline: float) -> int | Stored | None:
-        """Call the function. A lost answer is asked again: the same call twice is one, since it names its head."""
-        asked = False
+    def _call(self, work: Callable[[Rows], T], key: Key, deadline: float) -> tuple[T, bool]:
+        """Call a function that changes nothing when it is called again; return also whether an answer was lost."""
+        was_lost = False
         with translated():
             pauses = Pauses(deadline)
             while True:
-                lost = asked
+                asked = False
                 try:
                     with self._pool.connection(deadline) as connection:
                         asked = True
-                        seq = Rows(connection, self._tables).put(values)
-                    return self._found(draft, deadline) if seq is None and lost else seq
+                        return work(Rows(connection, self._tables)), was_lost
                 except RACES:
-                    asked = lost
                     if not pauses.wait():
                         raise
-                except psycopg.OperationalError as exc:
-                    asked = asked and (lost or is_lost(exc))
+                except (psycopg.OperationalError, StoreUnavailable) as exc:
+                    was_lost = was_lost or (asked and isinstance(exc, psycopg.Error) and is_lost(exc))
                     try:
                         self._try_again(exc, pauses)
-                    except psycopg.OperationalError:
-                        if not asked:
+                    except (psycopg.OperationalError, StoreUnavailable):
+                        if not was_lost:
                             raise
-                        raise CommitUnknown(draft.record.key.checkpoint_id, draft.record.key.thread_id) from exc
+                        raise CommitUnknown(key.checkpoint_id, key.thread_id) from exc
 
     def _found(self, draft: Draft, deadline: float) -> Stored | None:
-        """Return the draft's checkpoint if it is stored as it is."""
-        found = self.read(lambda rows: rows.load(*draft.record.key, objects=False, writes=False), deadline)
+        """After an answer was lost: return the draft's checkpoint if it is stored as it is."""
+        key = draft.record.key
+        try:
+            found = self.read(lambda rows: rows.load(*key, objects=False, writes=False), deadline)
+        except StoreError as exc:
+            raise CommitUnknown(key.checkpoint_id, key.thread_id) from exc
         if found is None or found[0].stored.digest != record_digest(*pack_record(draft.record)):
             return None
         return found[0].stored
@@ -445,8 +439,10 @@ class _Database:
     def _check_server(self, connection: Connection) -> None:
         asked = ", ".join(f"current_setting('{name}')" for name in ("server_version_num", *_LOSSES))
         version, *settings = connection.execute(f"SELECT {asked}".encode()).fetchone() or ("0",)
-        if int(version) < 140_000:
-            raise StoreMismatch(f"PostgreSQL {int(version) // 10_000} is too old; 14 or newer is needed")
+        if int(version) // 10_000 < SERVER_VERSION_MIN:
+            raise StoreMismatch(
+                f"PostgreSQL {int(version) // 10_000} is too old; {SERVER_VERSION_MIN} or newer is needed"
+            )
         off = [name for name, value in zip(_LOSSES, settings, strict=True) if value == "off"]
         with self._lock:
             is_news, self._has_warned = not self._has_warned, True
@@ -478,10 +474,8 @@ class _Database:
             connection.execute(self._tables("UPDATE {meta} SET version = %s"), (SCHEMA_VERSION,))
 
     def _version(self, connection: Connection) -> int:
-        # Naming a table makes the server look at what others have done to the schema since; without one it may answer
-        # from before this transaction waited for its lock.
-        query = "SELECT to_regclass(%s) FROM pg_catalog.pg_class LIMIT 1"
-        if connection.execute(query, (self._tables("{meta}"),)).fetchone() == (None,):
+        found = connection.execute("SELECT to_regclass(%s)", (self._tables("{meta}"),)).fetchone()
+        if found == (None,):
             return 0
         row = connection.execute(self._tables("SELECT version FROM {meta}")).fetchone()
         return int(row[0]) if row is not None else 0

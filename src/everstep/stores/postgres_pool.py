@@ -77,7 +77,7 @@ def _until(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any
         wanted = next(gen)
         while True:
             ready = yield wanted
-            if not ready and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 raise Late("PostgreSQL did not answer in time")
             wanted = gen.send(ready)
     except StopIteration as finished:
@@ -108,6 +108,8 @@ def _ends(rest: str) -> tuple[str, str]:
 def connect(dsn: str, deadline: float, **settings: Any) -> Connection:
     """Connect, with names resolved too, by the deadline. What comes too late is closed again."""
     left = deadline - time.monotonic()
+    if left <= 0:
+        raise Late("there was no time left to connect to PostgreSQL")
     outcome: Future[Connection] = Future()
 
     def work() -> None:
@@ -124,7 +126,7 @@ def connect(dsn: str, deadline: float, **settings: Any) -> Connection:
 
     threading.Thread(target=work, name="everstep-connect", daemon=True).start()
     try:
-        return outcome.result(max(left, 0))
+        return outcome.result(left)
     except TimeoutError:
         outcome.add_done_callback(_discard)
         raise Late("PostgreSQL did not accept a connection in time") from None
@@ -272,6 +274,8 @@ def translated() -> Iterator[None]:
         raise CheckpointCorrupted(f"the PostgreSQL server reports damaged data: {exc}") from exc
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction) as exc:
         raise StoreMismatch(f"the tables are not those of this version of Everstep: {exc}") from exc
+    except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction) as exc:
+        raise StoreMismatch(f"something else has the names of our tables here: {exc}; choose a table_prefix") from exc
     except psycopg.OperationalError as exc:
         if not is_lost(exc) and (exc.sqlstate is None or exc.sqlstate[:2] in ("28", "3D")):
             raise StoreError(f"PostgreSQL refused the connection: {exc}") from exc

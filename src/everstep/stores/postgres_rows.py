@@ -52,7 +52,7 @@ from everstep.values.tree import FORMAT, hashes
 
 TABLES = (
     "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
-    "operations", "hidden", "guard", "keep", "put", "attach",
+    "operations", "hidden", "guard", "below", "keep", "put", "attach",
 )  # fmt: skip
 
 _HIDDEN = """EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = c.family AND h.line = c.line AND h.writes_of IS NULL
@@ -173,7 +173,8 @@ class Rows:
         return *noted, Known(line.ref[1], line.head) if line.head is not None and not line.turned else None
 
     def family(self, thread_id: str) -> str | None:
-        row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
+        # Locked against deletion: what is about to be written may refer to the thread.
+        row = self._one("SELECT family FROM {names} WHERE name = %s FOR KEY SHARE", (thread_id.encode(),))
         return None if row is None else str(row[0])
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
@@ -309,12 +310,16 @@ class Rows:
 
     def _release_origin(self, thread_id: str) -> None:
         """A branch lives no more, or not from there: its beginning is spared for it no longer."""
-        self._do(
-            """UPDATE {checkpoints} c SET branches = branches - 1 FROM {names} n, {threads} t
-               WHERE n.name = %s AND t.family = n.family AND t.id = n.thread
-               AND c.family = t.family AND c.seq = t.began""",
+        row = self._one(
+            """SELECT t.origin, t.family, t.began FROM {names} n JOIN {threads} t ON t.family = n.family
+               AND t.id = n.thread WHERE n.name = %s AND t.origin IS NOT NULL""",
             (thread_id.encode(),),
         )
+        if row is not None:
+            self._do(
+                "UPDATE {checkpoints} SET branches = branches - 1 WHERE id = %s AND family = %s AND seq = %s",
+                (_origin(row[0], thread_id).checkpoint_id.encode(), *row[1:]),
+            )
 
     def set_common(self, thread_id: str, other: str, common: Common) -> None:
         names = [thread_id.encode(), other.encode()]
@@ -448,18 +453,8 @@ class Rows:
         return [Key(*(name.decode() for name in row)) for row in rows]
 
     def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
-        """Return these objects and all below them, in one query."""
-        rows = self._all(
-            """WITH RECURSIVE found AS (
-                   SELECT o.hash, o.children, o.body FROM {objects} o
-                   WHERE o.family = %(f)s AND o.hash = ANY(%(h)s)
-                   UNION
-                   SELECT o.hash, o.children, o.body FROM found
-                   CROSS JOIN LATERAL generate_series(1, length(found.children), 16) AS g (at)
-                   JOIN {objects} o ON o.family = %(f)s AND o.hash = substr(found.children, g.at, 16)
-               ) SELECT hash, children, body FROM found""",
-            {"f": int(family), "h": list(wanted)},
-        )
+        """Return these objects and all below them."""
+        rows = self._all("SELECT hash, children, body FROM {below}(%s, %s)", (int(family), b"".join(wanted)))
         return [Object(*row) for row in rows]
 
     def shallow(self, family: str, wanted: Collection[bytes]) -> list[Object]:
@@ -805,21 +800,13 @@ class Rows:
 
 
 # One row shape for all three: kind, eight numbers, four byte strings. The checkpoint comes first.
-_LOAD = f"""WITH RECURSIVE chosen AS (
+_LOAD = f"""WITH chosen AS (
         SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden FROM {{names}} n
         JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
         JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id
         WHERE n.name = %(t)s AND l.namespace = %(n)s AND {{which}}
     )"""
-_LOAD_BELOW = """, found AS (
-        SELECT o.hash, o.children, o.body FROM chosen
-        CROSS JOIN LATERAL generate_series(1, length(chosen.children), 16) AS g (at)
-        JOIN {objects} o ON o.family = chosen.family AND o.hash = substr(chosen.children, g.at, 16)
-        UNION
-        SELECT o.hash, o.children, o.body FROM found
-        CROSS JOIN LATERAL generate_series(1, length(found.children), 16) AS g (at)
-        JOIN {objects} o ON o.family = (SELECT family FROM chosen) AND o.hash = substr(found.children, g.at, 16)
-    )"""
+_LOAD_BELOW = ", found AS (SELECT o.* FROM chosen CROSS JOIN LATERAL {below}(chosen.family, chosen.children) o)"
 _LOAD_CHECKPOINT = """ SELECT 0, generation, seq, step, run, added, family, line,
     pinned::int + 2 * hidden::int + 4 * turned::int, id, info, children, root FROM chosen"""
 _LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"

@@ -32,8 +32,8 @@ from everstep.values.walk import Root
 
 __all__ = [
     "ANY", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Hidden", "Key", "Loaded",
-    "Move", "Object", "Operation", "Pin", "Place", "Query", "Record", "Root", "Store", "Stored", "Swept",
-    "Thread", "Write",
+    "Move", "Object", "Operation", "Part", "Pin", "Place", "Query", "RawLine", "RawThread", "Record", "Root", "Store",
+    "Stored", "Swept", "Thread", "Write",
 ]  # fmt: skip
 
 
@@ -308,6 +308,71 @@ class Swept(NamedTuple):
     finished: bool = True
 
 
+class RawLine(NamedTuple):
+    """A namespace of a thread, as another store can take it over."""
+
+    head: str | None
+    turned: bool
+    """The head was moved: what comes next starts a run."""
+    generation: int
+    active: int
+    """Microseconds since 1970: orders threads by activity, nothing else."""
+    runs: frozenset[int] = frozenset()
+    """The runs of this namespace that the store keeps something about: see `Thread.runs`."""
+    newest: int = 0
+    """The highest seq. Not looked at by `adopt`."""
+
+
+class RawThread(NamedTuple):
+    """All that a store keeps of a thread besides its checkpoints and their objects, as of one moment."""
+
+    thread_id: str
+    family: str
+    """The store's own name for it. Not looked at by `adopt`."""
+    identity: bytes
+    """The family's name among all of all stores: that of the store, chosen at random when it was made, and `family`, if
+    that is never used twice. Not looked at by `adopt`: a copy is a family of its own."""
+    lines: Mapping[str, RawLine]
+    """By namespace: all that there are, those without a head included."""
+    origin: Key | None = None
+    began: int = 0
+    """The seq of the origin; 0: there is none, or it is not stored any more."""
+    pinned: frozenset[int] = frozenset()
+    """By seq."""
+    hidden: Sequence[Hidden] = ()
+    """In any order."""
+    operations: Sequence[Operation] = ()
+    """The whole log, the oldest first."""
+    writes: Sequence[tuple[Key, Write]] = ()
+    """All pending writes by seq: hidden ones, and those whose checkpoint is not stored, included."""
+    commons: Mapping[str, Sequence[Common]] = MappingProxyType({})
+    note: bytes = b""
+    """Whatever `adopt` was given to keep with the thread; nobody else changes it."""
+    kin: Sequence[str] = ()
+    """If asked for: every thread of the family, this one included. Not looked at by `adopt`."""
+
+
+class Part(NamedTuple):
+    """A part of a family that comes from another store. Its numbers are the ones it shall have here.
+
+    Numbers (of checkpoints, runs, writes, operations) are reserved first, by a part of its own: see `Store.adopt`.
+    """
+
+    thread_id: str
+    """A thread of the family, the same for all parts: made (empty, in a new family) if it is not there."""
+    note: bytes | None = None
+    """To be kept with that thread; None: leave it."""
+    reserve: int = 0
+    objects: Sequence[Object] = ()
+    checkpoints: Sequence[Stored] = ()
+    """With their seq, run and added bytes. `family`, `hidden`, `digest` and `pinned` are not looked at."""
+    runs: Mapping[int, Sequence[Place]] = MappingProxyType({})
+    """What runs of the family follow; to which namespace a run belongs is said by `threads`, or it belongs to none."""
+    gone: Sequence[Key] = ()
+    """Checkpoints that go, whatever they are. Their threads are among `threads`, which set heads and writes."""
+    threads: Sequence[RawThread] = ()
+
+
 class Store(Protocol):
     """Keeps checkpoints. See the top of this file for the rules that hold throughout."""
 
@@ -404,6 +469,30 @@ class Store(Protocol):
 
         With `effort` look at about so many objects and go on from there in the next call. With `pretend` remove
         nothing: tell what would go if these checkpoints were deleted.
+        """
+        ...
+
+    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+        """Return a thread as another store can take it over, its checkpoints left aside."""
+        ...
+
+    async def adopt(self, part: Part) -> int:
+        """Take over a part of a family from another store: all of it, or nothing. Only `copying` calls this.
+
+        Threads that are not there are made, in the family of `part.thread_id`; one that is there in another family is
+        InvalidInput. Applying the same part again changes nothing more, but for what it reserves. In this order:
+
+        * `reserve`: set aside so many numbers that this family will not get otherwise, and return the highest that it
+          may have used before: the caller numbers what comes from there on. (A store that numbers all families
+          together reserves among all of them; one that does not returns 0 for a new family.) Later commits get
+          greater numbers than those reserved. Nothing to reserve: what is returned has no meaning.
+        * `gone`, then `objects`, `checkpoints`, `runs`: put, or replaced where the same key (or run) is there. A new
+          checkpoint is not pinned and moves no head, so a thread that has no head yet stays unlisted. Nothing is
+          checked: what a checkpoint needs may come in another part, before it.
+        * `threads`: each becomes exactly as given, with its heads, `turned`, generations, activity, pins (of the
+          checkpoints that are stored), hidden stretches, log, pending writes, origin and note, and has no other
+          namespaces. The states in common with each thread of the family that is named are replaced; others stay. A
+          head that is neither stored nor in this part is CheckpointNotFound.
         """
         ...
 

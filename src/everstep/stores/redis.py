@@ -8,9 +8,9 @@ was read (`redis_plan`) and sent as one call that checks that nothing has change
 from __future__ import annotations
 
 import functools
-import hashlib
 import heapq
 import re
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,8 +31,11 @@ from everstep.stores.protocol import (
     Loaded,
     Object,
     Operation,
+    Part,
     Place,
     Query,
+    RawLine,
+    RawThread,
     Stored,
     Swept,
     Thread,
@@ -49,12 +52,14 @@ from everstep.stores.records import (
     unpack_sealed,
 )
 from everstep.stores.redis_items import (
+    bucket_of,
     is_hidden,
     item_key,
     line_name,
     pack_item,
     pack_objects,
     pack_write,
+    raw_writes,
     unpack_hidden,
     unpack_item,
     unpack_objects,
@@ -63,12 +68,11 @@ from everstep.stores.redis_items import (
 from everstep.stores.redis_link import Link, Lost, NotReplicated, translated
 from everstep.stores.redis_plan import Elsewhere, LineState, Plan, Stale
 from everstep.stores.sweeping import Sweep
-from everstep.stores.transaction import Packed, apply, apply_writes, is_plain
+from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain
 from everstep.stores.workers import AsyncDriver, Driver
 
 T = TypeVar("T")
 FORMAT_VERSION = b"1"
-BUCKETS = 1024
 _TRIES = 100
 _LOST_MAX = 3
 _PAGE = 200
@@ -168,6 +172,12 @@ class RedisStore:
         done = sweep.swept
         return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
 
+    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+        return await self._run(lambda at: self._server.raw(thread_id, kin, at))
+
+    async def adopt(self, part: Part) -> int:
+        return await self._run(lambda at: self._server.adopt(part, at))
+
     async def close(self) -> None:
         if isinstance(self._driver, AsyncDriver):
             self._driver.dismiss()
@@ -189,12 +199,6 @@ def _check_options(
     if ttl_seconds is not None and not ttl_seconds:
         raise InvalidInput("ttl_seconds is a number greater than 0, or None for no end")
     checks.count(wait_replicas, "wait_replicas")
-
-
-def bucket_of(thread_id: str) -> int:
-    """Return the bucket of a thread's name, which never changes."""
-    digest = hashlib.sha256(thread_id.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:4], "big") % BUCKETS
 
 
 class _Known(NamedTuple):
@@ -334,13 +338,17 @@ class _Server:
                 self._aliases.popitem(last=False)
             return int(alias)
 
-    def _set_alias(self, thread_id: str, bucket: int, at: float) -> None:
-        own = bucket_of(thread_id)
-        if own == bucket:
-            return
-        reply = self._call(own, at, "alias", thread_id, bucket, self._life, writes=True)
-        if reply[0] == b"here":
-            raise InvalidInput(f"thread {thread_id!r} exists and is not of the family it should branch from")
+    def _set_aliases(self, names: Sequence[str], bucket: int, at: float) -> None:
+        """Note where threads are kept whose names give another bucket, before they are."""
+        for name in names:
+            own, old = bucket_of(name), b""
+            while own != bucket:
+                reply = self._call(own, at, "alias", name, bucket, self._life, old, writes=True)
+                if reply[0] == b"done":
+                    break
+                if reply[0] == b"here" or self._call(int(reply[1]), at, "look", name, "")[0] == b"found":
+                    raise InvalidInput(f"thread {name!r} exists and is not of the family it should branch from")
+                old = reply[1]  # a thread that was there once
 
     def _register(self, bucket: int, at: float) -> None:
         """Note that a bucket is in use, before it is."""
@@ -349,6 +357,7 @@ class _Server:
         with translated():
             for key, command in (
                 (b"format", (b"SET", self._prefix + b"format", FORMAT_VERSION, b"NX")),
+                (b"identity", (b"SET", self._prefix + b"identity", secrets.token_bytes(16), b"NX")),
                 (b"buckets", (b"SADD", self._prefix + b"buckets", bucket)),
             ):
                 reply = self._link.send(self._prefix + key, command, at, writes=True)
@@ -369,8 +378,6 @@ class _Server:
         if change.origin is not None:
             found = self._ask(at, "checkpoint", *change.origin)
             place = found[0] if found is not None else None
-            if place is not None:
-                self._set_alias(change.thread_id, place, at)
         drafts: list[Draft] = []
 
         def build(head: Stored | None) -> Draft:
@@ -456,10 +463,7 @@ class _Server:
         bucket = place if place is not None else self._place(thread_id)
         is_sure, nowhere = place is not None, None
         for _ in range(_TRIES):
-            plan = Plan(
-                functools.partial(self._call, bucket, at), bucket, self._life, thread_id,
-                expects_alias=bucket != bucket_of(thread_id),
-            )  # fmt: skip
+            plan = Plan(functools.partial(self._call, bucket, at), bucket, self._life, thread_id)
             if nowhere is not None:
                 plan.accept_absence(nowhere)
             try:
@@ -481,11 +485,11 @@ class _Server:
                 return stored
             if plan.created:
                 self._register(bucket, at)
+                self._set_aliases(plan.created, bucket, at)
             reply = self._sent(plan.arguments(*line), bucket, thread_id, drafts[0] if drafts else None, lost, at)
             if reply[0] == b"done":
                 self._note_plan(plan, line, stored, bucket, since)
-                if plan.created and bucket != bucket_of(thread_id):
-                    self._call(bucket_of(thread_id), at, "alias", thread_id, bucket, self._life, writes=True)
+                self._set_aliases(plan.created, bucket, at)  # again, lest somebody deleted them just then
                 return stored
             found = self._lost_and_found(lost, at)
             if found is not None:
@@ -547,10 +551,8 @@ class _Server:
 
     def _renew_aliases(self, family: str, at: float) -> None:
         bucket = _bucket_of_family(family)
-        for name in self._call(bucket, at, "get", "SMEMBERS", f"family:{family}:threads"):
-            thread_id = name.decode()
-            if bucket_of(thread_id) != bucket:
-                self._call(bucket_of(thread_id), at, "alias", thread_id, bucket, self._life, writes=True)
+        names = self._call(bucket, at, "get", "SMEMBERS", f"family:{family}:threads")
+        self._set_aliases([name.decode() for name in names], bucket, at)
 
     def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, at: float
@@ -788,6 +790,79 @@ class _Server:
         flat = found[1][1] if found is not None else []
         entries = sorted(zip(map(int, flat[::2]), flat[1::2], strict=True), reverse=True)[:limit]
         return [unpack_operation(value[1:], seq, value[:1] == b"1") for seq, value in entries]
+
+    # -- copying: see `transaction.adopt`
+
+    def raw(self, thread_id: str, kin: bool, at: float) -> RawThread | None:
+        found = self._ask(at, "raw", thread_id, int(kin))
+        if found is None:
+            return None
+        flat, newest, stretches, log, attached, runs, commons, pins, began, active, names = found[1][1:]
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        last = dict(zip(newest[::2], newest[1::2], strict=True))
+        owners: dict[bytes, set[int]] = {}
+        for run, value in zip(runs[::2], runs[1::2], strict=True):
+            owners.setdefault(value.split(b"\n", 1)[0], set()).add(int(run))
+        lines = {}
+        for field, value in fields.items():
+            if field.startswith(b"@"):
+                state, name = LineState(value), field[1:].decode()
+                head = state.checkpoint_id if state.digest is not None else None
+                own = frozenset(owners.get(line_name(thread_id, name).encode(), ()))
+                lines[name] = RawLine(
+                    head, state.turned, state.generation, _number(active), own, _number(last[field[1:]])
+                )
+        writes = [
+            (Key(thread_id, name.decode(), checkpoint_id.decode()), write)
+            for name, checkpoint_id, held in attached
+            for write in raw_writes(checkpoint_id.decode(), held)
+        ]
+        origin = fields.get(b"origin")
+        entries = sorted(zip(map(int, log[::2]), log[1::2], strict=True))
+        return RawThread(
+            thread_id,
+            fields[b"family"].decode(),
+            self._identity(at) + fields[b"family"],
+            lines,
+            _origin(origin, thread_id) if origin is not None else None,
+            _number(began),
+            frozenset(_number(seq) for seq in pins),
+            [unpack_hidden(stretch) for stretch in stretches],
+            [unpack_operation(value[1:], seq, value[:1] == b"1") for seq, value in entries],
+            sorted(writes, key=lambda each: each[1].seq),
+            _commons(commons, thread_id),
+            fields.get(b"note", b""),
+            [name.decode() for name in names],
+        )
+
+    def _family_of(self, thread_id: str, at: float) -> bytes | None:
+        found = self._ask(at, "look", thread_id, "")
+        flat = found[1][1] if found is not None else []
+        return dict(zip(flat[::2], flat[1::2], strict=True)).get(b"family")
+
+    def _identity(self, at: float) -> bytes:
+        with translated():
+            found = self._link.send(self._prefix + b"identity", (b"GET", self._prefix + b"identity"), at)
+            if isinstance(found, Exception):
+                raise found
+        return found or b""
+
+    def adopt(self, part: Part, at: float) -> int:
+        highest = 0
+        family = self._family_of(part.thread_id, at)
+        for name in {stored.record.key.thread_id for stored in part.checkpoints} | {raw[0] for raw in part.threads}:
+            if self._family_of(name, at) not in (None, family):  # it may be in another bucket, where no plan looks
+                raise InvalidInput(f"thread {name!r} exists and is not of the family of {part.thread_id!r}")
+
+        def work(plan: Plan) -> None:
+            nonlocal highest
+            highest = adopt(plan, part)
+
+        self._planned(work, (part.thread_id, ""), (), [], None, at)
+        for raw in part.threads:
+            for namespace in raw.lines:
+                self._heads.forget((raw.thread_id, namespace))
+        return highest
 
     # -- sweeping: see `sweeping`
 

@@ -6,6 +6,7 @@ written with, it is damaged. What the script looks at stands first, in this orde
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from base64 import b64decode, b64encode
@@ -18,8 +19,15 @@ from everstep.stores.records import pack_record, pack_sealed, record_digest, unp
 from everstep.stores.transaction import Packed
 from everstep.values import codec
 
+BUCKETS = 1024
 _ESCAPED = re.compile(r"[%:{}\x00-\x1f\x7f]")
 _OPTIONAL = ("tags", "summary", "next_node", "trigger", "kind")
+
+
+def bucket_of(thread_id: str) -> int:
+    """Return the bucket of a thread's name, which never changes."""
+    digest = hashlib.sha256(thread_id.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:4], "big") % BUCKETS
 
 
 def escaped(name: str) -> str:
@@ -179,6 +187,18 @@ def pack_write(checkpoint_id: str, write: Write) -> tuple[bytes, bytes]:
 
 def unpack_writes(checkpoint_id: str, flat: Sequence[bytes], hidden: Collection[Hidden], namespace: str) -> list[Write]:
     """Return the writes of a checkpoint that are not hidden, in their order."""
+    shown = [
+        write
+        for write in raw_writes(checkpoint_id, flat)
+        if not any(
+            h.writes_of == checkpoint_id and h.namespace == namespace and h.after < write.seq <= h.to for h in hidden
+        )
+    ]
+    return sorted(shown, key=lambda write: (write.task_path, write.task_id, write.idx))
+
+
+def raw_writes(checkpoint_id: str, flat: Sequence[bytes]) -> list[Write]:
+    """Return all writes of a checkpoint."""
     found = []
     for field, value in zip(flat[::2], flat[1::2], strict=True):
         idx, task_id = field.decode().split(" ", 1)
@@ -187,12 +207,8 @@ def unpack_writes(checkpoint_id: str, flat: Sequence[bytes], hidden: Collection[
         what = f"a pending write of checkpoint {checkpoint_id!r}"
         bound = _write_bound(checkpoint_id, task_id, int(idx), children)
         channel, path, length, body = unpack_sealed(info, what, *bound)
-        write = Write(task_id, int(idx), channel, children, body, length, path, int(seq))
-        if not any(
-            h.writes_of == checkpoint_id and h.namespace == namespace and h.after < write.seq <= h.to for h in hidden
-        ):
-            found.append(write)
-    return sorted(found, key=lambda write: (write.task_path, write.task_id, write.idx))
+        found.append(Write(task_id, int(idx), channel, children, body, length, path, int(seq)))
+    return found
 
 
 def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:

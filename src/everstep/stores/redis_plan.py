@@ -22,7 +22,9 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.records import pack_common, pack_operation, pack_run, pack_sealed
+from everstep.stores.redis_adopt import Adopting
 from everstep.stores.redis_items import (
+    bucket_of,
     escaped,
     line_name,
     pack_hidden,
@@ -87,13 +89,12 @@ class LineState:
         return f"{self.generation} {int(self.turned)} {self.digest or '-'} {self.checkpoint_id}".encode()
 
 
-class Plan:
+class Plan(Adopting):
     """One change of one family."""
 
-    def __init__(self, script: Script, bucket: int, life_ms: int, home: str, expects_alias: bool) -> None:
-        """`home` is the thread the change is about; `expects_alias`: this is not the bucket of its name."""
-        self._script, self._bucket, self._life = script, bucket, life_ms
-        self._home, self._expects_alias = home, expects_alias
+    def __init__(self, script: Script, bucket: int, life_ms: int, home: str) -> None:
+        """`home` is the thread that the change is about."""
+        self._script, self._bucket, self._life, self._home = script, bucket, life_ms, home
         self._seen: dict[str, _Seen] = {}
         self._items: dict[Key, tuple[bytes, Stored | None]] = {}
         self._lines: dict[tuple[str, str], LineState] = {}
@@ -106,6 +107,7 @@ class Plan:
         self._pruned: Sequence[int] = ()
         self._family: str | None = None
         self._new_family_number = 0
+        self._runs_kept: dict[int, tuple[bytes, bytes]] = {}
         self.generations: dict[tuple[str, str], tuple[str, int]] = {}
         """Family and generation of the lines that were read."""
         self.created: list[str] = []
@@ -118,6 +120,8 @@ class Plan:
                 version = self._look(thread).fields.get(b"version", b"")
                 self._check("field", f"thread:{escaped(thread)}:heads", b"version", version)
             self._do("HINCRBY", f"thread:{escaped(thread)}:heads", "version", 1)
+        for run, (line, data) in self._runs_kept.items():
+            self._do("HSET", f"family:{self._family}:runs", run, line + b"\n" + data)
         for thread, name in sorted(self._moved):
             self._do("HSET", f"thread:{escaped(thread)}:heads", "@" + name, self._lines[thread, name].raw)
         if self._new_family_number:
@@ -171,8 +175,6 @@ class Plan:
         """Go on as if the thread had been looked for everywhere: it is not there."""
         self._seen[self._home] = _Seen({}, 0, remains)
         self._check("field", f"thread:{escaped(self._home)}:heads", b"family", remains)
-        if not self._expects_alias:
-            self._check("exists", f"alias:{escaped(self._home)}", b"", b"0")
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
         seen = self._look(thread_id, namespace)
@@ -262,32 +264,40 @@ class Plan:
     # -- writing
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
+        where = thread_id, namespace
+        family = self.join(thread_id, family)
+        if where not in self._lines:
+            if thread_id not in self.created:
+                self._check("field", f"thread:{escaped(thread_id)}:heads", b"@" + namespace.encode(), b"")
+            self._lines[where] = LineState(b"%d 0 - " % self._look(thread_id).generation)
+            self._moved.add(where)
+        return Line(where, thread_id, namespace, family, None)
+
+    def join(self, thread_id: str, family: str | None) -> str:
+        """Make the thread (in that family, or a new one) if it is missing, and return its family."""
         seen = self._look(thread_id)
-        heads, where = f"thread:{escaped(thread_id)}:heads", (thread_id, namespace)
-        generation = seen.generation
-        if not seen.fields:
-            now, generation = map(int, self._script("begin", family or ""))
-            if family is None:
-                family = f"{self._bucket}.{now}"
-                self._new_family_number = now
-                self._check("exists", f"family:{family}", b"", b"0")
-                self._do("HSET", f"family:{family}", "format", FORMAT)
-            else:
-                self._check("exists", f"family:{family}", b"", b"1")
-            if seen.remains:
-                self._commands.append(["clear", thread_id])
-            values = {"family": family, "name": thread_id, "made": now, "version": 1}
-            self._do("HSET", heads, *(part for pair in values.items() for part in pair))
-            self._do("SADD", f"family:{family}:threads", thread_id)
-            self._commands.append(["active", thread_id])
-            seen.fields = {key.encode(): str(value).encode() for key, value in values.items()}
-            self._family = family
-            self.created.append(thread_id)
-        else:
-            self._check("field", heads, b"@" + namespace.encode(), b"")
-        self._lines[where] = LineState(b"%d 0 - " % generation)
-        self._moved.add(where)
-        return Line(where, thread_id, namespace, seen.family or "", None)
+        if seen.family is not None:
+            return seen.family
+        now, seen.generation = map(int, self._script("begin", family or ""))
+        if family is None:
+            family = f"{self._bucket}.{now}"
+            self._new_family_number = now
+            self._check("exists", f"family:{family}", b"", b"0")
+            self._do("HSET", f"family:{family}", "format", FORMAT)
+        elif not self._new_family_number:
+            self._check("exists", f"family:{family}", b"", b"1")
+        if seen.remains:
+            self._commands.append(["clear", thread_id])
+        if bucket_of(thread_id) == self._bucket:
+            self._check("exists", f"alias:{escaped(thread_id)}", b"", b"0")
+        values = {"family": family, "name": thread_id, "made": now, "version": 1}
+        self._do("HSET", f"thread:{escaped(thread_id)}:heads", *(part for pair in values.items() for part in pair))
+        self._do("SADD", f"family:{family}:threads", thread_id)
+        self._commands.append(["active", thread_id])
+        seen.fields = {key.encode(): str(value).encode() for key, value in values.items()}
+        self._family = family
+        self.created.append(thread_id)
+        return family
 
     def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         record, seq = packed.record, self._number()

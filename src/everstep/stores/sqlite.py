@@ -46,7 +46,9 @@ from everstep.stores.protocol import (
     Loaded,
     Object,
     Operation,
+    Part,
     Query,
+    RawThread,
     Stored,
     Swept,
     Thread,
@@ -55,12 +57,12 @@ from everstep.stores.protocol import (
 from everstep.stores.queue import CommitQueue, Job
 from everstep.stores.sqlite_rows import Rows
 from everstep.stores.sweeping import Sweep
-from everstep.stores.transaction import apply, apply_writes
+from everstep.stores.transaction import adopt, apply, apply_writes
 
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
-SCHEMA_FIRST, SCHEMA_VERSION = 2, 2  # older files were never released
+SCHEMA_FIRST, SCHEMA_VERSION = 2, 3  # older files were never released
 APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _RESERVED_BYTES = 8  # at the end of each page, for its checksum
@@ -174,6 +176,12 @@ class SQLiteStore:
             await self._driver.tidy(_TIDY_PAGES)
         done = sweep.swept
         return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
+
+    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+        return await self._driver.read(lambda rows: rows.raw(thread_id, kin))
+
+    async def adopt(self, part: Part) -> int:
+        return await self._driver.write(lambda tx: adopt(tx, part), part.thread_id)
 
     async def close(self) -> None:
         await self._driver.close()

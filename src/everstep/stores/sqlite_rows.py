@@ -6,8 +6,8 @@ the SQL texts are put together from constants only.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,8 @@ from everstep.stores.protocol import (
     Operation,
     Place,
     Query,
+    RawLine,
+    RawThread,
     Stored,
     Thread,
     Write,
@@ -42,7 +44,7 @@ from everstep.stores.records import (
     unpack_run,
     unpack_sealed,
 )
-from everstep.stores.transaction import Line, Packed
+from everstep.stores.transaction import Line, Packed, now_micros
 from everstep.values.tree import FORMAT, hashes
 
 _HIDDEN = """EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.writes_of IS NULL
@@ -149,11 +151,7 @@ class Rows:
                                AND w.seq > h.after AND w.seq <= h.upto)""",
             (line, checkpoint_id),
         )
-        found = []
-        for seq, task, idx, info, children in rows:
-            what = f"a pending write of checkpoint {checkpoint_id!r}"
-            channel, path, size, body = unpack_sealed(info, what, *_write_bound(checkpoint_id, task, idx, children))
-            found.append(Write(task, idx, channel, children, body, size, path, seq))
+        found = [_write(checkpoint_id, *row) for row in rows]
         return sorted(found, key=lambda write: (write.task_path, write.task_id, write.idx))
 
     def find(self, checkpoint_id: str) -> list[Key]:
@@ -374,27 +372,79 @@ class Rows:
         )
         return [unpack_operation(data, seq, bool(undone)) for data, seq, undone in rows]
 
+    def raw(self, thread_id: str, kin: bool) -> RawThread | None:
+        row = self._execute("SELECT id, family, origin, began, note FROM threads WHERE name = ?", (thread_id,)).get
+        if row is None:
+            return None
+        ref, family, origin, began, note = row
+        rows = self._execute("SELECT run, line FROM runs WHERE family = ? AND line IS NOT NULL", (family,)).fetchall()
+        lines, writes = {}, list[tuple[Key, Write]]()
+        for line, namespace, *state in self._execute(
+            """SELECT l.id, l.namespace, c.id, l.turned, l.generation, l.active,
+                      coalesce((SELECT max(seq) FROM checkpoints WHERE line = l.id), 0)
+               FROM lines l LEFT JOIN checkpoints c ON c.seq = l.head WHERE l.thread = ?""",
+            (ref,),
+        ).fetchall():
+            head, turned, generation, active, newest = state
+            runs = frozenset(run for run, owner in rows if owner == line)
+            lines[namespace] = RawLine(head, bool(turned), generation, active, runs, newest)
+            for name, *write in self._execute(
+                "SELECT checkpoint, seq, task, idx, info, children FROM writes WHERE line = ?", (line,)
+            ):
+                writes.append((Key(thread_id, namespace, name), _write(name, *write)))
+        began = self._execute("SELECT seq FROM checkpoints WHERE seq = ?", (began,)).get
+        threads = self._execute("SELECT name FROM threads WHERE family = ? ORDER BY id", (family,)) if kin else ()
+        return RawThread(
+            thread_id,
+            str(family),
+            b"%d/%d" % (self._execute("SELECT value FROM counters WHERE name = 'identity'").get, family),
+            lines,
+            _origin(origin, thread_id) if origin is not None else None,
+            began or 0,
+            self._pinned(ref),
+            [stretch for stretches in self._hidden(ref).values() for stretch in stretches],
+            self.operations(thread_id, -1)[::-1],
+            sorted(writes, key=lambda each: each[1].seq),
+            self._commons(ref, thread_id),
+            note or b"",
+            [name for (name,) in threads],
+        )
+
+    def _pinned(self, thread: int) -> frozenset[int]:
+        rows = self._execute(
+            """SELECT c.seq FROM lines l JOIN checkpoints c ON c.line = l.id AND (c.pinned OR c.branches)
+               WHERE l.thread = ? AND c.pinned""",
+            (thread,),
+        )
+        return frozenset(seq for (seq,) in rows)
+
     # -- changes
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
-        row = self._execute("SELECT id, family FROM threads WHERE name = ?", (thread_id,)).get
-        if row is None:
-            if family is None:
-                family = str(
-                    self._execute(
-                        "INSERT INTO families (format, sweeps, live) VALUES (?, 0, 0) RETURNING id", (FORMAT,)
-                    ).get
-                )
-            row = self._execute(
-                "INSERT INTO threads (name, family) VALUES (?, ?) RETURNING id, family", (thread_id, int(family))
-            ).get
+        thread, family = self._joined(thread_id, family)
         ref = self._execute(
             """INSERT INTO lines (thread, namespace, turned, generation, active, total, doomed)
                VALUES (?, ?, 0, 0, 0, 0, 0)
                ON CONFLICT DO UPDATE SET generation = generation RETURNING id""",
-            (row[0], namespace),
+            (thread, namespace),
         ).get
-        return Line(ref, thread_id, namespace, str(row[1]), None)
+        return Line(ref, thread_id, namespace, family, None)
+
+    def join(self, thread_id: str, family: str | None) -> str:
+        return self._joined(thread_id, family)[1]
+
+    def _joined(self, thread_id: str, family: str | None) -> tuple[int, str]:
+        """Return the number and family of a thread, which is made if it is missing."""
+        row = self._execute("SELECT id, family FROM threads WHERE name = ?", (thread_id,)).get
+        if row is None:
+            if family is None:
+                family = self._execute(
+                    "INSERT INTO families (format, sweeps, live) VALUES (?, 0, 0) RETURNING id", (FORMAT,)
+                ).get
+            row = self._execute(
+                "INSERT INTO threads (name, family) VALUES (?, ?) RETURNING id, family", (thread_id, int(family))
+            ).get
+        return row[0], str(row[1])
 
     def is_taken_back(self, line: Line) -> bool:
         found = self._execute(
@@ -451,7 +501,7 @@ class Rows:
         self._execute(
             """UPDATE lines SET head = ?, turned = ?, generation = generation + 1, active = ?, total = total + ?
                WHERE id = ?""",
-            (stored.seq if stored is not None else None, turned, _now(), not turned, line.ref),
+            (stored.seq if stored is not None else None, turned, now_micros(), not turned, line.ref),
         )
         self._heads[line.ref] = stored, turned
 
@@ -538,8 +588,7 @@ class Rows:
         self._execute(f"DELETE FROM hidden WHERE operation = ? AND line IN ({_LINES_OF_NAME})", (operation, thread_id))
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
-        bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
-        info = pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)
+        info = _packed_write(checkpoint_id, write)
         self._execute(
             f"""INSERT INTO writes (seq, line, checkpoint, task, idx, info, children)
                 VALUES ({_next("writes")}, ?, ?, ?, ?, ?, ?)
@@ -639,6 +688,146 @@ class Rows:
             )
             self._execute("DELETE FROM lines WHERE id = ?", (line,))
 
+    # -- what comes from another store: see `transaction.adopt`
+
+    def reserve(self, family: str, count: int) -> int:  # noqa: ARG002  # all families are numbered together
+        self.forget()
+        numbers = [_next(table) for table in _NUMBERED]
+        highest: int = self._execute(f"SELECT max({', '.join(numbers)}) - 1").get
+        for table in _NUMBERED:
+            self._execute("UPDATE counters SET value = ? WHERE name = ?", (highest + count, table))
+        return highest
+
+    def set_note(self, thread_id: str, note: bytes) -> None:
+        self._execute("UPDATE threads SET note = ? WHERE name = ?", (note, thread_id))
+
+    def remove(self, keys: Sequence[Key]) -> None:
+        self.forget()
+        for key in keys:
+            line = self._line(key.thread_id, key.namespace)
+            if line is not None:
+                self._remove(line[0], "id = ?", key.checkpoint_id)
+
+    def _remove(self, line: int, condition: str, value: object) -> None:
+        """Delete checkpoints of a line, and nothing else."""
+        self._keep_counters()
+        freed = self._execute(f"SELECT sum(added) FROM checkpoints WHERE line = ? AND {condition}", (line, value)).get
+        if freed is not None:
+            self._execute(f"DELETE FROM checkpoints WHERE line = ? AND {condition}", (line, value))
+            self._execute("UPDATE lines SET doomed = doomed + ? WHERE id = ?", (freed, line))
+
+    def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
+        self.forget()
+        began = Counter(
+            seq for (seq,) in self._execute("SELECT began FROM threads WHERE family = ?", (int(family),)).fetchall()
+        )
+        lines: dict[tuple[str, str], int] = {}
+        for stored, packed in checkpoints:
+            record = stored.record
+            thread_id, namespace, name = record.key
+            if (thread_id, namespace) not in lines:
+                lines[thread_id, namespace] = self.create(thread_id, namespace, family).ref
+            line = lines[thread_id, namespace]
+            pinned, old = self._execute(
+                "SELECT pinned, seq FROM checkpoints WHERE id = ? AND line = ?", (name, line)
+            ).get or (False, None)
+            if old is not None:
+                self._execute("DELETE FROM checkpoints WHERE seq = ?", (old,))
+            self._execute(
+                """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root)
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                (
+                    stored.seq, line, name, record.step, stored.run, pinned, began[stored.seq], stored.added_bytes,
+                    packed.info, record.children, packed.root,
+                ),
+            )  # fmt: skip
+            self._execute("UPDATE lines SET total = total + 1 WHERE id = ?", (line,))
+
+    def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
+        self._connection.executemany(
+            """INSERT INTO runs (family, run, data) VALUES (?, ?, ?)
+               ON CONFLICT DO UPDATE SET data = excluded.data""",
+            [(int(family), run, pack_run(run, follows)) for run, follows in runs.items()],
+        )
+
+    def restore(self, raw: RawThread) -> None:
+        self.forget()
+        thread, family = self._joined(raw.thread_id, None)
+        lines = {}
+        for namespace, given in raw.lines.items():
+            line = lines[namespace] = self.create(raw.thread_id, namespace, None).ref
+            self._execute(
+                """UPDATE lines SET head = (SELECT seq FROM checkpoints WHERE id = ? AND line = lines.id),
+                          turned = ?, generation = ?, active = ? WHERE id = ?""",
+                (given.head, given.turned, given.generation, given.active, line),
+            )
+        self._restore_lines(thread, int(family), raw, lines)
+        self._execute("DELETE FROM operations WHERE thread = ?", (thread,))
+        self._connection.executemany(
+            "INSERT INTO operations (seq, thread, undone, data) VALUES (?, ?, ?, ?)",
+            [(o.seq, thread, o.undone, pack_operation(o, o.seq)) for o in raw.operations],
+        )
+        self._release_origin(raw.thread_id)
+        origin = pack_sealed(list(raw.origin), raw.thread_id.encode()) if raw.origin is not None else None
+        self._execute(
+            "UPDATE threads SET began = ?, origin = ?, note = ? WHERE id = ?",
+            (raw.began or None, origin, raw.note, thread),
+        )
+        self._execute("UPDATE checkpoints SET branches = branches + 1 WHERE seq = ?", (raw.began,))
+        for other, commons in raw.commons.items():
+            if self.family(other) == family:
+                self._restore_commons(raw.thread_id, other, commons)
+
+    def _restore_lines(self, thread: int, family: int, raw: RawThread, lines: Mapping[str, int]) -> None:
+        """Set what hangs on the namespaces of a thread, and remove those it does not have."""
+        own, many = "SELECT id FROM lines WHERE thread = ?", self._connection.executemany
+        self._execute(f"UPDATE runs SET line = NULL WHERE family = ? AND line IN ({own})", (family, thread))
+        for table in ("writes", "hidden"):
+            self._execute(f"DELETE FROM {table} WHERE line IN ({own})", (thread,))
+        self._execute(
+            f"UPDATE checkpoints SET pinned = 0 WHERE line IN ({own}) AND (pinned OR branches) AND pinned", (thread,)
+        )
+        for line, namespace in self._execute("SELECT id, namespace FROM lines WHERE thread = ?", (thread,)).fetchall():
+            if namespace not in lines:
+                self._remove(line, "?", True)
+                self._execute("DELETE FROM lines WHERE id = ?", (line,))
+        for namespace, given in raw.lines.items():
+            many(
+                "UPDATE runs SET line = ? WHERE family = ? AND run = ?",
+                [(lines[namespace], family, run) for run in given.runs],
+            )
+        many(
+            f"UPDATE checkpoints SET pinned = 1 WHERE seq = ? AND line IN ({own})",
+            [(seq, thread) for seq in raw.pinned],
+        )
+        many(
+            "INSERT INTO hidden (line, operation, after, upto, run, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (lines[h.namespace], h.operation, h.after, h.to, h.run, h.writes_of)
+                for h in raw.hidden
+                if h.namespace in lines
+            ],
+        )
+        many(
+            "INSERT INTO writes (seq, line, checkpoint, task, idx, info, children) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    w.seq, lines[key.namespace], key.checkpoint_id, w.task_id, w.idx,
+                    _packed_write(key.checkpoint_id, w), w.children,
+                )
+                for key, w in raw.writes
+            ],
+        )  # fmt: skip
+
+    def _restore_commons(self, thread_id: str, other: str, commons: Sequence[Common]) -> None:
+        low, high = (
+            row[0]
+            for row in self._execute("SELECT id FROM threads WHERE name IN (?, ?) ORDER BY id", (thread_id, other))
+        )
+        self._execute("DELETE FROM commons WHERE low = ? AND high = ?", (low, high))
+        for common in commons:
+            self.set_common(thread_id, other, common)
+
     def _keep_counters(self) -> None:
         """Remember the highest numbers before rows go, so that none is given twice."""
         for table, number in (("checkpoints", "seq"), ("writes", "seq"), ("operations", "seq"), ("objects", "id")):
@@ -727,6 +916,7 @@ class Rows:
 
 
 _REMEMBERED_MAX = 10_000
+_NUMBERED = ("checkpoints", "writes", "operations")
 _FROM_CHECKPOINTS = "FROM checkpoints c JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread"
 _LINES_OF_NAME = "SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = ?"
 
@@ -752,15 +942,16 @@ def _origin(sealed: bytes, thread_id: str) -> Key:
     return Key(*unpack_sealed(sealed, f"the origin of thread {thread_id!r}", thread_id.encode()))
 
 
+def _write(checkpoint_id: str, seq: int, task: str, idx: int, info: bytes, children: bytes) -> Write:
+    what = f"a pending write of checkpoint {checkpoint_id!r}"
+    channel, path, size, body = unpack_sealed(info, what, *_write_bound(checkpoint_id, task, idx, children))
+    return Write(task, idx, channel, children, body, size, path, seq)
+
+
+def _packed_write(checkpoint_id: str, write: Write) -> bytes:
+    bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
+    return pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)
+
+
 def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:
     return checkpoint_id.encode(), task_id.encode(), b"%d" % idx, children
-
-
-_last_now = 0
-
-
-def _now() -> int:
-    """Return microseconds that only grow within this process."""
-    global _last_now
-    _last_now = max(time.time_ns() // 1000, _last_now + 1)
-    return _last_now

@@ -7,7 +7,8 @@ Servers do the usual changes in one statement or script, and come here for the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, InvalidInput
@@ -21,7 +22,9 @@ from everstep.stores.protocol import (
     Key,
     Object,
     Operation,
+    Part,
     Place,
+    RawThread,
     Record,
     Stored,
     Write,
@@ -98,6 +101,25 @@ class Transaction(Protocol):
     def hide(self, line: Line, hidden: Hidden) -> None: ...
     def show(self, thread_id: str, operation: int) -> None: ...
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None: ...
+
+    # -- what comes from another store: see `adopt`
+
+    def join(self, thread_id: str, family: str | None) -> str:
+        """Make the thread (in that family, or a new one) if it is missing, and return its family."""
+        ...
+
+    def reserve(self, family: str, count: int) -> int: ...
+    def set_note(self, thread_id: str, note: bytes) -> None: ...
+    def remove(self, keys: Sequence[Key]) -> None:
+        """Delete checkpoints, and nothing else; a head that is deleted is for `restore` to move."""
+        ...
+
+    def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
+        """Put or replace checkpoints under their own numbers, with the pins they have here."""
+        ...
+
+    def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None: ...
+    def restore(self, raw: RawThread) -> None: ...
 
 
 def apply(tx: Transaction, change: Change) -> Stored | None:
@@ -218,6 +240,50 @@ def apply_writes(
     tx.add_objects(line.family, objects)
     for write in writes:
         tx.put_write(line, key.checkpoint_id, write)
+
+
+def adopt(tx: Transaction, part: Part) -> int:
+    """Take over a part of a family. See `Store.adopt`."""
+    packed = [(stored, Packed(stored.record, *pack_record(stored.record))) for stored in part.checkpoints]
+    family = tx.family(part.thread_id)
+    coming = {stored.record.key for stored in part.checkpoints}
+    for name in {key.thread_id for key in (*coming, *part.gone)} | {raw.thread_id for raw in part.threads}:
+        if tx.family(name) not in (None, family):
+            raise InvalidInput(f"thread {name!r} exists and is not of the family of {part.thread_id!r}")
+    for raw in part.threads:
+        _check_heads(tx, raw, coming, part.gone)
+
+    family = tx.join(part.thread_id, family)
+    highest = tx.reserve(family, part.reserve) if part.reserve else 0
+    if part.note is not None:
+        tx.set_note(part.thread_id, part.note)
+    tx.remove(part.gone)
+    for name in {key.thread_id for key in coming} | {raw.thread_id for raw in part.threads}:
+        tx.join(name, family)
+    tx.add_objects(family, part.objects)
+    tx.keep(family, packed)
+    tx.keep_runs(family, part.runs)
+    for raw in part.threads:
+        tx.restore(raw)
+    return highest
+
+
+def _check_heads(tx: Transaction, raw: RawThread, coming: set[Key], gone: Sequence[Key]) -> None:
+    for namespace, line in raw.lines.items():
+        if line.head is not None:
+            key = Key(raw.thread_id, namespace, line.head)
+            if key not in coming and (key in gone or tx.checkpoint(key) is None):
+                raise CheckpointNotFound(line.head, raw.thread_id)
+
+
+_last_micros = 0
+
+
+def now_micros() -> int:
+    """Return microseconds that only grow within this process: what orders threads by activity."""
+    global _last_micros
+    _last_micros = max(time.time_ns() // 1000, _last_micros + 1)
+    return _last_micros
 
 
 def _packed(draft: Draft, change: Change) -> Packed:

@@ -478,6 +478,36 @@ function verbs.writes()
   return { "done" }
 end
 
+local adopting = {
+  -- Checkpoints go: name, namespace, family, ids.
+  remove = function(command) remove(command[2], command[3], command[4], { unpack(command, 5) }, false) end,
+  -- A namespace goes with everything: name, namespace, family.
+  drop = function(command)
+    local line = line_key(command[2], command[3])
+    local ids = call("ZRANGE", line .. ":index", 0, -1)
+    for _, id in ipairs(call("SMEMBERS", line .. ":written")) do ids[#ids + 1] = id end
+    remove(command[2], command[3], command[4], ids, false)
+    remove_keys({ line .. ":index", line .. ":pins", line .. ":began", line .. ":written" })
+    call("HDEL", thread_key(command[2]) .. ":heads", "@" .. command[3])
+  end,
+  -- Pending writes go: name, namespace.
+  unwrite = function(command)
+    local line = line_key(command[2], command[3])
+    for _, id in ipairs(call("SMEMBERS", line .. ":written")) do call("UNLINK", line .. ":writes:" .. id) end
+    call("UNLINK", line .. ":written")
+  end,
+  -- These and no others are pinned: name, namespace, seqs.
+  pin = function(command)
+    local line = line_key(command[2], command[3])
+    call("UNLINK", line .. ":pins")
+    for n = 4, #command do
+      for _, id in ipairs(call("ZRANGEBYSCORE", line .. ":index", command[n], command[n])) do
+        call("SADD", line .. ":pins", id)
+      end
+    end
+  end,
+}
+
 -- A change that was planned on what its writer saw: checks, then commands; all or nothing.
 function verbs.commit()
   local checks, commands = {}, {}
@@ -512,6 +542,8 @@ function verbs.commit()
       clear_remains(command[2])
     elseif command[1] == "active" then
       call("ZADD", base .. "active", whole(now()), command[2])
+    elseif adopting[command[1]] then
+      adopting[command[1]](command)
     else
       call(command[1], base .. command[2], unpack(command, 3))
     end
@@ -845,14 +877,44 @@ function verbs.swept()
   return { "done" }
 end
 
--- Note where a thread is kept that does not begin a family here; not if it lives in this very bucket.
+-- Note where a thread is kept that does not begin a family here; not if it lives in this very bucket, nor if it is noted
+-- to be elsewhere, unless that is `old`.
 function verbs.alias()
-  local name, bucket = take(), take()
+  local name, bucket, life, old = take(), take(), tonumber(take()), take()
+  local key = base .. "alias:" .. escaped(name)
+  local held = call("GET", key)
   if alive(name) then return { "here" } end
-  call("SET", base .. "alias:" .. escaped(name), bucket)
-  local life = tonumber(take())
-  if life > 0 then call("PEXPIRE", base .. "alias:" .. escaped(name), life * 4) end
+  if held and held ~= bucket and held ~= old then return { "elsewhere", held } end
+  if life > 0 then call("SET", key, bucket, "PX", life * 4) else call("SET", key, bucket) end
   return { "done" }
+end
+
+-- Everything that is kept of a thread besides its checkpoints and their objects.
+function verbs.raw()
+  local name, wants_kin = take(), take()
+  local family_name = alive(name)
+  if not family_name then return absent(name) end
+  local family, heads, newest, pins, writes = family_key(family_name), thread_key(name) .. ":heads", {}, {}, {}
+  for _, namespace in ipairs(namespaces(name)) do
+    local line = line_key(name, namespace)
+    newest[#newest + 1] = namespace
+    newest[#newest + 1] = call("ZREVRANGE", line .. ":index", 0, 0, "WITHSCORES")[2] or "0"
+    for _, id in ipairs(call("SMEMBERS", line .. ":pins")) do pins[#pins + 1] = call("ZSCORE", line .. ":index", id) or "0" end
+    for _, id in ipairs(call("SMEMBERS", line .. ":written")) do
+      writes[#writes + 1] = { namespace, id, call("HGETALL", line .. ":writes:" .. id) }
+    end
+  end
+  local line, id = string.match(call("HGET", heads, "began") or "", "^([^\n]*)\n(.*)$")
+  local began = "0"
+  if line and call("HEXISTS", base .. "thread:" .. line .. ":began", id) == 1 then
+    began = call("ZSCORE", base .. "thread:" .. line .. ":index", id) or "0"
+  end
+  return {
+    "found", call("HGETALL", heads), newest, call("HVALS", thread_key(name) .. ":hidden"),
+    call("HGETALL", thread_key(name) .. ":log"), writes, call("HGETALL", family .. ":runs"),
+    call("HGETALL", family .. ":commons"), pins, began, call("ZSCORE", base .. "active", name) or "0",
+    wants_kin == "1" and call("SMEMBERS", family .. ":threads") or {},
+  }
 end
 
 -- A write that follows all others, so that its confirmation by replicas confirms them too.

@@ -131,6 +131,26 @@ CREATE FUNCTION {guard}(_family bigint) RETURNS void LANGUAGE sql AS $$
     SELECT pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int)
 $$;
 
+-- The objects of these hashes (joined), and all below them: one query per level, whose plan does not depend on guesses
+-- about how many there are.
+CREATE FUNCTION {below}(_family bigint, _wanted bytea) RETURNS TABLE (hash bytea, children bytea, body bytea)
+LANGUAGE plpgsql STABLE ROWS 100 AS $$
+DECLARE
+    _level bytea[] := ARRAY(SELECT DISTINCT substr(_wanted, g.at, 16) FROM generate_series(1, length(_wanted), 16) g (at));
+    _seen bytea[] := _level;
+BEGIN
+    WHILE cardinality(_level) > 0 LOOP
+        RETURN QUERY SELECT o.hash, o.children, o.body FROM {objects} o WHERE o.family = _family AND o.hash = ANY (_level);
+        _level := ARRAY(
+            SELECT substr(o.children, g.at, 16) FROM {objects} o
+            CROSS JOIN LATERAL generate_series(1, length(o.children), 16) g (at)
+            WHERE o.family = _family AND o.hash = ANY (_level)
+            EXCEPT SELECT s FROM unnest(_seen) s
+        );
+        _seen := _seen || _level;
+    END LOOP;
+END $$;
+
 -- Keep objects. One that is there already gets a new number, so that no sweep under way takes it.
 CREATE FUNCTION {keep}(_family bigint, _hashes bytea[], _belows bytea[], _bodies bytea[]) RETURNS void LANGUAGE sql AS $$
     INSERT INTO {objects} (family, id, hash, children, body)

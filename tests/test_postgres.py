@@ -1,0 +1,918 @@
+"""What is particular to the PostgreSQL store: connections, deadlines, round trips, roles, errors, migrations."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import everstep
+from everstep import (
+    CheckpointCorrupted,
+    CommitUnknown,
+    DurabilityWarning,
+    HeadRegressed,
+    InvalidInput,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreMismatch,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from everstep.faces import run_to_end
+from everstep.stores import postgres as module
+from everstep.stores.postgres import PostgresStore
+from everstep.stores.postgres_pool import Connection, Pool, connect
+from everstep.stores.postgres_rows import Rows, Tables
+from everstep.stores.protocol import Change, Key, Move, Operation, Query, Write
+from everstep.testing import follow, head_id, ids, make_object, make_record, put
+from tests import servers
+from tests.postgres_tools import OwnPostgres, Wire, own_postgres
+
+_numbers = itertools.count(1)
+WRITE = Write("task", 0, "channel", b"", b"value", 5)
+
+
+@pytest.fixture
+def url() -> str:
+    servers.clear_postgres()
+    return servers.postgres()
+
+
+@pytest.fixture
+def own() -> OwnPostgres:
+    return own_postgres()
+
+
+@pytest.fixture
+def schema(own: OwnPostgres) -> Iterator[str]:
+    """The name of a schema that is not there yet."""
+    name = f"schema{next(_numbers)}"
+    yield name
+    own.do(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+
+
+@pytest.fixture
+def make(url: str) -> Iterator[Callable[..., PostgresStore]]:
+    """Stores, blocking, on the common tables unless told otherwise; closed at the end."""
+    made: list[PostgresStore] = []
+
+    def store(dsn: str = url, **options: Any) -> PostgresStore:
+        made.append(PostgresStore(dsn, **options))
+        return made[-1].blocking
+
+    yield store
+    for each in made:
+        run_to_end(each.blocking.close())
+
+
+@pytest.fixture
+def proxy(url: str) -> Iterator[Wire]:
+    proxy = Wire(url)
+    yield proxy
+    proxy.close()
+
+
+def run(coroutine: Any) -> Any:
+    return run_to_end(coroutine)
+
+
+def branched(engine: Any, thread_id: str) -> Any:
+    """Begin a branch at the head of a thread and return its name."""
+    return engine.branch(engine.get_latest(thread_id).metadata.checkpoint_id, "side", thread_id=thread_id)
+
+
+# -- heads that go back ------------------------------------------------------------------------------------------------
+
+
+def turn_back(url: str, moves: int) -> None:
+    """Lose the last commits of thread t, as a failover to a replica that lagged behind would."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for _ in range(moves):
+            connection.execute(
+                """WITH gone AS (DELETE FROM everstep_checkpoints WHERE seq = (SELECT max(head) FROM everstep_lines)
+                                 RETURNING seq)
+                   UPDATE everstep_lines SET generation = generation - 1,
+                   head = (SELECT max(seq) FROM everstep_checkpoints WHERE seq NOT IN (SELECT seq FROM gone))"""
+            )
+
+
+def test_a_head_that_went_back_is_reported_and_then_taken_as_it_is(make: Any, url: str) -> None:
+    store = make()
+    for _ in range(3):
+        run(store.commit(follow("t", "c")))
+    turn_back(url, 2)
+    with pytest.raises(HeadRegressed) as caught:
+        run(store.read("t"))
+    assert (caught.value.thread_id, caught.value.seen_generation, caught.value.found_generation) == ("t", 3, 1)
+    assert run(head_id(store)) == "c-1"
+    run(store.commit(follow("t", "d")))
+    assert run(head_id(store)) == "d-2"
+
+
+@pytest.mark.parametrize("change", [follow("t", "d"), Change(thread_id="t", moves=[Move("", "c-1")])])
+def test_a_commit_on_a_head_that_went_back_writes_nothing(make: Any, url: str, change: Change) -> None:
+    store = make()
+    for _ in range(3):
+        run(store.commit(follow("t", "c")))
+    turn_back(url, 1)
+    with pytest.raises(HeadRegressed):
+        run(store.commit(change))
+    assert ids(run(store.list_checkpoints(Query(thread_id="t")))) == ["c-2", "c-1"]
+    assert run(head_id(store)) == "c-2"
+
+
+def test_a_line_that_is_deleted_and_made_again_goes_on_counting(make: Any) -> None:
+    store, other = make(), make()
+    first = run(store.commit(follow("t", "c")))
+    run(store.commit(put(make_record("b", "branch"), origin=first.record.key)))
+    for _ in range(5):
+        run(store.commit(follow("branch", "c")))
+    before = run(store.read("branch"))
+    run(other.delete("branch"))
+    run(other.commit(put(make_record("b", "branch"), origin=first.record.key)))
+    after = run(store.read("branch"))
+    assert after.stored.family == before.stored.family
+    assert after.generation > before.generation
+
+
+def test_a_thread_that_begins_anew_in_a_new_family_is_no_loss(make: Any) -> None:
+    store, other = make(), make()
+    for _ in range(3):
+        run(store.commit(follow("t", "c")))
+    run(other.delete("t"))
+    run(other.commit(follow("t", "d")))
+    assert run(store.read("t")).generation == 1
+
+
+# -- round trips -------------------------------------------------------------------------------------------------------
+
+
+def test_the_usual_calls_are_one_round_trip_each(make: Any, proxy: Wire) -> None:
+    backend = everstep.StoreBackend(PostgresStore(proxy.url))
+    engine: Any = everstep.CheckpointEngine(backend).sync
+    state = {"plan": ["step " * 40] * 20}
+    for n in range(3):
+        engine.snapshot("t", [{"role": "user", "content": f"{n}"}], state, {})
+
+    def trips(call: Callable[[], Any]) -> int:
+        before = proxy.round_trips
+        call()
+        return proxy.round_trips - before
+
+    store = backend.store.blocking
+    assert trips(lambda: engine.snapshot("t", [{"role": "user", "content": "new"}], state, {"tool": "result"})) == 1
+    assert trips(lambda: engine.append("t", [{"role": "user", "content": "more"}])) == 1
+    assert trips(lambda: engine.get_latest("t")) == 1
+    head = engine.get_latest("t")
+    head.metadata.parent_checkpoint_id, head.metadata.checkpoint_id = head.metadata.checkpoint_id, "of my own"
+    assert trips(lambda: engine.checkpointer.put(head)) == 1
+    assert trips(lambda: run(store.read("t", objects=True, writes=True))) == 1
+    key = run(store.read("t")).stored.record.key
+    leaf = make_object(b"leaf")
+    write = WRITE._replace(children=leaf.hash)
+    assert trips(lambda: run(store.put_writes(key, [write], [leaf]))) == 1
+    assert run(store.read(*key, writes=True)).writes[0].channel == "channel"
+    engine.close()
+
+    cold = everstep.open(proxy.url).sync
+    cold.get_latest("other")  # connects and looks at the tables
+    assert trips(lambda: cold.get_latest("t")) == 1
+    cold.append("t", [{"role": "user", "content": "by another process"}])  # and plans what retention will let go
+    assert trips(lambda: cold.append("t", [{"role": "user", "content": "more"}])) == 1
+    cold.close()
+
+
+def test_nothing_is_left_in_the_session(make: Any, proxy: Wire) -> None:
+    """PgBouncer in transaction mode gives the next transaction to another session."""
+    engine = everstep.open(proxy.url).sync
+    for n in range(8):
+        engine.snapshot("t", [], {"n": n}, {})
+    branch = branched(engine, "t")
+    engine.append(branch, [{"role": "user", "content": "x"}])
+    engine.merge_branch(branch, "t")
+    engine.undo("t")
+    engine.checkpointer.delete_thread(branch)
+    engine.collect("t")
+    engine.close()
+    texts = [content for kind, content in proxy.messages if kind == b"Q"]
+    for kind, content in proxy.messages:
+        if kind == b"P":
+            name, text = content.split(b"\0")[:2]
+            assert name == b""
+            texts.append(text)
+    assert len(texts) > 50
+    for text in texts:
+        words = text.upper().split()
+        assert words[0] not in (b"PREPARE", b"LISTEN", b"DECLARE", b"LOAD", b"DISCARD"), text
+        assert words[0] != b"SET" or words[1] == b"TRANSACTION", text
+        assert b"TEMP" not in words, text
+        assert b"PG_ADVISORY_LOCK" not in text.upper(), text
+
+
+def test_statements_are_prepared_on_the_server_only_if_asked_for(make: Any, proxy: Wire) -> None:
+    store = make(proxy.url, prepare_threshold=0)
+    for _ in range(3):
+        run(store.commit(follow("t", "c")))
+    assert any(kind == b"P" and not content.startswith(b"\0") for kind, content in proxy.messages)
+
+
+# -- answers that never come -------------------------------------------------------------------------------------------
+
+
+def losing(words: bytes) -> Callable[[bytes], bool]:
+    return lambda data: words in data
+
+
+def test_a_put_whose_answer_is_lost_is_asked_again(make: Any, proxy: Wire) -> None:
+    store = make(proxy.url)
+    run(store.commit(follow("t", "c")))
+    proxy.lose = losing(b"everstep_put")
+    stored = run(store.commit(follow("t", "c")))
+    assert stored.record.key.checkpoint_id == "c-2"
+    assert ids(run(store.list_checkpoints(Query(thread_id="t")))) == ["c-2", "c-1"]
+    run(store.commit(follow("t", "c")))
+    assert run(head_id(store)) == "c-3"
+
+
+def test_writes_whose_answer_is_lost_are_attached_once(make: Any, proxy: Wire) -> None:
+    store = make(proxy.url)
+    stored = run(store.commit(follow("t", "c")))
+    proxy.lose = losing(b"everstep_attach")
+    run(store.put_writes(stored.record.key, [WRITE], []))
+    assert [write.task_id for write in run(store.read("t", writes=True)).writes] == ["task"]
+
+
+def test_a_first_commit_whose_answer_is_lost_is_looked_up(make: Any, proxy: Wire) -> None:
+    store = make(proxy.url)
+    run(store.list_threads(1, 0))
+    proxy.lose = losing(b"COMMIT")
+    assert run(store.commit(follow("t", "c"))).record.key.checkpoint_id == "c-1"
+    assert ids(run(store.list_checkpoints(Query(thread_id="t")))) == ["c-1"]
+
+
+def test_an_operation_whose_answer_is_lost_is_unknown(make: Any, proxy: Wire) -> None:
+    store = make(proxy.url)
+    for _ in range(2):
+        run(store.commit(follow("t", "c")))
+    proxy.lose = losing(b"COMMIT")
+    with pytest.raises(CommitUnknown) as caught:
+        run(store.commit(Change(thread_id="t", moves=[Move("", "c-1")], log=Operation("rewind", {}))))
+    assert caught.value.thread_id == "t"
+    assert isinstance(caught.value.__cause__, psycopg.Error)
+    assert run(head_id(store)) == "c-1"
+
+
+def test_what_is_lost_before_its_end_is_done_again(make: Any, proxy: Wire) -> None:
+    store = make(proxy.url)
+    run(store.commit(follow("t", "c")))
+    for words in (b"everstep_names", b"BEGIN", b"everstep_lines"):
+        proxy.lose = losing(words)
+        run(store.commit(Change(thread_id="t", log=Operation("x", {}))))
+    proxy.lose = losing(b"everstep_")
+    assert run(store.read("t")) is not None
+    assert len(run(store.operations("t", 10))) == 3
+
+
+CALLS: dict[str, tuple[Callable[[PostgresStore], Any], type[Exception]]] = {
+    "read": (lambda s: s.read("t", objects=True), StoreUnavailable),
+    "thread": (lambda s: s.thread("t"), StoreUnavailable),
+    "list": (lambda s: s.list_checkpoints(Query(thread_id="t")), StoreUnavailable),
+    "put": (lambda s: s.commit(follow("t", "c")), CommitUnknown),
+    "operation": (lambda s: s.commit(Change(thread_id="t", log=Operation("x", {}))), StoreUnavailable),
+    "writes": (lambda s: s.put_writes(Key("t", "", "c-1"), [WRITE], []), CommitUnknown),
+    "delete": (lambda s: s.delete("t"), StoreUnavailable),
+    "sweep": (lambda s: s.sweep("1"), StoreUnavailable),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("face", ["async", "blocking"])
+def test_a_network_that_swallows_everything_ends_at_the_deadline(proxy: Wire, call: str, face: str) -> None:
+    work, error = CALLS[call]
+    store = PostgresStore(proxy.url, timeout_seconds=0.5)
+    run(store.blocking.commit(follow("t", "c")))
+    proxy.is_hole = True
+    drive, side = (asyncio.run, store) if face == "async" else (run, store.blocking)
+    with pytest.raises(error):
+        drive(work(side))
+    proxy.is_hole = False
+    assert run(head_id(store.blocking)) == "c-1"  # the pool has recovered
+    run(store.blocking.close())
+
+
+def test_connecting_has_a_deadline(make: Any, proxy: Wire) -> None:
+    proxy.is_hole = True
+    store = make(proxy.url, timeout_seconds=0.3)
+    with pytest.raises(StoreUnavailable, match="in time"):
+        run(store.list_threads(1, 0))
+    proxy.is_hole = False
+    assert run(store.list_threads(1, 0)) == []
+
+
+def test_waiting_for_the_pool_has_a_deadline(url: str) -> None:
+    pool = Pool(lambda deadline: connect(url, deadline), 1, 600)
+    with (
+        pool.connection(time.monotonic() + 10) as held,
+        pytest.raises(StoreUnavailable, match="in use"),
+        pool.connection(time.monotonic() + 0.05),
+    ):
+        raise AssertionError("two from a pool of one")
+    with pool.connection(time.monotonic() + 10) as again:
+        assert again is held
+    pool.close()
+    with pytest.raises(StoreClosed), pool.connection(time.monotonic() + 10):
+        raise AssertionError("one from a closed pool")
+
+
+def test_a_connection_that_is_left_inside_a_transaction_is_not_lent_again(url: str) -> None:
+    pool = Pool(lambda deadline: connect(url, deadline), 1, 600)
+    with pool.connection(time.monotonic() + 10) as left:
+        left.execute("BEGIN")
+    with pool.connection(time.monotonic() + 10) as other:
+        assert left.closed
+        assert other is not left
+    pool.close()
+
+
+def test_idle_connections_are_let_go(url: str) -> None:
+    pool = Pool(lambda deadline: connect(url, deadline), 3, 0)
+    with pool.connection(time.monotonic() + 10) as one, pool.connection(time.monotonic() + 10) as two:
+        pass
+    assert two.closed  # it was idle when the other one came back
+    assert not one.closed
+    pool.close()
+    assert one.closed
+
+
+def test_a_call_that_waits_for_a_lock_ends_at_the_deadline(make: Any, url: str) -> None:
+    store, patient = make(timeout_seconds=0.5), make()
+    run(store.commit(follow("t", "c")))
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT 1 FROM everstep_lines FOR UPDATE")
+        with pytest.raises(CommitUnknown):
+            run(store.commit(follow("t", "c")))
+        with pytest.raises(StoreUnavailable):
+            run(store.commit(Change(thread_id="t", log=Operation("x", {}))))
+    run(patient.commit(follow("t", "d")))
+    assert run(patient.operations("t", 10)) == []
+
+
+# -- servers that go away ----------------------------------------------------------------------------------------------
+
+
+def test_connections_that_the_server_ended_are_replaced(make: Any, url: str) -> None:
+    store = make()
+    run(store.commit(follow("t", "c")))
+    change = Change(thread_id="t", log=Operation("x", {}))
+    for work in (store.commit(follow("t", "c")), store.read("t"), store.commit(change)):
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+                   WHERE application_name = 'everstep' AND datname = current_database()"""
+            )
+        run(work)
+    assert run(head_id(store)) == "c-2"
+
+
+def test_a_store_outlives_restarts_of_the_server() -> None:
+    server = OwnPostgres()
+    store = PostgresStore(server.url)
+    run(store.blocking.commit(follow("t", "c")))
+    for mode in ("fast", "immediate"):
+        server.stop(immediate=mode == "immediate")
+        # Asked while the server is away, answered when it is back.
+        with ThreadPoolExecutor(3) as threads:
+            waiting = [
+                threads.submit(run, store.blocking.read("t")),
+                threads.submit(run, store.blocking.commit(follow("t", "c"))),
+                threads.submit(run, store.blocking.thread("t")),
+            ]
+            server.start()
+            assert [each.result() is not None for each in waiting] == [True] * 3
+    assert ids(run(store.blocking.list_checkpoints(Query(thread_id="t")))) == ["c-3", "c-2", "c-1"]
+
+    server.stop()
+    short = PostgresStore(server.url, timeout_seconds=0.3)
+    with pytest.raises(StoreUnavailable):
+        run(short.blocking.read("t"))
+    server.start()
+    assert run(head_id(short.blocking)) == "c-3"
+    for each in (store, short):
+        run(each.blocking.close())
+
+
+# -- loops, threads, forks ---------------------------------------------------------------------------------------------
+
+
+def test_one_store_serves_several_event_loops(url: str) -> None:
+    store = PostgresStore(url, max_size=3)
+
+    async def work() -> None:
+        await asyncio.gather(*(store.commit(follow(f"t{n}", "c")) for n in range(10)))
+
+    asyncio.run(work())
+    asyncio.run(work())
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: asyncio.run(work()), range(2)))
+    assert run(head_id(store.blocking, "t7")) == "c-4"
+    asyncio.run(store.close())
+
+
+def test_many_threads_may_use_one_store(make: Any) -> None:
+    store = make(max_size=4)
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(lambda n: run(store.commit(follow(f"t{n % 3}", f"w{n}"))), range(90)))
+    for n in range(3):
+        assert run(store.read(f"t{n}")).stored.record.step == 30
+
+
+def test_a_forked_child_has_its_own_connections(make: Any, url: str) -> None:
+    store = make()
+    run(store.commit(follow("t", "parent")))
+    stop = threading.Event()
+
+    def keep_busy() -> None:
+        while not stop.is_set():
+            run(store.read("t", objects=True))
+
+    busy = threading.Thread(target=keep_busy)
+    busy.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what is tested
+            pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                run(store.commit(follow("t", "child")))
+                asyncio.run(PostgresStore(url).read("t"))
+                status = 0
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0
+        run(store.commit(follow("t", "parent")))
+    finally:
+        stop.set()
+        busy.join()
+    assert ids(run(store.list_checkpoints(Query(thread_id="t")))) == ["parent-3", "child-2", "parent-1"]
+
+
+def test_a_closed_store_says_so(make: Any) -> None:
+    store = make()
+    run(store.commit(follow("t", "c")))
+    run(store.close())
+    run(store.close())
+    for call, _ in CALLS.values():
+        with pytest.raises(StoreClosed):
+            run(call(store))
+
+
+# -- names, migrations, roles ------------------------------------------------------------------------------------------
+
+
+def test_schemas_and_prefixes_keep_stores_apart(own: OwnPostgres) -> None:
+    places = [("Odd-Schéma", "Ünï_"), ("Odd-Schéma", ""), ("select", "from_"), (None, "my_")]
+    stores = [PostgresStore(own.url, schema=schema, table_prefix=prefix).blocking for schema, prefix in places]
+    try:
+        for n, store in enumerate(stores):
+            run(store.commit(follow("t", f"c{n}")))
+            run(store.commit(follow("t", f"c{n}")))
+            run(store.put_writes(Key("t", "", f"c{n}-2"), [WRITE], []))
+        assert [run(head_id(store)) for store in stores] == ["c0-2", "c1-2", "c2-2", "c3-2"]
+    finally:
+        for store in stores:
+            run(store.close())
+        own.do('DROP SCHEMA "Odd-Schéma" CASCADE', 'DROP SCHEMA "select" CASCADE')
+
+
+@pytest.mark.parametrize("name", ["a\0b", 'a"b', "a'b", "a;b", "a b", "$$", "a%sb", "x" * 64, "é" * 32, 5, b"a"])
+def test_names_that_cannot_be_are_refused(name: Any) -> None:
+    for option in ({"schema": name}, {"table_prefix": name}):
+        with pytest.raises(InvalidInput, match="a name of letters"):
+            PostgresStore("", **option)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schema": ""}, {"timeout_seconds": 0}, {"timeout_seconds": float("nan")}, {"timeout_seconds": "5"},
+        {"max_size": 0}, {"max_size": True}, {"max_idle_seconds": -1}, {"dsn": 5},
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        PostgresStore(**options)
+
+
+def test_unknown_options_are_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match="pool_max"):
+        everstep.open("postgresql://localhost/x", pool_max=3)
+
+
+def test_processes_that_start_at_once_make_the_tables_once(own: OwnPostgres, schema: str) -> None:
+    script = """if True:
+        import sys, warnings
+        from everstep.faces import run_to_end
+        from everstep.stores.postgres import PostgresStore
+        from everstep.testing import follow
+        warnings.simplefilter("ignore")
+        store = PostgresStore(sys.argv[1], schema=sys.argv[2]).blocking
+        sys.stdin.readline()
+        run_to_end(store.commit(follow("t", sys.argv[3])))
+        run_to_end(store.close())
+    """
+    started = [
+        subprocess.Popen([sys.executable, "-c", script, own.url, schema, str(n)], stdin=subprocess.PIPE)
+        for n in range(4)
+    ]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    for process in started:
+        process.communicate()
+    assert [process.returncode for process in started] == [0] * 4
+    store = PostgresStore(own.url, schema=schema).blocking
+    assert run(store.read("t")).stored.record.step == 4
+    run(store.close())
+
+
+def test_tables_of_a_newer_version_are_not_touched(own: OwnPostgres, schema: str) -> None:
+    run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+    own.do(f"UPDATE {schema}.everstep_meta SET version = 99")
+    with pytest.raises(StoreMismatch, match="upgrade everstep"):
+        run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+
+
+def test_a_table_of_somebody_else_is_not_touched(own: OwnPostgres, schema: str) -> None:
+    own.do(f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.everstep_lines (x int)")
+    with pytest.raises(StoreMismatch, match="table_prefix"):
+        run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+    own.do(f"SELECT x FROM {schema}.everstep_lines")
+
+
+def test_tables_that_are_gone_are_named(own: OwnPostgres, schema: str) -> None:
+    store = PostgresStore(own.url, schema=schema).blocking
+    run(store.commit(follow("t", "c")))
+    own.do(f"DROP TABLE {schema}.everstep_checkpoints")
+    with pytest.raises(StoreMismatch, match="everstep_checkpoints"):
+        run(store.read("t"))
+    run(store.close())
+
+
+@pytest.fixture
+def role(own: OwnPostgres, schema: str) -> Iterator[str]:
+    """A role without any rights but to connect."""
+    name = f"role{next(_numbers)}"
+    own.do(f"CREATE ROLE {name} LOGIN NOSUPERUSER")
+    yield name
+    own.do(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+def test_a_role_may_make_its_tables_without_being_superuser(own: OwnPostgres, schema: str, role: str) -> None:
+    own.do(f"CREATE SCHEMA {schema} AUTHORIZATION {role}")
+    store = PostgresStore(own.url_of(role), schema=schema).blocking
+    run(store.commit(follow("t", "c")))
+    assert run(head_id(store)) == "c-1"
+    run(store.close())
+
+
+def test_a_role_that_may_not_create_uses_tables_that_are_there(own: OwnPostgres, schema: str, role: str) -> None:
+    owner = PostgresStore(own.url, schema=schema).blocking
+    run(owner.list_threads(1, 0))
+    run(owner.close())
+    own.do(
+        f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}",
+        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role}",
+    )
+    with pytest.raises(psycopg.errors.InsufficientPrivilege), psycopg.connect(own.url_of(role)) as connection:
+        connection.execute(f"CREATE TABLE {schema}.x (x int)".encode())
+    engine: Any = everstep.CheckpointEngine(
+        everstep.StoreBackend(PostgresStore(own.url_of(role), schema=schema)), everstep.SnapshotConfig()
+    ).sync
+    for n in range(3):
+        engine.snapshot("t", [], {"n": n}, {})
+    branch = branched(engine, "t")
+    engine.append(branch, [{"role": "user", "content": "x"}])
+    engine.merge_branch(branch, "t")
+    engine.undo("t")
+    engine.collect("t")
+    engine.checkpointer.delete_thread(branch)
+    assert engine.get_latest("t").state == {"n": 2}
+    engine.close()
+
+
+def test_a_role_without_rights_is_told_what_is_missing(own: OwnPostgres, schema: str, role: str) -> None:
+    store = PostgresStore(own.url_of(role), schema=schema).blocking
+    with pytest.raises(StoreReadOnly, match="permission denied"):
+        run(store.list_threads(1, 0))
+    run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+    with pytest.raises(StoreReadOnly, match="permission denied"):
+        run(store.list_threads(1, 0))
+    own.do(f"GRANT USAGE ON SCHEMA {schema} TO {role}", f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    assert run(store.list_threads(1, 0)) == []
+    with pytest.raises(StoreReadOnly, match="permission denied"):
+        run(store.commit(follow("t", "c")))
+
+
+def test_a_server_that_can_only_be_read_is_read(own: OwnPostgres, schema: str, role: str) -> None:
+    owner = PostgresStore(own.url, schema=schema).blocking
+    run(owner.commit(follow("t", "c")))
+    own.do(
+        f"ALTER ROLE {role} SET default_transaction_read_only = on",
+        f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}",
+        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role}",
+    )
+    store = PostgresStore(own.url_of(role), schema=schema).blocking
+    assert run(head_id(store)) == "c-1"
+    assert run(store.thread("t")) is not None
+    for change in (follow("t", "c"), Change(thread_id="t", log=Operation("x", {})), follow("new", "c")):
+        with pytest.raises(StoreReadOnly, match="can only be read"):
+            run(store.commit(change))
+    with pytest.raises(StoreReadOnly):
+        run(store.put_writes(Key("t", "", "c-1"), [WRITE], []))
+    with pytest.raises(StoreReadOnly):
+        run(PostgresStore(own.url_of(role), schema=schema, table_prefix="none_").blocking.list_threads(1, 0))
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "error"), [("53100", StoreFull), ("53200", StoreFull), ("XX001", CheckpointCorrupted)]
+)
+def test_what_the_server_reports_is_told_apart(own: OwnPostgres, schema: str, state: str, error: type) -> None:
+    store = PostgresStore(own.url, schema=schema).blocking
+    run(store.commit(follow("t", "c")))
+    own.do(
+        f"""CREATE FUNCTION {schema}.fail() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE EXCEPTION 'as told' USING ERRCODE = '{state}'; END $$""",
+        f"""CREATE TRIGGER fail BEFORE INSERT ON {schema}.everstep_checkpoints
+            FOR EACH ROW EXECUTE FUNCTION {schema}.fail()""",
+    )
+    for change in (follow("t", "c"), follow("new", "c")):
+        with pytest.raises(error, match="as told"):
+            run(store.commit(change))
+    own.do(f"DROP FUNCTION {schema}.fail CASCADE")
+    run(store.commit(follow("t", "c")))
+    assert run(head_id(store)) == "c-2"
+    run(store.close())
+
+
+def test_an_old_server_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SERVER_VERSION_MIN", 99)
+    with pytest.raises(StoreMismatch, match=r"PostgreSQL \d+ is too old; 99"):
+        run(PostgresStore(url).blocking.list_threads(1, 0))
+
+
+def test_an_unknown_database_is_named(own: OwnPostgres) -> None:
+    with pytest.raises(StoreError, match="nowhere") as caught:
+        run(PostgresStore(own.url_of("postgres", database="nowhere")).blocking.list_threads(1, 0))
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+@pytest.mark.parametrize("url", ["postgresql://u@no-such-host.invalid/x", "postgresql://u@127.0.0.1:1/x"])
+def test_a_server_that_is_not_there_is_reported_at_once(url: str) -> None:
+    with pytest.raises(StoreUnavailable, match=r"no-such-host\.invalid|refused"):
+        run(PostgresStore(url, timeout_seconds=600).blocking.list_threads(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "loss"), [("synchronous_commit", "last moments"), ("fsync", "everything"), (None, None)]
+)
+def test_a_server_that_acknowledges_too_early_is_warned_about(
+    own: OwnPostgres, role: str, schema: str, setting: str | None, loss: str | None
+) -> None:
+    own.do(f"CREATE SCHEMA {schema} AUTHORIZATION {role}")
+    for each in ("synchronous_commit", "fsync", "full_page_writes"):
+        own.do(f"ALTER SYSTEM SET {each} = {'off' if each == setting else 'on'}")
+    try:
+        own.do("SELECT pg_reload_conf()")
+        for each in ("synchronous_commit", "fsync", "full_page_writes"):
+            wait_for_setting(own, each, "off" if each == setting else "on")
+        store = PostgresStore(own.url_of(role), schema=schema).blocking
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            run(store.commit(follow("t", "c")))
+            run(store.read("t"))
+            run(store.close())
+        told = [str(each.message) for each in seen if each.category is DurabilityWarning]
+        if setting is None:
+            assert told == []
+        else:
+            (text,) = told
+            assert setting in text
+            assert str(loss) in text
+    finally:
+        for each in ("synchronous_commit", "fsync", "full_page_writes"):
+            own.do(f"ALTER SYSTEM SET {each} = off")
+        own.do("SELECT pg_reload_conf()")
+        wait_for_setting(own, "fsync", "off")
+
+
+def wait_for_setting(own: OwnPostgres, name: str, value: str) -> None:
+    """New sessions take over a changed configuration a moment after the server was told."""
+    while True:
+        with psycopg.connect(own.url) as connection:
+            if connection.execute("SELECT current_setting(%s)", (name,)).fetchone() == (value,):
+                return
+
+
+SECRETS = ["s3cret", "p@ss/w:rd?#%&=", "with space'and\\back", "ünï🙂"]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("form", ["url", "pairs"])
+def test_passwords_work_and_are_never_shown(own: OwnPostgres, secret: str, form: str) -> None:
+    role = f"keeper{next(_numbers)}"
+    with psycopg.connect(own.url, autocommit=True) as connection:
+        connection.execute(
+            psycopg.sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(
+                psycopg.sql.Identifier(role), psycopg.sql.Literal(secret)
+            )
+        )
+    own.do(f"CREATE SCHEMA {role} AUTHORIZATION {role}")
+    own.ask_for_password(role)
+    wrong = secret + "-wrong"
+    dsn, bad = own.url_of(role, secret), own.url_of(role, wrong)
+    if form == "pairs":
+        dsn, bad = (make_conninfo("", **conninfo_to_dict(each)) for each in (dsn, bad))
+
+    store = PostgresStore(dsn, schema=role).blocking
+    run(store.commit(follow("t", "c")))
+    shown = [repr(store), str(store), repr(everstep.open(own.url_of(role, secret)))]
+    run(store.close())
+    with pytest.raises(StoreClosed) as closed:
+        run(store.read("t"))
+    shown += shown_by(closed.value)
+    failing = PostgresStore(bad, schema=role).blocking
+    with pytest.raises(StoreError, match="refused the connection") as refused:
+        run(failing.read("t"))
+    assert not isinstance(refused.value, StoreUnavailable)
+    shown += shown_by(refused.value)
+    for text in shown:
+        assert secret not in text
+        assert make_conninfo(password=secret) not in text
+    own.do(f"DROP SCHEMA {role} CASCADE", f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:s3cret@more@host/x", "postgresql://u:s3cret/more@host/x", "postgresql://u:s3cret?more@host/x",
+        "postgresql://u:s3cret#more@host/x", "postgresql://u:s3cret%zz@host/x", "password=s3cret more words",
+        "password='s3cret", "postgresql://u:s3cret@[::1/x", "s3cret",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_not_quoted(dsn: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        PostgresStore(dsn)
+    for text in shown_by(caught.value):
+        assert "s3cret" not in text
+        assert "more" not in text
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "", "postgresql://", "postgresql:///db", "postgresql://host/db", "postgresql://host:5432/db?user=a@b",
+        "postgresql://u:p%40ss@host,other:5433/db", "postgres://u@[::1]:5432/db", "host=/tmp dbname=x user='a b'",
+    ],
+)  # fmt: skip
+def test_what_can_be_read_is_accepted(dsn: str) -> None:
+    PostgresStore(dsn)
+
+
+def shown_by(error: BaseException) -> list[str]:
+    """Return every text that an error may show: its own, those of its causes, and the traceback."""
+    texts = ["".join(traceback.format_exception(error))]
+    seen: BaseException | None = error
+    while seen is not None:
+        texts += [str(seen), repr(seen), str(seen.args)]
+        texts += [str(seen.__context__), repr(seen.__context__)]
+        seen = seen.__cause__
+    return [re.sub(r"^\s+(\S.*)$", "", text, flags=re.MULTILINE) for text in texts]  # without the lines of this file
+
+
+# -- at scale ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_schema_may_be_partitioned_by_family(own: OwnPostgres, schema: str) -> None:
+    text = resources.files("everstep.stores").joinpath("sql/postgres-1.sql").read_text()
+    parts = []
+    for name in ("threads", "commons", "lines", "runs", "checkpoints", "objects", "writes", "operations", "hidden"):
+        text, count = re.subn(
+            rf"(CREATE TABLE {{{name}}} \(.*?\n\))[^;]*;", r"\1 PARTITION BY HASH (family);", text, flags=re.DOTALL
+        )
+        assert count == 1
+        parts += [
+            f"""CREATE TABLE {schema}.{name}_{n} PARTITION OF {schema}.everstep_{name}
+                FOR VALUES WITH (MODULUS 4, REMAINDER {n})"""
+            for n in range(4)
+        ]
+    own.do(f"CREATE SCHEMA {schema}", Tables(schema, "everstep_")(text), *parts)
+    own.do(f"UPDATE {schema}.everstep_meta SET version = 1")
+
+    engine: Any = everstep.CheckpointEngine(
+        everstep.StoreBackend(PostgresStore(own.url, schema=schema)),
+        everstep.SnapshotConfig(gc_policy="keep_last_n", gc_param=5),
+    ).sync
+    for thread in ("a", "b", "c", "d", "e", "f"):
+        for n in range(12):
+            engine.snapshot(thread, [{"role": "user", "content": "x" * 300}], {"n": n, "plan": ["y" * 90] * 30}, {})
+        branch = branched(engine, thread)
+        engine.append(branch, [{"role": "user", "content": "more"}])
+        engine.merge_branch(branch, thread)
+        engine.undo(thread)
+        engine.redo(thread)
+        engine.pin(engine.get_latest(thread).metadata.checkpoint_id, thread_id=thread)
+        engine.checkpointer.delete_thread(branch)
+        engine.collect(thread)
+        assert engine.get_latest(thread).messages[-1]["content"] == "more"
+    store = PostgresStore(own.url, schema=schema).blocking
+    run(store.commit(follow("plain", "c")))
+    run(store.commit(follow("plain", "c")))
+    run(store.put_writes(Key("plain", "", "c-2"), [WRITE], []))
+    assert len(run(store.list_threads(50, 0))) == 7
+    with psycopg.connect(own.url) as connection:
+        used = [
+            connection.execute(f"SELECT count(*) FROM {schema}.checkpoints_{n}".encode()).fetchone() for n in range(4)
+        ]
+    assert sum(row[0] > 0 for row in used if row is not None) > 1
+    engine.close()
+    run(store.close())
+
+
+def test_a_sweep_waits_for_commits_under_way(make: Any, url: str) -> None:
+    """Numbers are not given in the order of commits: what is not committed yet may have a smaller one."""
+    store = make()
+    first = run(store.commit(follow("t", "c")))
+    leaf, later = make_object(b"leaf"), make_object(b"later")
+    tables = Tables(None, "everstep_")
+    with Connection.connect(url) as connection, ThreadPoolExecutor(1) as threads:
+        rows = Rows(connection, tables)
+        assert rows.attach(Key("t", "", "c-1"), [WRITE._replace(children=leaf.hash)], [leaf], None)
+        run(store.put_writes(Key("t", "", "c-1"), [WRITE._replace(idx=1, children=later.hash)], [later]))
+        sweeping = threads.submit(run, store.sweep(first.family))
+        wait_until_blocked(url)
+        connection.commit()
+        assert sweeping.result().objects == 0
+    assert {obj.hash for obj in run(store.fetch(first.family, [leaf.hash, later.hash]))} == {leaf.hash, later.hash}
+
+
+def test_a_base_is_kept_while_a_commit_rests_on_it(make: Any, url: str) -> None:
+    """A checkpoint that another transaction names as its base cannot be deleted under it."""
+    store = make()
+    leaf = make_object(b"leaf")
+    first = run(store.commit(put(make_record(roots=[leaf]), leaf)))
+    run(store.commit(put(make_record("c2", step=2, parents=["c1"]))))
+    with Connection.connect(url) as connection, ThreadPoolExecutor(1) as threads:
+        assert Rows(connection, Tables(None, "everstep_")).checkpoint(first.record.key) is not None
+        deleting = threads.submit(run, store.delete("t", keys=[first.record.key]))
+        wait_until_blocked(url)
+        connection.commit()
+        assert deleting.result().checkpoints == 1
+
+
+def wait_until_blocked(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        while (
+            connection.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            ).fetchone()
+            is None
+        ):
+            pass
+
+
+def test_a_filter_by_metadata_uses_its_index(make: Any, url: str) -> None:
+    store = make()
+    for n in range(3):
+        record = make_record(f"c{n}", step=n, metadata={"kind": n, "odd\0key": float("nan")})
+        run(store.commit(put(record)))
+    assert ids(run(store.list_checkpoints(Query(filter={"kind": 1})))) == ["c1"]
+    assert run(store.list_checkpoints(Query(filter={"kind": True}))) == []
+    with psycopg.connect(url) as connection:
+        connection.execute("SET enable_seqscan = off")
+        plan = connection.execute("EXPLAIN SELECT 1 FROM everstep_checkpoints WHERE labels @> '{1}'").fetchall()
+    assert "labels_idx" in str(plan)
