@@ -223,6 +223,7 @@ def lose_replies(proxy: Proxy, engine: CheckpointEngine, call: Call) -> list[Ans
 
     Of many requests only some are tried, but every commit.
     """
+    perform(engine, "blocking", call, make_example(engine, f"{call.name} first"))  # what is asked only once is over
     example = make_example(engine, f"{call.name} undisturbed")
     proxy.asked.clear()
     answers = [perform(engine, "blocking", call, example)]

@@ -13,7 +13,7 @@ import pytest
 import everstep
 from everstep import CheckpointEngine, SnapshotConfig
 from everstep.errors import CommitUnknown, HeadRegressed
-from everstep.stores.redis import bucket_of
+from everstep.stores.redis_items import bucket_of
 from tests.faults.contract import OpenEngine, ServerFaults, proxy
 from tests.faults.servers_harness import Writers, check
 from tests.servers import LOOPBACK, ValkeyCluster, ValkeyServer
