@@ -474,8 +474,10 @@ class _Database:
             connection.execute(self._tables("UPDATE {meta} SET version = %s"), (SCHEMA_VERSION,))
 
     def _version(self, connection: Connection) -> int:
-        found = connection.execute("SELECT to_regclass(%s)", (self._tables("{meta}"),)).fetchone()
-        if found == (None,):
+        # Naming a table makes the server look at what others have done to the schema since; without one it may answer
+        # from before this transaction waited for its lock.
+        query = "SELECT to_regclass(%s) FROM pg_catalog.pg_class LIMIT 1"
+        if connection.execute(query, (self._tables("{meta}"),)).fetchone() == (None,):
             return 0
         row = connection.execute(self._tables("SELECT version FROM {meta}")).fetchone()
         return int(row[0]) if row is not None else 0

@@ -119,7 +119,8 @@ def connect(dsn: str, deadline: float, **settings: Any) -> Connection:
                 dsn, autocommit=True, fallback_application_name="everstep", connect_timeout=int(left) + 1, **settings
             )
         except BaseException as exc:
-            outcome.set_exception(exc)
+            # A traceback would keep the socket open, and the server waiting, until somebody collects garbage.
+            outcome.set_exception(exc.with_traceback(None))
         else:
             outcome.set_result(made)
 
