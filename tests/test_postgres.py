@@ -894,6 +894,33 @@ def test_a_base_is_kept_while_a_commit_rests_on_it(make: Any, url: str) -> None:
         assert deleting.result().checkpoints == 1
 
 
+def test_a_thread_is_kept_while_a_commit_refers_to_it(make: Any, url: str) -> None:
+    store = make()
+    first = run(store.commit(follow("t", "c")))
+    run(store.commit(put(make_record("b", "branch"), origin=first.record.key)))
+    with Connection.connect(url) as connection, ThreadPoolExecutor(1) as threads:
+        assert Rows(connection, Tables(None, "everstep_")).family("branch") == first.family
+        deleting = threads.submit(run, store.delete("branch"))
+        wait_until_blocked(url)
+        connection.commit()
+        assert deleting.result().checkpoints == 1
+    assert run(store.thread("branch")) is None
+
+
+def test_a_namespace_that_is_made_while_its_thread_is_deleted_goes_too(make: Any, url: str) -> None:
+    store = make()
+    run(store.commit(follow("t", "c")))
+    with Connection.connect(url) as connection, ThreadPoolExecutor(1) as threads:
+        Rows(connection, Tables(None, "everstep_")).create("t", "new", None)
+        deleting = threads.submit(run, store.delete("t"))
+        wait_until_blocked(url)
+        connection.commit()
+        assert deleting.result().checkpoints == 1
+    assert run(store.thread("t")) is None
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM everstep_lines").fetchone() == (0,)
+
+
 def wait_until_blocked(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         while (

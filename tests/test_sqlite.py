@@ -130,6 +130,22 @@ def test_a_file_of_a_version_that_is_not_read_is_left_alone(path: Path, version:
     assert path.read_bytes() == before
 
 
+def test_a_file_of_schema_2_is_brought_up_to_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(sqlite, "SCHEMA_VERSION", 2)
+        with everstep.open(f"sqlite:///{path}").sync as engine:
+            fill(engine, "t", 3)
+    source, target = SQLiteStore(path), SQLiteStore(path.with_name("copy.db"))
+    assert everstep.copy(source, target).verified == 3
+    raw = run_to_end(source.blocking.raw("t"))
+    assert raw is not None
+    for store in (source, target):
+        run_to_end(store.blocking.close())
+    again = SQLiteStore(path)
+    assert run_to_end(again.blocking.raw("t")) == raw
+    run_to_end(again.blocking.close())
+
+
 @pytest.mark.parametrize("content", [b"hello" * 1000, b"\0" * 5000, b"SQLite format 3\0" + b"\xff" * 9000, b"x"])
 def test_a_file_that_is_no_database_is_left_alone(path: Path, content: bytes) -> None:
     path.write_bytes(content)

@@ -8,6 +8,7 @@ thread as of one moment; what retention removes under our hands is left out.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -258,13 +259,14 @@ class _Copier:
 
     async def _families_of(self, names: Sequence[str]) -> list[list[str]]:
         found: list[list[str]] = []
+        seen: set[str] = set()
         for name in names:
-            if any(name in family for family in found):
-                continue
-            raw = await self._source.raw(name, kin=True)
-            if raw is None:
-                raise InvalidInput(f"there is no thread {name!r} in the source")
-            found.append(list(raw.kin))
+            if name not in seen:
+                raw = await self._source.raw(name, kin=True)
+                if raw is None:
+                    raise InvalidInput(f"there is no thread {name!r} in the source")
+                found.append(list(raw.kin))
+                seen.update(raw.kin)
         return found
 
     async def _copy_family(self, names: Sequence[str]) -> None:
@@ -279,7 +281,7 @@ class _Copier:
             finished = await self._send_threads(family, there)
             if finished is not None:
                 sent = self.report.checkpoints - before
-                self._count(threads=len(family.raws), skipped=len(finished.entries) - sent)
+                self._count(threads=len(family.raws), skipped=max(0, len(finished.entries) - sent))
                 if self._verify:
                     await self._compare(family, finished)
                 self._tell()
@@ -289,30 +291,26 @@ class _Copier:
     async def _read(self, names: Sequence[str]) -> _Family | None:
         """Return the family as it is now; None if it is gone."""
         raws: dict[str, RawThread] = {}
-        pending = list(names)
+        pending = dict.fromkeys(names)
         while pending:
-            name = pending.pop(0)
-            raw = await self._source.raw(name, kin=not raws) if name not in raws else None
+            name = next(iter(pending))
+            del pending[name]
+            raw = await self._source.raw(name, kin=not raws)
             if raw is not None and (not raws or raw.family == next(iter(raws.values())).family):
                 raws[name] = raw
-                pending += [kin for kin in raw.kin if kin not in names]
-        ancestry: Mapping[int, Sequence[Place]] = {}
+                pending |= dict.fromkeys(kin for kin in raw.kin if kin not in raws)
         entries: list[_Entry] = []
         for name, raw in raws.items():
             # What came later belongs to a later moment of the thread.
             newest = {namespace: line.newest for namespace, line in raw.lines.items()}
             listed = await _entries(self._source, name)
             entries += [entry for entry in listed if entry.seq <= newest.get(entry.key.namespace, 0)]
-        for name in raws:
-            thread = await self._source.thread(name, ancestry=True)
-            if thread is not None:
-                ancestry = thread.ancestry
-                break
-        if not raws:
-            return None
         entries.sort(key=lambda entry: entry.seq)
-        _, name, identity, *_ = next(iter(raws.values()))
-        return _Family(name, identity, raws, ancestry, entries)
+        for raw in raws.values():
+            thread = await self._source.thread(raw.thread_id, ancestry=True)
+            if thread is not None and thread.family == raw.family:
+                return _Family(raw.family, raw.identity, raws, thread.ancestry, entries)
+        return None
 
     # -- what the target has
 
@@ -385,7 +383,11 @@ class _Copier:
 
         Those that are not there any more are left out.
         """
-        found = [loaded.stored for entry in group if (loaded := await self._source.read(*entry.key)) is not None]
+        found: list[Stored] = []
+        for entry in group:
+            loaded = await self._source.read(*entry.key)
+            if loaded is not None and loaded.stored.seq == entry.seq:
+                found.append(loaded.stored)
         try:
             objects = await self._lacking(family, there, [key for s in found for key in hashes(s.record.children)])
         except _Lost:
@@ -425,47 +427,44 @@ class _Copier:
         late = [entry for entry in family.entries if _is_renumbered(entry, there.entries, there.numbers)]
         parts = [part for entry in late for part in await self._load(family, there, [entry])]
         moved = {s.record.key: s for stored, _ in parts for s in stored}
-        entries = {
-            entry.key: _entry(moved[entry.key]) if entry.key in moved else there.entries[entry.key]
-            for entry in family.entries
-            if entry.key in moved or (entry.key in there.entries and entry not in late)
-        }
-        threads = {name: _expected(raw, family, entries, there.numbers) for name, raw in family.raws.items()}
+        wanted = {entry.key for entry in family.entries}
+        entries = {key: entry for key, entry in there.entries.items() if key in wanted}
+        for entry in late:
+            del entries[entry.key]
+        entries |= {key: _entry(stored) for key, stored in moved.items()}
+        threads = _expected(family, entries, there.numbers)
         for name, raw in threads.items():
             heads = [Key(name, namespace, line.head) for namespace, line in raw.lines.items() if line.head is not None]
             if any(head not in entries for head in heads):
                 return None
-        gone: dict[str, list[Key]] = {}
-        for key in there.entries.keys() - entries.keys():
-            gone.setdefault(key.thread_id, []).append(key)
-        extra = [obj for _, objects in parts for obj in objects]
-        changed = [
-            raw
-            for name, raw in threads.items()
-            if name in gone or any(key.thread_id == name for key in moved) or not _is_done(raw, there)
-        ]
+        gone = there.entries.keys() - entries.keys()
+        touched = {key.thread_id for key in (*gone, *moved)}
+        changed = [raw for name, raw in threads.items() if name in touched or not _is_done(raw, there)]
         for batch in _pieces(changed, _PART_THREADS):
-            await self._send_batch(family, there, batch, gone, list(moved.values()), extra)
-            extra = []
+            names = {raw.thread_id for raw in batch}
+            part = Part(
+                there.anchor,
+                objects=[obj for stored, objects in parts for obj in objects if stored[0].record.key[0] in names],
+                checkpoints=[stored for key, stored in moved.items() if key.thread_id in names],
+                gone=[key for key in gone if key.thread_id in names],
+                threads=batch,
+            )
+            if not await self._send_batch(family, there, part):
+                return None
         return there._replace(raws=threads, entries=entries)
 
-    async def _send_batch(
-        self,
-        family: _Family,
-        there: _There,
-        batch: Sequence[RawThread],
-        gone: Mapping[str, Sequence[Key]],
-        moved: Sequence[Stored],
-        objects: list[Object],
-    ) -> None:
-        names = {raw.thread_id for raw in batch}
-        roots = [common.root.children for raw in batch for held in raw.commons.values() for common in held]
-        roots += [write.children for raw in batch for _, write in raw.writes]
+    async def _send_batch(self, family: _Family, there: _There, part: Part) -> bool:
+        """Send threads with all that belongs to them; return False if the source has moved on, and it cannot be had."""
+        batch = part.threads
         try:
-            objects = objects + await self._lacking(family, there, [key for root in roots for key in hashes(root)])
+            objects = await self._lacking(family, there, [key for raw in batch for key in _roots(raw)])
         except _Lost:
+            for raw in batch:
+                found = await self._source.raw(raw.thread_id)
+                if found != family.raws[raw.thread_id]._replace(kin=found.kin if found is not None else ()):
+                    return False
             raise CheckpointCorrupted(
-                "a part of what two threads have in common, or of a pending write, is missing in the source",
+                "a part of a pending write, or of what two threads have in common, is missing in the source",
                 thread_id=batch[0].thread_id,
             ) from None
         for raw in batch:  # once more, at the last moment
@@ -476,15 +475,8 @@ class _Copier:
         threads = [
             raw._replace(note=renumber.pack_note(done._replace(fingerprint=renumber.fingerprint(raw)))) for raw in batch
         ]
-        await self._adopt(
-            Part(
-                there.anchor,
-                objects=objects,
-                checkpoints=[stored for stored in moved if stored.record.key.thread_id in names],
-                gone=[key for name in names for key in gone.get(name, ())],
-                threads=threads,
-            )
-        )
+        await self._adopt(part._replace(objects=[*part.objects, *objects], threads=threads))
+        return True
 
     # -- telling
 
@@ -520,7 +512,7 @@ class _Copier:
         expected = renumber.runs(family.ancestry, copied.numbers)
         thread = await self._target.thread(copied.anchor, ancestry=True)
         found = thread.ancestry if thread is not None else {}
-        if thread is None or any(tuple(found.get(run, ())) != to for run, to in expected.items() if run):
+        if thread is None or any(tuple(found.get(run, ())) != to for run, to in expected.items()):
             raise _differs("the copy has another ancestry", Key(copied.anchor, "", ""))
         by_thread: dict[str, dict[Key, _Entry]] = {name: {} for name in copied.raws}
         for entry in copied.entries.values():
@@ -531,9 +523,7 @@ class _Copier:
             for group in _groups(by_thread[name].values()):
                 await self._compare_values(thread.family, group, seen)
                 self._count(verified=len(group))
-            roots = [common.root.children for held in raw.commons.values() for common in held]
-            roots += [write.children for _, write in raw.writes]
-            await self._check_below(thread.family, roots, seen, Key(name, "", ""))
+            await self._check_below(thread.family, _roots(raw), seen, Key(name, "", ""))
 
     async def _compare_thread(
         self, expected: RawThread, entries: Mapping[Key, _Entry], family: Collection[str]
@@ -555,17 +545,17 @@ class _Copier:
             raise _differs("the checkpoint is missing in the copy", key)
 
     async def _compare_values(self, family: str, group: Sequence[_Entry], seen: set[bytes]) -> None:
-        roots: dict[Key, bytes] = {}
+        roots: dict[Key, list[bytes]] = {}
         for entry in group:
             loaded = await self._target.read(*entry.key)
             if loaded is None or record_digest(*pack_record(loaded.stored.record)) != entry.digest:
                 raise _differs("the copy of the checkpoint is not like the source's", entry.key)
-            roots[entry.key] = loaded.stored.record.children
+            roots[entry.key] = hashes(loaded.stored.record.children)
         try:
-            await self._check_below(family, roots.values(), seen, group[0].key)
+            await self._check_below(family, itertools.chain(*roots.values()), seen, group[0].key)
         except CheckpointCorrupted:
-            for key, root in roots.items():  # which one is it?
-                await self._check_below(family, [root], seen, key)
+            for key, below in roots.items():  # which one is it?
+                await self._check_below(family, below, seen, key)
             raise
 
     async def _check_below(self, family: str, roots: Iterable[bytes], seen: set[bytes], key: Key) -> None:
@@ -575,7 +565,7 @@ class _Copier:
             return objects
 
         try:
-            await _walk([found for root in roots for found in hashes(root)], seen, fetch)
+            await _walk(roots, seen, fetch)
         except _Lost:
             raise _differs("a part of its values is missing in the copy", key) from None
         except CheckpointCorrupted as exc:
@@ -601,14 +591,21 @@ def _is_renumbered(entry: _Entry, there: Mapping[Key, _Entry], numbers: Numbers)
     return found is not None and found.seq != numbers(CHECKPOINT, entry.seq)
 
 
-def _expected(raw: RawThread, family: _Family, entries: Mapping[Key, _Entry], numbers: Numbers) -> RawThread:
-    """Return a thread as the target shall have it, with what could be copied."""
-    raw = _among(renumber.thread(raw, numbers), family.raws)
-    stored = {entry.seq for key, entry in entries.items() if key.thread_id == raw.thread_id}
-    return raw._replace(
-        began=raw.began if raw.origin in entries else 0,
-        pinned=raw.pinned & stored,
-    )
+def _expected(family: _Family, entries: Mapping[Key, _Entry], numbers: Numbers) -> dict[str, RawThread]:
+    """Return the threads as the target shall have them, with what could be copied."""
+    stored = {entry.seq for entry in entries.values()}
+    threads = {name: _among(renumber.thread(raw, numbers), family.raws) for name, raw in family.raws.items()}
+    return {
+        name: raw._replace(began=raw.began if raw.began in stored else 0, pinned=raw.pinned & stored)
+        for name, raw in threads.items()
+    }
+
+
+def _roots(raw: RawThread) -> list[bytes]:
+    """Return the hashes that a thread needs besides its checkpoints."""
+    found = [common.root.children for held in raw.commons.values() for common in held]
+    found += [write.children for _, write in raw.writes]
+    return [key for children in found for key in hashes(children)]
 
 
 def _is_done(raw: RawThread, there: _There) -> bool:

@@ -47,12 +47,14 @@ class Numbers:
         """Return the target's number for one of the source's."""
         if number <= 0:
             return 0
-        found = [(s.base, s.after[kind]) for s in self.stretches]
-        started = [(base, after) for base, after in found if after is not None]
-        for base, after in reversed(started):
-            if number > after:
-                return base + number - after
-        return started[0][0] if started else 0  # a bound below all that there is
+        base = 0
+        for stretch in reversed(self.stretches):
+            after = stretch.after[kind]
+            if after is not None:
+                base = stretch.base
+                if number > after:
+                    return base + number - after
+        return base  # a bound below all that there is
 
     def covers(self, kind: Kind, number: int) -> bool:
         """Whether the source's number has a place in what is reserved."""

@@ -14,10 +14,11 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from everstep import checks, forks
-from everstep.errors import BaseGone, CommitUnknown, InvalidInput, StoreMismatch, StoreUnavailable
+from everstep.errors import BaseGone, CommitUnknown, InvalidInput, StoreError, StoreMismatch, StoreUnavailable
 from everstep.stores.heads import Heads
 from everstep.stores.protocol import (
     ANY,
@@ -65,7 +66,7 @@ from everstep.stores.redis_items import (
     unpack_objects,
     unpack_writes,
 )
-from everstep.stores.redis_link import Link, Lost, NotReplicated, translated
+from everstep.stores.redis_link import UNREACHABLE, Link, Lost, NotReplicated, translated
 from everstep.stores.redis_plan import Elsewhere, LineState, Plan, Stale
 from everstep.stores.sweeping import Sweep
 from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain
@@ -272,22 +273,37 @@ class _Server:
         self._checked = True
 
     def _call(self, bucket: int, at: float, *args: Any, writes: bool = False) -> Any:
-        """Call the script. A call that may be repeated is, if its answer was lost."""
-        self._check_server(at)
+        """Call a script that may be called again, and is if its answer was lost."""
         with translated():
-            for tries in range(_LOST_MAX):
-                try:
-                    return self._link.run(self._base(bucket), _encoded(args), at, writes=writes)
-                except Lost:
-                    self._registered.clear()  # after a failover it may be gone
-                    if tries == _LOST_MAX - 1:
-                        raise
-            raise AssertionError("unreachable")
+            try:
+                return self._called(bucket, at, args, writes=writes)
+            except NotReplicated as exc:
+                raise StoreUnavailable(f"too few replicas answer: {exc}; try again") from exc
+
+    def _change(self, bucket: int, at: float, *args: Any) -> Any:
+        """The same for a change that somebody asked for: whether it was done must be told."""
+        with translated(but=(Lost, NotReplicated)):
+            return self._called(bucket, at, args, writes=True)
+
+    def _called(self, bucket: int, at: float, args: Sequence[Any], *, writes: bool) -> Any:
+        self._check_server(at)
+        lost: Lost | None = None
+        for _ in range(_LOST_MAX):
+            try:
+                return self._link.run(self._base(bucket), _encoded(args), at, writes=writes)
+            except Lost as exc:
+                self._registered.clear()  # after a failover it may be gone
+                lost = exc
+            except UNREACHABLE:
+                if lost is None:
+                    raise
+                break
+        raise lost or AssertionError("unreachable")
 
     def _call_once(self, bucket: int, at: float, args: Sequence[Any]) -> Any:
         """Call the script with a change; if the answer was lost, Lost comes out."""
         self._check_server(at)
-        with translated(but=(Lost,)):
+        with translated(but=(Lost, NotReplicated)):
             try:
                 return self._link.run(self._base(bucket), _encoded(args), at, writes=True)
             except Lost:
@@ -307,10 +323,11 @@ class _Server:
         yield from zip(buckets, replies, strict=True)
 
     def _ask(self, at: float, verb: str, thread_id: str, *args: Any, writes: bool = False) -> tuple[int, Any] | None:
-        """Call a verb about a thread where that is kept; None: there is no such thread."""
+        """Call a script about a thread where that is kept; None: there is no such thread."""
         bucket, is_sure = self._place(thread_id), False
+        call = self._change if writes else self._call
         while True:
-            reply = self._call(bucket, at, verb, thread_id, *args, writes=writes)
+            reply = call(bucket, at, verb, thread_id, *args)
             if reply[0] != b"absent":
                 return bucket, reply
             other = None if is_sure else self._elsewhere(thread_id, bucket, reply[1])
@@ -360,7 +377,10 @@ class _Server:
                 (b"identity", (b"SET", self._prefix + b"identity", secrets.token_bytes(16), b"NX")),
                 (b"buckets", (b"SADD", self._prefix + b"buckets", bucket)),
             ):
-                reply = self._link.send(self._prefix + key, command, at, writes=True)
+                try:
+                    reply = self._link.send(self._prefix + key, command, at, writes=True)
+                except NotReplicated as exc:
+                    raise StoreUnavailable(f"too few replicas answer: {exc}; try again") from exc
                 if isinstance(reply, Exception):
                     raise reply
         self._registered.add(bucket)
@@ -425,7 +445,8 @@ class _Server:
                     line, head.family, seen.generation + 1, _Known(known.bucket, raw, stored, is_fresh=False), seen
                 )
                 if reply[3] == b"1":
-                    self._renew_aliases(head.family, at)
+                    with suppress(StoreError):  # it will be tried again in good time
+                        self._renew_aliases(head.family, at)
                 return stored
             self._see_head(line, reply, known.bucket, seen)
             found = self._lost_and_found(lost, at)
@@ -489,7 +510,8 @@ class _Server:
             reply = self._sent(plan.arguments(*line), bucket, thread_id, drafts[0] if drafts else None, lost, at)
             if reply[0] == b"done":
                 self._note_plan(plan, line, stored, bucket, since)
-                self._set_aliases(plan.created, bucket, at)  # again, lest somebody deleted them just then
+                with suppress(StoreError):
+                    self._set_aliases(plan.created, bucket, at)  # again, lest somebody deleted them just then
                 return stored
             found = self._lost_and_found(lost, at)
             if found is not None:
@@ -545,8 +567,8 @@ class _Server:
         """Nothing had to be done: see that replicas have what is there."""
         if self._replicas and stored is not None:
             try:
-                self._call(bucket, at, "confirm", stored.family, writes=True)
-            except NotReplicated as exc:
+                self._change(bucket, at, "confirm", stored.family)
+            except (NotReplicated, Lost) as exc:
                 raise CommitUnknown(stored.record.key.checkpoint_id, stored.record.key.thread_id, str(exc)) from exc
 
     def _renew_aliases(self, family: str, at: float) -> None:
@@ -565,7 +587,7 @@ class _Server:
         args = (key.namespace, key.checkpoint_id, self._life, *rests_on, len(packed), *packed, len(flat), *flat)
         try:
             found = self._ask(at, "writes", key.thread_id, *args, writes=True)
-        except NotReplicated as exc:
+        except (NotReplicated, Lost) as exc:
             raise CommitUnknown(key.checkpoint_id, key.thread_id, str(exc)) from exc
         reply = found[1][0] if found is not None else b"missing"
         if reply == b"base":
@@ -604,13 +626,14 @@ class _Server:
             self._heads.doubt((thread_id, namespace))
         try:
             found = self._ask(at, "delete", thread_id, *args, writes=True)
-        except NotReplicated as exc:
+        except (NotReplicated, Lost) as exc:
             raise CommitUnknown(None, thread_id, str(exc)) from exc
         if found is None:
             return Deleted(0, frozenset())
         bucket, (_, count, family, left) = found
         if left != b"thread" and bucket != bucket_of(thread_id):
-            self._call(bucket_of(thread_id), at, "unalias", thread_id, writes=True)
+            with suppress(StoreError):  # a stale alias does no harm
+                self._call(bucket_of(thread_id), at, "unalias", thread_id)
         return Deleted(count, frozenset({family.decode()}) if count and left != b"nothing" else frozenset())
 
     # -- reading
@@ -893,11 +916,11 @@ class _Server:
     def remove_objects(self, family: str, doomed: Sequence[tuple[bytes, int]], epoch: int, at: float) -> int:
         """Remove what was not sent again since the epoch began. Several sweeps at once do no harm."""
         names = [key for key, _ in doomed]
-        self._call(_bucket_of_family(family), at, "discard", family, epoch, len(names), *names, writes=True)
+        self._call(_bucket_of_family(family), at, "discard", family, epoch, len(names), *names)
         return epoch
 
     def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, at: float) -> None:
-        self._call(_bucket_of_family(family), at, "swept", family, live_bytes, doomed_bytes, writes=True)
+        self._call(_bucket_of_family(family), at, "swept", family, live_bytes, doomed_bytes)
 
 
 class _SweepDriver:

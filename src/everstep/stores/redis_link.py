@@ -41,6 +41,9 @@ _SERVER_MIN = (7, 0)
 _TOGETHER = 128
 _WAITS_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4)
 
+UNREACHABLE = (redis.ConnectionError, redis.TimeoutError, OSError)
+"""What the driver raises when nothing was sent."""
+
 Address = tuple[str, int]
 
 
@@ -142,10 +145,10 @@ class Link:
             try:
                 replies = self._exchange(self._pool_of(key, deadline), commands, deadline)
                 trouble = replies[0] if isinstance(replies[0], Exception) else None
-            except (redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+            except UNREACHABLE as exc:
                 trouble = exc
             if not self._is_passing(trouble):
-                if isinstance(trouble, (redis.ConnectionError, redis.TimeoutError, OSError)):
+                if isinstance(trouble, UNREACHABLE):
                     raise trouble
                 return replies
             with self._lock:
@@ -168,9 +171,7 @@ class Link:
             redis.exceptions.ClusterDownError,
             redis.exceptions.BusyLoadingError,
             redis.exceptions.ReadOnlyError,
-            redis.ConnectionError,
-            redis.TimeoutError,
-            OSError,
+            *UNREACHABLE,
         )
         return isinstance(trouble, kinds)
 
@@ -188,7 +189,7 @@ class Link:
                         replies.append(connection.read_response())
                     except redis.ResponseError as exc:
                         replies.append(exc)
-            except (redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+            except UNREACHABLE as exc:
                 connection.disconnect()
                 raise Lost from exc
             except BaseException:
@@ -234,7 +235,7 @@ class Link:
         for address in dict.fromkeys((*self._addresses, *list(self._pools))):
             try:
                 found = self._exchange(self._pool(address), [(b"CLUSTER", b"SLOTS")], deadline)[0]
-            except (Lost, redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+            except (Lost, *UNREACHABLE) as exc:
                 trouble = exc.__cause__ if isinstance(exc, Lost) and isinstance(exc.__cause__, Exception) else exc
                 if isinstance(trouble, redis.AuthenticationError):
                     break
@@ -339,12 +340,11 @@ def _hushed(text: str, rest: str) -> str:
 @contextmanager
 def translated(*, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn the driver's errors into ours. Their texts never hold the password."""
-    passed: tuple[type[Exception], ...] = (NotReplicated, *but)
     try:
         yield
     except EverstepError:
         raise
-    except passed:
+    except but:
         raise
     except Lost as exc:
         raise StoreUnavailable("Redis did not answer in time; try again") from exc.__cause__
