@@ -185,7 +185,7 @@ def test_the_connection_is_cut_in_the_middle_of_a_request(
 def test_an_absent_server_is_a_reset_connection() -> None:
     with (
         Proxy(1) as proxy,
-        socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as client,
         pytest.raises(ConnectionResetError),
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as client,
     ):
         client.recv(1)

@@ -168,7 +168,7 @@ CHANGES = (
     Call("merge", lambda face, example: face.engine.merge_branch(example.branch, example.thread_id), _merged),
     Call("pin", lambda face, example: face.engine.pin(example.ids[0], thread_id=example.thread_id), _logged("pin")),
     Call("undo", lambda face, example: face.engine.undo(example.thread_id), _undone),
-    Call("delete", lambda face, example: face.backend.delete_before(example.thread_id, 2), _deleted),
+    Call("delete", lambda face, example: face.store.delete(example.thread_id, before_step=2), _deleted),
 )  # fmt: skip
 READS = (
     Call("get", lambda face, example: face.engine.get(example.ids[0], thread_id=example.thread_id)),
