@@ -13,9 +13,10 @@ import pytest
 import everstep
 from everstep import CheckpointEngine, SnapshotConfig
 from everstep.errors import CommitUnknown, HeadRegressed
+from everstep.faces import run_to_end
 from everstep.stores.redis_items import bucket_of
 from tests.faults.contract import OpenEngine, ServerFaults, proxy
-from tests.faults.servers_harness import Writers, check
+from tests.faults.servers_harness import Attempt, Writers, check, save
 from tests.servers import LOOPBACK, ValkeyCluster, ValkeyServer
 
 __all__ = ["proxy"]
@@ -62,7 +63,18 @@ def opener(url: Callable[[int | None], str]) -> Iterator[OpenEngine]:
 
 
 class TestRedisFaults(ServerFaults):
-    pass
+    def test_a_server_that_keeps_nothing_is_found_out(self) -> None:
+        """Without a file of what it did, a killed server has lost it: the check must say so."""
+        with ValkeyServer(durable=False) as server:
+            engine = everstep.open(server.url)
+            saved = [run_to_end(save(engine.sync, "t", 0, n)) for n in range(1, 6)]
+            engine.sync.close()
+            server.kill()
+            server.start()
+            left = everstep.open(server.url)
+            attempts = [Attempt("t", 0, n, "acknowledged", name) for n, name in enumerate(saved, 1)]
+            assert len(check(attempts, left)) == len(saved)
+            left.sync.close()
 
 
 # -- a cluster ---------------------------------------------------------------------------------------------------------
