@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from everstep import (
     CopyReport,
     InvalidInput,
     MemoryCheckpointer,
+    RedisCheckpointer,
     SQLiteCheckpointer,
     StoreBackend,
     UnsupportedByBackend,
@@ -28,9 +30,11 @@ from everstep import (
 from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Part, Query, Store, Write
-from tests.histories import Walker, seen
+from tests import servers
+from tests.histories import Walker, same_tokens, seen
 
 WAYS = [("memory", "sqlite"), ("sqlite", "memory"), ("sqlite", "sqlite"), ("memory", "memory")]
+SERVERS = [("sqlite", "redis"), ("redis", "sqlite"), ("redis", "cluster"), ("cluster", "redis")]
 Make = Callable[[str], StoreBackend]
 
 
@@ -40,12 +44,21 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[StoreBackend] = []
 
     def backend(kind: str) -> StoreBackend:
-        made.append(MemoryCheckpointer() if kind == "memory" else SQLiteCheckpointer(tmp_path / f"{len(made)}.db"))
+        made.append(_backend(kind, tmp_path / f"{len(made)}.db"))
         return made[-1]
 
     yield backend
     for one in made:
         one.sync.close()
+
+
+def _backend(kind: str, path: Path) -> StoreBackend:
+    if kind == "memory":
+        return MemoryCheckpointer()
+    if kind == "sqlite":
+        return SQLiteCheckpointer(path)
+    url = servers.redis() if kind == "redis" else servers.redis_cluster()
+    return RedisCheckpointer(url, key_prefix=f"copy-{uuid.uuid4().hex[:12]}:")
 
 
 def busy(backend: StoreBackend) -> None:
@@ -54,12 +67,6 @@ def busy(backend: StoreBackend) -> None:
     for n in range(7):
         engine.append("resident", [], {"n": n})
     engine.rewind(engine.list_time_travel_points("resident")[3].checkpoint_id)
-
-
-def same_tokens(monkeypatch: pytest.MonkeyPatch, first: int = 0) -> None:
-    """Let ids be the same in every run from here."""
-    tokens = itertools.count(first)
-    monkeypatch.setattr(secrets, "token_hex", lambda _: f"{next(tokens):08x}")
 
 
 def of_copy(found: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +78,13 @@ def of_copy(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class TestWhatComesAlong:
-    @pytest.mark.parametrize(("one", "other"), WAYS)
-    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize(
+        ("one", "other", "seed"),
+        [
+            *((*way, seed) for way in WAYS for seed in range(12)),
+            *((*way, seed) for way in SERVERS for seed in range(3)),
+        ],
+    )
     def test_everything_that_can_be_seen_and_done(
         self, one: str, other: str, seed: int, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
