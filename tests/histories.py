@@ -134,7 +134,10 @@ ACTS = [
 
 
 def seen(store: Store, *, times: bool = True) -> dict[str, Any]:
-    """Return all that can be seen of a store, but its numbers (and, if told so, times)."""
+    """Return all that can be seen of a store, but its numbers.
+
+    Without `times` also without generations: where those of a new line begin is up to the store.
+    """
     store = store.blocking
     backend = everstep.StoreBackend(store)
     engine = everstep.CheckpointEngine(backend).sync
@@ -148,10 +151,11 @@ def seen(store: Store, *, times: bool = True) -> dict[str, Any]:
         listed = run_to_end(store.list_checkpoints(query))
         thread = run_to_end(store.thread(name, branches=True))
         assert thread is not None
+        heads = {namespace: head if times else head[0] for namespace, head in thread.heads.items()}
         found[name] = {
             "tree": engine.get_checkpoint_tree(name),
             "log": [(o.kind, o.created_at, o.undone, o.details) for o in engine.operations(name, 1000)],
-            "thread": (thread.origin, thread.heads, sorted(thread.branches), sorted(thread.commons)),
+            "thread": (thread.origin, heads, sorted(thread.branches), sorted(thread.commons)),
             "visible": {ns: engine.list_time_travel_points(name, 1000, namespace=ns) for ns in set(NAMESPACES)},
             "checkpoints": [_seen_checkpoint(store, backend, s) for s in listed],
             "differences": [
