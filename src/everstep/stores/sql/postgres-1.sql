@@ -2,8 +2,11 @@
 -- Everything a user names or saves is bytea: text columns cannot hold NUL. Primary keys start with the family, so that
 -- each table but `meta`, `names` and `families` can be hash-partitioned by it.
 
-CREATE TABLE {meta} (version int NOT NULL);
-INSERT INTO {meta} VALUES (0);
+CREATE TABLE {meta} (
+    version   int NOT NULL,
+    identity  bytea NOT NULL                    -- the name of this store among all others
+);
+INSERT INTO {meta} VALUES (0, uuid_send(gen_random_uuid()));
 
 CREATE SEQUENCE {numbers};                      -- one source of numbers: order of arrival, families, rows
 
@@ -12,7 +15,8 @@ CREATE TABLE {families} (
     format      int NOT NULL,                   -- the address function of its objects
     sweeps      bigint NOT NULL,                -- counts deletions of objects: a sweep that was overtaken starts again
     live        bigint NOT NULL,                -- bytes that the last sweep found in use
-    generation  bigint NOT NULL                 -- the highest of the lines that are gone: new ones go on from there
+    generation  bigint NOT NULL,                -- the highest of the lines that are gone: new ones go on from there
+    shift       bigint NOT NULL                 -- how far its numbers are ahead of the sequence's: some were reserved
 );
 
 CREATE TABLE {names} (                          -- where a thread is
@@ -27,6 +31,7 @@ CREATE TABLE {threads} (
     name    bytea NOT NULL,
     began   bigint,                             -- checkpoints.seq where a branch began
     origin  bytea,                              -- its full name
+    note    bytea,                              -- what a copy keeps with the thread it has made
     PRIMARY KEY (family, id)
 );
 
@@ -131,6 +136,10 @@ CREATE FUNCTION {guard}(_family bigint) RETURNS void LANGUAGE sql AS $$
     SELECT pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int)
 $$;
 
+CREATE FUNCTION {alone}(_family bigint) RETURNS void LANGUAGE sql AS $$
+    SELECT pg_advisory_xact_lock(1163285332, (_family % 2147483647)::int)
+$$;
+
 -- The objects of these hashes (joined), and all below them: one query per level, whose plan does not depend on guesses
 -- about how many there are.
 CREATE FUNCTION {below}(_family bigint, _wanted bytea) RETURNS TABLE (hash bytea, children bytea, body bytea)
@@ -185,7 +194,7 @@ BEGIN
     IF cardinality(_hashes) > 0 THEN
         PERFORM {keep}(_family, _hashes, _belows, _bodies);
     END IF;
-    _seq := nextval('{numbers}');
+    SELECT nextval('{numbers}') + shift INTO _seq FROM {families} WHERE id = _family;
     INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info, children, root)
         VALUES (_family, _line, _seq, _run, _added, _step, 0, false, _id, _labels, _info, _children, _root);
     FOREACH _victim IN ARRAY _prune LOOP
@@ -232,7 +241,7 @@ BEGIN
         PERFORM {keep}(_family, _hashes, _belows, _bodies);
     END IF;
     INSERT INTO {writes} AS w (family, line, seq, idx, checkpoint, task, info, children)
-        SELECT _family, _line, nextval('{numbers}'), u.idx, _checkpoint, u.task, u.info, u.children
+        SELECT _family, _line, nextval('{numbers}') + (SELECT shift FROM {families} WHERE id = _family), u.idx, _checkpoint, u.task, u.info, u.children
         FROM unnest(_tasks, _idxs, _infos, _childrens) AS u (task, idx, info, children)
         ON CONFLICT (family, line, checkpoint, task, idx)
         DO UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children WHERE w.idx < 0;
