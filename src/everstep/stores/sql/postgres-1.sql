@@ -132,9 +132,11 @@ CREATE TABLE {hidden} (                         -- stretches of a line that are 
 CREATE INDEX ON {hidden} (family, line);
 
 -- Who adds objects holds this until the commit: a sweep that begins waits for them, since it must see what they need.
-CREATE FUNCTION {guard}(_family bigint) RETURNS void LANGUAGE sql AS $$
-    SELECT pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int)
-$$;
+-- (All functions are in plpgsql, which keeps the plans of what it runs.)
+CREATE FUNCTION {guard}(_family bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int);
+END $$;
 
 CREATE FUNCTION {alone}(_family bigint) RETURNS void LANGUAGE sql AS $$
     SELECT pg_advisory_xact_lock(1163285332, (_family % 2147483647)::int)
@@ -161,12 +163,14 @@ BEGIN
 END $$;
 
 -- Keep objects. One that is there already gets a new number, so that no sweep under way takes it.
-CREATE FUNCTION {keep}(_family bigint, _hashes bytea[], _belows bytea[], _bodies bytea[]) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION {keep}(_family bigint, _hashes bytea[], _belows bytea[], _bodies bytea[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
     INSERT INTO {objects} (family, id, hash, children, body)
         SELECT _family, nextval('{numbers}'), u.hash, u.below, u.body
         FROM unnest(_hashes, _belows, _bodies) AS u (hash, below, body)
-        ON CONFLICT (family, hash) DO UPDATE SET id = excluded.id
-$$;
+        ON CONFLICT (family, hash) DO UPDATE SET id = excluded.id;
+END $$;
 
 -- The usual commit, in one round trip: a checkpoint that follows the head its writer saw. Returns its seq; or NULL if
 -- the head is another one, was moved, or was replaced, or if the id is there already: then it is done the long way.
@@ -187,10 +191,9 @@ BEGIN
         AND NOT turned FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN NULL; END IF;
     PERFORM 1 FROM {checkpoints} WHERE family = _family AND line = _line AND seq = _head
-        AND substr(info, 1, 8) || substr(root, 1, 8) = _digest;
+        AND substr(info, 1, 8) || substr(root, 1, 8) = _digest
+        AND NOT EXISTS (SELECT 1 FROM {checkpoints} c WHERE c.id = _id AND c.family = _family AND c.line = _line);
     IF NOT FOUND THEN RETURN NULL; END IF;
-    PERFORM 1 FROM {checkpoints} WHERE id = _id AND family = _family AND line = _line;
-    IF FOUND THEN RETURN NULL; END IF;
     IF cardinality(_hashes) > 0 THEN
         PERFORM {keep}(_family, _hashes, _belows, _bodies);
     END IF;
