@@ -106,6 +106,19 @@ def test_the_reply_to_the_nth_request_is_lost(proxy: Proxy, client: socket.socke
         assert say(another, b"three\n") == b"THREE\n"
 
 
+def test_every_reply_from_the_nth_on_is_lost(proxy: Proxy, client: socket.socket, shouter: Shouter) -> None:
+    proxy.lose_reply(2, onwards=True)
+    assert say(client, b"one\n") == b"ONE\n"
+    assert say(client, b"two\n") == b""
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as another:
+        assert say(another, b"three\n") == b""
+    assert shouter.heard == [b"one\n", b"two\n", b"three\n"]
+
+    proxy.heal()
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as another:
+        assert say(another, b"four\n") == b"FOUR\n"
+
+
 def test_replies_are_swallowed_and_the_connection_stays(proxy: Proxy, client: socket.socket, shouter: Shouter) -> None:
     proxy.swallow_replies()
     client.sendall(b"one\n")
@@ -172,7 +185,7 @@ def test_the_connection_is_cut_in_the_middle_of_a_request(
 def test_an_absent_server_is_a_reset_connection() -> None:
     with (
         Proxy(1) as proxy,
-        socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as client,
         pytest.raises(ConnectionResetError),
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as client,
     ):
         client.recv(1)

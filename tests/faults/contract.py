@@ -19,6 +19,8 @@ from tests.servers import Server, wait_until
 
 OpenEngine = Callable[..., CheckpointEngine]
 """Opens an engine that keeps all, on data of the test's own; takes a port to go through and the store's options."""
+WAYS = [call for call in CHANGES if call.name in ("append", "begin", "put_writes", "rewind", "delete")]
+"""One of each kind that a store may treat in its own way."""
 ANSWERS = (StoreUnavailable, CommitUnknown)
 
 
@@ -72,6 +74,14 @@ class ServerFaults:
         assert answers[0].error is answers[1].error is None
         assert len(answers) > 2
 
+    @pytest.mark.parametrize("call", WAYS, ids=lambda call: call.name)
+    def test_a_reply_lost_with_the_server(self, proxy: Proxy, open_engine: OpenEngine, call: Call) -> None:
+        """It is committed, but cannot be asked whether it is."""
+        answers = outcomes.lose_replies(proxy, open_engine(proxy.port, timeout_seconds=1), call, onwards=True)
+        assert_fitting(answers, open_engine())
+        assert answers[0].error is answers[1].error is None
+        assert any(isinstance(answer.error, CommitUnknown) for answer in answers)
+
     def test_a_put_whose_reply_is_lost_is_still_acknowledged(self, proxy: Proxy, open_engine: OpenEngine) -> None:
         engine = open_engine(proxy.port)
         attempts = []
@@ -102,15 +112,15 @@ class ServerFaults:
     ) -> None:
         engine, fresh = open_engine(proxy.port, timeout_seconds=2), open_engine(proxy.port, timeout_seconds=2)
         work = [
-            (face, call, outcomes.make_example(engine, f"{call.name} {face}"))
+            (engine, face, call, outcomes.make_example(engine, f"{call.name} {face}"))
             for face in FACES
             for call in CHANGES + READS
         ]
-        first = ("async", CHANGES[0], outcomes.make_example(engine, "first"))
-        outcomes.perform_all(engine, [some for some in work if some[1] in READS])  # now there are many connections
+        outcomes.perform_all([some for some in work if some[2] in READS])  # now there are many connections
+        work.append((fresh, "async", CHANGES[0], outcomes.make_example(engine, "fresh")))
         {"black hole": proxy.black_hole, "swallowed": proxy.swallow_replies, "paused": server.pause}[harm]()
         try:
-            answers = outcomes.perform_all(engine, work) + outcomes.perform_all(fresh, [first])
+            answers = outcomes.perform_all(work)
         finally:
             server.resume()
             proxy.heal()

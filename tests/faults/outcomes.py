@@ -168,7 +168,7 @@ CHANGES = (
     Call("merge", lambda face, example: face.engine.merge_branch(example.branch, example.thread_id), _merged),
     Call("pin", lambda face, example: face.engine.pin(example.ids[0], thread_id=example.thread_id), _logged("pin")),
     Call("undo", lambda face, example: face.engine.undo(example.thread_id), _undone),
-    Call("delete", lambda face, example: face.backend.delete_before(example.thread_id, 2), _deleted),
+    Call("delete", lambda face, example: face.store.delete(example.thread_id, before_step=2), _deleted),
 )  # fmt: skip
 READS = (
     Call("get", lambda face, example: face.engine.get(example.ids[0], thread_id=example.thread_id)),
@@ -218,38 +218,42 @@ def judge(answer: Answer, engine: CheckpointEngine) -> list[str]:
     return [] if times in right else [f"{call.name} of {example.thread_id}, told {error!r}, is there {times} times"]
 
 
-def lose_replies(proxy: Proxy, engine: CheckpointEngine, call: Call) -> list[Answer]:
+def lose_replies(proxy: Proxy, engine: CheckpointEngine, call: Call, *, onwards: bool = False) -> list[Answer]:
     """Do `call` through the proxy, first undisturbed, then losing the reply to another of its requests each time.
 
-    Of many requests only some are tried, but every commit.
+    Of many requests only some are tried, but every commit. With `onwards` nothing is heard after the lost reply.
     """
     answers = []
     for name in ("first", "undisturbed"):  # the server may have to learn a script first
         example = make_example(engine, f"{call.name} {name}")
         proxy.asked.clear()
         answers.append(perform(engine, "blocking", call, example))
-    asked = list(proxy.asked)
-    for (nth, request), face in zip(enumerate(asked, 1), itertools.cycle(FACES), strict=False):
-        if len(asked) > 12 and nth % 5 and b"COMMIT" not in request:
-            continue
+    for nth, face in zip(_chosen(list(proxy.asked), onwards), itertools.cycle(FACES), strict=False):
         example = make_example(engine, f"{call.name} {nth}")
         before = proxy.counts
-        proxy.lose_reply(nth)
+        proxy.lose_reply(nth, onwards=onwards)
         answers.append(perform(engine, face, call, example))
-        assert (proxy.counts - before).lost == 1
+        assert (proxy.counts - before).lost >= 1
+        proxy.heal()
+        wait_for_recovery(engine, "recovery")
     return answers
 
 
-def perform_all(engine: CheckpointEngine, examples: Sequence[tuple[str, Call, Example]]) -> list[Answer]:
+def _chosen(requests: Sequence[bytes], onwards: bool) -> list[int]:
+    every = range(1, len(requests) + 1)
+    commits = [nth for nth in every if b"COMMIT" in requests[nth - 1]]
+    if onwards and commits:
+        return commits
+    return list(every) if len(every) <= 12 else sorted({*commits, *every[::5], *every[-3:]})
+
+
+def perform_all(works: Sequence[tuple[CheckpointEngine, str, Call, Example]]) -> list[Answer]:
     """Do all at once, each on a thread of its own, and return the answers; AssertionError if one does not end."""
     answers: list[Answer] = []
-    workers = [
-        threading.Thread(target=lambda work=work: answers.append(perform(engine, *work)), daemon=True)
-        for work in examples
-    ]
+    workers = [threading.Thread(target=lambda work=work: answers.append(perform(*work)), daemon=True) for work in works]
     for worker in workers:
         worker.start()
-    for worker, (face, call, _) in zip(workers, examples, strict=True):
+    for worker, (_, face, call, _) in zip(workers, works, strict=True):
         worker.join(JOIN_SECONDS)
         assert not worker.is_alive(), f"{call.name} ({face}) does not end"
     return answers

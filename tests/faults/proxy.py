@@ -46,6 +46,7 @@ class Proxy:
         self._swallowing = False
         self._latency = 0.0
         self._lose_in: int | None = None
+        self._losing_on = False
         self._cut_in: int | None = None
         self._opening: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -65,9 +66,16 @@ class Proxy:
 
     # -- commands
 
-    def lose_reply(self, nth: int = 1) -> None:
-        """Forward the n-th request from now, and close its connection when the server answers: nobody hears it."""
-        self._run(lambda: setattr(self, "_lose_in", nth))
+    def lose_reply(self, nth: int = 1, *, onwards: bool = False) -> None:
+        """Forward the n-th request from now, and close its connection when the server answers: nobody hears it.
+
+        With `onwards` it goes on so until `heal`.
+        """
+
+        def command() -> None:
+            self._lose_in, self._losing_on = nth, onwards
+
+        self._run(command)
 
     def swallow_replies(self) -> None:
         """Forward requests and throw the answers away, until `heal`. Connections stay open."""
@@ -197,7 +205,7 @@ class _Link:
             if proxy._lose_in is not None:
                 proxy._lose_in -= 1
                 if proxy._lose_in == 0:
-                    self._doomed, proxy._lose_in = True, None
+                    self._doomed, proxy._lose_in = True, 1 if proxy._losing_on else None
         if proxy._cut_in is not None:
             data, proxy._cut_in = data[: proxy._cut_in], proxy._cut_in - len(data)
         proxy._count(bytes_up=len(data))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -43,6 +45,17 @@ def open_engine(server: PostgresServer) -> Iterator[OpenEngine]:
 
 
 class TestPostgresFaults(ServerFaults):
+    def test_engines_that_start_at_once_make_the_tables_once(self, open_engine: OpenEngine) -> None:
+        engines = [open_engine() for _ in range(6)]
+        together = threading.Barrier(len(engines))
+
+        def start(engine: CheckpointEngine) -> str:
+            together.wait()
+            return engine.sync.append("t", [], {})
+
+        with ThreadPoolExecutor(len(engines)) as workers:
+            assert len(set(workers.map(start, engines))) == len(engines)
+
     def test_terminated_backends_lose_nothing(
         self, server: PostgresServer, open_engine: OpenEngine, rng: random.Random
     ) -> None:

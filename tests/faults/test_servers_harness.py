@@ -8,7 +8,9 @@ import pytest
 
 import everstep
 from everstep import CheckpointEngine, SnapshotConfig
+from everstep.errors import CommitUnknown, StoreUnavailable
 from everstep.faces import run_to_end
+from tests.faults import outcomes
 from tests.faults.servers_harness import Attempt, Writers, check, save
 from tests.servers import wait_until
 
@@ -97,3 +99,24 @@ def test_an_error_that_no_writer_should_see_is_a_fault(engine: CheckpointEngine)
         engine.sync.close()
         wait_until(lambda: len(writers.faults) == 4, "the writers to end")
     assert all("StoreClosed" in fault for fault in writers.faults)
+
+
+@pytest.mark.parametrize("call", outcomes.CHANGES, ids=lambda call: call.name)
+def test_an_answer_that_does_not_fit_is_reported(engine: CheckpointEngine, call: outcomes.Call) -> None:
+    example = outcomes.make_example(engine, "t")
+    unavailable, unknown = StoreUnavailable("no"), CommitUnknown(None, "t")
+
+    def is_right(error: Exception | None) -> bool:
+        return outcomes.judge(outcomes.Answer(call, example, error), engine) == []
+
+    assert [is_right(error) for error in (None, unavailable, unknown, ValueError())] == [False, True, True, False]
+    assert outcomes.perform(engine, "blocking", call, example).error is None
+    assert [is_right(error) for error in (None, unavailable, unknown, ValueError())] == [True, False, True, False]
+
+
+def test_a_rewind_that_is_half_done_is_reported(engine: CheckpointEngine) -> None:
+    (rewind,) = (call for call in outcomes.CHANGES if call.name == "rewind")
+    example = outcomes.make_example(engine, "t")
+    engine.sync.append("t", [], {})
+    (fault,) = outcomes.judge(outcomes.Answer(rewind, example, StoreUnavailable("no")), engine)
+    assert "half done" in fault
