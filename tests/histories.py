@@ -5,8 +5,12 @@ What is chosen depends on the seed and on what is visible, so that two stores th
 
 from __future__ import annotations
 
+import itertools
 import random
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 import everstep
 from everstep import CheckpointNotFound, EverstepError
@@ -136,8 +140,19 @@ ACTS = [
 ]  # fmt: skip
 
 
+def same_tokens(monkeypatch: pytest.MonkeyPatch, first: int = 0) -> None:
+    """Let ids be the same in every run from here."""
+    tokens = itertools.count(first)
+    ours = SimpleNamespace(token_hex=lambda _: f"{next(tokens):08x}")
+    for module in ("everstep.steps", "everstep.timeline"):  # drivers take tokens too
+        monkeypatch.setattr(f"{module}.secrets", ours)
+
+
 def seen(store: Store, *, times: bool = True) -> dict[str, Any]:
-    """Return all that can be seen of a store, but its numbers (and, if told so, times)."""
+    """Return all that can be seen of a store, but its numbers.
+
+    Without `times` also without generations: a store may count on from where a deleted namespace left off.
+    """
     store = store.blocking
     backend = everstep.StoreBackend(store)
     engine = everstep.CheckpointEngine(backend).sync
@@ -154,7 +169,12 @@ def seen(store: Store, *, times: bool = True) -> dict[str, Any]:
         found[name] = {
             "tree": engine.get_checkpoint_tree(name),
             "log": [(o.kind, o.created_at, o.undone, o.details) for o in engine.operations(name, 1000)],
-            "thread": (thread.origin, thread.heads, sorted(thread.branches), sorted(thread.commons)),
+            "thread": (
+                thread.origin,
+                {ns: head if times else head[0] for ns, head in thread.heads.items()},
+                sorted(thread.branches),
+                sorted(thread.commons),
+            ),
             "visible": {ns: engine.list_time_travel_points(name, 1000, namespace=ns) for ns in set(NAMESPACES)},
             "checkpoints": [_seen_checkpoint(store, backend, s) for s in listed],
             "differences": [

@@ -47,11 +47,11 @@ def postgres() -> str:
     return os.environ.get("EVERSTEP_TEST_POSTGRES") or PostgresServer(durable=False).start().url
 
 
-def clear_postgres() -> None:
-    """Empty the tables of the usual name: cheaper than to make new ones for each test."""
+def clear_postgres(prefix: str = "everstep_") -> None:
+    """Empty the tables of that prefix: cheaper than to make new ones for each test."""
     connection = _postgres_connection()
-    tables = [name for (name,) in connection.execute(_OURS)]
-    connection.execute("; ".join(f"DELETE FROM {name}" for name in tables if name != "everstep_meta").encode())
+    tables = [name for (name,) in connection.execute(_OURS, (prefix,))]
+    connection.execute("; ".join(f"DELETE FROM {name}" for name in tables if name != f"{prefix}meta").encode())
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def _postgres_connection() -> psycopg.Connection[Any]:
     return connection
 
 
-_OURS = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename LIKE 'everstep\\_%'"
+_OURS = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND starts_with(tablename, %s)"
 
 
 @functools.cache

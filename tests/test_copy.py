@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from everstep import (
     CopyReport,
     InvalidInput,
     MemoryCheckpointer,
+    PostgresCheckpointer,
+    RedisCheckpointer,
     SQLiteCheckpointer,
     StoreBackend,
     UnsupportedByBackend,
@@ -28,9 +31,17 @@ from everstep import (
 from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Part, Query, Store, Write
-from tests.histories import Walker, seen
+from tests import servers
+from tests.histories import Walker, same_tokens, seen
 
 WAYS = [("memory", "sqlite"), ("sqlite", "memory"), ("sqlite", "sqlite"), ("memory", "memory")]
+SERVER_WAYS = [
+    ("sqlite", "postgres"), ("postgres", "sqlite"), ("postgres", "postgres"), ("sqlite", "redis"),
+    ("redis", "postgres"), ("postgres", "cluster"), ("cluster", "redis"),
+]  # fmt: skip
+WALKS = [(*way, seed) for way in WAYS for seed in range(12)] + [
+    (*way, seed) for way in SERVER_WAYS for seed in (1, 2, 3)
+]
 Make = Callable[[str], StoreBackend]
 
 
@@ -40,12 +51,25 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[StoreBackend] = []
 
     def backend(kind: str) -> StoreBackend:
-        made.append(MemoryCheckpointer() if kind == "memory" else SQLiteCheckpointer(tmp_path / f"{len(made)}.db"))
+        made.append(open_backend(kind, tmp_path, len(made)))
         return made[-1]
 
     yield backend
     for one in made:
         one.sync.close()
+
+
+def open_backend(kind: str, folder: Path, number: int) -> StoreBackend:
+    if kind == "memory":
+        return MemoryCheckpointer()
+    if kind == "sqlite":
+        return SQLiteCheckpointer(folder / f"{number}.db")
+    if kind in ("redis", "cluster"):
+        url = servers.redis() if kind == "redis" else servers.redis_cluster()
+        return RedisCheckpointer(url, key_prefix=f"copy-{uuid.uuid4().hex[:12]}:")
+    prefix = f"copy{number}_"
+    servers.clear_postgres(prefix)
+    return PostgresCheckpointer(servers.postgres(), table_prefix=prefix, max_size=2)
 
 
 def busy(backend: StoreBackend) -> None:
@@ -54,12 +78,6 @@ def busy(backend: StoreBackend) -> None:
     for n in range(7):
         engine.append("resident", [], {"n": n})
     engine.rewind(engine.list_time_travel_points("resident")[3].checkpoint_id)
-
-
-def same_tokens(monkeypatch: pytest.MonkeyPatch, first: int = 0) -> None:
-    """Let ids be the same in every run from here."""
-    tokens = itertools.count(first)
-    monkeypatch.setattr(secrets, "token_hex", lambda _: f"{next(tokens):08x}")
 
 
 def of_copy(found: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +89,7 @@ def of_copy(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class TestWhatComesAlong:
-    @pytest.mark.parametrize(("one", "other"), WAYS)
-    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize(("one", "other", "seed"), WALKS)
     def test_everything_that_can_be_seen_and_done(
         self, one: str, other: str, seed: int, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -210,8 +227,9 @@ class TestChoosing:
             with pytest.raises(UnsupportedByBackend, match="Own"):
                 everstep.copy(*sides)
 
-    def test_the_asynchronous_twin(self, make: Make) -> None:
-        source, target = make("sqlite"), make("sqlite")
+    @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+    def test_the_asynchronous_twin(self, kind: str, make: Make) -> None:
+        source, target = make("sqlite"), make(kind)
         Walker(source, 3).walk(50)
         report = asyncio.run(everstep.copy_async(source, target))
         assert report == everstep.copy(source, make("memory"))
@@ -219,8 +237,9 @@ class TestChoosing:
 
 
 class TestAgain:
-    def test_copying_twice_sends_nothing(self, make: Make) -> None:
-        source, target = make("sqlite"), Recording(make("sqlite").store)
+    @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+    def test_copying_twice_sends_nothing(self, kind: str, make: Make) -> None:
+        source, target = make("sqlite"), Recording(make(kind).store)
         Walker(source, 8).walk(100)
         first = everstep.copy(source, target)
         target.parts.clear()
@@ -260,8 +279,9 @@ class TestAgain:
         assert copied.get(ids[4]) is None
         assert copied.get_latest("kept") is not None
 
-    def test_a_checkpoint_that_was_deleted_and_put_again(self, make: Make) -> None:
-        source, target = make("sqlite"), make("sqlite")
+    @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+    def test_a_checkpoint_that_was_deleted_and_put_again(self, kind: str, make: Make) -> None:
+        source, target = make("sqlite"), make(kind)
         engine = CheckpointEngine(source).sync
         ids = [engine.append("t", [], {"n": n}) for n in range(3)]
         last = engine.get(ids[2])
@@ -309,8 +329,9 @@ class TestAgain:
             everstep.copy(f"sqlite:///{twin}", target)
         assert seen(target.store) == before
 
-    def test_a_copy_of_which_the_source_has_kept_nothing_goes_on(self, make: Make) -> None:
-        source, target = make("sqlite"), make("sqlite")
+    @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+    def test_a_copy_of_which_the_source_has_kept_nothing_goes_on(self, kind: str, make: Make) -> None:
+        source, target = make(kind), make(kind)
         engine = CheckpointEngine(source, everstep.SnapshotConfig(gc_policy="keep_last_n", gc_param=5)).sync
         for _ in range(3):
             for n in range(20):
@@ -398,13 +419,14 @@ def stopping_after(count: int) -> Callable[[Part], Part | None]:
 
 
 class TestInterrupted:
-    @pytest.mark.parametrize(("one", "other"), WAYS)
+    @pytest.mark.parametrize(("one", "other"), [*WAYS, ("sqlite", "postgres"), ("postgres", "sqlite")])
     def test_a_copy_that_broke_off_anywhere_is_finished_by_the_next(self, one: str, other: str, make: Make) -> None:
         source = make(one)
         Walker(source, 21, gc_policy="keep_last_n", gc_param=20).walk(150)
         counted = Recording(make(other).store)
         everstep.copy(source, counted)
         assert len(counted.parts) >= 6
+        expected = seen(source.store)
 
         for stop in range(len(counted.parts)):
             target = make(other)
@@ -413,7 +435,7 @@ class TestInterrupted:
             with pytest.raises(Killed):
                 everstep.copy(source, recording)
             everstep.copy(source, target)
-            assert seen(target.store) == seen(source.store), stop
+            assert seen(target.store) == expected, stop
 
     def test_a_copy_that_broke_off_is_continued_not_begun_anew(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
@@ -453,9 +475,9 @@ class TestInterrupted:
 
 
 class TestWhileTheSourceIsWritten:
-    @pytest.mark.parametrize("kind", ["memory", "sqlite"])
+    @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
     def test_each_thread_is_as_it_was_at_some_moment(self, kind: str, make: Make) -> None:
-        source, target = make(kind), make("sqlite")
+        source, target = make(kind), make("postgres" if kind == "postgres" else "sqlite")
         engine = CheckpointEngine(source, everstep.SnapshotConfig(gc_policy="keep_last_n", gc_param=10)).sync
         moments = []
 
@@ -561,7 +583,7 @@ class TestVerification:
     }
 
     @pytest.mark.parametrize("fault", sorted(FAULTS))
-    @pytest.mark.parametrize("kind", ["memory", "sqlite"])
+    @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
     def test_what_is_lost_is_found(self, fault: str, kind: str, source: StoreBackend, make: Make) -> None:
         target = Recording(make(kind).store)
         target.before = self.FAULTS[fault]

@@ -34,7 +34,9 @@ from everstep.stores.protocol import (
     Loaded,
     Object,
     Operation,
+    Part,
     Query,
+    RawThread,
     Stored,
     Swept,
     Thread,
@@ -48,6 +50,7 @@ from everstep.stores.workers import AsyncDriver, Driver
 try:
     import psycopg
 
+    from everstep.stores.postgres_adopt import AdoptingRows as Rows
     from everstep.stores.postgres_pool import (
         RACES,
         Connection,
@@ -59,7 +62,7 @@ try:
         is_starting,
         translated,
     )
-    from everstep.stores.postgres_rows import Known, Rows, Tables, columns, labels
+    from everstep.stores.postgres_rows import Known, Tables, columns, labels
 except ImportError as exc:
     raise MissingDependency("psycopg", "postgres") from exc
 
@@ -187,6 +190,14 @@ class PostgresStore:
             self._database.sweeps[family] = sweep
         done = sweep.swept
         return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
+
+    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+        return await self._driver.run(
+            lambda deadline: self._database.view(lambda rows: rows.raw(thread_id, kin), deadline)
+        )
+
+    async def adopt(self, part: Part) -> int:
+        return await self._driver.run(lambda deadline: self._database.adopt(part, deadline))
 
     async def close(self) -> None:
         await self._driver.run(lambda _: self._database.close())
@@ -322,6 +333,14 @@ class _Database:
         done, _ = self._call(lambda rows: rows.attach(key, writes, objects, base), key, deadline)
         if not done:
             self.write(lambda tx: apply_writes(tx, key, writes, objects, base), deadline, key.thread_id)
+
+    def adopt(self, part: Part, deadline: float) -> int:
+        try:
+            return self.write(lambda tx: tx.adopt(part), deadline, part.thread_id)
+        finally:  # generations come from elsewhere: they may be lower than those seen here
+            for raw in part.threads:
+                for namespace in raw.lines:
+                    self._heads.forget((raw.thread_id, namespace))
 
     def commit(self, change: Change, deadline: float) -> Stored | None:
         """Commit in one round trip if that can be, else the long way."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from psycopg import Connection, Cursor, sql
+from psycopg import Connection, Cursor, errors, sql
 
 from everstep import checks
 from everstep.errors import InvalidInput
@@ -52,13 +52,14 @@ from everstep.values.tree import FORMAT, hashes
 
 TABLES = (
     "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
-    "operations", "hidden", "guard", "below", "keep", "put", "attach",
+    "operations", "hidden", "guard", "alone", "below", "keep", "put", "attach",
 )  # fmt: skip
 
 _HIDDEN = """EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = c.family AND h.line = c.line AND h.writes_of IS NULL
              AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))"""
 _SPARED = """(c.pinned OR c.branches > 0
              OR EXISTS (SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND l.head = c.seq))"""
+_NUMBER = "nextval('{numbers}') + f.shift"  # of a family whose guard is held: see `AdoptingRows.reserve`
 _COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
 _LISTED = (
     "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), "
@@ -178,16 +179,7 @@ class Rows:
         return None if row is None else str(row[0])
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
-        name = thread_id.encode()
-        row = self._one("SELECT family, thread FROM {names} WHERE name = %s FOR KEY SHARE", (name,))
-        if row is None:
-            number = int(family) if family is not None else self._new_family()
-            thread = self._next()
-            # Another writer may be making the same thread: the loser starts again and finds it.
-            self._do("INSERT INTO {names} (name, family, thread) VALUES (%s, %s, %s)", (name, number, thread))
-            self._do("INSERT INTO {threads} (family, id, name) VALUES (%s, %s, %s)", (number, thread, name))
-            row = number, thread
-        number, thread = row
+        number, thread = self._joined(thread_id, family)
         self._guard(number)
         ref = self._next()
         self._do(
@@ -197,10 +189,26 @@ class Rows:
         )
         return Line((number, ref), thread_id, namespace, str(number), None)
 
+    def _joined(self, thread_id: str, family: str | None) -> tuple[int, int]:
+        """Return the family and number of a thread, which is made if it is missing."""
+        name = thread_id.encode()
+        row: tuple[int, int] | None = self._one(
+            "SELECT family, thread FROM {names} WHERE name = %s FOR KEY SHARE", (name,)
+        )
+        if row is None:
+            row = number, thread = int(family) if family is not None else self._new_family(), self._next()
+            # Another writer may be making the same thread: the loser starts again and finds it.
+            self._do("INSERT INTO {names} (name, family, thread) VALUES (%s, %s, %s)", (name, number, thread))
+            self._do("INSERT INTO {threads} (family, id, name) VALUES (%s, %s, %s)", (number, thread, name))
+        elif family is not None and row[0] != int(family):  # made since we looked
+            raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
+        return row
+
     def _new_family(self) -> int:
         number = self._next()
         self._do(
-            "INSERT INTO {families} (id, format, sweeps, live, generation) VALUES (%s, %s, 0, 0, 0)", (number, FORMAT)
+            "INSERT INTO {families} (id, format, sweeps, live, generation, shift) VALUES (%s, %s, 0, 0, 0, 0)",
+            (number, FORMAT),
         )
         return number
 
@@ -233,8 +241,9 @@ class Rows:
         *,
         is_head: bool,  # noqa: ARG002  # nothing is counted here
     ) -> Stored:
-        record, seq = packed.record, self._next()
         family, ref = line.ref
+        record = packed.record
+        seq: int = self._one(f"SELECT {_NUMBER} FROM {{families}} f WHERE f.id = %s", (family,))[0]
         run = run if run is not None else seq
         self._do(
             """INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info,
@@ -318,7 +327,7 @@ class Rows:
         if row is not None:
             self._do(
                 "UPDATE {checkpoints} SET branches = branches - 1 WHERE id = %s AND family = %s AND seq = %s",
-                (_origin(row[0], thread_id).checkpoint_id.encode(), *row[1:]),
+                (unpack_origin(row[0], thread_id).checkpoint_id.encode(), *row[1:]),
             )
 
     def set_common(self, thread_id: str, other: str, common: Common) -> None:
@@ -347,11 +356,15 @@ class Rows:
         )
 
     def add_operation(self, thread_id: str, operation: Operation) -> int:
-        seq = self._next()
+        seq: int
+        family, thread, seq = self._one(
+            f"""SELECT n.family, n.thread, {_NUMBER} FROM {{names}} n JOIN {{families}} f ON f.id = n.family
+                WHERE n.name = %s""",
+            (thread_id.encode(),),
+        )
         self._do(
-            """INSERT INTO {operations} (family, thread, seq, undone, data)
-               SELECT family, thread, %s, %s, %s FROM {names} WHERE name = %s""",
-            (seq, operation.undone, pack_operation(operation, seq), thread_id.encode()),
+            "INSERT INTO {operations} (family, thread, seq, undone, data) VALUES (%s, %s, %s, %s, %s)",
+            (family, thread, seq, operation.undone, pack_operation(operation, seq)),
         )
         return seq
 
@@ -386,14 +399,15 @@ class Rows:
         )
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
+        family, ref = line.ref
         update = "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
         self._do(
             f"""INSERT INTO {{writes}} (family, line, seq, idx, checkpoint, task, info, children)
-                VALUES (%s, %s, nextval('{{numbers}}'), %s, %s, %s, %s, %s)
+                SELECT f.id, %s, {_NUMBER}, %s, %s, %s, %s, %s FROM {{families}} f WHERE f.id = %s
                 ON CONFLICT (family, line, checkpoint, task, idx) DO {update if write.idx < 0 else "NOTHING"}""",
             (
-                *line.ref, write.idx, checkpoint_id.encode(), write.task_id.encode(),
-                _write_info(checkpoint_id, write), write.children,
+                ref, write.idx, checkpoint_id.encode(), write.task_id.encode(), pack_write(checkpoint_id, write),
+                write.children, family,
             ),
         )  # fmt: skip
 
@@ -417,7 +431,7 @@ class Rows:
             *columns(objects),
             [write.task_id.encode() for write in kept.values()],
             [write.idx for write in kept.values()],
-            [_write_info(key.checkpoint_id, write) for write in kept.values()],
+            [pack_write(key.checkpoint_id, write) for write in kept.values()],
             [write.children for write in kept.values()],
         )
         done: bool = self._one(f"SELECT {{attach}}({', '.join(['%s'] * len(values))})", values)[0]
@@ -441,7 +455,7 @@ class Rows:
         row = seq, name, step, run, bool(flags & 1), added, info, children, root, bool(flags & 2)
         stored = _stored(thread_id, namespace, family, row)
         found = [Object(*other[9:12]) for other in rows if other[0] == 1]
-        attached = [_write(stored.record.key.checkpoint_id, other) for other in rows if other[0] == 2]
+        attached = [unpack_write(name.decode(), *other[1:3], *other[9:12]) for other in rows if other[0] == 2]
         attached.sort(key=lambda write: (write.task_path, write.task_id, write.idx))
         return Loaded(stored, generation, found, attached), None if flags & 4 else Known(line, stored)
 
@@ -549,7 +563,7 @@ class Rows:
         return Thread(
             thread_id,
             str(family),
-            _origin(origin, thread_id) if origin is not None else None,
+            unpack_origin(origin, thread_id) if origin is not None else None,
             heads,
             newest,
             self._hidden_of(family, ref),
@@ -582,7 +596,7 @@ class Rows:
         rows = self._all(
             "SELECT name, origin FROM {threads} WHERE family = %s AND origin IS NOT NULL ORDER BY id", (family,)
         )
-        return [name.decode() for name, origin in rows if _origin(origin, name.decode()).thread_id == thread_id]
+        return [name.decode() for name, origin in rows if unpack_origin(origin, name.decode()).thread_id == thread_id]
 
     def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[Common]]:
         found: dict[str, list[Common]] = {}
@@ -604,7 +618,7 @@ class Rows:
         )
         return frozenset(seq for (seq,) in rows)
 
-    def operations(self, thread_id: str, limit: int) -> list[Operation]:
+    def operations(self, thread_id: str, limit: int | None) -> list[Operation]:
         rows = self._all(
             """SELECT o.data, o.seq, o.undone FROM {names} n
                JOIN {operations} o ON o.family = n.family AND o.thread = n.thread
@@ -736,8 +750,7 @@ class Rows:
         number = int(family)
         # Everything with a smaller number is committed, and what needs it can be seen from now on.
         youngest = self._one(
-            """WITH alone AS MATERIALIZED (SELECT pg_advisory_xact_lock(1163285332, (%s %% 2147483647)::int))
-               SELECT nextval('{numbers}') FROM alone""",
+            "WITH alone AS MATERIALIZED (SELECT {alone}(%s)) SELECT nextval('{numbers}') FROM alone",
             (number,),
         )[0]
         row = self._one("SELECT sweeps FROM {families} WHERE id = %s", (number,))
@@ -816,11 +829,11 @@ _LOAD_WRITES = """SELECT 2, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.ch
                       AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto)"""
 
 
-def _write(checkpoint_id: str, row: Sequence[Any]) -> Write:
-    seq, idx, task, info, children = row[1], row[2], row[9].decode(), row[10], row[11]
-    what = f"a pending write of checkpoint {checkpoint_id!r}"
-    channel, path, size, body = unpack_sealed(info, what, *_write_bound(checkpoint_id, task, idx, children))
-    return Write(task, idx, channel, children, body, size, path, seq)
+def unpack_write(checkpoint_id: str, seq: int, idx: int, task: bytes, info: bytes, children: bytes) -> Write:
+    """Return the write of a row."""
+    what, task_id = f"a pending write of checkpoint {checkpoint_id!r}", task.decode()
+    channel, path, size, body = unpack_sealed(info, what, *_write_bound(checkpoint_id, task_id, idx, children))
+    return Write(task_id, idx, channel, children, body, size, path, seq)
 
 
 def labels(metadata: Mapping[str, Any]) -> list[int] | None:
@@ -857,7 +870,8 @@ def _listed(row: Sequence[Any]) -> Stored:
     return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root_digest), run, added)
 
 
-def _origin(sealed: bytes, thread_id: str) -> Key:
+def unpack_origin(sealed: bytes, thread_id: str) -> Key:
+    """Return where a branch began."""
     return Key(*unpack_sealed(sealed, f"the origin of thread {thread_id!r}", thread_id.encode()))
 
 
@@ -865,6 +879,7 @@ def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) ->
     return checkpoint_id.encode(), task_id.encode(), b"%d" % idx, children
 
 
-def _write_info(checkpoint_id: str, write: Write) -> bytes:
+def pack_write(checkpoint_id: str, write: Write) -> bytes:
+    """Return what a row keeps of a write besides its children."""
     bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
     return pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)

@@ -115,10 +115,10 @@ class Adopting(ABC):
     def _restore_lines(self, raw: RawThread, family: str) -> None:
         thread_id = raw.thread_id
         owner = {run: namespace for namespace, given in raw.lines.items() for run in given.runs}
-        for run, (line, data) in self._held_runs(family).items():
+        for run, (name, data) in self._held_runs(family).items():
             if run in owner:
                 self._runs_kept[run] = line_name(thread_id, owner[run]).encode(), data
-            elif line.startswith(line_name(thread_id, "").encode()):
+            elif name.startswith(line_name(thread_id, "").encode()):
                 self._runs_kept[run] = b"", data
         for namespace, given in raw.lines.items():
             line = self.line(thread_id, namespace) or self.create(thread_id, namespace, family)

@@ -423,14 +423,15 @@ local function put(name, namespace, family_name)
     check_type(base .. "active", "zset")
     check_type(base .. "ids", "hash")
   end
-  local seq = whole(math.max(tonumber(own[1]) + 1, now()))
+  local time = now()
+  local seq = whole(math.max(tonumber(own[1]) + 1, time))
   local raw = whole(parse_line(expected) + 1) .. " 0 " .. digest .. " " .. id
   call("HSET", family, "seq", seq)
   put_objects(family, own[2], objects, 1)
   put_item(line .. ":item:" .. id, item, life)
   call("ZADD", line .. ":index", seq, id)
   call("HSET", heads, "@" .. namespace, raw)
-  call("ZADD", base .. "active", seq, name)
+  call("ZADD", base .. "active", whole(time), name)
   if call("HSETNX", base .. "ids", id, line_name(name, namespace)) == 0 then add_id(id, name, namespace) end
   return { "done", seq, raw, "0" }
 end

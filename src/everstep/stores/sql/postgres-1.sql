@@ -2,8 +2,11 @@
 -- Everything a user names or saves is bytea: text columns cannot hold NUL. Primary keys start with the family, so that
 -- each table but `meta`, `names` and `families` can be hash-partitioned by it.
 
-CREATE TABLE {meta} (version int NOT NULL);
-INSERT INTO {meta} VALUES (0);
+CREATE TABLE {meta} (
+    version   int NOT NULL,
+    identity  bytea NOT NULL                    -- the name of this store among all others
+);
+INSERT INTO {meta} VALUES (0, uuid_send(gen_random_uuid()));
 
 CREATE SEQUENCE {numbers};                      -- one source of numbers: order of arrival, families, rows
 
@@ -12,7 +15,8 @@ CREATE TABLE {families} (
     format      int NOT NULL,                   -- the address function of its objects
     sweeps      bigint NOT NULL,                -- counts deletions of objects: a sweep that was overtaken starts again
     live        bigint NOT NULL,                -- bytes that the last sweep found in use
-    generation  bigint NOT NULL                 -- the highest of the lines that are gone: new ones go on from there
+    generation  bigint NOT NULL,                -- the highest of the lines that are gone: new ones go on from there
+    shift       bigint NOT NULL                 -- how far its numbers are ahead of the sequence's: some were reserved
 );
 
 CREATE TABLE {names} (                          -- where a thread is
@@ -27,6 +31,7 @@ CREATE TABLE {threads} (
     name    bytea NOT NULL,
     began   bigint,                             -- checkpoints.seq where a branch began
     origin  bytea,                              -- its full name
+    note    bytea,                              -- what a copy keeps with the thread it has made
     PRIMARY KEY (family, id)
 );
 
@@ -127,8 +132,14 @@ CREATE TABLE {hidden} (                         -- stretches of a line that are 
 CREATE INDEX ON {hidden} (family, line);
 
 -- Who adds objects holds this until the commit: a sweep that begins waits for them, since it must see what they need.
-CREATE FUNCTION {guard}(_family bigint) RETURNS void LANGUAGE sql AS $$
-    SELECT pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int)
+-- (All functions are in plpgsql, which keeps the plans of what it runs.)
+CREATE FUNCTION {guard}(_family bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int);
+END $$;
+
+CREATE FUNCTION {alone}(_family bigint) RETURNS void LANGUAGE sql AS $$
+    SELECT pg_advisory_xact_lock(1163285332, (_family % 2147483647)::int)
 $$;
 
 -- The objects of these hashes (joined), and all below them: one query per level, whose plan does not depend on guesses
@@ -152,12 +163,14 @@ BEGIN
 END $$;
 
 -- Keep objects. One that is there already gets a new number, so that no sweep under way takes it.
-CREATE FUNCTION {keep}(_family bigint, _hashes bytea[], _belows bytea[], _bodies bytea[]) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION {keep}(_family bigint, _hashes bytea[], _belows bytea[], _bodies bytea[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
     INSERT INTO {objects} (family, id, hash, children, body)
         SELECT _family, nextval('{numbers}'), u.hash, u.below, u.body
         FROM unnest(_hashes, _belows, _bodies) AS u (hash, below, body)
-        ON CONFLICT (family, hash) DO UPDATE SET id = excluded.id
-$$;
+        ON CONFLICT (family, hash) DO UPDATE SET id = excluded.id;
+END $$;
 
 -- The usual commit, in one round trip: a checkpoint that follows the head its writer saw. Returns its seq; or NULL if
 -- the head is another one, was moved, or was replaced, or if the id is there already: then it is done the long way.
@@ -178,14 +191,13 @@ BEGIN
         AND NOT turned FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN NULL; END IF;
     PERFORM 1 FROM {checkpoints} WHERE family = _family AND line = _line AND seq = _head
-        AND substr(info, 1, 8) || substr(root, 1, 8) = _digest;
+        AND substr(info, 1, 8) || substr(root, 1, 8) = _digest
+        AND NOT EXISTS (SELECT 1 FROM {checkpoints} c WHERE c.id = _id AND c.family = _family AND c.line = _line);
     IF NOT FOUND THEN RETURN NULL; END IF;
-    PERFORM 1 FROM {checkpoints} WHERE id = _id AND family = _family AND line = _line;
-    IF FOUND THEN RETURN NULL; END IF;
     IF cardinality(_hashes) > 0 THEN
         PERFORM {keep}(_family, _hashes, _belows, _bodies);
     END IF;
-    _seq := nextval('{numbers}');
+    SELECT nextval('{numbers}') + shift INTO _seq FROM {families} WHERE id = _family;
     INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info, children, root)
         VALUES (_family, _line, _seq, _run, _added, _step, 0, false, _id, _labels, _info, _children, _root);
     FOREACH _victim IN ARRAY _prune LOOP
@@ -232,7 +244,7 @@ BEGIN
         PERFORM {keep}(_family, _hashes, _belows, _bodies);
     END IF;
     INSERT INTO {writes} AS w (family, line, seq, idx, checkpoint, task, info, children)
-        SELECT _family, _line, nextval('{numbers}'), u.idx, _checkpoint, u.task, u.info, u.children
+        SELECT _family, _line, nextval('{numbers}') + (SELECT shift FROM {families} WHERE id = _family), u.idx, _checkpoint, u.task, u.info, u.children
         FROM unnest(_tasks, _idxs, _infos, _childrens) AS u (task, idx, info, children)
         ON CONFLICT (family, line, checkpoint, task, idx)
         DO UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children WHERE w.idx < 0;
