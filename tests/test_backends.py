@@ -11,6 +11,9 @@ import pytest
 
 import everstep
 from everstep import AmbiguousCheckpoint, Checkpoint, CheckpointMetadata, InvalidInput
+from everstep.errors import StoreUnavailable
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import Swept
 
 
 def checkpoint(checkpoint_id: str = "c1", thread_id: str = "t", step: int = 1, **more: Any) -> Checkpoint:
@@ -222,3 +225,16 @@ def test_a_backend_is_a_context_manager() -> None:
     asyncio.run(main())
     with everstep.MemoryCheckpointer().sync as sync:
         assert sync.get_latest("t") is None
+
+
+async def test_a_deletion_that_was_done_is_not_reported_as_refused() -> None:
+    """Giving the space back comes after it, and can be done another time."""
+
+    class Unswept(MemoryStore):
+        async def sweep(self, *_: Any, **__: Any) -> Swept:
+            raise StoreUnavailable("gone")
+
+    backend = everstep.StoreBackend(Unswept())
+    await backend.put(checkpoint("c1"))
+    await backend.put(checkpoint("c2", step=2))
+    assert await backend.delete_before("t", 2) == 1

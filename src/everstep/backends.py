@@ -6,17 +6,20 @@ CheckpointBackend has only the face.
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from typing import Any
 
 from everstep import checks
-from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
+from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput, StoreError
 from everstep.faces import Closing, SyncFace, blocking
 from everstep.repository import Repository, copied, to_checkpoint, to_metadata
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Query, Record, Store
 from everstep.types import Checkpoint, CheckpointMetadata
+
+logger = logging.getLogger("everstep")
 
 
 class CheckpointBackend(ABC):
@@ -163,7 +166,10 @@ class StoreBackend(CheckpointBackend, Closing):
         deleted = await self.store.delete(thread_id, before_step=before_step)
         self._repository.forget(thread_id)
         for family in deleted.families:
-            await self.store.sweep(family)
+            try:
+                await self.store.sweep(family)
+            except StoreError:  # it is deleted: that its space must wait is not the caller's concern
+                logger.exception("the space of thread %r is given back by a later collection", thread_id)
         return deleted.checkpoints
 
 
