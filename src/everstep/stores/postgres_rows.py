@@ -1,6 +1,6 @@
-"""The tables of the PostgreSQL store, as rows inside one transaction. All SQL on them is here.
+"""The tables of the PostgreSQL store, as rows inside one transaction. SQL on them is here and in `postgres_adopt`.
 
-`Rows` implements `transaction.Transaction`, on which `apply` works, and what the store reads. What a user names is
+`Rows` has what the store reads and, of `transaction.Transaction`, what `apply` works on. What a user names is
 bound as bytes. A transaction locks the lines it changes, after its guard of the family's objects; a draft's bases are
 locked against deletion until it is committed, so that no sweep can take what rests on them.
 """
