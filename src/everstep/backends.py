@@ -6,20 +6,17 @@ CheckpointBackend has only the face.
 
 from __future__ import annotations
 
-import logging
 import os
 from abc import ABC, abstractmethod
 from typing import Any
 
 from everstep import checks
-from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput, StoreError
+from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
 from everstep.faces import Closing, SyncFace, blocking
-from everstep.repository import Repository, copied, to_checkpoint, to_metadata
+from everstep.repository import Repository, copied, reclaim, to_checkpoint, to_metadata
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Query, Record, Store
 from everstep.types import Checkpoint, CheckpointMetadata
-
-logger = logging.getLogger("everstep")
 
 
 class CheckpointBackend(ABC):
@@ -165,11 +162,7 @@ class StoreBackend(CheckpointBackend, Closing):
     async def _delete(self, thread_id: str, before_step: int | None) -> int:
         deleted = await self.store.delete(thread_id, before_step=before_step)
         self._repository.forget(thread_id)
-        for family in deleted.families:
-            try:
-                await self.store.sweep(family)
-            except StoreError:  # it is deleted: that its space must wait is not the caller's concern
-                logger.exception("the space of thread %r is given back by a later collection", thread_id)
+        await reclaim(self.store, deleted, thread_id)
         return deleted.checkpoints
 
 

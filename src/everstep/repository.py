@@ -7,6 +7,7 @@ expectation, left-out objects by their base.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,13 +15,22 @@ from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from everstep import forks
-from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, HeadMoved, SnapshotTooLarge, UnstorableValue
+from everstep.errors import (
+    BaseGone,
+    CheckpointCorrupted,
+    EverstepError,
+    HeadMoved,
+    SnapshotTooLarge,
+    StoreError,
+    UnstorableValue,
+)
 from everstep.stores.protocol import (
     ANY,
     AnyHead,
     Base,
     Change,
     Common,
+    Deleted,
     Draft,
     Key,
     Loaded,
@@ -39,6 +49,9 @@ _FIELDS = ("messages", "state", "tools_result")
 _CACHE_BYTES_MAX = 64 << 20
 _HEADS_MAX = 4096
 _ENTRY_OVERHEAD = 120
+
+
+logger = logging.getLogger("everstep")
 
 
 class Encoded(NamedTuple):
@@ -475,6 +488,15 @@ class Repository:
         with _stack_checked():
             parts = tree.Reader(objects, node.size).fields(node.children, node.body, 1)
         return codec.unpack_parts(parts[0])
+
+
+async def reclaim(store: Store, deleted: Deleted, thread_id: str) -> None:
+    """Give back the space of what was deleted. If that fails it is deleted all the same, so nobody is told."""
+    for family in deleted.families:
+        try:
+            await store.sweep(family)
+        except StoreError:
+            logger.exception("the space of thread %r is given back by a later collection", thread_id)
 
 
 def to_checkpoint(stored: Stored, values: Sequence[Any]) -> Checkpoint:

@@ -30,7 +30,7 @@ from everstep.faces import run_to_end
 from everstep.keeper import Keeper
 from everstep.merge import Merged
 from everstep.merge import merge as merge_roots
-from everstep.repository import copied, to_checkpoint, to_metadata
+from everstep.repository import copied, reclaim, to_checkpoint, to_metadata
 from everstep.steps import Step, checkpoint_id, new_record
 from everstep.stores.protocol import (
     AnyHead,
@@ -338,8 +338,7 @@ class StoreTimeline:
         entries = [each.seq for each in found if entry is not None and each.data == entry.data]
         deleted = await self._store.delete(thread_id, keys=doomed, operations=entries)
         self._changed(thread_id)
-        for family in deleted.families:
-            await self._store.sweep(family)
+        await reclaim(self._store, deleted, thread_id)
 
     async def at_step(self, thread_id: str, step: int, namespace: str) -> Key | None:
         """Return the newest checkpoint whose step is not greater."""

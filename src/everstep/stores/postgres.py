@@ -417,9 +417,12 @@ class _Database:
                     with self._pool.connection(deadline) as connection:
                         asked = True
                         return work(Rows(connection, self._tables)), was_lost
-                except RACES:
-                    if not pauses.wait():
-                        raise
+                except RACES as exc:
+                    if pauses.wait():
+                        continue
+                    if was_lost:
+                        raise CommitUnknown(key.checkpoint_id, key.thread_id) from exc
+                    raise
                 except (psycopg.OperationalError, StoreUnavailable) as exc:
                     was_lost = was_lost or (asked and isinstance(exc, psycopg.Error) and is_lost(exc))
                     try:
@@ -456,11 +459,17 @@ class _Database:
         return connection
 
     def _check_server(self, connection: Connection) -> None:
-        asked = ", ".join(f"current_setting('{name}')" for name in ("server_version_num", *_LOSSES))
-        version, *settings = connection.execute(f"SELECT {asked}".encode()).fetchone() or ("0",)
+        names = ("server_version_num", "default_transaction_isolation", *_LOSSES)
+        asked = ", ".join(f"current_setting('{name}')" for name in names)
+        version, isolation, *settings = connection.execute(f"SELECT {asked}".encode()).fetchone() or ("0", "")
         if int(version) // 10_000 < SERVER_VERSION_MIN:
             raise StoreMismatch(
                 f"PostgreSQL {int(version) // 10_000} is too old; {SERVER_VERSION_MIN} or newer is needed"
+            )
+        if isolation != "read committed":  # what others committed while a lock was waited for must be seen
+            raise StoreMismatch(
+                f"default_transaction_isolation is {isolation!r} here, 'read committed' is needed; for example: "
+                "ALTER ROLE ... SET default_transaction_isolation = 'read committed'"
             )
         off = [name for name, value in zip(_LOSSES, settings, strict=True) if value == "off"]
         with self._lock:

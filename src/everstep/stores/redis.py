@@ -300,7 +300,7 @@ class _Server:
                 break
         raise lost or AssertionError("unreachable")
 
-    def _call_once(self, bucket: int, at: float, args: Sequence[Any]) -> Any:
+    def _call_once(self, bucket: int, at: float, *args: Any) -> Any:
         """Call the script with a change; if the answer was lost, Lost comes out."""
         self._check_server(at)
         with translated(but=(Lost, NotReplicated)):
@@ -322,12 +322,13 @@ class _Server:
             replies = self._link.run_many([self._base(bucket) for bucket in buckets], _encoded(args), at)
         yield from zip(buckets, replies, strict=True)
 
-    def _ask(self, at: float, verb: str, thread_id: str, *args: Any, writes: bool = False) -> tuple[int, Any] | None:
+    def _ask(
+        self, at: float, verb: str, thread_id: str, *args: Any, call: Callable[..., Any] | None = None
+    ) -> tuple[int, Any] | None:
         """Call a script about a thread where that is kept; None: there is no such thread."""
         bucket, is_sure = self._place(thread_id), False
-        call = self._change if writes else self._call
         while True:
-            reply = call(bucket, at, verb, thread_id, *args)
+            reply = (call or self._call)(bucket, at, verb, thread_id, *args)
             if reply[0] != b"absent":
                 return bucket, reply
             other = None if is_sure else self._elsewhere(thread_id, bucket, reply[1])
@@ -537,7 +538,7 @@ class _Server:
         trouble: Exception | None = None
         for _ in range(_LOST_MAX):
             try:
-                reply = self._call_once(bucket, at, args)
+                reply = self._call_once(bucket, at, *args)
             except Lost as exc:
                 trouble = exc
                 if draft is not None and not any(draft is other for other in lost):
@@ -586,7 +587,7 @@ class _Server:
         rests_on = (*base.key, base.digest.hex()) if base is not None else ("", "", "", "")
         args = (key.namespace, key.checkpoint_id, self._life, *rests_on, len(packed), *packed, len(flat), *flat)
         try:
-            found = self._ask(at, "writes", key.thread_id, *args, writes=True)
+            found = self._ask(at, "writes", key.thread_id, *args, call=self._change)
         except (NotReplicated, Lost) as exc:
             raise CommitUnknown(key.checkpoint_id, key.thread_id, str(exc)) from exc
         reply = found[1][0] if found is not None else b"missing"
@@ -625,7 +626,7 @@ class _Server:
             args += (namespace, int(keys is None and before_step is None), len(ids), *ids)
             self._heads.doubt((thread_id, namespace))
         try:
-            found = self._ask(at, "delete", thread_id, *args, writes=True)
+            found = self._ask(at, "delete", thread_id, *args, call=self._call_once)
         except (NotReplicated, Lost) as exc:
             raise CommitUnknown(None, thread_id, str(exc)) from exc
         if found is None:
