@@ -392,7 +392,6 @@ class _Server:
             return True
         value = f"{search.bucket} {uuid.uuid4().hex}"
         reply = self._call(search.own, at, "alias", search.thread_id, value, search.alias, self._life, writes=True)
-        search.alias = value.encode()
         return bool(reply[0] == b"done")
 
     def _register(self, bucket: int, at: float) -> None:

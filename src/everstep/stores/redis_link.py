@@ -71,7 +71,7 @@ class Link:
     """The connections of one store in one process."""
 
     def __init__(self, url: str, timeout_seconds: float, wait_replicas: int, allow_eviction: bool) -> None:
-        self._timeout, self._replicas, self._allow_eviction = timeout_seconds, wait_replicas, allow_eviction
+        self._replicas, self._allow_eviction = wait_replicas, allow_eviction
         self._addresses, self._is_cluster, self._settings = _parsed(url, timeout_seconds)
         self._lock = threading.Lock()
         self._pools: dict[Address, _Pool] = {}
@@ -81,13 +81,9 @@ class Link:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            self.let_go()
-
-    def let_go(self) -> None:
-        """Drop every connection; the next call opens new ones."""
-        for pool in self._pools.values():
-            pool.close()
-        self._pools, self._slots = {}, []
+            for pool in self._pools.values():
+                pool.close()
+            self._pools, self._slots = {}, []
 
     def rest(self) -> None:
         self._lock.acquire()
