@@ -7,18 +7,28 @@ was read (`redis_plan`) and sent as one call that checks that nothing has change
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import heapq
 import re
 import secrets
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from everstep import checks, forks
-from everstep.errors import BaseGone, CommitUnknown, InvalidInput, StoreError, StoreMismatch, StoreUnavailable
+from everstep.errors import (
+    BaseGone,
+    CheckpointCorrupted,
+    CommitUnknown,
+    InvalidInput,
+    StoreError,
+    StoreMismatch,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from everstep.stores.heads import Heads
 from everstep.stores.protocol import (
     ANY,
@@ -33,7 +43,6 @@ from everstep.stores.protocol import (
     Object,
     Operation,
     Part,
-    Place,
     Query,
     RawLine,
     RawThread,
@@ -48,25 +57,26 @@ from everstep.stores.records import (
     packed_filter,
     record_digest,
     unpack_common,
-    unpack_operation,
-    unpack_run,
     unpack_sealed,
 )
 from everstep.stores.redis_items import (
     bucket_of,
+    escaped,
     is_hidden,
-    item_key,
     line_name,
+    line_of,
     pack_item,
     pack_objects,
     pack_write,
     raw_writes,
     unpack_hidden,
     unpack_item,
+    unpack_log,
     unpack_objects,
+    unpack_run,
     unpack_writes,
 )
-from everstep.stores.redis_link import UNREACHABLE, Link, Lost, NotReplicated, translated
+from everstep.stores.redis_link import Link, Lost, Unsure, translated
 from everstep.stores.redis_plan import Elsewhere, LineState, Plan, Stale
 from everstep.stores.sweeping import Sweep
 from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain
@@ -163,12 +173,20 @@ class RedisStore:
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
         driver = _SweepDriver(self._driver, self._server, pretend=pretend is not None)
-        resumed = effort is not None and pretend is None
-        sweep = self._server.sweeps.pop(family, None) if resumed else None
-        sweep = sweep or Sweep(family, pretend)
+        if effort is not None and pretend is None:
+            return await self._sweep_a_little(family, driver, effort)
+        while True:
+            sweep = Sweep(family, pretend)
+            if await sweep.go_on(driver, None):
+                return sweep.swept
+
+    async def _sweep_a_little(self, family: str, driver: _SweepDriver, effort: int) -> Swept:
+        """Go on with this process's sweep of the family, unless somebody is at it."""
+        sweep = self._server.sweeps.pop(family, None) or Sweep(family)
         before = sweep.swept
-        await sweep.go_on(driver, effort)
-        if resumed and not sweep.swept.finished:
+        if not await sweep.go_on(driver, effort):
+            return Swept(0, 0, finished=False)
+        if not sweep.swept.finished:
             self._server.sweeps[family] = sweep
         done = sweep.swept
         return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
@@ -202,6 +220,40 @@ def _check_options(
     checks.count(wait_replicas, "wait_replicas")
 
 
+class _Search:
+    """Where a thread may be kept: where it was last, in the bucket of its name, or where an alias there says."""
+
+    def __init__(self, thread_id: str, known: OrderedDict[str, int]) -> None:
+        self.thread_id, self.own, self._known = thread_id, bucket_of(thread_id), known
+        self.bucket = known.get(thread_id, self.own)
+        self.alias = b""
+        self._is_last = False
+
+    def go_on(self, alias: bytes) -> bool:
+        """Go to the next bucket, after the thread was not found in this one; False: it is nowhere.
+
+        A thread that is nowhere would be made in the bucket where the search ended.
+        """
+        is_own = self.bucket == self.own
+        if is_own:
+            self.alias = alias
+        else:
+            self._known.pop(self.thread_id, None)
+        if self._is_last:
+            return False
+        self._is_last = is_own
+        self.bucket = _bucket_of_alias(alias) if is_own and alias else self.own
+        if self.bucket != self.own:
+            self._known[self.thread_id] = self.bucket
+            if len(self._known) > _ALIASES_MAX:
+                self._known.popitem(last=False)
+        return not is_own or self.bucket != self.own
+
+    def end_at(self, bucket: int) -> None:
+        """The thread is nowhere, and would be made here."""
+        self.bucket, self._is_last = bucket, True
+
+
 class _Known(NamedTuple):
     """A head as this process saw it last."""
 
@@ -209,7 +261,7 @@ class _Known(NamedTuple):
     raw: bytes
     head: Stored
     is_fresh: bool = True
-    """This process has not put after it yet: the first put looks at the types of keys, and ends a time to live."""
+    """This process has not put after it yet: the first put ends a time to live that others gave the family."""
 
 
 class _Row(NamedTuple):
@@ -235,7 +287,7 @@ class _Server:
         self._aliases: OrderedDict[str, int] = OrderedDict()
         self._registered: set[int] = set()
         self.sweeps: dict[str, Sweep] = {}
-        self._checked = False
+        self._checked = self._is_allowed = False
         forks.register(self)
 
     def rest(self) -> None:
@@ -273,41 +325,29 @@ class _Server:
         self._checked = True
 
     def _call(self, bucket: int, at: float, *args: Any, writes: bool = False) -> Any:
-        """Call a script that may be called again, and is if its answer was lost."""
-        with translated():
-            try:
-                return self._called(bucket, at, args, writes=writes)
-            except NotReplicated as exc:
-                raise StoreUnavailable(f"too few replicas answer: {exc}; try again") from exc
-
-    def _change(self, bucket: int, at: float, *args: Any) -> Any:
-        """The same for a change that somebody asked for: whether it was done must be told."""
-        with translated(but=(Lost, NotReplicated)):
-            return self._called(bucket, at, args, writes=True)
-
-    def _called(self, bucket: int, at: float, args: Sequence[Any], *, writes: bool) -> Any:
-        self._check_server(at)
-        lost: Lost | None = None
+        """Call the script. If its answer was lost it is called again; a change may then have been made: Unsure."""
+        trouble: Lost | None = None
         for _ in range(_LOST_MAX):
             try:
-                return self._link.run(self._base(bucket), _encoded(args), at, writes=writes)
+                return self._call_once(bucket, at, args, writes=writes)
             except Lost as exc:
-                self._registered.clear()  # after a failover it may be gone
-                lost = exc
-            except UNREACHABLE:
-                if lost is None:
-                    raise
-                break
-        raise lost or AssertionError("unreachable")
+                trouble = exc
+            except StoreError as exc:
+                if writes and trouble is not None:
+                    raise Unsure("its answer was lost") from exc
+                raise
+        if writes:
+            raise Unsure("its answer was lost") from trouble
+        raise StoreUnavailable("Redis did not answer in time; try again") from trouble
 
-    def _call_once(self, bucket: int, at: float, *args: Any) -> Any:
-        """Call the script with a change; if the answer was lost, Lost comes out."""
+    def _call_once(self, bucket: int, at: float, args: Sequence[Any], *, writes: bool = True) -> Any:
+        """Call the script; if the answer was lost, Lost comes out."""
         self._check_server(at)
-        with translated(but=(Lost, NotReplicated)):
+        with translated(but=(Lost,)):
             try:
-                return self._link.run(self._base(bucket), _encoded(args), at, writes=True)
+                return self._link.run(self._base(bucket), _encoded(args), at, writes=writes)
             except Lost:
-                self._registered.clear()
+                self._registered.clear()  # after a failover it may be gone
                 raise
 
     def _everywhere(self, at: float, *args: Any) -> Iterator[tuple[int, Any]]:
@@ -323,50 +363,59 @@ class _Server:
         yield from zip(buckets, replies, strict=True)
 
     def _ask(
-        self, at: float, verb: str, thread_id: str, *args: Any, call: Callable[..., Any] | None = None
+        self, at: float, verb: str, thread_id: str, *args: Any, writes: bool = False, once: bool = False
     ) -> tuple[int, Any] | None:
         """Call a script about a thread where that is kept; None: there is no such thread."""
-        bucket, is_sure = self._place(thread_id), False
+        search = self._search(thread_id)
         while True:
-            reply = (call or self._call)(bucket, at, verb, thread_id, *args)
+            if once:  # its answer could not be had again
+                try:
+                    reply = self._call_once(search.bucket, at, (verb, thread_id, *args))
+                except Lost as exc:
+                    raise Unsure("its answer was lost") from exc
+            else:
+                reply = self._call(search.bucket, at, verb, thread_id, *args, writes=writes)
             if reply[0] != b"absent":
-                return bucket, reply
-            other = None if is_sure else self._elsewhere(thread_id, bucket, reply[1])
-            if other is None:
+                return search.bucket, reply
+            if not search.go_on(reply[1]):
                 return None
-            is_sure, bucket = bucket == bucket_of(thread_id), other
 
     # -- where a thread is kept
 
-    def _place(self, thread_id: str) -> int:
-        with self._lock:
-            return self._aliases.get(thread_id, bucket_of(thread_id))
+    def _search(self, thread_id: str) -> _Search:
+        return _Search(thread_id, self._aliases)
 
-    def _elsewhere(self, thread_id: str, bucket: int, alias: bytes) -> int | None:
-        """Return where else a thread may be, which is not in this bucket."""
-        own = bucket_of(thread_id)
-        with self._lock:
-            if bucket != own:
-                self._aliases.pop(thread_id, None)
-                return own
-            if not alias or int(alias) == own:
-                return None
-            self._aliases[thread_id] = int(alias)
-            if len(self._aliases) > _ALIASES_MAX:
-                self._aliases.popitem(last=False)
-            return int(alias)
-
-    def _set_aliases(self, names: Sequence[str], bucket: int, at: float) -> None:
-        """Note where threads are kept whose names give another bucket, before they are."""
-        for name in names:
-            own, old = bucket_of(name), b""
-            while own != bucket:
-                reply = self._call(own, at, "alias", name, bucket, self._life, old, writes=True)
-                if reply[0] == b"done":
+    def _search_beside(self, origin: Key, thread_id: str, at: float) -> _Search:
+        """Return where a branch of this checkpoint is or will be."""
+        search = self._search(thread_id)
+        found = self._ask(at, "checkpoint", *origin)
+        if found is not None:
+            while (reply := self._call(search.bucket, at, "look", thread_id, ""))[0] == b"absent":
+                if not search.go_on(reply[1]):
+                    search.end_at(found[0])
                     break
-                if reply[0] == b"here" or self._call(int(reply[1]), at, "look", name, "")[0] == b"found":
-                    raise InvalidInput(f"thread {name!r} exists and is not of the family it should branch from")
-                old = reply[1]  # a thread that was there once
+            if search.bucket != found[0]:
+                raise InvalidInput(f"thread {thread_id!r} exists and is not of the family it should branch from")
+        return search
+
+    def _claimed(self, thread_id: str, home: _Search, at: float) -> bool:
+        """Note where a thread that a plan makes will be kept: that may make more than the one it is about."""
+        if thread_id == home.thread_id:
+            return self._claim(home, at)
+        search = self._search(thread_id)
+        while (reply := self._call(search.bucket, at, "look", thread_id, ""))[0] == b"absent":
+            if not search.go_on(reply[1]):
+                search.end_at(home.bucket)
+                return self._claim(search, at)
+        return False
+
+    def _claim(self, search: _Search, at: float) -> bool:
+        """Note where a thread will be kept, just before it is; False: it has come to be elsewhere."""
+        if search.bucket == search.own:
+            return True
+        value = f"{search.bucket} {uuid.uuid4().hex}"
+        reply = self._call(search.own, at, "alias", search.thread_id, value, search.alias, self._life, writes=True)
+        return bool(reply[0] == b"done")
 
     def _register(self, bucket: int, at: float) -> None:
         """Note that a bucket is in use, before it is."""
@@ -378,36 +427,43 @@ class _Server:
                 (b"identity", (b"SET", self._prefix + b"identity", secrets.token_bytes(16), b"NX")),
                 (b"buckets", (b"SADD", self._prefix + b"buckets", bucket)),
             ):
-                try:
-                    reply = self._link.send(self._prefix + key, command, at, writes=True)
-                except NotReplicated as exc:
-                    raise StoreUnavailable(f"too few replicas answer: {exc}; try again") from exc
+                reply = self._link.send(self._prefix + key, command, at, writes=True)
                 if isinstance(reply, Exception):
                     raise reply
         self._registered.add(bucket)
+
+    def _check_allowed(self, at: float) -> None:
+        """Once per process: refuse to begin what the server would break off in the middle of a script."""
+        if self._is_allowed:
+            return
+        denied = self._call(0, at, "denied")
+        if denied:
+            names = ", ".join(name.decode() for name in denied)
+            raise StoreReadOnly(f"Redis does not let this user write: {names} under {self._prefix.decode()!r}")
+        self._is_allowed = True
 
     # -- changing
 
     def commit(self, change: Change, at: float) -> Stored | None:
         """Commit in one round trip if that can be, else by a plan."""
-        lost: list[Draft] = []
-        if change.build is not None and is_plain(change) and change.head == "always":
-            stored = self._put(change, change.build, lost, at)
-            if stored is not None:
-                return stored
-        place = None
-        if change.origin is not None:
-            found = self._ask(at, "checkpoint", *change.origin)
-            place = found[0] if found is not None else None
+        self._check_allowed(at)
         drafts: list[Draft] = []
-
-        def build(head: Stored | None) -> Draft:
-            drafts[:] = [change.build(head)] if change.build is not None else []
-            return drafts[0]
-
-        noted = change._replace(build=build) if change.build is not None else change
-        line = change.thread_id, change.namespace
-        return self._planned(lambda plan: apply(plan, noted), line, drafts, lost, place, at)
+        lost: list[Draft] = []
+        build, origin, line = change.build, change.origin, (change.thread_id, change.namespace)
+        if build is not None:
+            build = functools.partial(_noted, drafts, build)
+            change = change._replace(build=build)
+        try:
+            if build is not None and is_plain(change) and change.head == "always":
+                stored = self._put(change, build, lost, at)
+                if stored is not None:
+                    return stored
+            start = functools.partial(self._search, change.thread_id)
+            if origin is not None:
+                start = functools.partial(self._search_beside, origin, change.thread_id, at)
+            return self._planned(lambda plan: apply(plan, change), line, drafts, lost, start, at)
+        except Unsure as exc:
+            raise CommitUnknown(_name_of(drafts), change.thread_id, str(exc)) from exc
 
     def _put(
         self, change: Change, build: Callable[[Stored | None], Draft], lost: list[Draft], at: float
@@ -436,8 +492,9 @@ class _Server:
                 verb = ["put_and_prune", len(change.prune), *change.prune, self._life]
             args = [
                 *verb, *line, head.family, known.raw, record.key.checkpoint_id, pack_item(packed, head.run, added),
-                packed.digest.hex(), self._life, int(known.is_fresh), len(objects), *objects,
+                packed.digest.hex(), self._life, len(objects), *objects,
             ]  # fmt: skip
+            self._register(known.bucket, at)
             reply = self._sent(args, known.bucket, change.thread_id, draft, lost, at)
             if reply[0] == b"done":
                 seq, raw = int(reply[1]), reply[2]
@@ -446,8 +503,7 @@ class _Server:
                     line, head.family, seen.generation + 1, _Known(known.bucket, raw, stored, is_fresh=False), seen
                 )
                 if reply[3] == b"1":
-                    with suppress(StoreError):  # it will be tried again in good time
-                        self._renew_aliases(head.family, at)
+                    self._renew_aliases(head.family, at)
                 return stored
             self._see_head(line, reply, known.bucket, seen)
             found = self._lost_and_found(lost, at)
@@ -465,7 +521,7 @@ class _Server:
         known = None
         if seq and not state.turned:
             head = unpack_item(item, Key(*line, state.checkpoint_id), _number(seq), family.decode())
-            known = _Known(bucket, raw, head)
+            known = _Known(bucket, raw, state.check(head))
         self._heads.note(line, family.decode(), state.generation, known, since)
         if known is not None and since is not None and raw == since.known.raw:
             self._heads.doubt(line)  # it was refused for another reason: its id is there
@@ -476,49 +532,49 @@ class _Server:
         line: tuple[str, str],
         drafts: Sequence[Draft],
         lost: list[Draft],
-        place: int | None,
+        start: Callable[[], _Search],
         at: float,
     ) -> Stored | None:
         """Plan and send until nothing has changed in between."""
-        thread_id = line[0]
         since = self._heads.get(line)
-        bucket = place if place is not None else self._place(thread_id)
-        is_sure, nowhere = place is not None, None
         for _ in range(_TRIES):
-            plan = Plan(functools.partial(self._call, bucket, at), bucket, self._life, thread_id)
-            if nowhere is not None:
-                plan.accept_absence(nowhere)
+            search = start()
             try:
-                stored = work(plan)
-            except Elsewhere as exc:
-                other = None if is_sure else self._elsewhere(thread_id, bucket, exc.alias)
-                if other is None:  # the thread is nowhere; it would be here
-                    nowhere = exc.remains
-                else:
-                    is_sure, bucket = bucket == bucket_of(thread_id), other
-                continue
+                plan, stored = self._plan(work, search, at)
             except Stale:
-                is_sure, nowhere = place is not None, None
                 continue
             if line in plan.generations:
                 self._heads.check(line, *plan.generations[line], since)
             if plan.is_empty:
-                self._confirm(stored, bucket, at)
+                self._confirm(stored, search.bucket, at)
                 return stored
-            if plan.created:
-                self._register(bucket, at)
-                self._set_aliases(plan.created, bucket, at)
-            reply = self._sent(plan.arguments(*line), bucket, thread_id, drafts[0] if drafts else None, lost, at)
+            self._register(search.bucket, at)
+            if not all(self._claimed(name, search, at) for name in plan.created):
+                continue
+            reply = self._sent(plan.arguments(*line), search.bucket, line[0], drafts[-1] if drafts else None, lost, at)
             if reply[0] == b"done":
-                self._note_plan(plan, line, stored, bucket, since)
-                with suppress(StoreError):
-                    self._set_aliases(plan.created, bucket, at)  # again, lest somebody deleted them just then
+                self._note_plan(plan, line, stored, search.bucket, since)
+                if reply[1] == b"1":
+                    self._renew_aliases(plan.family_name, at)
                 return stored
             found = self._lost_and_found(lost, at)
             if found is not None:
                 return found
-            is_sure, nowhere = place is not None, None
         raise StoreUnavailable("too many writers at once; try again")
+
+    def _plan(self, work: Callable[[Plan], Stored | None], search: _Search, at: float) -> tuple[Plan, Stored | None]:
+        """Plan the work where its thread is, or would be."""
+        nowhere: bytes | None = None
+        while True:
+            script = functools.partial(self._call, search.bucket, at)
+            plan = Plan(script, search.bucket, self._life, search.thread_id)
+            if nowhere is not None:
+                plan.accept_absence(nowhere, search.alias)
+            try:
+                return plan, work(plan)
+            except Elsewhere as exc:
+                if not search.go_on(exc.alias):
+                    nowhere = exc.remains
 
     def _note_plan(self, plan: Plan, line: tuple[str, str], stored: Stored | None, bucket: int, since: Any) -> None:
         state = plan.state(*line)
@@ -534,19 +590,19 @@ class _Server:
         self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
     ) -> Any:
         """Send a change. If its answer is lost, send it again: it names what it saw, so it is never done twice."""
-        name = draft.record.key.checkpoint_id if draft is not None else None
+        name = _name_of([draft] if draft is not None else [])
         trouble: Exception | None = None
         for _ in range(_LOST_MAX):
             try:
-                reply = self._call_once(bucket, at, *args)
+                reply = self._call_once(bucket, at, args)
             except Lost as exc:
                 trouble = exc
                 if draft is not None and not any(draft is other for other in lost):
                     lost.append(draft)
                 continue
-            except NotReplicated as exc:
+            except Unsure as exc:
                 raise CommitUnknown(name, thread_id, str(exc)) from exc
-            except StoreUnavailable as exc:
+            except StoreError as exc:
                 if trouble is None:
                     raise
                 raise CommitUnknown(name, thread_id) from exc
@@ -561,6 +617,7 @@ class _Server:
             loaded = self.load(*draft.record.key, objects=False, writes=False, at=at)
             if loaded is not None and loaded.stored.digest == record_digest(*pack_record(draft.record)):
                 self._heads.doubt(draft.record.key[:2])
+                self._confirm(loaded.stored, _bucket_of_family(loaded.stored.family), at)
                 return loaded.stored
         return None
 
@@ -568,18 +625,24 @@ class _Server:
         """Nothing had to be done: see that replicas have what is there."""
         if self._replicas and stored is not None:
             try:
-                self._change(bucket, at, "confirm", stored.family)
-            except (NotReplicated, Lost) as exc:
-                raise CommitUnknown(stored.record.key.checkpoint_id, stored.record.key.thread_id, str(exc)) from exc
+                self._call(bucket, at, "confirm", stored.family, writes=True)
+            except StoreUnavailable as exc:
+                raise CommitUnknown(stored.record.key.checkpoint_id, stored.record.key.thread_id) from exc
 
     def _renew_aliases(self, family: str, at: float) -> None:
+        """Let aliases live on with their family. They live much longer than it: what fails now is done next time."""
         bucket = _bucket_of_family(family)
-        names = self._call(bucket, at, "get", "SMEMBERS", f"family:{family}:threads")
-        self._set_aliases([name.decode() for name in names], bucket, at)
+        with contextlib.suppress(StoreError):
+            for name in self._call(bucket, at, "get", "SMEMBERS", f"family:{family}:threads"):
+                thread_id = name.decode()
+                if bucket_of(thread_id) != bucket:
+                    value = f"{bucket} {uuid.uuid4().hex}"
+                    self._call(bucket_of(thread_id), at, "renew_alias", thread_id, value, self._life)
 
     def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, at: float
     ) -> None:
+        self._check_allowed(at)
         flat: list[Any] = []
         for write in writes:
             flat += ("last" if write.idx < 0 else "first", *pack_write(key.checkpoint_id, write))
@@ -587,19 +650,18 @@ class _Server:
         rests_on = (*base.key, base.digest.hex()) if base is not None else ("", "", "", "")
         args = (key.namespace, key.checkpoint_id, self._life, *rests_on, len(packed), *packed, len(flat), *flat)
         try:
-            found = self._ask(at, "writes", key.thread_id, *args, call=self._change)
-        except (NotReplicated, Lost) as exc:
+            found = self._ask(at, "writes", key.thread_id, *args, writes=True)
+            reply = found[1] if found is not None else [b"missing"]
+            if reply[0] == b"base":
+                raise BaseGone(f"{base.key if base is not None else None} is no longer stored as it was")
+            if reply[0] == b"missing":
+                start = functools.partial(self._search, key.thread_id)
+                work = functools.partial(apply_writes, key=key, writes=writes, objects=objects, base=base)
+                self._planned(work, key[:2], (), [], start, at)
+            elif reply[1] == b"1":
+                self._renew_aliases(reply[2].decode(), at)
+        except Unsure as exc:
             raise CommitUnknown(key.checkpoint_id, key.thread_id, str(exc)) from exc
-        reply = found[1][0] if found is not None else b"missing"
-        if reply == b"base":
-            raise BaseGone(f"{base.key if base is not None else None} is no longer stored as it was")
-        if reply == b"missing":
-            line = key.thread_id, key.namespace
-
-            def work(plan: Plan) -> None:
-                apply_writes(plan, key, writes, objects, base)
-
-            self._planned(work, line, (), [], None, at)
 
     def delete(
         self,
@@ -610,6 +672,7 @@ class _Server:
         operations: Collection[int],
         at: float,
     ) -> Deleted:
+        self._check_allowed(at)
         found = self._ask(at, "index", thread_id)
         if found is None:
             return Deleted(0, frozenset())
@@ -625,16 +688,19 @@ class _Server:
                 ids = [row.key.checkpoint_id for row in self._rows(query, at)]
             args += (namespace, int(keys is None and before_step is None), len(ids), *ids)
             self._heads.doubt((thread_id, namespace))
+        alias = None
+        if (own := bucket_of(thread_id)) != found[0]:
+            alias = self._call(own, at, "get", "GET", f"alias:{escaped(thread_id)}")
         try:
-            found = self._ask(at, "delete", thread_id, *args, call=self._call_once)
-        except (NotReplicated, Lost) as exc:
+            found = self._ask(at, "delete", thread_id, *args, once=True)
+        except Unsure as exc:
             raise CommitUnknown(None, thread_id, str(exc)) from exc
         if found is None:
             return Deleted(0, frozenset())
-        bucket, (_, count, family, left) = found
-        if left != b"thread" and bucket != bucket_of(thread_id):
-            with suppress(StoreError):  # a stale alias does no harm
-                self._call(bucket_of(thread_id), at, "unalias", thread_id)
+        _, (_, count, family, left) = found
+        if left != b"thread" and alias is not None:
+            with contextlib.suppress(StoreError):  # an alias that leads nowhere does no harm
+                self._call(own, at, "unalias", thread_id, alias)
         return Deleted(count, frozenset({family.decode()}) if count and left != b"nothing" else frozenset())
 
     # -- reading
@@ -657,6 +723,8 @@ class _Server:
         family, raw, name, seq, item, pinned, stretches, below, attached = reply[1:]
         key = Key(thread_id, namespace, name.decode())
         stored = unpack_item(item, key, _number(seq), family.decode(), pinned=pinned == b"1")
+        if key.checkpoint_id == state.checkpoint_id:
+            state.check(stored)
         if checkpoint_id is None:
             known = _Known(bucket, raw, stored) if not state.turned else None
             self._heads.note(line, stored.family, state.generation, known, since)
@@ -666,21 +734,19 @@ class _Server:
         return Loaded(stored, state.generation, unpack_objects(below), found_writes)
 
     def find(self, checkpoint_id: str, at: float) -> list[Key]:
-        items = [item for _, found in self._everywhere(at, "find", checkpoint_id) for item in found]
-        return [item_key(item) for item in items]
+        keys = []
+        for _, found in self._everywhere(at, "find", checkpoint_id):
+            for line, item in zip(found[::2], found[1::2], strict=True):
+                keys.append(Key(*line_of(line), checkpoint_id))
+                unpack_item(item, keys[-1], 0, "", whole=False)  # a damaged one is not passed over
+        return keys
 
     def fetch(self, family: str, hashes: Collection[bytes], below: bool, at: float) -> list[Object]:
         bucket = _bucket_of_family(family)
         return unpack_objects(self._call(bucket, at, "fetch", family, int(below), len(hashes), *hashes))
 
     def list_checkpoints(self, query: Query, at: float) -> list[Stored]:
-        rows = self._rows(query, at)
-        return [
-            unpack_item(
-                row.item, row.key, row.seq, row.family, pinned=bool(row.marks & 1), hidden=_is_hidden(row), whole=False
-            )
-            for row in rows
-        ]
+        return [_listed(row) for row in self._rows(query, at)]
 
     def count(self, query: Query, at: float) -> int:
         simple = Query(
@@ -764,12 +830,9 @@ class _Server:
         found = [row for _, rows in self._everywhere(at, "threads", limit + offset, int(headless)) for row in rows]
         newest = heapq.nlargest(limit + offset, found, key=lambda row: float(row[0]))[offset:]
         heads = []
-        for _, family, stretches, (_, seq, item, marks) in newest:
-            stored = unpack_item(
-                item, item_key(item), _number(seq), family.decode(), pinned=bool(marks & 1), whole=False
-            )
-            hidden = [unpack_hidden(stretch) for stretch in stretches]
-            heads.append(stored._replace(hidden=is_hidden(hidden, stored.record.key.namespace, stored.seq, stored.run)))
+        for _, name, namespace, reply in newest:
+            row = _page_rows(name.decode(), namespace.decode(), reply)[0]
+            heads.append(_listed(row))
         return heads
 
     def thread(self, thread_id: str, branches: bool, ancestry: bool, at: float) -> Thread | None:
@@ -789,7 +852,7 @@ class _Server:
             hidden.setdefault(stretch.operation, []).append(stretch)
         prefix = line_name(thread_id, "").encode()
         origin = fields.get(b"origin")
-        every = {int(run): value.split(b"\n", 1) for run, value in zip(runs[::2], runs[1::2], strict=True)}
+        every = {int(run): unpack_run(int(run), value) for run, value in zip(runs[::2], runs[1::2], strict=True)}
         return Thread(
             thread_id,
             fields[b"family"].decode(),
@@ -797,8 +860,8 @@ class _Server:
             heads,
             {name.decode(): _number(seq) for name, seq in zip(newest[::2], newest[1::2], strict=True)},
             hidden,
-            _runs({run: value for run, value in every.items() if value[0].startswith(prefix)}),
-            _runs(every) if ancestry else {},
+            {run: follows for run, (line, follows) in every.items() if line.startswith(prefix)},
+            {run: follows for run, (_, follows) in every.items()} if ancestry else {},
             [
                 name.decode()
                 for _, name, key in sorted(born, key=lambda row: int(row[0]))
@@ -813,7 +876,7 @@ class _Server:
         found = self._ask(at, "log", thread_id)
         flat = found[1][1] if found is not None else []
         entries = sorted(zip(map(int, flat[::2]), flat[1::2], strict=True), reverse=True)[:limit]
-        return [unpack_operation(value[1:], seq, value[:1] == b"1") for seq, value in entries]
+        return [unpack_log(value, seq) for seq, value in entries]
 
     # -- copying: see `transaction.adopt`
 
@@ -825,24 +888,22 @@ class _Server:
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         last = dict(zip(newest[::2], newest[1::2], strict=True))
         owners: dict[bytes, set[int]] = {}
-        for run, value in zip(runs[::2], runs[1::2], strict=True):
-            owners.setdefault(value.split(b"\n", 1)[0], set()).add(int(run))
+        for run, value in zip(map(int, runs[::2]), runs[1::2], strict=True):
+            owners.setdefault(unpack_run(run, value)[0], set()).add(run)
         lines = {}
         for field, value in fields.items():
             if field.startswith(b"@"):
                 state, name = LineState(value), field[1:].decode()
                 head = state.checkpoint_id if state.digest is not None else None
                 own = frozenset(owners.get(line_name(thread_id, name).encode(), ()))
-                lines[name] = RawLine(
-                    head, state.turned, state.generation, _number(active), own, _number(last[field[1:]])
-                )
+                highest = _number(last[field[1:]])
+                lines[name] = RawLine(head, state.turned, state.generation, _number(active), own, highest)
         writes = [
             (Key(thread_id, name.decode(), checkpoint_id.decode()), write)
             for name, checkpoint_id, held in attached
             for write in raw_writes(checkpoint_id.decode(), held)
         ]
         origin = fields.get(b"origin")
-        entries = sorted(zip(map(int, log[::2]), log[1::2], strict=True))
         return RawThread(
             thread_id,
             fields[b"family"].decode(),
@@ -852,26 +913,27 @@ class _Server:
             _number(began),
             frozenset(_number(seq) for seq in pins),
             [unpack_hidden(stretch) for stretch in stretches],
-            [unpack_operation(value[1:], seq, value[:1] == b"1") for seq, value in entries],
+            [unpack_log(value, seq) for seq, value in sorted(zip(map(int, log[::2]), log[1::2], strict=True))],
             sorted(writes, key=lambda each: each[1].seq),
             _commons(commons, thread_id),
             fields.get(b"note", b""),
             [name.decode() for name in names],
         )
 
+    def _identity(self, at: float) -> bytes:
+        with translated():
+            found: Any = self._link.send(self._prefix + b"identity", (b"GET", self._prefix + b"identity"), at)
+            if isinstance(found, Exception):
+                raise found
+        return found or b""
+
     def _family_of(self, thread_id: str, at: float) -> bytes | None:
         found = self._ask(at, "look", thread_id, "")
         flat = found[1][1] if found is not None else []
         return dict(zip(flat[::2], flat[1::2], strict=True)).get(b"family")
 
-    def _identity(self, at: float) -> bytes:
-        with translated():
-            found = self._link.send(self._prefix + b"identity", (b"GET", self._prefix + b"identity"), at)
-            if isinstance(found, Exception):
-                raise found
-        return found or b""
-
     def adopt(self, part: Part, at: float) -> int:
+        self._check_allowed(at)
         highest = 0
         family = self._family_of(part.thread_id, at)
         for name in {stored.record.key.thread_id for stored in part.checkpoints} | {raw[0] for raw in part.threads}:
@@ -882,7 +944,11 @@ class _Server:
             nonlocal highest
             highest = adopt(plan, part)
 
-        self._planned(work, (part.thread_id, ""), (), [], None, at)
+        start = functools.partial(self._search, part.thread_id)
+        try:
+            self._planned(work, (part.thread_id, ""), (), [], start, at)
+        except Unsure as exc:
+            raise CommitUnknown(None, part.thread_id, str(exc)) from exc
         for raw in part.threads:
             for namespace in raw.lines:
                 self._heads.forget((raw.thread_id, namespace))
@@ -899,8 +965,8 @@ class _Server:
         found = self._call(_bucket_of_family(family), at, "roots", family, int(pretend), len(keys), *keys)
         if not found:
             return None
-        epoch, doomed, roots = found
-        return int(epoch), int(doomed), int(epoch) - (0 if pretend else 1), roots
+        epoch, removals, doomed, roots = found
+        return int(removals), int(doomed), int(epoch) - (0 if pretend else 1), roots
 
     def links(self, family: str, wanted: Sequence[bytes], at: float) -> list[tuple[bytes, bytes, int]]:
         flat = self._call(_bucket_of_family(family), at, "links", family, len(wanted), *wanted)
@@ -914,11 +980,12 @@ class _Server:
         found = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
         return found, cursor if cursor != b"0" else None
 
-    def remove_objects(self, family: str, doomed: Sequence[tuple[bytes, int]], epoch: int, at: float) -> int:
-        """Remove what was not sent again since the epoch began. Several sweeps at once do no harm."""
-        names = [key for key, _ in doomed]
-        self._call(_bucket_of_family(family), at, "discard", family, epoch, len(names), *names)
-        return epoch
+    def remove_objects(
+        self, family: str, doomed: Sequence[tuple[bytes, int]], expected_sweeps: int, at: float
+    ) -> int | None:
+        flat = [part for row in doomed for part in row]
+        removals = self._call(_bucket_of_family(family), at, "discard", family, expected_sweeps, len(flat), *flat)
+        return int(removals) if removals else None
 
     def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, at: float) -> None:
         self._call(_bucket_of_family(family), at, "swept", family, live_bytes, doomed_bytes)
@@ -965,6 +1032,15 @@ def _range(query: Query) -> tuple[str, str]:
 _FIRST = re.compile(rb'{"digest":"[0-9a-f]+","added":\d+,"run":(\d+),"step":(-?\d+),')
 
 
+def _noted(drafts: list[Draft], build: Callable[[Stored | None], Draft], head: Stored | None) -> Draft:
+    drafts.append(build(head))
+    return drafts[-1]
+
+
+def _name_of(drafts: Sequence[Draft]) -> str | None:
+    return drafts[-1].record.key.checkpoint_id if drafts else None
+
+
 def _first(row: _Row) -> tuple[int, int]:
     """Return run and step, which stand first in an item."""
     found = _FIRST.match(row.item)
@@ -972,6 +1048,12 @@ def _first(row: _Row) -> tuple[int, int]:
         unpack_item(row.item, row.key, row.seq, row.family, whole=False)  # says what is wrong with it
         raise AssertionError("an item that can be read begins as it should")
     return int(found[1]) or row.seq, int(found[2])
+
+
+def _listed(row: _Row) -> Stored:
+    return unpack_item(
+        row.item, row.key, row.seq, row.family, pinned=bool(row.marks & 1), hidden=_is_hidden(row), whole=False
+    )
 
 
 def _is_hidden(row: _Row) -> bool:
@@ -998,10 +1080,6 @@ def _matches(query: Query, row: _Row, wanted: dict[str, bytes]) -> bool:
     return matches(stored.record.metadata, wanted)
 
 
-def _runs(every: dict[int, list[bytes]]) -> dict[int, Sequence[Place]]:
-    return {run: unpack_run(run, data) for run, (_, data) in every.items()}
-
-
 def _commons(flat: Sequence[bytes], thread_id: str) -> dict[str, list[Common]]:
     found: dict[str, list[Common]] = {}
     entries = []
@@ -1019,6 +1097,13 @@ def _commons(flat: Sequence[bytes], thread_id: str) -> dict[str, list[Common]]:
 
 def _origin(sealed: bytes, thread_id: str) -> Key:
     return Key(*unpack_sealed(sealed, f"the origin of thread {thread_id!r}", thread_id.encode()))
+
+
+def _bucket_of_alias(alias: bytes) -> int:
+    try:
+        return int(alias.split(b" ", 1)[0])
+    except ValueError:
+        raise CheckpointCorrupted(f"the alias of a thread cannot be read: {alias[:100]!r}") from None
 
 
 def _number(score: bytes) -> int:

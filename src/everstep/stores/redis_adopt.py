@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.errors import CheckpointNotFound
 from everstep.stores.protocol import Common, Key, Place, RawThread, Stored, Write
-from everstep.stores.records import pack_operation, pack_run, pack_sealed
-from everstep.stores.redis_items import escaped, line_name, pack_hidden, pack_item, pack_write
+from everstep.stores.records import pack_sealed
+from everstep.stores.redis_items import escaped, line_name, pack_hidden, pack_item, pack_log, pack_write, unpack_run
 from everstep.stores.transaction import Line, Packed
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Adopting(ABC):
     _changed: set[str]
     _commands: list[list[Any]]
     _items: dict[Key, tuple[bytes, Stored | None]]
-    _runs_kept: dict[int, tuple[bytes, bytes]]
+    _runs_kept: dict[int, tuple[str, Sequence[Place]]]
 
     @abstractmethod
     def _do(self, command: str, key: str, *values: Any) -> None: ...
@@ -78,15 +78,15 @@ class Adopting(ABC):
     def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
         held = self._held_runs(family) if runs else {}
         for run, follows in runs.items():
-            self._runs_kept[run] = held.get(run, (b"", b""))[0], pack_run(run, follows)
+            self._runs_kept[run] = held[run][0] if run in held else "", follows
 
-    def _held_runs(self, family: str) -> dict[int, tuple[bytes, bytes]]:
-        """Return the runs of the family: the line of each, and its data."""
+    def _held_runs(self, family: str) -> dict[int, tuple[str, Sequence[Place]]]:
+        """Return the runs of the family: the line of each, and what it follows."""
         flat = self._script("get", "HGETALL", f"family:{family}:runs")
-        held: dict[int, tuple[bytes, bytes]] = {}
-        for run, value in zip(flat[::2], flat[1::2], strict=True):
-            line, data = value.split(b"\n", 1)
-            held[int(run)] = line, data
+        held: dict[int, tuple[str, Sequence[Place]]] = {}
+        for run, value in zip(map(int, flat[::2]), flat[1::2], strict=True):
+            line, follows = unpack_run(run, value)
+            held[run] = line.decode(), follows
         return held | self._runs_kept
 
     def restore(self, raw: RawThread) -> None:
@@ -101,7 +101,7 @@ class Adopting(ABC):
         self._restore_lines(raw, family)
         for name, values in (
             ("hidden", [(f"{h.operation}:{n}", pack_hidden(h)) for n, h in enumerate(raw.hidden)]),
-            ("log", [(o.seq, b"%d%b" % (o.undone, pack_operation(o, o.seq))) for o in raw.operations]),
+            ("log", [(o.seq, pack_log(o, o.seq)) for o in raw.operations]),
         ):
             self._do("DEL", f"{thread}:{name}")
             for field_name, value in values:
@@ -115,11 +115,11 @@ class Adopting(ABC):
     def _restore_lines(self, raw: RawThread, family: str) -> None:
         thread_id = raw.thread_id
         owner = {run: namespace for namespace, given in raw.lines.items() for run in given.runs}
-        for run, (name, data) in self._held_runs(family).items():
+        for run, (name, follows) in self._held_runs(family).items():
             if run in owner:
-                self._runs_kept[run] = line_name(thread_id, owner[run]).encode(), data
-            elif name.startswith(line_name(thread_id, "").encode()):
-                self._runs_kept[run] = b"", data
+                self._runs_kept[run] = line_name(thread_id, owner[run]), follows
+            elif name.startswith(line_name(thread_id, "")):
+                self._runs_kept[run] = "", follows
         for namespace, given in raw.lines.items():
             line = self.line(thread_id, namespace) or self.create(thread_id, namespace, family)
             state = self._lines[line.ref]
@@ -132,7 +132,7 @@ class Adopting(ABC):
             self._commands.append(["unwrite", thread_id, namespace])
             self._commands.append(["pin", thread_id, namespace, *sorted(raw.pinned)])
         active = max((given.active for given in raw.lines.values()), default=0)
-        self._do("ZADD", "active", active, thread_id)
+        self._commands.append(["active", thread_id, active])
         for key, write in raw.writes:
             self._restore_write(key, write)
 
@@ -151,7 +151,7 @@ class Adopting(ABC):
         self._do("HSET", heads, "origin", pack_sealed(list(raw.origin), raw.thread_id.encode()))
         if raw.began:
             line, name = line_name(raw.origin.thread_id, raw.origin.namespace), raw.origin.checkpoint_id
-            self._do("HSET", heads, "began", f"{line}\n{name}")
+            self._do("HSET", heads, "began", f"{raw.began} {line}\n{name}")
             self._do("HINCRBY", f"thread:{line}:began", name, 1)
 
     def _restore_commons(self, thread_id: str, other: str, commons: Sequence[Common]) -> None:

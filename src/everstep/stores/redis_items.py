@@ -12,10 +12,20 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from everstep.errors import CheckpointCorrupted
-from everstep.stores.protocol import Hidden, Key, Object, Record, Stored, Write
-from everstep.stores.records import pack_record, pack_sealed, record_digest, unpack_sealed
+from everstep.stores import records
+from everstep.stores.protocol import Hidden, Key, Object, Operation, Place, Record, Stored, Write
+from everstep.stores.records import digest as digest_of
+from everstep.stores.records import (
+    pack_operation,
+    pack_record,
+    pack_sealed,
+    record_digest,
+    unpack_operation,
+    unpack_sealed,
+)
 from everstep.stores.transaction import Packed
 from everstep.values import codec
 
@@ -107,13 +117,10 @@ def unpack_item(
     return Stored(record, seq, family, pinned, hidden, digest, run, added)
 
 
-def item_key(item: bytes) -> Key:
-    """Return the name that an item without its root gives itself."""
-    try:
-        shown = json.loads(item + b"}")
-        return Key(shown["thread_id"], shown["namespace"], shown["checkpoint_id"])
-    except (KeyError, TypeError, ValueError) as exc:
-        raise CheckpointCorrupted(f"a checkpoint's item cannot be decoded: {exc}") from exc
+def line_of(name: bytes) -> tuple[str, str]:
+    """Return the thread and namespace that `line_name` named."""
+    thread_id, _, namespace = name.decode().partition(":")
+    return unquote(thread_id), unquote(namespace)
 
 
 def _metadata(shown: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,8 +135,10 @@ def _parent(parent: Any, key: Key) -> Key:
 
 def _is_plain(value: Any) -> bool:
     """Whether JSON gives it back exactly."""
-    if value is None or type(value) in (str, bool, int):
+    if value is None or type(value) in (str, bool):
         return True
+    if type(value) is int:
+        return -(2**63) <= value < 2**63  # Python refuses to write very long ones as text
     if type(value) is float:
         return value - value == 0.0  # not for infinity and NaN
     if type(value) is list:
@@ -149,11 +158,15 @@ def pack_hidden(hidden: Hidden) -> bytes:
     namespace, writes_of = hidden.namespace.encode(), (hidden.writes_of or "").encode()
     kind = "c" if hidden.writes_of is None else "w"
     first = f"{hidden.after} {hidden.to} {hidden.run or 0} {hidden.operation} {kind} {len(namespace)} "
-    return first.encode() + namespace + writes_of
+    stretch = first.encode() + namespace + writes_of
+    return b"%b %b" % (digest_of(stretch).hex().encode(), stretch)
 
 
 def unpack_hidden(stretch: bytes) -> Hidden:
     """Return what `pack_hidden` kept."""
+    check, _, stretch = stretch.partition(b" ")
+    if check != digest_of(stretch).hex().encode():
+        raise CheckpointCorrupted("a hidden stretch does not match its checksum")
     try:
         after, to, run, operation, kind, size, rest = stretch.split(b" ", 6)
         namespace, writes_of = rest[: int(size)].decode(), rest[int(size) :].decode()
@@ -173,6 +186,38 @@ def is_hidden(stretches: Collection[Hidden], namespace: str, seq: int, run: int)
         and hidden.run in (None, run)
         for hidden in stretches
     )
+
+
+# -- runs
+
+
+def pack_run(line: str, run: int, follows: Sequence[Place]) -> bytes:
+    """Return what a run of a line follows. The script takes the line's name off when that is deleted."""
+    name = line.encode()
+    return b"\n".join((name, digest_of(name).hex().encode(), records.pack_run(run, follows)))
+
+
+def unpack_run(run: int, value: bytes) -> tuple[bytes, tuple[Place, ...]]:
+    """Return what `pack_run` kept; no name: the line was deleted."""
+    name, check, data = (*value.split(b"\n", 2), b"", b"")[:3]
+    if name and check != digest_of(name).hex().encode():
+        raise CheckpointCorrupted(f"the line of run {run} does not match its checksum")
+    return name, records.unpack_run(run, data)
+
+
+# -- the log
+
+
+def pack_log(operation: Operation, seq: int) -> bytes:
+    """Return an operation and whether it is undone; one wrong bit does not turn the one mark into the other."""
+    return (b"u" if operation.undone else b"-") + pack_operation(operation, seq)
+
+
+def unpack_log(value: bytes, seq: int) -> Operation:
+    """Return what `pack_log` kept."""
+    if value[:1] not in (b"u", b"-"):
+        raise CheckpointCorrupted(f"operation {seq} cannot be decoded")
+    return unpack_operation(value[1:], seq, value[:1] == b"u")
 
 
 # -- writes
@@ -200,14 +245,17 @@ def unpack_writes(checkpoint_id: str, flat: Sequence[bytes], hidden: Collection[
 def raw_writes(checkpoint_id: str, flat: Sequence[bytes]) -> list[Write]:
     """Return all writes of a checkpoint."""
     found = []
+    what = f"a pending write of checkpoint {checkpoint_id!r}"
     for field, value in zip(flat[::2], flat[1::2], strict=True):
-        idx, task_id = field.decode().split(" ", 1)
-        seq, size, rest = value.split(b" ", 2)
-        children, info = rest[: int(size)], rest[int(size) :]
-        what = f"a pending write of checkpoint {checkpoint_id!r}"
-        bound = _write_bound(checkpoint_id, task_id, int(idx), children)
-        channel, path, length, body = unpack_sealed(info, what, *bound)
-        found.append(Write(task_id, int(idx), channel, children, body, length, path, int(seq)))
+        try:
+            idx, task_id = field.decode().split(" ", 1)
+            seq, size, rest = value.split(b" ", 2)
+            children, info = rest[: int(size)], rest[int(size) :]
+            bound = _write_bound(checkpoint_id, task_id, int(idx), children)
+            channel, path, length, body = unpack_sealed(info, what, *bound)
+            found.append(Write(task_id, int(idx), channel, children, body, length, path, int(seq)))
+        except ValueError as exc:
+            raise CheckpointCorrupted(f"{what} cannot be decoded: {exc}") from exc
     return found
 
 

@@ -6,15 +6,18 @@ may be sent twice. A call that was sent and not answered raises `Lost`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from everstep.errors import (
+    CheckpointCorrupted,
     DurabilityWarning,
     EverstepError,
     InvalidInput,
@@ -38,11 +41,13 @@ except ImportError as exc:
 
 _parse_url: Any = redis.connection.parse_url
 _SERVER_MIN = (7, 0)
+_SETTINGS = (b"maxmemory", b"maxmemory-policy", b"appendonly", b"appendfsync")
 _TOGETHER = 128
 _WAITS_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4)
 
-UNREACHABLE = (redis.ConnectionError, redis.TimeoutError, OSError)
-"""What the driver raises when nothing was sent."""
+_OPTIONS = ("db", "username", "password", "client_name", "path", "connection_class")
+_REFUSALS = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.BusyLoadingError)
+"""Answers of the server that the driver takes for trouble with the connection."""
 
 Address = tuple[str, int]
 
@@ -51,7 +56,11 @@ class Lost(Exception):
     """A call was sent, but its answer did not come: it may have been done."""
 
 
-class NotReplicated(Exception):
+class Unsure(Exception):
+    """A change was made, or may have been, but it cannot be relied upon."""
+
+
+class NotReplicated(Unsure):
     """A call was done, but fewer replicas than asked for have confirmed it."""
 
     def __init__(self, confirmed: int, wanted: int) -> None:
@@ -62,23 +71,19 @@ class Link:
     """The connections of one store in one process."""
 
     def __init__(self, url: str, timeout_seconds: float, wait_replicas: int, allow_eviction: bool) -> None:
-        self._timeout, self._replicas, self._allow_eviction = timeout_seconds, wait_replicas, allow_eviction
+        self._replicas, self._allow_eviction = wait_replicas, allow_eviction
         self._addresses, self._is_cluster, self._settings = _parsed(url, timeout_seconds)
         self._lock = threading.Lock()
-        self._pools: dict[Address, redis.ConnectionPool] = {}
+        self._pools: dict[Address, _Pool] = {}
         self._slots: list[tuple[int, int, Address]] = []
         self._closed = False
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            self.let_go()
-
-    def let_go(self) -> None:
-        """Drop every connection; the next call opens new ones."""
-        for pool in self._pools.values():
-            pool.disconnect()
-        self._pools, self._slots = {}, []
+            for pool in self._pools.values():
+                pool.close()
+            self._pools, self._slots = {}, []
 
     def rest(self) -> None:
         self._lock.acquire()
@@ -104,7 +109,7 @@ class Link:
 
     def run_many(self, bases: Sequence[bytes], args: Sequence[Any], deadline: float) -> list[Any]:
         """Run a script on many buckets, with few round trips."""
-        groups: dict[int, tuple[redis.ConnectionPool, list[int]]] = {}
+        groups: dict[int, tuple[_Pool, list[int]]] = {}
         replies: list[Any] = [None] * len(bases)
         for n, base in enumerate(bases):
             try:
@@ -117,7 +122,7 @@ class Link:
                 part = members[first : first + _TOGETHER]
                 commands = [(b"EVALSHA", script(args[0]).sha, 1, bases[n], *args[1:]) for n in part]
                 try:
-                    found = self._exchange(pool, commands, deadline)
+                    found = self._exchange(pool, commands, _patience(deadline))
                 except (Lost, redis.RedisError, OSError):
                     continue
                 for n, reply in zip(part, found, strict=True):
@@ -129,26 +134,30 @@ class Link:
 
     def send(self, key: bytes, command: tuple[Any, ...], deadline: float, *, writes: bool = False) -> Any:
         """Send a command to the server that has this key, and return its answer, which may be an error."""
-        commands = [command]
-        if writes and self._replicas:
-            commands.append((b"WAIT", self._replicas, max(1, int((deadline - time.monotonic()) * 900))))
-        replies = self._send(key, commands, deadline)
+        replies = self._send(key, [command], deadline, is_confirmed=writes and self._replicas > 0)
         if len(replies) > 1 and not isinstance(replies[0], Exception):
-            if isinstance(replies[1], Exception):
-                raise replies[1]
-            if replies[1] < self._replicas:
-                raise NotReplicated(replies[1], self._replicas)
+            confirmed = replies[1]
+            if isinstance(confirmed, Exception):
+                raise NotReplicated(0, self._replicas) from confirmed
+            if confirmed < self._replicas:
+                raise NotReplicated(confirmed, self._replicas)
         return replies[0]
 
-    def _send(self, key: bytes, commands: Sequence[tuple[Any, ...]], deadline: float) -> list[Any]:
+    def _send(
+        self, key: bytes, commands: list[tuple[Any, ...]], deadline: float, *, is_confirmed: bool = False
+    ) -> list[Any]:
         for tries in range(1 << 30):
+            until = _patience(deadline)
+            # The server ends a WAIT up to a tenth of a second late.
+            wait_ms = max(1, int((until - time.monotonic()) * 900) - 150)
+            waiting = [(b"WAIT", self._replicas, wait_ms)] if is_confirmed else []
             try:
-                replies = self._exchange(self._pool_of(key, deadline), commands, deadline)
+                replies = self._exchange(self._pool_of(key, deadline), commands + waiting, until)
                 trouble = replies[0] if isinstance(replies[0], Exception) else None
-            except UNREACHABLE as exc:
-                trouble = exc
+            except (redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+                replies, trouble = [], exc
             if not self._is_passing(trouble):
-                if isinstance(trouble, UNREACHABLE):
+                if not replies and trouble is not None:
                     raise trouble
                 return replies
             with self._lock:
@@ -163,7 +172,7 @@ class Link:
         """Whether nothing was done, and a cluster may soon do it: a slot has moved, a replica takes over."""
         if trouble is None or not self._is_cluster:
             return False
-        if isinstance(trouble, (redis.AuthenticationError, redis.exceptions.AuthorizationError)):
+        if isinstance(trouble, _REFUSALS[:2]):
             return False
         kinds = (
             redis.exceptions.AskError,  # and MOVED; half a slot is never worked on, so ASK is not followed
@@ -171,37 +180,35 @@ class Link:
             redis.exceptions.ClusterDownError,
             redis.exceptions.BusyLoadingError,
             redis.exceptions.ReadOnlyError,
-            *UNREACHABLE,
+            redis.ConnectionError,
+            redis.TimeoutError,
+            OSError,
         )
         return isinstance(trouble, kinds)
 
-    def _exchange(self, pool: redis.ConnectionPool, commands: Sequence[tuple[Any, ...]], deadline: float) -> list[Any]:
-        connection: Any = pool.get_connection()
+    def _exchange(self, pool: _Pool, commands: Sequence[tuple[Any, ...]], until: float) -> list[Any]:
+        """Return the answers, errors included, or raise Lost. Any other error means that nothing was sent."""
+        connection = pool.take(until)
         replies: list[Any] = []
         try:
-            packed = connection.pack_commands(commands)
-            try:
-                connection.send_packed_command(packed, check_health=False)
-                for _ in commands:
-                    if not connection.can_read(max(deadline - time.monotonic(), 0.001)):
-                        raise redis.TimeoutError("no answer in time")
-                    try:
-                        replies.append(connection.read_response())
-                    except redis.ResponseError as exc:
-                        replies.append(exc)
-            except UNREACHABLE as exc:
-                connection.disconnect()
-                raise Lost from exc
-            except BaseException:
-                connection.disconnect()  # nobody knows what it would answer next
-                raise
-        finally:
-            pool.release(connection)
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            for _ in commands:
+                replies.append(_answer(connection, until) if connection._sock else replies[-1])
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+            connection.disconnect()
+            with self._lock:
+                self._slots = []
+            raise Lost from exc
+        except BaseException:
+            connection.disconnect()  # nobody knows what it would answer next
+            raise
+        if connection._sock:
+            pool.give_back(connection)
         return replies
 
     # -- where a key is
 
-    def _pool_of(self, key: bytes, deadline: float) -> redis.ConnectionPool:
+    def _pool_of(self, key: bytes, deadline: float) -> _Pool:
         with self._lock:
             if self._closed:
                 raise StoreClosed("this Redis store is closed")
@@ -218,7 +225,7 @@ class Link:
                 return self._pool(address)
         raise redis.exceptions.ClusterDownError(f"no server has slot {slot}")
 
-    def _pool(self, address: Address) -> redis.ConnectionPool:
+    def _pool(self, address: Address) -> _Pool:
         with self._lock:
             if self._closed:
                 raise StoreClosed("this Redis store is closed")
@@ -227,35 +234,36 @@ class Link:
                 settings = dict(self._settings)
                 if "path" not in settings:
                     settings["host"], settings["port"] = address
-                pool = self._pools[address] = redis.ConnectionPool(**settings)
+                pool = self._pools[address] = _Pool(settings)
             return pool
 
     def _look_up_slots(self, deadline: float) -> list[tuple[int, int, Address]]:
-        trouble: Exception | None = None
-        for address in dict.fromkeys((*self._addresses, *list(self._pools))):
+        """Ask the nodes one after the other, those that answered last first: none may use up the time of the others."""
+        trouble: Exception = redis.exceptions.ClusterDownError("the cluster has no slots yet")
+        nodes = list(dict.fromkeys((*self._addresses, *list(self._pools))))
+        for address in nodes:
+            until = time.monotonic() + max(_left(deadline) / len(nodes), 0.2)
             try:
-                found = self._exchange(self._pool(address), [(b"CLUSTER", b"SLOTS")], deadline)[0]
-            except (Lost, *UNREACHABLE) as exc:
-                trouble = exc.__cause__ if isinstance(exc, Lost) and isinstance(exc.__cause__, Exception) else exc
-                if isinstance(trouble, redis.AuthenticationError):
-                    break
-                continue
+                found = self._exchange(self._pool(address), [(b"CLUSTER", b"SLOTS")], min(until, deadline))[0]
+            except (Lost, redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+                found = exc.__cause__ if isinstance(exc, Lost) and isinstance(exc.__cause__, Exception) else exc
+            if isinstance(found, redis.AuthenticationError):
+                raise found
             if isinstance(found, Exception):
                 if "cluster support disabled" in str(found):
                     raise StoreMismatch("this server is not part of a cluster; use a redis:// URL")
                 trouble = found
-                continue
-            if found:
-                return [(row[0], row[1], (row[2][0].decode() or address[0], row[2][1])) for row in found]
-            trouble = redis.exceptions.ClusterDownError("the cluster has no slots yet")
-        raise trouble or AssertionError("no address")
+                self._addresses = [*(other for other in self._addresses if other != address), address]
+            elif found:
+                return [(row[0], row[1], (_host(row[2][0]) or address[0], row[2][1])) for row in found]
+        raise trouble
 
     # -- what the server can do
 
     def check_server(self, key: bytes, deadline: float) -> None:
         """Refuse a server that cannot keep what it is given, and warn of one that may lose it in a crash."""
-        info, config = self._send(key, [(b"INFO",), (b"CONFIG", b"GET", b"*")], deadline)
-        if isinstance(info, (redis.AuthenticationError, redis.exceptions.BusyLoadingError)):
+        info, config = self._send(key, [(b"INFO",), (b"CONFIG", b"GET", *_SETTINGS)], deadline)
+        if isinstance(info, redis.ConnectionError):  # not let in, or still loading
             raise info
         facts = _facts(info)
         version = facts.get("redis_version", "7.0").split(".")
@@ -298,53 +306,125 @@ def _settings(config: Any) -> dict[str, str]:
 
 
 def _parsed(url: str, timeout_seconds: float) -> tuple[list[Address], bool, dict[str, Any]]:
-    """Return addresses, whether it is a cluster, and the driver's settings."""
+    """Return addresses, whether it is a cluster, and the driver's settings. No message holds a part of the URL."""
     scheme, _, rest = url.partition("://")
     is_cluster = scheme.endswith("+cluster")
     scheme = scheme.removesuffix("+cluster")
     if scheme not in ("redis", "rediss", "unix") or (is_cluster and scheme == "unix"):
         raise InvalidInput("a Redis URL begins with redis://, rediss://, redis+cluster:// or rediss+cluster://")
-    hosts = rest.rpartition("@")[2].partition("/")[0].partition("?")[0]
-    first, *others = hosts.split(",") if scheme != "unix" else [hosts]
     try:
-        found = _parse_url(f"{scheme}://{rest.replace(hosts, first, 1) if others else rest}")
+        parts = urlsplit(f"{scheme}://{rest}")
+        login, at, hosts = parts.netloc.rpartition("@")
+        first, *others = hosts.split(",")
+        found = _parse_url(parts._replace(netloc=login + at + first).geturl())
         addresses = [(found.pop("host", "localhost"), found.pop("port", 6379))]
-        addresses += [(at.hostname or "localhost", at.port or 6379) for at in (urlsplit(f"//{o}") for o in others)]
-    except (ValueError, TypeError) as exc:
-        raise InvalidInput(_hushed(f"the Redis URL cannot be read: {exc}", rest)) from None
+        addresses += [(o.hostname or "localhost", o.port or 6379) for o in (urlsplit(f"//{o}") for o in others)]
+    except (ValueError, TypeError):
+        raise InvalidInput(
+            "the Redis URL cannot be read; it is redis://user:password@host:port/database, and special characters in "
+            "the password are written as %XX"
+        ) from None
+    _check_options(found, parts.path if scheme != "unix" else "")
     if is_cluster and found.pop("db", 0):
         raise InvalidInput("a cluster has only database 0")
+    if others and not is_cluster:
+        raise InvalidInput("only the URL of a cluster names several hosts")
     settings: dict[str, Any] = {
         "socket_timeout": timeout_seconds,
-        "socket_connect_timeout": min(timeout_seconds, 10),
+        "socket_connect_timeout": timeout_seconds,
         "socket_keepalive": True,
         "protocol": 2,
         "driver_info": None,
         "retry": Retry(NoBackoff(), 0),
-        "max_connections": 10_000,
         **found,
     }
     return addresses, is_cluster, settings
 
 
-def _hushed(text: str, rest: str) -> str:
-    """Return the text without the secrets that the URL holds."""
-    name, _, secret = rest.rpartition("@")[0].partition(":")
-    query = parse_qs(urlsplit("//" + rest).query)
-    for part in (secret, unquote(secret), *query.get("password", ())):
-        if part:
-            text = text.replace(part, "***")
-    return text.replace(name, "***") if name and not secret else text
+def _check_options(found: dict[str, Any], path: str) -> None:
+    if path.strip("/") and not path.strip("/").isdecimal():
+        raise InvalidInput("the path of a Redis URL is the number of a database, such as /0")
+    for name in found:
+        if name not in _OPTIONS and not name.startswith("ssl_"):
+            raise InvalidInput(f"the Redis URL has an option that is not known: {name}")
+
+
+def _host(name: bytes | None) -> str:
+    """Return the host of a node as the cluster gives it; "": the one that was asked."""
+    return "" if name in (None, b"?") else name.decode()
+
+
+def _left(until: float) -> float:
+    """Return the seconds until then; a timeout if there are none."""
+    left = until - time.monotonic()
+    if left <= 0:
+        raise redis.TimeoutError("no time left")
+    return left
+
+
+def _patience(deadline: float) -> float:
+    """Return until when to wait for one answer: if it does not come there must be time to ask again."""
+    left = _left(deadline)
+    return time.monotonic() + max(left * 0.4, min(left, 2))
+
+
+def _answer(connection: Any, until: float) -> Any:
+    """Return an answer, which may be an error; after some of those the driver hangs up."""
+    connection._sock.settimeout(_left(until))
+    try:
+        return connection.read_response()
+    except (redis.ResponseError, *_REFUSALS) as exc:
+        return exc
+
+
+class _Pool:
+    """Connections to one server, the last used first. Opening one takes no longer than the caller has time."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = dict(settings)
+        self._kind = self._settings.pop("connection_class", redis.Connection)
+        self._idle: deque[Any] = deque()
+        self._closed = False
+
+    def take(self, until: float) -> Any:
+        """Return a connection that is ready, and waits until then for what is sent."""
+        left = _left(until)
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                break
+            with contextlib.suppress(redis.RedisError, OSError):
+                if not connection.can_read(0):
+                    connection._sock.settimeout(left)
+                    return connection
+            connection.disconnect()  # the server has closed it
+        connection = self._kind(**self._settings)
+        connection.socket_timeout = connection.socket_connect_timeout = left
+        connection.connect()
+        return connection
+
+    def give_back(self, connection: Any) -> None:
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                self._idle.pop().disconnect()
 
 
 @contextmanager
 def translated(*, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn the driver's errors into ours. Their texts never hold the password."""
+    passed: tuple[type[Exception], ...] = (Unsure, *but)
     try:
         yield
     except EverstepError:
         raise
-    except but:
+    except passed:
         raise
     except Lost as exc:
         raise StoreUnavailable("Redis did not answer in time; try again") from exc.__cause__
@@ -368,15 +448,19 @@ def translated(*, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         raise StoreError(f"Redis: {type(exc).__name__}: {exc}") from exc
 
 
-def _refused(exc: redis.ResponseError) -> StoreError:
+def _refused(exc: redis.ResponseError) -> EverstepError:
     text = str(exc)
+    if text.startswith("CORRUPTED"):
+        return CheckpointCorrupted(text.partition(" script: ")[0].removeprefix("CORRUPTED "))
     if text.startswith("WRONGTYPE"):
         return StoreMismatch(f"a key of another kind is in the way: {text}; use another key_prefix")
-    if text.startswith("NOPERM"):
+    if text.startswith(("NOPERM", "ACL failure")):
         return StoreReadOnly(f"Redis does not let this user do that: {text}")
     if text.startswith("MISCONF"):
         kind = StoreFull if "No space" in text else StoreUnavailable
         return kind(f"Redis cannot write to its disk; nothing was written ({text})")
     if text.startswith(("BUSY", "NOREPLICAS", "TRYAGAIN", "MASTERDOWN")):
         return StoreUnavailable(f"Redis is busy: {text}; try again")
+    if text.startswith("DB index"):
+        return StoreMismatch("the server has no database of the number that the Redis URL names")
     return StoreError(f"Redis: {text}")

@@ -7,9 +7,11 @@ something has changed meanwhile it does nothing, and the plan is made anew.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from everstep.errors import CheckpointCorrupted
 from everstep.stores.protocol import (
     COMMONS_MAX,
     Common,
@@ -21,7 +23,7 @@ from everstep.stores.protocol import (
     Stored,
     Write,
 )
-from everstep.stores.records import pack_common, pack_operation, pack_run, pack_sealed
+from everstep.stores.records import pack_common, pack_sealed
 from everstep.stores.redis_adopt import Adopting
 from everstep.stores.redis_items import (
     bucket_of,
@@ -29,15 +31,19 @@ from everstep.stores.redis_items import (
     line_name,
     pack_hidden,
     pack_item,
+    pack_log,
     pack_objects,
+    pack_run,
     pack_write,
     unpack_hidden,
     unpack_item,
+    unpack_log,
 )
 from everstep.stores.transaction import Line, Packed
 from everstep.values.tree import FORMAT
 
 _RESERVED = 4
+_LINE = re.compile(rb"(\d+) ([-t]) (-|[0-9a-f]+) (.*)", re.DOTALL)
 
 
 class Stale(Exception):
@@ -61,8 +67,8 @@ class Script(Protocol):
 class _Seen:
     """A thread as it was read."""
 
-    def __init__(self, fields: dict[bytes, bytes], generation: int, remains: bytes) -> None:
-        self.fields, self.generation, self.remains = fields, generation, remains
+    def __init__(self, fields: dict[bytes, bytes], generation: bytes, remains: bytes, alias: bytes = b"") -> None:
+        self.fields, self.generation, self.remains, self.alias = fields, generation, remains, alias
 
     @property
     def family(self) -> str | None:
@@ -73,10 +79,21 @@ class LineState:
     """A line's own fields, as they are or will be."""
 
     def __init__(self, raw: bytes) -> None:
-        generation, turned, digest, checkpoint_id = raw.split(b" ", 3)
-        self.generation, self.turned = int(generation), turned == b"1"
-        self.digest = digest.decode() if digest != b"-" else None
-        self.checkpoint_id = checkpoint_id.decode()
+        found = _LINE.fullmatch(raw)
+        if found is None:
+            raise CheckpointCorrupted(f"the head of a line cannot be read: {raw[:100]!r}")
+        self.generation, self.turned = int(found[1]), found[2] == b"t"
+        self.digest = found[3].decode() if found[3] != b"-" else None
+        self.checkpoint_id = found[4].decode(errors="replace")
+
+    def check(self, head: Stored) -> Stored:
+        """Return the head that was read, if it is the one that the line names."""
+        if head.digest.hex() != self.digest:
+            key = head.record.key
+            raise CheckpointCorrupted(
+                "the head is not the one that its line names", thread_id=key[0], checkpoint_id=key[2]
+            )
+        return head
 
     def set(self, stored: Stored | None, *, turned: bool) -> None:
         self.generation += 1
@@ -86,14 +103,14 @@ class LineState:
 
     @property
     def raw(self) -> bytes:
-        return f"{self.generation} {int(self.turned)} {self.digest or '-'} {self.checkpoint_id}".encode()
+        return f"{self.generation} {'t' if self.turned else '-'} {self.digest or '-'} {self.checkpoint_id}".encode()
 
 
 class Plan(Adopting):
     """One change of one family."""
 
     def __init__(self, script: Script, bucket: int, life_ms: int, home: str) -> None:
-        """`home` is the thread that the change is about."""
+        """`home` is the thread the change is about."""
         self._script, self._bucket, self._life, self._home = script, bucket, life_ms, home
         self._seen: dict[str, _Seen] = {}
         self._items: dict[Key, tuple[bytes, Stored | None]] = {}
@@ -107,7 +124,7 @@ class Plan(Adopting):
         self._pruned: Sequence[int] = ()
         self._family: str | None = None
         self._new_family_number = 0
-        self._runs_kept: dict[int, tuple[bytes, bytes]] = {}
+        self._runs_kept: dict[int, tuple[str, Sequence[Place]]] = {}
         self.generations: dict[tuple[str, str], tuple[str, int]] = {}
         """Family and generation of the lines that were read."""
         self.created: list[str] = []
@@ -120,8 +137,8 @@ class Plan(Adopting):
                 version = self._look(thread).fields.get(b"version", b"")
                 self._check("field", f"thread:{escaped(thread)}:heads", b"version", version)
             self._do("HINCRBY", f"thread:{escaped(thread)}:heads", "version", 1)
-        for run, (line, data) in self._runs_kept.items():
-            self._do("HSET", f"family:{self._family}:runs", run, line + b"\n" + data)
+        for run, (line, follows) in self._runs_kept.items():
+            self._do("HSET", f"family:{self._family}:runs", run, pack_run(line, run, follows))
         for thread, name in sorted(self._moved):
             self._do("HSET", f"thread:{escaped(thread)}:heads", "@" + name, self._lines[thread, name].raw)
         if self._new_family_number:
@@ -157,23 +174,23 @@ class Plan(Adopting):
         reply = self._script("look", thread_id, namespace)
         if reply[0] == b"found":
             fields = dict(zip(reply[1][::2], reply[1][1::2], strict=True))
-            seen = _Seen(fields, int(reply[2]), b"")
+            seen = _Seen(fields, reply[2], b"")
             if reply[3]:
                 self._heads[thread_id, namespace] = int(float(reply[3])), reply[4]
             self._check("exists", f"family:{seen.family}", b"", b"1")
         else:
             if thread_id == self._home:
                 raise Elsewhere(reply[1], reply[2])
-            seen = _Seen({}, 0, reply[2])
+            seen = _Seen({}, b"", reply[2], reply[1])
         self._seen[thread_id] = seen
         if thread_id == self._home:
             self._family = seen.family
         self._check("field", f"thread:{escaped(thread_id)}:heads", b"family", seen.fields.get(b"family", seen.remains))
         return seen
 
-    def accept_absence(self, remains: bytes) -> None:
-        """Go on as if the thread had been looked for everywhere: it is not there."""
-        self._seen[self._home] = _Seen({}, 0, remains)
+    def accept_absence(self, remains: bytes, alias: bytes) -> None:
+        """Go on with a thread that was looked for everywhere and is nowhere; `alias` is what its own bucket has."""
+        self._seen[self._home] = _Seen({}, b"", remains, alias)
         self._check("field", f"thread:{escaped(self._home)}:heads", b"family", remains)
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
@@ -182,19 +199,24 @@ class Plan(Adopting):
         state = self._lines.get(where)
         if state is None:
             raw = seen.fields.get(b"@" + namespace.encode())
+            if seen.fields:
+                self._check("field", f"thread:{escaped(thread_id)}:heads", b"@" + namespace.encode(), raw or b"")
             if raw is None:
                 return None
             state = self._lines[where] = LineState(raw)
             self.generations[where] = seen.family or "", state.generation
-            self._check("field", f"thread:{escaped(thread_id)}:heads", b"@" + namespace.encode(), raw)
         head = None
         if state.digest is not None:
             key = Key(thread_id, namespace, state.checkpoint_id)
             found = self._heads.get(where)
             if found is not None and where not in self._moved:
-                head = unpack_item(found[1], key, found[0], seen.family or "")
+                head = state.check(unpack_item(found[1], key, found[0], seen.family or ""))
             else:
                 head = self.checkpoint(key)
+            if head is None:
+                raise CheckpointCorrupted(
+                    "the head is not in the index", thread_id=thread_id, checkpoint_id=key.checkpoint_id
+                )
         return Line(where, thread_id, namespace, seen.family or "", head, state.turned)
 
     def family(self, thread_id: str) -> str | None:
@@ -209,10 +231,12 @@ class Plan(Adopting):
                 if found
                 else None
             )
-            self._items[key] = stored.digest.hex().encode() if stored is not None else b"", stored
-        digest, stored = self._items[key]
-        name = f"thread:{line_name(key.thread_id, key.namespace)}:item:{key.checkpoint_id}"
-        self._check("item", name, b"", digest)
+            self._items[key] = (
+                b"%b %b" % (reply[2], stored.digest.hex().encode()) if stored is not None else b"",
+                stored,
+            )
+        expected, stored = self._items[key]
+        self._check("item", f"thread:{line_name(key.thread_id, key.namespace)}", key.checkpoint_id.encode(), expected)
         return stored
 
     def is_taken_back(self, line: Line) -> bool:
@@ -237,7 +261,7 @@ class Plan(Adopting):
     def is_undone(self, thread_id: str, seq: int) -> bool | None:
         self._check_version(thread_id)
         found = self._script("get", "HGET", f"thread:{escaped(thread_id)}:log", seq)
-        return None if found is None else bool(found[:1] == b"1")
+        return None if found is None else unpack_log(found, seq).undone
 
     def _check(self, kind: str, key: str, field: bytes, expected: bytes) -> None:
         self._checks.setdefault((kind, key, field), expected)
@@ -248,6 +272,10 @@ class Plan(Adopting):
 
     def _do(self, command: str, key: str, *values: Any) -> None:
         self._commands.append([command, key, *values])
+
+    def _check_generation(self, family: str, generation: bytes) -> None:
+        """New lines count on from here: see `settle` in the script."""
+        self._check("field", f"family:{family}", b"generation", generation)
 
     def _number(self) -> int:
         """Return a number that no other checkpoint, write or operation of the family gets."""
@@ -267,9 +295,12 @@ class Plan(Adopting):
         where = thread_id, namespace
         family = self.join(thread_id, family)
         if where not in self._lines:
+            seen = self._look(thread_id)
             if thread_id not in self.created:
                 self._check("field", f"thread:{escaped(thread_id)}:heads", b"@" + namespace.encode(), b"")
-            self._lines[where] = LineState(b"%d 0 - " % self._look(thread_id).generation)
+                self._check_generation(family, seen.generation)
+            self._commands.append(["clear_line", thread_id, namespace])
+            self._lines[where] = LineState(b"%b - - " % (seen.generation or b"0"))
             self._moved.add(where)
         return Line(where, thread_id, namespace, family, None)
 
@@ -278,7 +309,8 @@ class Plan(Adopting):
         seen = self._look(thread_id)
         if seen.family is not None:
             return seen.family
-        now, seen.generation = map(int, self._script("begin", family or ""))
+        moment, seen.generation = self._script("begin", family or "")
+        now = int(moment)
         if family is None:
             family = f"{self._bucket}.{now}"
             self._new_family_number = now
@@ -286,10 +318,12 @@ class Plan(Adopting):
             self._do("HSET", f"family:{family}", "format", FORMAT)
         elif not self._new_family_number:
             self._check("exists", f"family:{family}", b"", b"1")
-        if seen.remains:
-            self._commands.append(["clear", thread_id])
+            self._check_generation(family, seen.generation)
         if bucket_of(thread_id) == self._bucket:
-            self._check("exists", f"alias:{escaped(thread_id)}", b"", b"0")
+            self._check("text", f"alias:{escaped(thread_id)}", b"", seen.alias)
+            if seen.alias:  # it leads nowhere
+                self._do("UNLINK", f"alias:{escaped(thread_id)}")
+        self._commands.append(["clear", thread_id])
         values = {"family": family, "name": thread_id, "made": now, "version": 1}
         self._do("HSET", f"thread:{escaped(thread_id)}:heads", *(part for pair in values.items() for part in pair))
         self._do("SADD", f"family:{family}:threads", thread_id)
@@ -306,7 +340,7 @@ class Plan(Adopting):
         self._do("ZADD", f"{name}:index", seq, record.key.checkpoint_id)
         self._commands.append(["id", record.key.checkpoint_id, line.thread_id, line.namespace])
         if not is_head:
-            self._moved.add(line.ref)  # the line is written in any case: what was checked must change
+            self._changed.add(line.thread_id)  # two of these at once would not come in the order of their numbers
         stored = Stored(record, seq, line.family, digest=packed.digest, run=run or seq, added_bytes=added_bytes)
         self._items[record.key] = b"", stored
         return stored
@@ -316,8 +350,8 @@ class Plan(Adopting):
         self._do("SET", name, item, *(("PX", self._life * 2) if self._life else ()))
 
     def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
-        value = f"{line_name(line.thread_id, line.namespace)}\n".encode() + pack_run(run, follows)
-        self._do("HSET", f"family:{line.family}:runs", run, value)
+        name = line_name(line.thread_id, line.namespace)
+        self._do("HSET", f"family:{line.family}:runs", run, pack_run(name, run, follows))
 
     def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored:
         self._put_item(packed.record.key, pack_item(packed, old.run if old.run != old.seq else 0, old.added_bytes))
@@ -342,7 +376,7 @@ class Plan(Adopting):
     def set_origin(self, thread_id: str, origin: Stored) -> None:
         self._commands.append(["release", thread_id])
         key = origin.record.key
-        began = f"{line_name(key.thread_id, key.namespace)}\n{key.checkpoint_id}"
+        began = f"{origin.seq} {line_name(key.thread_id, key.namespace)}\n{key.checkpoint_id}"
         sealed = pack_sealed(list(key), thread_id.encode())
         self._do("HSET", f"thread:{escaped(thread_id)}:heads", "began", began, "origin", sealed)
         self._do("HINCRBY", f"thread:{line_name(key.thread_id, key.namespace)}:began", key.checkpoint_id, 1)
@@ -379,8 +413,7 @@ class Plan(Adopting):
             self._log(thread_id, operation, operation.seq)
 
     def _log(self, thread_id: str, operation: Operation, seq: int) -> None:
-        value = b"%d%b" % (operation.undone, pack_operation(operation, seq))
-        self._do("HSET", f"thread:{escaped(thread_id)}:log", seq, value)
+        self._do("HSET", f"thread:{escaped(thread_id)}:log", seq, pack_log(operation, seq))
         self._changed.add(thread_id)
 
     def hide(self, line: Line, hidden: Hidden) -> None:

@@ -5,7 +5,7 @@
 -- definition per block, beginning at the left margin.
 --
 -- thread:<t>:heads           hash     family, name, made, version, origin, began; "@<namespace>": the line
--- thread:<t>:log             hash     seq of an operation -> undone (0 or 1), data
+-- thread:<t>:log             hash     seq of an operation -> undone ("u" or "-"), data
 -- thread:<t>:hidden          hash     operation:n -> a stretch
 -- thread:<t>:<n>:index       zset     checkpoint id -> seq
 -- thread:<t>:<n>:item:<id>   string   the checkpoint as JSON; it begins with what is needed here, see `parse`
@@ -13,16 +13,16 @@
 -- thread:<t>:<n>:began       hash     checkpoint id -> how many living branches began there
 -- thread:<t>:<n>:written     set      ids of checkpoints that have pending writes
 -- thread:<t>:<n>:writes:<id> hash     "idx task" -> seq, children, info
--- family:<f>                 hash     seq, format, sweeps, live, doomed, generation, last, renewed
+-- family:<f>                 hash     seq, format, sweeps, removals, live, doomed, generation, last, until
 -- family:<f>:objects         hash     hash -> epoch, children, body
 -- family:<f>:threads         set      names
--- family:<f>:runs            hash     run -> line, data
+-- family:<f>:runs            hash     run -> line (none if it was deleted), its checksum, data
 -- family:<f>:commons         hash     pair of threads and seq -> children, data
 -- active                     zset     name of a thread -> microseconds of its last move
 -- ids                        hash     checkpoint id -> the lines that have it
--- alias:<t>                  string   the bucket where a branch is kept
+-- alias:<t>                  string   the bucket where a branch is kept, and a word that tells this alias from others
 --
--- A line is "generation turned digest id"; "-" stands for no digest.
+-- A line is "generation turned digest id"; turned is "t" or "-", and "-" stands for no digest too.
 
 local base = KEYS[1]
 local call = redis.call
@@ -61,6 +61,8 @@ local function numbers(family, count)
   return first
 end
 
+local function corrupted(what) error({ err = "CORRUPTED " .. what }) end
+
 local function parse(item)
   local digest, added, run, step, children =
     string.match(item, '^{"digest":"(%x+)","added":(%d+),"run":(%d+),"step":(%-?%d+),"children":"(%x*)"')
@@ -68,18 +70,26 @@ local function parse(item)
 end
 
 local function parse_line(line)
-  local generation, turned, digest, id = string.match(line, "^(%d+) (%d) (%S+) (.*)$")
+  local generation, turned, digest, id = string.match(line, "^(%d+) ([-t]) (%S+) (.*)$")
+  if not generation then corrupted("the head of a line cannot be read: " .. line) end
   return tonumber(generation), turned, digest, id
 end
 
 local function parse_hidden(stretch)
-  local after, to, run, operation, kind, size, rest = string.match(stretch, "^(%d+) (%d+) (%d+) (%d+) (%a) (%d+) (.*)$")
+  local after, to, run, kind, size, rest = string.match(stretch, "^%x+ (%d+) (%d+) (%d+) %d+ (%a) (%d+) (.*)$")
+  if not after then corrupted("a hidden stretch cannot be read") end
   size = tonumber(size)
   return tonumber(after), tonumber(to), run, kind, string.sub(rest, 1, size), string.sub(rest, size + 1)
 end
 
 -- The part of an item that listing shows: all but the root.
 local function without_root(item) return string.match(item, '^(.*),"root":"') or item end
+
+-- The digest of a checkpoint that is there.
+local function digest_of(line, id)
+  local item = call("ZSCORE", line .. ":index", id) and call("GET", line .. ":item:" .. id)
+  return item and (parse(item) or "?")
+end
 
 local function is_spared(line, id)
   return call("SISMEMBER", line .. ":pins", id) == 1 or call("HEXISTS", line .. ":began", id) == 1
@@ -93,8 +103,11 @@ end
 
 -- The family of a thread, if it is there: a family whose time is over takes its threads with it.
 local function alive(name)
-  local family = call("HGET", thread_key(name) .. ":heads", "family")
-  if family and call("EXISTS", family_key(family)) == 1 then return family end
+  local heads = thread_key(name) .. ":heads"
+  local family = call("HGET", heads, "family")
+  if not family then return nil end
+  if call("EXISTS", family_key(family)) == 1 then return family end
+  if call("PTTL", heads) == -1 then corrupted("family " .. family .. " is missing, but not its threads") end
   return nil
 end
 
@@ -134,32 +147,13 @@ local function set_life(keys, life)
   end
 end
 
--- Slide the family's time to live. Its own key carries it exactly and decides; heads and indexes of the thread that
--- moves carry it too; everything else has twice as long, and is renewed all at once after half the time.
-local function touch(family_name, name, namespace, life, all)
-  local family = family_key(family_name)
-  local held = call("HMGET", family, "renewed", "last")
-  if life == 0 and not held[1] then return end
-  local time, last, renewed = now(), held[2], false
-  if all or life == 0 or not held[1] or time > tonumber(held[1]) + life * 500 then
-    set_life({ family .. ":objects", family .. ":threads", family .. ":runs", family .. ":commons" }, life * 2)
-    for _, other in ipairs(call("SMEMBERS", family .. ":threads")) do
-      local first, later = keys_of(other)
-      set_life(first, life * 2)
-      set_life(later, life * 2)
+-- What families whose time is over left in the indexes of the bucket goes a little at a time.
+local function purge()
+  for _, name in ipairs(call("ZRANDMEMBER", base .. "active", 2)) do
+    local family = redis.pcall("HGET", thread_key(name) .. ":heads", "family")
+    if not family or type(family) == "string" and call("EXISTS", family_key(family)) == 0 then
+      call("ZREM", base .. "active", name)
     end
-    if life == 0 then call("HDEL", family, "renewed") else call("HSET", family, "renewed", whole(time)) end
-    renewed = true
-  elseif last and last ~= name then
-    local first = keys_of(last)
-    set_life(first, life * 2)
-  end
-  set_life({ family, thread_key(name) .. ":heads", line_key(name, namespace) .. ":index" }, life)
-  if last ~= name then call("HSET", family, "last", name) end
-  if life == 0 then return renewed end
-  -- What families whose time is over left in the indexes of the bucket goes a little at a time.
-  for _, idle in ipairs(call("ZRANGE", base .. "active", 0, 0)) do
-    if not alive(idle) then call("ZREM", base .. "active", idle) end
   end
   for _, id in ipairs(call("HRANDFIELD", base .. "ids", 2)) do
     local left = {}
@@ -168,7 +162,40 @@ local function touch(family_name, name, namespace, life, all)
     end
     if #left == 0 then call("HDEL", base .. "ids", id) else call("HSET", base .. "ids", id, table.concat(left, "\n")) end
   end
-  return renewed
+end
+
+-- Give everything of a family twice its time to live.
+local function renew(family, life, time)
+  set_life({ family .. ":objects", family .. ":threads", family .. ":runs", family .. ":commons" }, life * 2)
+  for _, name in ipairs(call("SMEMBERS", family .. ":threads")) do
+    for _, keys in ipairs({ keys_of(name) }) do set_life(keys, life * 2) end
+  end
+  if life == 0 then call("HDEL", family, "until") else call("HSET", family, "until", whole(time + life * 2000)) end
+end
+
+-- Slide the family's time to live. Its own key carries it exactly and decides; head and index of the line that moves
+-- carry it too. Everything else lives longer: not shorter than `until`, which is renewed when it comes near. Another
+-- process may give the family another time. Returns whether all was renewed.
+local function touch(family_name, name, namespace, life)
+  local family, line = family_key(family_name), line_name(name, namespace)
+  local held = call("HMGET", family, "until", "last")
+  if life == 0 and not held[1] then return false end
+  local time, ends = now(), tonumber(held[1])
+  local is_due = life == 0 or not ends or ends < time + life * 1500
+  if is_due then
+    renew(family, life, time)
+  else
+    if ends > time + life * 2000 then call("HSET", family, "until", whole(time + life * 2000)) end
+    set_life({ family .. ":objects" }, life * 2)
+    if held[2] and held[2] ~= line then
+      local last = base .. "thread:" .. held[2]
+      set_life({ string.match(last, "^(.*):[^:]*$") .. ":heads", last .. ":index" }, life * 2)
+    end
+  end
+  set_life({ family, thread_key(name) .. ":heads", base .. "thread:" .. line .. ":index" }, life)
+  if held[2] ~= line then call("HSET", family, "last", line) end
+  if life > 0 then purge() end
+  return is_due
 end
 
 local function add_id(id, name, namespace)
@@ -209,6 +236,7 @@ end
 local function add_objects(family, list, first) put_objects(family, call("HGET", family, "sweeps"), list, first) end
 
 local function children_of(value)
+  if #value < 8 then corrupted("an object is cut short") end
   local size = struct.unpack(">I4", value, 5)
   return string.sub(value, 9, 8 + size)
 end
@@ -253,6 +281,7 @@ end
 
 local function hashes_of(item)
   local _, _, _, _, children = parse(item)
+  if not children then corrupted("a checkpoint's item cannot be read") end
   local list = {}
   each_hash(from_hex(children), function(hash) list[#list + 1] = hash end)
   return list
@@ -261,7 +290,7 @@ end
 -- Delete checkpoints of a line with their writes; returns how many there were.
 local function remove(name, namespace, family, ids, spare)
   local line, count, freed = line_key(name, namespace), 0, 0
-  local head = select(4, parse_line(call("HGET", thread_key(name) .. ":heads", "@" .. namespace) or "0 0 - "))
+  local head = select(4, parse_line(call("HGET", thread_key(name) .. ":heads", "@" .. namespace) or "0 - - "))
   for _, id in ipairs(ids) do
     if not (spare and (id == head or is_spared(line, id))) then
       local item = call("GET", line .. ":item:" .. id)
@@ -334,7 +363,7 @@ local function settle(name, namespace, family)
       end
     end
     generation = generation + 1
-    call("HSET", heads, "@" .. namespace, whole(generation) .. " 1 " .. digest .. " " .. head)
+    call("HSET", heads, "@" .. namespace, whole(generation) .. " t " .. digest .. " " .. head)
   end
   each_hidden(name, function(field, after, to, run, kind, where, writes_of)
     if where == namespace and not covers(line, after, to, run, kind, writes_of) then
@@ -355,13 +384,22 @@ local function settle(name, namespace, family)
   remove_keys({ line .. ":index", line .. ":pins", line .. ":began", line .. ":written" })
 end
 
--- A branch lives no more, or not from there: its beginning is spared for it no longer.
-local function release_origin(name)
+-- Where a branch began: line, checkpoint id and its seq.
+local function origin_of(name)
   local began = call("HGET", thread_key(name) .. ":heads", "began")
-  if not began then return end
-  local line, id = string.match(began, "^([^\n]*)\n(.*)$")
-  local key = base .. "thread:" .. line .. ":began"
-  if call("HEXISTS", key, id) == 1 and call("HINCRBY", key, id, -1) <= 0 then call("HDEL", key, id) end
+  local seq, line, id = string.match(began or "", "^(%d+) ([^\n]*)\n(.*)$")
+  if began and not seq then corrupted("where a branch began cannot be read") end
+  return line and base .. "thread:" .. line, id, seq
+end
+
+-- A branch lives no more, or not from there: its beginning is spared for it no longer. Not one of the same name that
+-- came later.
+local function release_origin(name)
+  local line, id, seq = origin_of(name)
+  if not line then return end
+  if call("ZSCORE", line .. ":index", id) == seq and call("HINCRBY", line .. ":began", id, -1) <= 0 then
+    call("HDEL", line .. ":began", id)
+  end
 end
 
 local function drop_thread(name, family)
@@ -380,11 +418,17 @@ local function drop_thread(name, family)
   end
 end
 
--- What a family whose time is over left behind under this name would mix with what comes now.
-local function clear_remains(name)
-  local first, later = keys_of(name)
-  remove_keys(first)
-  remove_keys(later)
+-- What a family whose time is over left behind under this name would mix with what comes now. Items may stay: without
+-- an index they count for nothing, and their own time ends too.
+local function clear_thread(name)
+  local thread = thread_key(name)
+  remove_keys({ thread .. ":heads", thread .. ":log", thread .. ":hidden" })
+end
+
+local function clear_line(name, namespace)
+  local line = line_key(name, namespace)
+  for _, id in ipairs(call("SMEMBERS", line .. ":written")) do call("UNLINK", line .. ":writes:" .. id) end
+  remove_keys({ line .. ":index", line .. ":pins", line .. ":began", line .. ":written" })
 end
 
 local function head_of(name, namespace)
@@ -405,48 +449,68 @@ local function check_type(key, kind)
   if found ~= "none" and found ~= kind then error({ err = "WRONGTYPE " .. key .. " is a " .. found }) end
 end
 
+local function check_bucket()
+  check_type(base .. "active", "zset")
+  check_type(base .. "ids", "hash")
+end
+
+local function check_line(line)
+  check_type(line .. ":index", "zset")
+  check_type(line .. ":pins", "set")
+  check_type(line .. ":began", "hash")
+  check_type(line .. ":written", "set")
+end
+
+local function check_origin(name)
+  local line = origin_of(name)
+  if line then check_line(line) end
+end
+
+local function check_family(family)
+  for _, part in ipairs({ "", ":objects", ":runs", ":commons" }) do check_type(family .. part, "hash") end
+  check_type(family .. ":threads", "set")
+end
+
 local verbs = {}
 
 -- The usual commit: a checkpoint that follows the head its writer saw. Answers "stale" and the head there is if that is
--- another one, was moved or replaced, or if the id is there already.
-local function put(name, namespace, family_name)
-  local expected, id, item, digest, life, unchecked = take(), take(), take(), take(), tonumber(take()), take()
-  local objects = take_list()
+-- another one, was moved or replaced, if the id is there already, or if the family ends some time and its writer does
+-- not know. The head moves last: if a key of another type is in the way, nothing is to be seen of the change.
+local function put(name, namespace, family_name, is_plain)
+  local expected, id, item, digest, life, objects = take(), take(), take(), take(), tonumber(take()), take_list()
   local heads, line, family = thread_key(name) .. ":heads", line_key(name, namespace), family_key(family_name)
-  local held, own = call("HMGET", heads, "family", "@" .. namespace), call("HMGET", family, "seq", "sweeps")
-  if held[1] ~= family_name or held[2] ~= expected or not own[1] or call("EXISTS", line .. ":item:" .. id) == 1 then
+  local held, own = call("HMGET", heads, "family", "@" .. namespace), call("HMGET", family, "seq", "sweeps", "until")
+  if held[1] ~= family_name or held[2] ~= expected or not own[1] or (is_plain and own[3])
+      or call("ZSCORE", line .. ":index", id) then
     return { "stale", unpack(head_of(name, namespace)) }
-  end
-  if unchecked == "1" then
-    check_type(line .. ":index", "zset")
-    check_type(family .. ":objects", "hash")
-    check_type(base .. "active", "zset")
-    check_type(base .. "ids", "hash")
   end
   local time = now()
   local seq = whole(math.max(tonumber(own[1]) + 1, time))
-  local raw = whole(parse_line(expected) + 1) .. " 0 " .. digest .. " " .. id
+  local raw = whole(parse_line(expected) + 1) .. " - " .. digest .. " " .. id
   call("HSET", family, "seq", seq)
   put_objects(family, own[2], objects, 1)
   put_item(line .. ":item:" .. id, item, life)
+  if call("HSETNX", base .. "ids", id, line_name(name, namespace)) == 0 then add_id(id, name, namespace) end
+  call("ZADD", base .. "active", whole(time), name)
   call("ZADD", line .. ":index", seq, id)
   call("HSET", heads, "@" .. namespace, raw)
-  call("ZADD", base .. "active", whole(time), name)
-  if call("HSETNX", base .. "ids", id, line_name(name, namespace)) == 0 then add_id(id, name, namespace) end
   return { "done", seq, raw, "0" }
 end
 
 function verbs.put()
-  return put(take(), take(), take())
+  return put(take(), take(), take(), true)
 end
 
 -- The same for families that end some time, and with checkpoints to let go.
 function verbs.put_and_prune()
   local pruned, life, name, namespace, family = take_list(), tonumber(take()), take(), take(), take()
-  local reply = put(name, namespace, family)
+  check_bucket()
+  check_line(line_key(name, namespace))
+  check_family(family_key(family))
+  local reply = put(name, namespace, family, false)
   if reply[1] == "done" then
     prune(name, namespace, family, pruned)
-    if touch(family, name, namespace, life, false) then reply[4] = "1" end
+    if touch(family, name, namespace, life) then reply[4] = "1" end
   end
   return reply
 end
@@ -460,13 +524,14 @@ function verbs.writes()
   if not family_name then return absent(name) end
   if call("HEXISTS", thread_key(name) .. ":heads", "@" .. namespace) == 0 then return { "missing" } end
   if digest ~= "" then
-    local item = alive(other) == family_name and call("GET", line_key(other, other_namespace) .. ":item:" .. other_id)
-    if not item or parse(item) ~= digest then return { "base" } end
+    local there = alive(other) == family_name and digest_of(line_key(other, other_namespace), other_id)
+    if there ~= digest then return { "base" } end
   end
   local family, line = family_key(family_name), line_key(name, namespace)
-  check_type(line .. ":written", "set")
+  check_bucket()
+  check_line(line)
+  check_family(family)
   check_type(line .. ":writes:" .. id, "hash")
-  check_type(family .. ":objects", "hash")
   add_objects(family, objects, 1)
   local seq = numbers(family, #writes / 3)
   for n = 1, #writes, 3 do
@@ -475,39 +540,60 @@ function verbs.writes()
   end
   call("SADD", line .. ":written", id)
   if life > 0 then set_life({ line .. ":written", line .. ":writes:" .. id }, life * 2) end
-  touch(family_name, name, namespace, life, false)
-  return { "done" }
+  return { "done", touch(family_name, name, namespace, life) and "1" or "0", family_name }
 end
 
-local adopting = {
-  -- Checkpoints go: name, namespace, family, ids.
-  remove = function(command) remove(command[2], command[3], command[4], { unpack(command, 5) }, false) end,
-  -- A namespace goes with everything: name, namespace, family.
-  drop = function(command)
-    local line = line_key(command[2], command[3])
-    local ids = call("ZRANGE", line .. ":index", 0, -1)
-    for _, id in ipairs(call("SMEMBERS", line .. ":written")) do ids[#ids + 1] = id end
-    remove(command[2], command[3], command[4], ids, false)
-    remove_keys({ line .. ":index", line .. ":pins", line .. ":began", line .. ":written" })
-    call("HDEL", thread_key(command[2]) .. ":heads", "@" .. command[3])
+local function is_stale(check)
+  local kind, key, field, expected = unpack(check)
+  local held
+  if kind == "field" then
+    held = call("HGET", key, field)
+  elseif kind == "text" then
+    held = call("GET", key)
+  elseif kind == "item" then
+    held = call("ZSCORE", key .. ":index", field)
+    held = held and held .. " " .. (digest_of(key, field) or "")
+  else
+    held = tostring(call("EXISTS", key))
+  end
+  return (held or "") ~= expected
+end
+
+local actions = {
+  id = add_id,
+  release = release_origin,
+  clear = clear_thread,
+  clear_line = clear_line,
+  active = function(name, time) call("ZADD", base .. "active", time or whole(now()), name) end,
+  -- The rest is for threads that come from another store. Checkpoints go:
+  remove = function(name, namespace, family, ...) remove(name, namespace, family, { ... }, false) end,
+  -- A namespace goes with everything:
+  drop = function(name, namespace, family)
+    remove(name, namespace, family, call("ZRANGE", line_key(name, namespace) .. ":index", 0, -1), false)
+    clear_line(name, namespace)
+    call("HDEL", thread_key(name) .. ":heads", "@" .. namespace)
   end,
-  -- Pending writes go: name, namespace.
-  unwrite = function(command)
-    local line = line_key(command[2], command[3])
+  -- Pending writes go:
+  unwrite = function(name, namespace)
+    local line = line_key(name, namespace)
     for _, id in ipairs(call("SMEMBERS", line .. ":written")) do call("UNLINK", line .. ":writes:" .. id) end
     call("UNLINK", line .. ":written")
   end,
-  -- These and no others are pinned: name, namespace, seqs.
-  pin = function(command)
-    local line = line_key(command[2], command[3])
+  -- These, by seq, and no others are pinned:
+  pin = function(name, namespace, ...)
+    local line = line_key(name, namespace)
     call("UNLINK", line .. ":pins")
-    for n = 4, #command do
-      for _, id in ipairs(call("ZRANGEBYSCORE", line .. ":index", command[n], command[n])) do
-        call("SADD", line .. ":pins", id)
-      end
+    for _, seq in ipairs({ ... }) do
+      for _, id in ipairs(call("ZRANGEBYSCORE", line .. ":index", seq, seq)) do call("SADD", line .. ":pins", id) end
     end
   end,
 }
+
+local function check_command(command)
+  if command[1] == "release" then check_origin(command[2]) end
+  local kind = kinds[string.sub(command[1], 1, 1)]
+  if kind and command[1] ~= "SET" then check_type(base .. command[2], kind) end
+end
 
 -- A change that was planned on what its writer saw: checks, then commands; all or nothing.
 function verbs.commit()
@@ -516,42 +602,24 @@ function verbs.commit()
   for n = 1, tonumber(take()) do commands[n] = take_list() end
   local family, name, namespace, life, pruned = take(), take(), take(), tonumber(take()), take_list()
   for _, check in ipairs(checks) do
-    local kind, key, field, expected = unpack(check)
-    local held
-    if kind == "field" then
-      held = call("HGET", key, field) or ""
-    elseif kind == "item" then
-      local item = call("GET", key)
-      held = item and (parse(item) or "?") or ""
-    else
-      held = tostring(call("EXISTS", key))
-    end
-    if held ~= expected then return { "stale" } end
+    if is_stale(check) then return { "stale" } end
   end
+  check_bucket()
+  check_line(line_key(name, namespace))
+  check_family(family_key(family))
+  for _, command in ipairs(commands) do check_command(command) end
   for _, command in ipairs(commands) do
-    local kind = kinds[string.sub(command[1], 1, 1)]
-    if kind and command[1] ~= "SET" then check_type(base .. command[2], kind) end
-  end
-  for _, command in ipairs(commands) do
-    if command[1] == "id" then
-      add_id(command[2], command[3], command[4])
+    if actions[command[1]] then
+      actions[command[1]](unpack(command, 2))
     elseif command[1] == "objects" then
       add_objects(base .. command[2], command, 3)
-    elseif command[1] == "release" then
-      release_origin(command[2])
-    elseif command[1] == "clear" then
-      clear_remains(command[2])
-    elseif command[1] == "active" then
-      call("ZADD", base .. "active", whole(now()), command[2])
-    elseif adopting[command[1]] then
-      adopting[command[1]](command)
     else
       call(command[1], base .. command[2], unpack(command, 3))
+      if life > 0 then call("PEXPIRE", base .. command[2], life * 2) end
     end
   end
   if #pruned > 0 then prune(name, namespace, family, pruned) end
-  local renewed = touch(family, name, namespace, life, true)
-  return { "done", renewed and "1" or "0" }
+  return { "done", touch(family, name, namespace, life) and "1" or "0" }
 end
 
 -- What a planned change starts from: the thread's own fields, its hidden stretches, and the head of one line.
@@ -563,13 +631,13 @@ function verbs.look()
     return { "absent", call("GET", base .. "alias:" .. escaped(name)) or "", remains }
   end
   local head = head_of(name, namespace)
-  local generation = call("HGET", family_key(family), "generation") or "0"
+  local generation = call("HGET", family_key(family), "generation") or ""
   return { "found", call("HGETALL", thread_key(name) .. ":heads"), generation, head[3], head[4] }
 end
 
 -- The time, and the generation from which new lines of a family count on.
 function verbs.begin()
-  return { whole(now()), call("HGET", family_key(take()), "generation") or "0" }
+  return { whole(now()), call("HGET", family_key(take()), "generation") or "" }
 end
 
 function verbs.numbers()
@@ -608,7 +676,10 @@ function verbs.load()
     if digest == "-" then return { "none", family, raw } end
   end
   local seq = call("ZSCORE", line .. ":index", id)
-  if not seq then return { "none", family, raw } end
+  if not seq then
+    if which == "head" then corrupted("the head is not in the index") end
+    return { "none", family, raw }
+  end
   local item = call("GET", line .. ":item:" .. id) or ""
   local found = objects == "1" and item ~= "" and fetch(family_key(family), hashes_of(item), true) or {}
   local attached = writes == "1" and call("HGETALL", line .. ":writes:" .. id) or {}
@@ -623,7 +694,7 @@ function verbs.fetch()
   return fetch(family, take_list(), below == "1")
 end
 
-local function rows_of(line, ids, is_whole)
+local function rows_of(line, ids)
   local rows = {}
   for _, id in ipairs(ids) do
     local item = call("GET", line .. ":item:" .. id) or ""
@@ -632,7 +703,7 @@ local function rows_of(line, ids, is_whole)
       local marks = call("SISMEMBER", line .. ":pins", id) + 2 * call("HEXISTS", line .. ":began", id)
       rows[#rows + 1] = id
       rows[#rows + 1] = seq
-      rows[#rows + 1] = is_whole == "1" and item or without_root(item)
+      rows[#rows + 1] = without_root(item)
       rows[#rows + 1] = marks
     end
   end
@@ -650,14 +721,14 @@ function verbs.page()
   else
     ids = call("ZREVRANGEBYSCORE", line .. ":index", high, low, "LIMIT", 0, count)
   end
-  return { "found", family, call("HVALS", thread_key(name) .. ":hidden"), rows_of(line, ids, "0") }
+  return { "found", family, call("HVALS", thread_key(name) .. ":hidden"), rows_of(line, ids) }
 end
 
 function verbs.items()
   local name, namespace = take(), take()
   local family = alive(name)
   if not family then return absent(name) end
-  local rows = rows_of(line_key(name, namespace), take_list(), "0")
+  local rows = rows_of(line_key(name, namespace), take_list())
   return { "found", family, call("HVALS", thread_key(name) .. ":hidden"), rows }
 end
 
@@ -683,8 +754,12 @@ end
 function verbs.find()
   local id, found = take(), {}
   for line in string.gmatch(call("HGET", base .. "ids", id) or "", "[^\n]+") do
-    local item = call("GET", base .. "thread:" .. line .. ":item:" .. id)
-    if item then found[#found + 1] = without_root(item) end
+    local key = base .. "thread:" .. line
+    local family = call("HGET", string.match(key, "^(.*):[^:]*$") .. ":heads", "family")
+    if family and call("EXISTS", family_key(family)) == 1 and call("ZSCORE", key .. ":index", id) then
+      found[#found + 1] = line
+      found[#found + 1] = without_root(call("GET", key .. ":item:" .. id) or "")
+    end
   end
   return found
 end
@@ -697,7 +772,7 @@ function verbs.names()
   return names
 end
 
--- The most recently active threads of the bucket: time, then what `rows_of` gives.
+-- The most recently active threads of the bucket: time, name, namespace, and what `page` answers.
 function verbs.threads()
   local count, headless, found = tonumber(take()), take(), {}
   local listed = call("ZREVRANGE", base .. "active", 0, -1, "WITHSCORES")
@@ -724,7 +799,7 @@ function verbs.threads()
     if shown then
       local line = line_key(name, shown[1])
       local hidden = call("HVALS", thread_key(name) .. ":hidden")
-      found[#found + 1] = { listed[n + 1], family, hidden, rows_of(line, { shown[2] }, "0") }
+      found[#found + 1] = { listed[n + 1], name, shown[1], { "found", family, hidden, rows_of(line, { shown[2] }) } }
     end
   end
   return found
@@ -737,6 +812,8 @@ function verbs.thread()
   local family, newest, spared, branches = family_key(family_name), {}, {}, {}
   for _, namespace in ipairs(namespaces(name)) do
     local line = line_key(name, namespace)
+    local _, _, digest, id = parse_line(call("HGET", thread_key(name) .. ":heads", "@" .. namespace))
+    if digest ~= "-" and digest_of(line, id) ~= digest then corrupted("the head is not the one that its line names") end
     local last = call("ZREVRANGE", line .. ":index", 0, 0, "WITHSCORES")
     if last[2] then
       newest[#newest + 1] = namespace
@@ -764,12 +841,31 @@ function verbs.log()
   return { "found", call("HGETALL", thread_key(name) .. ":log") }
 end
 
+-- Removing must work when the server's memory is full, too: it looks at that before a script's first write only, and
+-- not if that takes no memory.
+local function allow_writing() call("UNLINK", base .. "nothing") end
+
+-- Everything that deleting meets must be readable before the first write.
+local function check_deletable(name, family)
+  check_bucket()
+  check_family(family)
+  check_origin(name)
+  check_type(thread_key(name) .. ":log", "hash")
+  each_hidden(name, function() end)
+  for _, namespace in ipairs(namespaces(name)) do
+    check_line(line_key(name, namespace))
+    parse_line(call("HGET", thread_key(name) .. ":heads", "@" .. namespace))
+  end
+end
+
 -- Delete checkpoints (or, with "all", whole lines) and entries of the log; drop what nothing is left of.
 function verbs.delete()
   local name, spare, operations, count = take(), take() == "1", take_list(), 0
   local family_name = alive(name)
   if not family_name then return absent(name) end
   local family = family_key(family_name)
+  check_deletable(name, family)
+  allow_writing()
   for _, seq in ipairs(operations) do call("HDEL", thread_key(name) .. ":log", seq) end
   for _ = 1, tonumber(take()) do
     local namespace, all, ids = take(), take(), take_list()
@@ -825,8 +921,12 @@ function verbs.roots()
     local size, rest = string.match(common, "^(%d+) (.*)$")
     each_hash(string.sub(rest, 1, tonumber(size)), note)
   end
-  local epoch = pretend == "1" and (call("HGET", family, "sweeps") or "0") or call("HINCRBY", family, "sweeps", 1)
-  return { epoch, call("HGET", family, "doomed") or "0", roots }
+  if pretend == "0" then
+    allow_writing()
+    call("HINCRBY", family, "sweeps", 1)
+  end
+  local held = call("HMGET", family, "sweeps", "removals", "doomed")
+  return { held[1] or "0", held[2] or "0", held[3] or "0", roots }
 end
 
 -- For each of these objects that is there: hash, children, size.
@@ -853,41 +953,58 @@ function verbs.scan()
   for n = 1, #reply[2], 2 do
     local value = reply[2][n + 1]
     found[#found + 1] = reply[2][n]
-    found[#found + 1] = struct.unpack(">I4", value)
+    found[#found + 1] = #value < 8 and 0 or struct.unpack(">I4", value)
     found[#found + 1] = #value - 8
   end
   return { reply[1], found }
 end
 
--- Remove objects, but for those that were sent again since the sweep of that epoch began.
+-- Remove objects of the ages given: one that was sent again is younger. Answers nothing if another sweep removed some
+-- meanwhile: this one may have missed what was below them.
 function verbs.discard()
-  local family, epoch = family_key(take()), tonumber(take())
-  for _, hash in ipairs(take_list()) do
-    local value = call("HGET", family .. ":objects", hash)
-    if value and struct.unpack(">I4", value) < epoch then call("HDEL", family .. ":objects", hash) end
+  local family, expected, doomed = family_key(take()), take(), take_list()
+  if (call("HGET", family, "removals") or "0") ~= expected then return "" end
+  allow_writing()
+  for n = 1, #doomed, 2 do
+    local value = call("HGET", family .. ":objects", doomed[n])
+    if value and struct.unpack(">I4", value) == tonumber(doomed[n + 1]) then
+      call("HDEL", family .. ":objects", doomed[n])
+    end
   end
-  return { "done" }
+  return whole(call("HINCRBY", family, "removals", 1))
 end
 
 function verbs.swept()
   local family, live, doomed = family_key(take()), take(), tonumber(take())
   if call("EXISTS", family) == 0 then return { "done" } end
+  allow_writing()
   call("HSET", family, "live", live)
   local held = tonumber(call("HGET", family, "doomed") or 0)
   call("HSET", family, "doomed", whole(math.max(0, held - doomed)))
   return { "done" }
 end
 
--- Note where a thread is kept that does not begin a family here; not if it lives in this very bucket, nor if it is noted
--- to be elsewhere, unless that is `old`.
-function verbs.alias()
-  local name, bucket, life, old = take(), take(), tonumber(take()), take()
+local function set_alias(name, value, life)
   local key = base .. "alias:" .. escaped(name)
-  local held = call("GET", key)
-  if alive(name) then return { "here" } end
-  if held and held ~= bucket and held ~= old then return { "elsewhere", held } end
-  if life > 0 then call("SET", key, bucket, "PX", life * 4) else call("SET", key, bucket) end
+  if life > 0 then call("SET", key, value, "PX", life * 4) else call("SET", key, value) end
   return { "done" }
+end
+
+-- Note where a thread will be kept, if that is not here; not if it lives in this very bucket, or if that has changed.
+function verbs.alias()
+  local name, value, expected, life = take(), take(), take(), tonumber(take())
+  local held = absent(name)[2]
+  if alive(name) then return { "here" } end
+  if held ~= expected then return { "stale" } end
+  return set_alias(name, value, life)
+end
+
+-- Give the alias of a thread that lives as long as its family.
+function verbs.renew_alias()
+  local name, value, life = take(), take(), tonumber(take())
+  if alive(name) then return { "here" } end
+  local held = absent(name)[2]
+  return set_alias(name, held ~= "" and held or value, life)
 end
 
 -- Everything that is kept of a thread besides its checkpoints and their objects.
@@ -905,15 +1022,12 @@ function verbs.raw()
       writes[#writes + 1] = { namespace, id, call("HGETALL", line .. ":writes:" .. id) }
     end
   end
-  local line, id = string.match(call("HGET", heads, "began") or "", "^([^\n]*)\n(.*)$")
-  local began = "0"
-  if line and call("HEXISTS", base .. "thread:" .. line .. ":began", id) == 1 then
-    began = call("ZSCORE", base .. "thread:" .. line .. ":index", id) or "0"
-  end
+  local line, id, seq = origin_of(name)
+  local is_there = line and call("ZSCORE", line .. ":index", id) == seq
   return {
     "found", call("HGETALL", heads), newest, call("HVALS", thread_key(name) .. ":hidden"),
     call("HGETALL", thread_key(name) .. ":log"), writes, call("HGETALL", family .. ":runs"),
-    call("HGETALL", family .. ":commons"), pins, began, call("ZSCORE", base .. "active", name) or "0",
+    call("HGETALL", family .. ":commons"), pins, is_there and seq or "0", call("ZSCORE", base .. "active", name) or "0",
     wants_kin == "1" and call("SMEMBERS", family .. ":threads") or {},
   }
 end
@@ -925,8 +1039,23 @@ function verbs.confirm()
   return { "done" }
 end
 
+-- The commands that this user may not use, of those that the scripts write with.
+function verbs.denied()
+  local denied, key = {}, base .. "x"
+  for _, command in ipairs({
+    { "HDEL", key, "x" }, { "HINCRBY", key, "x", "1" }, { "HSET", key, "x", "x" }, { "HSETNX", key, "x", "x" },
+    { "PERSIST", key }, { "PEXPIRE", key, "1" }, { "SADD", key, "x" }, { "SET", key, "x" }, { "SREM", key, "x" },
+    { "UNLINK", key }, { "ZADD", key, "1", "x" }, { "ZREM", key, "x" },
+  }) do
+    if not redis.acl_check_cmd(unpack(command)) then denied[#denied + 1] = command[1] end
+  end
+  return denied
+end
+
+-- Drop the alias of a thread that is gone, if it is still this one.
 function verbs.unalias()
-  call("DEL", base .. "alias:" .. escaped(take()))
+  local name, expected = take(), take()
+  if absent(name)[2] == expected then call("UNLINK", base .. "alias:" .. escaped(name)) end
   return { "done" }
 end
 
