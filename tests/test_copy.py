@@ -480,6 +480,24 @@ class TestWhileTheSourceIsWritten:
         everstep.copy(source, target)
         assert seen(target.store) == seen(source.store)
 
+    def test_a_checkpoint_that_is_deleted_and_put_again_meanwhile(self, make: Make) -> None:
+        source, target = make("memory"), make("sqlite")
+        engine = CheckpointEngine(source).sync
+        last = [engine.append("t", [], {"n": n}) for n in range(3)][-1]
+        recording = Recording(target.store)
+
+        def put_again(part: Part) -> Part:
+            if part.reserve:
+                found = engine.get(last)
+                assert found is not None
+                run_to_end(source.store.blocking.delete("t", keys=[Key("t", "", last)]))
+                source.sync.put(found)
+            return part
+
+        recording.before = put_again
+        everstep.copy(source, recording)
+        assert seen(target.store) == seen(source.store)
+
     def test_a_thread_that_is_deleted_meanwhile_is_left_out(self, make: Make) -> None:
         source, target = make("memory"), make("sqlite")
         engine = CheckpointEngine(source).sync
