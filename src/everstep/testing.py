@@ -141,10 +141,9 @@ async def elsewhere() -> MemoryStore:
     assert first is not None and third is not None
     await store.commit(put(make_record("s1", "t", "sub")))
     common = Common(first.place, Root(leaf.hash, b"common", (6,)))
-    await store.commit(
-        put(make_record("b1", "branch", step=0)._replace(parents=(first.record.key,)), origin=first.record.key, commons={"t": common},
-            log=Operation("branch", {"to": "branch"}), log_thread="t")
-    )  # fmt: skip
+    branch = make_record("b1", "branch", step=0)._replace(parents=(first.record.key,))
+    log = Operation("branch", {"to": "branch"})
+    await store.commit(put(branch, origin=first.record.key, commons={"t": common}, log=log, log_thread="t"))
     writes = [Write("task", n, "ch", leaf.hash, b"w", 1, "path") for n in (0, 1, -1)]
     await store.put_writes(Key("t", "", "c-3"), writes[:2], [])
     await store.put_writes(Key("t", "", "not stored"), writes[2:], [])
