@@ -27,7 +27,8 @@ from everstep import (
 )
 from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Key, Part, Query, Store, Write
+from everstep.stores.protocol import Key, Part, Query, RawThread, Store, Write
+from everstep.testing import put
 from tests.histories import Walker, seen
 
 WAYS = [("memory", "sqlite"), ("sqlite", "memory"), ("sqlite", "sqlite"), ("memory", "memory")]
@@ -336,13 +337,16 @@ class TestAgain:
         with pytest.raises(InvalidInput, match="'t'"):
             everstep.copy(source, source)
 
-    @pytest.mark.parametrize("change", ["append", "rewind", "undo", "pin", "write", "branch"])
+    @pytest.mark.parametrize("change", ["append", "rewind", "undo", "pin", "write", "branch", "aside"])
     def test_what_was_done_to_the_copy_is_not_lost(self, change: str, make: Make) -> None:
         source, target = make("sqlite"), make("memory")
         engine, copied = CheckpointEngine(source).sync, CheckpointEngine(target).sync
         ids = [engine.append("t", [], {"n": n}) for n in range(4)]
         engine.rewind(ids[2])
         everstep.copy(source, target)
+        values = run_to_end(source.store.blocking.read("t", "", ids[0]))
+        assert values is not None
+        aside = values.stored.record._replace(key=Key("t", "aside", "aside"))
         changes: dict[str, Callable[[], object]] = {
             "append": lambda: copied.append("t", [], {}),
             "rewind": lambda: copied.rewind(ids[1]),
@@ -352,6 +356,7 @@ class TestAgain:
                 target.store.blocking.put_writes(Key("t", "", ids[0]), [Write("task", 0, "ch", b"", b"", 0)], [])
             ),
             "branch": lambda: copied.branch(ids[1], "b"),
+            "aside": lambda: run_to_end(target.store.blocking.commit(put(aside, head="never"))),
         }
         changes[change]()
         engine.append("t", [], {})
@@ -497,6 +502,24 @@ class TestWhileTheSourceIsWritten:
         recording.before = put_again
         everstep.copy(source, recording)
         assert seen(target.store) == seen(source.store)
+
+    def test_what_comes_between_two_looks_at_the_source_belongs_to_a_later_moment(self, make: Make) -> None:
+        source, target = make("memory"), make("sqlite")
+        engine = CheckpointEngine(source).sync
+        first = engine.append("t", [], {"n": 0})
+
+        class Written(Recording):
+            async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+                found = await source.store.raw(thread_id, kin=kin)
+                engine.append("t", [], {"n": 1})
+                return found
+
+            @property
+            def blocking(self) -> Recording:
+                return self
+
+        everstep.copy(Written(source.store), target)
+        assert [point.checkpoint_id for point in CheckpointEngine(target).sync.list_time_travel_points("t")] == [first]
 
     def test_a_thread_that_is_deleted_meanwhile_is_left_out(self, make: Make) -> None:
         source, target = make("memory"), make("sqlite")

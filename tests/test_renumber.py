@@ -51,6 +51,14 @@ def test_stretches_grow_so_that_they_stay_few() -> None:
     assert len(numbers.stretches) < 12
 
 
+def test_a_kind_that_comes_later_begins_a_stretch_of_its_own_if_there_is_no_room() -> None:
+    numbers = Numbers([Stretch(0, 100, (0, None, None))])
+    size = numbers.needed({WRITE: (1000, 1500)})
+    numbers.add(100, size, {WRITE: (1000, 1500)})
+    assert [numbers(WRITE, n) for n in (1000, 1500)] == [102, 602]
+    assert [numbers(CHECKPOINT, n) for n in (1, 100, 101)] == [1, 100, 101]
+
+
 def test_none_stays_none_and_a_bound_below_all_stays_below() -> None:
     numbers = Numbers([Stretch(100, 50, (10, None, None))])
     assert [numbers(CHECKPOINT, n) for n in (0, 5, 10, 11, 60)] == [0, 100, 100, 101, 150]
