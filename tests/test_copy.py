@@ -30,7 +30,8 @@ from everstep import (
 )
 from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Key, Part, Query, Store, Write
+from everstep.stores.protocol import Key, Part, Query, RawThread, Store, Write
+from everstep.testing import put
 from tests import servers
 from tests.histories import Walker, same_tokens, seen
 
@@ -357,13 +358,16 @@ class TestAgain:
         with pytest.raises(InvalidInput, match="'t'"):
             everstep.copy(source, source)
 
-    @pytest.mark.parametrize("change", ["append", "rewind", "undo", "pin", "write", "branch"])
+    @pytest.mark.parametrize("change", ["append", "rewind", "undo", "pin", "write", "branch", "aside"])
     def test_what_was_done_to_the_copy_is_not_lost(self, change: str, make: Make) -> None:
         source, target = make("sqlite"), make("memory")
         engine, copied = CheckpointEngine(source).sync, CheckpointEngine(target).sync
         ids = [engine.append("t", [], {"n": n}) for n in range(4)]
         engine.rewind(ids[2])
         everstep.copy(source, target)
+        values = run_to_end(source.store.blocking.read("t", "", ids[0]))
+        assert values is not None
+        aside = values.stored.record._replace(key=Key("t", "aside", "aside"))
         changes: dict[str, Callable[[], object]] = {
             "append": lambda: copied.append("t", [], {}),
             "rewind": lambda: copied.rewind(ids[1]),
@@ -373,6 +377,7 @@ class TestAgain:
                 target.store.blocking.put_writes(Key("t", "", ids[0]), [Write("task", 0, "ch", b"", b"", 0)], [])
             ),
             "branch": lambda: copied.branch(ids[1], "b"),
+            "aside": lambda: run_to_end(target.store.blocking.commit(put(aside, head="never"))),
         }
         changes[change]()
         engine.append("t", [], {})
@@ -506,6 +511,42 @@ class TestWhileTheSourceIsWritten:
             assert copied.get(checkpoint_id) == engine.get(checkpoint_id) or engine.get(checkpoint_id) is None
         everstep.copy(source, target)
         assert seen(target.store) == seen(source.store)
+
+    def test_a_checkpoint_that_is_deleted_and_put_again_meanwhile(self, make: Make) -> None:
+        source, target = make("memory"), make("sqlite")
+        engine = CheckpointEngine(source).sync
+        last = [engine.append("t", [], {"n": n}) for n in range(3)][-1]
+        recording = Recording(target.store)
+
+        def put_again(part: Part) -> Part:
+            if part.reserve:
+                found = engine.get(last)
+                assert found is not None
+                run_to_end(source.store.blocking.delete("t", keys=[Key("t", "", last)]))
+                source.sync.put(found)
+            return part
+
+        recording.before = put_again
+        everstep.copy(source, recording)
+        assert seen(target.store) == seen(source.store)
+
+    def test_what_comes_between_two_looks_at_the_source_belongs_to_a_later_moment(self, make: Make) -> None:
+        source, target = make("memory"), make("sqlite")
+        engine = CheckpointEngine(source).sync
+        first = engine.append("t", [], {"n": 0})
+
+        class Written(Recording):
+            async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+                found = await source.store.raw(thread_id, kin=kin)
+                engine.append("t", [], {"n": 1})
+                return found
+
+            @property
+            def blocking(self) -> Recording:
+                return self
+
+        everstep.copy(Written(source.store), target)
+        assert [point.checkpoint_id for point in CheckpointEngine(target).sync.list_time_travel_points("t")] == [first]
 
     def test_a_thread_that_is_deleted_meanwhile_is_left_out(self, make: Make) -> None:
         source, target = make("memory"), make("sqlite")

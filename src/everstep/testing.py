@@ -141,10 +141,9 @@ async def elsewhere() -> MemoryStore:
     assert first is not None and third is not None
     await store.commit(put(make_record("s1", "t", "sub")))
     common = Common(first.place, Root(leaf.hash, b"common", (6,)))
-    await store.commit(
-        put(make_record("b1", "branch", step=0), origin=first.record.key, commons={"t": common},
-            log=Operation("branch", {"to": "branch"}), log_thread="t")
-    )  # fmt: skip
+    branch = make_record("b1", "branch", step=0)._replace(parents=(first.record.key,))
+    log = Operation("branch", {"to": "branch"})
+    await store.commit(put(branch, origin=first.record.key, commons={"t": common}, log=log, log_thread="t"))
     writes = [Write("task", n, "ch", leaf.hash, b"w", 1, "path") for n in (0, 1, -1)]
     await store.put_writes(Key("t", "", "c-3"), writes[:2], [])
     await store.put_writes(Key("t", "", "not stored"), writes[2:], [])
@@ -1454,6 +1453,22 @@ class StoreContract:
         assert raw.commons.keys() == {"branch"}  # a thread that is not named keeps what it has in common
         assert await store.read("t", "sub") is None
 
+    async def test_runs_and_common_states_are_given_anew(self, store: Store) -> None:
+        (_, part), _ = await take_over(store, await elsewhere(), "t", "branch")
+        branch = next(raw for raw in part.threads if raw.thread_id == "branch")
+        assert branch.lines[""].runs
+        (common,) = branch.commons["t"]
+        common = common._replace(place=common.place._replace(seq=common.place.seq + 1))
+        lines = {"": branch.lines[""]._replace(runs=frozenset())}
+        await store.adopt(Part("t", threads=[branch._replace(lines=lines, commons={"t": [common]})]))
+
+        thread, origin = await store.thread("branch", ancestry=True), await store.thread("t")
+        assert thread is not None and origin is not None
+        assert thread.runs == {}
+        assert thread.ancestry.keys() >= branch.lines[""].runs
+        assert {name: list(held) for name, held in thread.commons.items()} == {"t": [common]}
+        assert {name: list(held) for name, held in origin.commons.items()} == {"branch": [common]}
+
     async def test_a_checkpoint_may_be_given_anew(self, store: Store) -> None:
         (part, _), _ = await take_over(store, await elsewhere(), "t", "branch")
         old = next(s for s in part.checkpoints if s.record.key == Key("t", "", "c-1"))
@@ -1498,8 +1513,10 @@ class StoreContract:
         await store.delete("branch")
         assert await store.fetch(thread.family, [leaf.hash]) == []
 
-    async def test_retention_spares_where_a_branch_that_was_taken_over_began(self, store: Store) -> None:
-        await take_over(store, await elsewhere(), "t", "branch")
+    @pytest.mark.parametrize("again", [0, 1])
+    async def test_retention_spares_where_a_branch_that_was_taken_over_began(self, store: Store, again: int) -> None:
+        parts, _ = await take_over(store, await elsewhere(), "t", "branch")
+        await store.adopt(parts[again])
         await store.commit(Change(thread_id="t", pins=[Pin(Key("t", "", "c-1"), False)]))
         await store.delete("t", before_step=99, spare=True)
         assert ids(await store.list_checkpoints(Query(thread_id="t", hidden="also"))) == ["c-3", "c-1"]

@@ -557,10 +557,7 @@ class MemoryStore:
             thread = self._threads.get(key.thread_id)
             line = thread.lines.get(key.namespace) if thread is not None else None
             if thread is not None and line is not None:
-                writes = line.writes.get(key.checkpoint_id)
                 self._remove(thread, line, [key.checkpoint_id], spare=False)
-                if writes is not None:
-                    line.writes[key.checkpoint_id] = writes
 
     def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
         lines = {}
