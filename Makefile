@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+WORKERS := $(if $(EVERSTEP_TEST_POSTGRES),0,2)  # a server that is given has one set of tables
 
 .PHONY: help demo test lint bench lock clean
 
 help:
 	@echo "make demo    an agent is killed and resumes; its history is rewound, branched, merged and undone"
-	@echo "make test    lint, types and all tests"
+	@echo "make test    lint, types and all tests; starts PostgreSQL and Valkey by itself"
 	@echo "make lint    lint and types only"
 	@echo "make bench   size and speed, beside what they are compared with"
 	@echo "make lock    renew requirements-dev.txt"
@@ -17,7 +18,7 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(strip $(WORKERS))
 
 lint: $(READY)
 	$(BIN)/ruff check .
