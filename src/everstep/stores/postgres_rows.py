@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from psycopg import Connection, Cursor, errors, sql
+from psycopg import Cursor, errors, sql
 
 from everstep import checks
 from everstep.errors import InvalidInput
+from everstep.stores.postgres_pool import Connection
 from everstep.stores.protocol import (
     COMMONS_MAX,
     Base,
@@ -107,7 +109,7 @@ class Known(NamedTuple):
 class Rows:
     """The tables, inside one transaction of one connection."""
 
-    def __init__(self, connection: Connection[Any], tables: Tables) -> None:
+    def __init__(self, connection: Connection, tables: Tables) -> None:
         self.connection, self._tables = connection, tables
         self._guarded: set[int] = set()
 
@@ -415,8 +417,8 @@ class Rows:
 
     def put(self, values: Sequence[Any]) -> int | None:
         """Call the function that commits a checkpoint; None: it must be done the long way."""
-        found: int | None = self._one(f"SELECT {{put}}({', '.join(['%s'] * len(values))})", values)[0]
-        return found
+        found = self.connection.call(self._tables(_PUT).encode(), _PUT_TYPES, _binary(_PUT_TYPES, values))
+        return None if found is None else int.from_bytes(found, "big")
 
     def attach(self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None) -> bool:
         """Call the function that attaches writes; False: it must be done the long way."""
@@ -848,6 +850,34 @@ def columns(objects: Sequence[Object]) -> tuple[list[bytes], list[bytes], list[b
     """Return objects as hashes, children and bodies: each once, and in order, so that writers do not lock crosswise."""
     each = sorted({obj.hash: obj for obj in objects}.values())
     return [obj.hash for obj in each], [obj.children for obj in each], [obj.body for obj in each]
+
+
+def _binary(types: Sequence[int], values: Sequence[Any]) -> list[bytes | None]:
+    """Return values as the server takes them in binary form."""
+    return [None if value is None else _ENCODERS[kind](value) for kind, value in zip(types, values, strict=True)]
+
+
+def _array(kind: int, items: Sequence[bytes]) -> bytes:
+    parts = [_ARRAY.pack(1 if items else 0, 0, kind)]
+    if items:
+        parts.append(_PAIR.pack(len(items), 1))
+    for item in items:
+        parts += (len(item).to_bytes(4, "big"), item)
+    return b"".join(parts)
+
+
+_ARRAY, _PAIR, _NUMBER_8 = struct.Struct(">iiI"), struct.Struct(">ii"), struct.Struct(">q")
+_INT8, _BYTEA, _INT8S, _BYTEAS = 20, 17, 1016, 1001  # numbers of types, the same on every server
+_ENCODERS: dict[int, Callable[[Any], bytes]] = {
+    _INT8: _NUMBER_8.pack,
+    _BYTEA: bytes,
+    _INT8S: lambda items: _array(_INT8, [_NUMBER_8.pack(item) for item in items]),
+    _BYTEAS: lambda items: _array(_BYTEA, items),
+}
+_PUT_TYPES = (
+    *[_INT8] * 4, _BYTEA, *[_INT8] * 3, _BYTEA, _INT8S, *[_BYTEA] * 3, *[_BYTEAS] * 3, _INT8S,
+)  # fmt: skip
+_PUT = f"SELECT {{put}}({', '.join(f'${n}' for n in range(1, len(_PUT_TYPES) + 1))})"
 
 
 def _named(thread_id: str, namespace: str) -> tuple[bytes, bytes]:
