@@ -224,6 +224,10 @@ class PostgresServer(Server):
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return [self._programs / "postgres", "-D", self._data, *options]
 
+    def program(self, name: str) -> Path:
+        """Return the path of another program that comes with the server."""
+        return self._programs / name
+
     def _answers(self) -> bool:
         with self.connect() as connection:
             return connection.execute("SELECT 1").fetchone() == (1,)

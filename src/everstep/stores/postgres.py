@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from everstep import checks, forks
 from everstep.errors import (
@@ -118,6 +118,13 @@ class PostgresStore:
         return twin
 
     async def commit(self, change: Change) -> Stored | None:
+        if self._driver is self._workers:
+            deadline = self._workers.deadline()
+            done = await self._database.commit_soon(change, deadline)
+            if isinstance(done, Prepared):
+                return await self._driver.run(lambda _: self._database.commit_again(change, done, deadline))
+            if done is not None:
+                return done
         return await self._driver.run(lambda deadline: self._database.commit(change, deadline))
 
     async def put_writes(
@@ -222,6 +229,17 @@ def _number(value: Any, name: str, low: float, high: float) -> Any:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidInput(f"{name} is a number from {low:g} to {high:g}, not {checks.shown(value)}")
     return value
+
+
+class Prepared(NamedTuple):
+    """A put that is ready to be sent, once or again."""
+
+    draft: Draft
+    values: Sequence[Any]
+    stored: Stored
+    """What it will be, but for its seq."""
+    seen: Seen[Known]
+    known: Known
 
 
 class _Database:
@@ -347,7 +365,8 @@ class _Database:
         line = change.thread_id, change.namespace
         since = self._heads.get(line)
         if since is not None and since.known is not None:
-            stored = self._put(change, since, since.known, deadline)
+            put = self._prepared(change, since, since.known)
+            stored = self._put(put, deadline) if put is not None else None
             if stored is not None:
                 return stored
             self._heads.doubt(line)
@@ -377,8 +396,44 @@ class _Database:
             self._heads.note(line, *head, since)
         return stored
 
-    def _put(self, change: Change, seen: Seen[Known], known: Known, deadline: float) -> Stored | None:
-        """Commit a checkpoint that follows the head as last seen; None: it must be done the long way."""
+    async def commit_soon(self, change: Change, deadline: float) -> Stored | Prepared | None:
+        """Commit in one round trip, on this event loop, if that can be; None: a worker thread must do it.
+
+        A Prepared put was sent, and its answer was lost: see `commit_again`. Most commits come this way: to hand work
+        to a thread and back takes about as long as the rest.
+        """
+        line = change.thread_id, change.namespace
+        since = self._heads.get(line)
+        connection = self._pool.lend(deadline) if since is not None and since.known is not None else None
+        if connection is None or since is None or since.known is None:
+            return None
+        put = None
+        try:
+            put = self._prepared(change, since, since.known)
+            seq = await Rows(connection, self._tables).put_async(put.values) if put is not None else None
+        except psycopg.Error as exc:
+            return put if is_lost(exc) else None  # what was refused comes out when it is done again
+        finally:
+            self._pool.take_back(connection)
+        if put is None or seq is None:
+            self._heads.doubt(line)
+            return None
+        return self._kept(put, seq)
+
+    def commit_again(self, change: Change, put: Prepared, deadline: float) -> Stored | None:
+        """Commit what may be stored already, since the answer to its put was lost."""
+        stored = self._put(put, deadline, was_lost=True)
+        return stored if stored is not None else self.commit(change, deadline)
+
+    def _put(self, put: Prepared, deadline: float, *, was_lost: bool = False) -> Stored | None:
+        """Send a prepared put; None: it must be done the long way."""
+        seq, was_lost = self._call(lambda rows: rows.put(put.values), put.draft.record.key, deadline, was_lost)
+        if seq is not None:
+            return self._kept(put, seq)
+        return self._found(put.draft, deadline) if was_lost else None
+
+    def _prepared(self, change: Change, seen: Seen[Known], known: Known) -> Prepared | None:
+        """Return the call for a checkpoint that follows the head as last seen; None: it must be done the long way."""
         head = known.head
         if change.build is None or not is_plain(change) or change.expect not in (ANY, head.record.key.checkpoint_id):
             return None
@@ -398,17 +453,17 @@ class _Database:
             record.key.checkpoint_id.encode(), labels(record.metadata), info, record.children, root,
             *columns(draft.objects), list(change.prune),
         )  # fmt: skip
-        seq, was_lost = self._call(lambda rows: rows.put(values), record.key, deadline)
-        if seq is None:
-            return self._found(draft, deadline) if was_lost else None
-        stored = Stored(record, seq, head.family, digest=record_digest(info, root), run=head.run, added_bytes=added)
-        line = change.thread_id, change.namespace
-        self._heads.note(line, seen.family, seen.generation + 1, Known(known.line, stored), None)
+        stored = Stored(record, 0, head.family, digest=record_digest(info, root), run=head.run, added_bytes=added)
+        return Prepared(draft, values, stored, seen, known)
+
+    def _kept(self, put: Prepared, seq: int) -> Stored:
+        stored = put.stored._replace(seq=seq)
+        known = Known(put.known.line, stored)
+        self._heads.note(stored.record.key[:2], put.seen.family, put.seen.generation + 1, known, None)
         return stored
 
-    def _call(self, work: Callable[[Rows], T], key: Key, deadline: float) -> tuple[T, bool]:
+    def _call(self, work: Callable[[Rows], T], key: Key, deadline: float, was_lost: bool = False) -> tuple[T, bool]:
         """Call a function that changes nothing when it is called again; return also whether an answer was lost."""
-        was_lost = False
         with translated():
             pauses = Pauses(deadline)
             while True:

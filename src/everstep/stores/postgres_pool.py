@@ -20,6 +20,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.generators import execute
 from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.waiting import wait_async
 
 from everstep import forks
 from everstep.errors import (
@@ -40,6 +41,7 @@ RACES = (
     psycopg.errors.DeadlockDetected,
 )
 """Another writer was in the way: the transaction did nothing, and may be run again."""
+_WAKE_SECONDS = 0.1
 _STARTING = ("the database system is", "terminating connection due to", "server closed the connection")
 _REFUSED = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied", "not permitted")
 
@@ -66,11 +68,13 @@ class Connection(psycopg.Connection[Any]):
         A cursor would look at each value to find out how to send it, which takes longer than the server's work.
         """
         self.pgconn.send_query_params(query, values, types, [1] * len(values), 1)
-        result = self.wait(execute(self.pgconn))[-1]
-        if result.status != ExecStatus.TUPLES_OK:
-            raise psycopg.errors.error_from_result(result)
-        found: bytes | None = result.get_value(0, 0)
-        return found
+        return _value(self.wait(execute(self.pgconn)))
+
+    async def call_async(self, query: bytes, types: Sequence[int], values: Sequence[bytes | None]) -> bytes | None:
+        """The same; the event loop goes on meanwhile."""
+        self.pgconn.send_query_params(query, values, types, [1] * len(values), 1)
+        gen = _until(self.deadline, execute(self.pgconn))
+        return _value(await wait_async(gen, self.pgconn.socket, interval=_WAKE_SECONDS))
 
     @property
     def is_lost(self) -> bool:
@@ -82,6 +86,13 @@ class Connection(psycopg.Connection[Any]):
         poll = select.poll()
         poll.register(self, select.POLLIN)
         return bool(poll.poll(0))
+
+
+def _value(results: Sequence[Any]) -> bytes | None:
+    if results[-1].status != ExecStatus.TUPLES_OK:
+        raise psycopg.errors.error_from_result(results[-1])
+    found: bytes | None = results[-1].get_value(0, 0)
+    return found
 
 
 def _until(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
@@ -159,7 +170,7 @@ class Pool:
         self._connect, self._size_max, self._idle_seconds_max = connect, size_max, idle_seconds_max
         self._changed = threading.Condition()
         self._idle: deque[tuple[float, Connection]] = deque()
-        self._used = 0
+        self._used = self._lent = 0
         self._resting = self._closed = False
         weakref.finalize(self, _close_all, self._idle)
         forks.register(self)
@@ -175,6 +186,25 @@ class Pool:
             yield connection
         finally:
             self._end_turn(connection)
+
+    def lend(self, deadline: float) -> Connection | None:
+        """Lend an idle connection to a coroutine, without waiting; None: there is none. `take_back` ends it."""
+        with self._changed:
+            if self._closed or self._resting or self._used >= self._size_max or not self._idle:
+                return None
+            connection = self._idle.pop()[1]
+            self._used += 1
+            self._lent += 1
+        if connection.is_lost:
+            self.take_back(connection)
+            return None
+        connection.deadline = deadline
+        return connection
+
+    def take_back(self, connection: Connection) -> None:
+        with self._changed:
+            self._lent -= 1
+        self._end_turn(connection)
 
     def _take_turn(self, deadline: float) -> None:
         with self._changed:
@@ -218,10 +248,13 @@ class Pool:
             self._changed.notify_all()
 
     def rest(self) -> None:
-        """Before a fork: a child must not inherit connections, so those in use are waited for."""
+        """Before a fork: a child must not inherit connections, so those in use are waited for.
+
+        Not those lent to coroutines: their event loop may be what forks. Their sockets are not used in the child.
+        """
         self._changed.acquire()
         self._resting = True
-        while self._used:
+        while self._used > self._lent:
             self._changed.wait()
         _close_all(self._idle)
 
@@ -229,6 +262,7 @@ class Pool:
         self._resting = False
         if in_child:
             self._changed = threading.Condition()  # nobody waits here: those who did stayed behind
+            self._used = self._lent = 0
         else:
             self._changed.notify_all()
             self._changed.release()

@@ -417,8 +417,12 @@ class Rows:
 
     def put(self, values: Sequence[Any]) -> int | None:
         """Call the function that commits a checkpoint; None: it must be done the long way."""
-        found = self.connection.call(self._tables(_PUT).encode(), _PUT_TYPES, _binary(_PUT_TYPES, values))
-        return None if found is None else int.from_bytes(found, "big")
+        return _seq(self.connection.call(self._tables(_PUT).encode(), _PUT_TYPES, _binary(_PUT_TYPES, values)))
+
+    async def put_async(self, values: Sequence[Any]) -> int | None:
+        """The same; the event loop goes on meanwhile."""
+        query = self._tables(_PUT).encode()
+        return _seq(await self.connection.call_async(query, _PUT_TYPES, _binary(_PUT_TYPES, values)))
 
     def attach(self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None) -> bool:
         """Call the function that attaches writes; False: it must be done the long way."""
@@ -850,6 +854,10 @@ def columns(objects: Sequence[Object]) -> tuple[list[bytes], list[bytes], list[b
     """Return objects as hashes, children and bodies: each once, and in order, so that writers do not lock crosswise."""
     each = sorted({obj.hash: obj for obj in objects}.values())
     return [obj.hash for obj in each], [obj.children for obj in each], [obj.body for obj in each]
+
+
+def _seq(found: bytes | None) -> int | None:
+    return None if found is None else int.from_bytes(found, "big")
 
 
 def _binary(types: Sequence[int], values: Sequence[Any]) -> list[bytes | None]:

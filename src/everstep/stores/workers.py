@@ -20,9 +20,13 @@ class Driver:
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout = timeout_seconds
 
+    def deadline(self) -> float:
+        """Return when a call that begins now must end, as a time of `time.monotonic`."""
+        return time.monotonic() + self._timeout
+
     async def run(self, work: Callable[[float], T]) -> T:
-        """Return what `work` gives for the deadline, a time of `time.monotonic`."""
-        return work(time.monotonic() + self._timeout)
+        """Return what `work` gives for the deadline."""
+        return work(self.deadline())
 
 
 class AsyncDriver(Driver):
@@ -38,7 +42,7 @@ class AsyncDriver(Driver):
         forks.register(self)
 
     async def run(self, work: Callable[[float], T]) -> T:
-        deadline = time.monotonic() + self._timeout
+        deadline = self.deadline()
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._threads, "everstep-worker")

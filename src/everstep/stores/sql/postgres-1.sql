@@ -85,7 +85,7 @@ CREATE TABLE {checkpoints} (
 );
 ALTER TABLE {checkpoints} ALTER info SET STORAGE EXTERNAL, ALTER children SET STORAGE EXTERNAL,
     ALTER root SET STORAGE EXTERNAL;
-CREATE INDEX ON {checkpoints} (id);
+CREATE UNIQUE INDEX ON {checkpoints} (id, family, line);  -- unique, so that its use is never a guess
 CREATE INDEX ON {checkpoints} USING gin (labels) WHERE labels IS NOT NULL;
 CREATE INDEX ON {checkpoints} (family, line) WHERE pinned OR branches > 0;
 
