@@ -486,23 +486,26 @@ class _Server:
             added = (
                 sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
             )
-            objects = pack_objects(draft.objects)
+            raw = b"%d - %b %b" % (
+                seen.generation + 1, packed.digest.hex().encode(), record.key.checkpoint_id.encode(),
+            )  # fmt: skip
             verb: list[Any] = ["put"]
             if self._life or known.is_fresh or change.prune:
-                verb = ["put_and_prune", len(change.prune), *change.prune, self._life]
+                verb = ["put_and_prune", self._life, *line, head.family, len(change.prune), *change.prune]
             args = [
-                *verb, *line, head.family, known.raw, record.key.checkpoint_id, pack_item(packed, head.run, added),
-                packed.digest.hex(), self._life, len(objects), *objects,
+                *verb, line_name(*line), "@" + change.namespace, head.family, known.raw, raw, record.key.checkpoint_id,
+                pack_item(packed, head.run, added), change.thread_id, *pack_objects(draft.objects),
             ]  # fmt: skip
             self._register(known.bucket, at)
             reply = self._sent(args, known.bucket, change.thread_id, draft, lost, at)
             if reply[0] == b"done":
-                seq, raw = int(reply[1]), reply[2]
-                stored = Stored(record, seq, head.family, digest=packed.digest, run=head.run, added_bytes=added)
+                stored = Stored(
+                    record, int(reply[1]), head.family, digest=packed.digest, run=head.run, added_bytes=added
+                )
                 self._heads.note(
                     line, head.family, seen.generation + 1, _Known(known.bucket, raw, stored, is_fresh=False), seen
                 )
-                if reply[3] == b"1":
+                if reply[2] == b"1":
                     self._renew_aliases(head.family, at)
                 return stored
             self._see_head(line, reply, known.bucket, seen)

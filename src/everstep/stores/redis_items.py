@@ -31,6 +31,7 @@ from everstep.values import codec
 
 BUCKETS = 1024
 _ESCAPED = re.compile(r"[%:{}\x00-\x1f\x7f]")
+_JSON = json.JSONEncoder(separators=(",", ":")).encode
 _OPTIONAL = ("tags", "summary", "next_node", "trigger", "kind")
 
 
@@ -78,7 +79,7 @@ def pack_item(packed: Packed, run: int, added_bytes: int) -> bytes:
         else:
             shown["packed_metadata"] = b64encode(codec.pack(dict(record.metadata), "metadata")).decode()
     shown["root"] = b64encode(record.body).decode()
-    return json.dumps(shown, separators=(",", ":")).encode()
+    return _JSON(shown).encode()
 
 
 def unpack_item(

@@ -475,42 +475,49 @@ local verbs = {}
 
 -- The usual commit: a checkpoint that follows the head its writer saw. Answers "stale" and the head there is if that is
 -- another one, was moved or replaced, if the id is there already, or if the family ends some time and its writer does
--- not know. The head moves last: if a key of another type is in the way, nothing is to be seen of the change.
-local function put(name, namespace, family_name, is_plain)
-  local expected, id, item, digest, life, objects = take(), take(), take(), take(), tonumber(take()), take_list()
-  local heads, line, family = thread_key(name) .. ":heads", line_key(name, namespace), family_key(family_name)
-  local held, own = call("HMGET", heads, "family", "@" .. namespace), call("HMGET", family, "seq", "sweeps", "until")
-  if held[1] ~= family_name or held[2] ~= expected or not own[1] or (is_plain and own[3])
-      or call("ZSCORE", line .. ":index", id) then
-    return { "stale", unpack(head_of(name, namespace)) }
+-- not know. The head moves last: if a key of another type is in the way, nothing is to be seen of the change. It uses few
+-- of the functions above, since making them takes time with each call.
+local function put(first, life, is_plain)
+  local line_name, field, family_name, expected, raw, id, item, name = unpack(ARGV, first, first + 7)
+  local line, family = base .. "thread:" .. line_name, base .. "family:" .. family_name
+  local heads, index = string.match(line, "^(.*):") .. ":heads", line .. ":index"
+  local held, own = call("HMGET", heads, "family", field), call("HMGET", family, "seq", "sweeps", "until")
+  if held[1] ~= family_name or not held[2] or not own[1] then return { "stale", "", "", "", "" } end
+  if held[2] ~= expected or (is_plain and own[3]) or call("ZSCORE", index, id) then
+    local head = string.match(held[2], "^%d+ %S %S+ (.*)$") or ""
+    return { "stale", family_name, held[2], call("ZSCORE", index, head) or "", call("GET", line .. ":item:" .. head) or "" }
   end
   local time = now()
   local seq = whole(math.max(tonumber(own[1]) + 1, time))
-  local raw = whole(parse_line(expected) + 1) .. " - " .. digest .. " " .. id
   call("HSET", family, "seq", seq)
-  put_objects(family, own[2], objects, 1)
+  put_objects(family, own[2], ARGV, first + 8)
   put_item(line .. ":item:" .. id, item, life)
-  if call("HSETNX", base .. "ids", id, line_name(name, namespace)) == 0 then add_id(id, name, namespace) end
+  if call("HSETNX", base .. "ids", id, line_name) == 0 then
+    local lines = call("HGET", base .. "ids", id)
+    if not string.find("\n" .. lines .. "\n", "\n" .. line_name .. "\n", 1, true) then
+      call("HSET", base .. "ids", id, lines .. "\n" .. line_name)
+    end
+  end
   call("ZADD", base .. "active", whole(time), name)
-  call("ZADD", line .. ":index", seq, id)
-  call("HSET", heads, "@" .. namespace, raw)
-  return { "done", seq, raw, "0" }
+  call("ZADD", index, seq, id)
+  call("HSET", heads, field, raw)
+  return { "done", seq, "0" }
 end
 
 function verbs.put()
-  return put(take(), take(), take(), true)
+  return put(1, 0, true)
 end
 
 -- The same for families that end some time, and with checkpoints to let go.
 function verbs.put_and_prune()
-  local pruned, life, name, namespace, family = take_list(), tonumber(take()), take(), take(), take()
+  local life, name, namespace, family, pruned = tonumber(take()), take(), take(), take(), take_list()
   check_bucket()
   check_line(line_key(name, namespace))
   check_family(family_key(family))
-  local reply = put(name, namespace, family, false)
+  local reply = put(position + 1, life, false)
   if reply[1] == "done" then
     prune(name, namespace, family, pruned)
-    if touch(family, name, namespace, life) then reply[4] = "1" end
+    if touch(family, name, namespace, life) then reply[3] = "1" end
   end
   return reply
 end
