@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ class Place:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self._folder = kind, folder
         self._memory = MemoryStore()
-        self._prefix = f"test-{uuid.uuid4().hex[:12]}:"
+        self._prefix = servers.redis_prefix()
         self._is_clear = False
 
     @property
@@ -162,6 +161,10 @@ def _whole(store: Store) -> Store:
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EVERSTEP_STORE", raising=False)
+
+
+def pytest_sessionfinish() -> None:
+    servers.clear_redis()
 
 
 def pytest_report_header() -> str:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -68,6 +69,23 @@ _OURS = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND
 def redis() -> str:
     """Return the URL of a Valkey or Redis server."""
     return os.environ.get("EVERSTEP_TEST_REDIS") or ValkeyServer(durable=False).start().url
+
+
+_KEYS = "everstep-test-"
+
+
+def redis_prefix() -> str:
+    """Return what the keys of one test begin with."""
+    return f"{_KEYS}{uuid.uuid4().hex[:12]}:"
+
+
+def clear_redis() -> None:
+    """Leave a server that was given as it was."""
+    given = os.environ.get("EVERSTEP_TEST_REDIS")
+    if given:
+        with redis_py.Redis.from_url(given) as client:
+            for key in client.scan_iter(f"{_KEYS}*", count=1000):
+                client.unlink(key)
 
 
 @functools.cache

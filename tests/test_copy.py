@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def open_backend(kind: str, folder: Path, number: int) -> StoreBackend:
         return SQLiteCheckpointer(folder / f"{number}.db")
     if kind in ("redis", "cluster"):
         url = servers.redis() if kind == "redis" else servers.redis_cluster()
-        return RedisCheckpointer(url, key_prefix=f"copy-{uuid.uuid4().hex[:12]}:")
+        return RedisCheckpointer(url, key_prefix=servers.redis_prefix())
     prefix = f"copy{number}_"
     servers.clear_postgres(prefix)
     return PostgresCheckpointer(servers.postgres(), table_prefix=prefix, max_size=2)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import itertools
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -205,7 +204,7 @@ class Model(RuleBasedStateMachine):
         if self.kind == "postgres":
             servers.clear_postgres()
         self._memory = MemoryStore()
-        self._prefix = f"model-{uuid.uuid4().hex[:12]}:"
+        self._prefix = servers.redis_prefix()
         self.whole = whole  # the second engine does not split its values
         self.names = list(THREADS)
         self.nodes: list[Node] = []

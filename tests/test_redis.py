@@ -62,7 +62,7 @@ class Shelf:
     """A prefix of its own on a server, with as many stores as a test wants."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.prefix = url, f"test-{uuid.uuid4().hex[:8]}:"
+        self.url, self.prefix = url, servers.redis_prefix()
         self.client: Any = redis_py.Redis.from_url(url)
         self._opened: list[RedisStore] = []
 
