@@ -7,6 +7,8 @@ import subprocess
 import sys
 from importlib import resources
 
+import pytest
+
 import everstep
 
 
@@ -51,3 +53,17 @@ def test_drivers_are_imported_when_used() -> None:
     code = f"import sys, everstep; print(sorted({optional} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("driver", "url", "extra"),
+    [
+        ("psycopg", "postgresql://h", "postgres"),
+        ("redis", "redis://h", "redis"),
+        ("redis", "redis+cluster://h", "redis"),
+    ],
+)
+def test_a_missing_driver_is_named_with_what_installs_it(driver: str, url: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{driver!r}] = None; import everstep; everstep.open({url!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"MissingDependency: {driver} is not installed; run: pip install 'everstep[{extra}]'" in done.stderr
