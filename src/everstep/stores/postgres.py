@@ -43,7 +43,7 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.records import pack_record, record_digest
-from everstep.stores.sweeping import Sweep
+from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import apply, apply_writes, is_newer, is_plain
 from everstep.stores.workers import AsyncDriver, Driver
 
@@ -180,23 +180,7 @@ class PostgresStore:
         return await self._write(lambda tx: tx.delete(thread_id, keys, before_step, spare, operations), thread_id)
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
-        if effort is not None and pretend is None:
-            return await self._sweep_a_little(family, effort)
-        while True:
-            sweep = Sweep(family, pretend)
-            if await sweep.go_on(_SweepDriver(self), None):
-                return sweep.swept
-
-    async def _sweep_a_little(self, family: str, effort: int) -> Swept:
-        """Go on with this process's sweep of the family, unless somebody is at it."""
-        sweep = self._database.sweeps.pop(family, None) or Sweep(family)
-        before = sweep.swept
-        if not await sweep.go_on(_SweepDriver(self), effort):
-            return Swept(0, 0, finished=False)
-        if not sweep.swept.finished:
-            self._database.sweeps[family] = sweep
-        done = sweep.swept
-        return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
+        return (await self._database.sweeps.run(_SweepDriver(self), family, effort, pretend))[0]
 
     async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
         return await self._driver.run(
@@ -261,7 +245,7 @@ class _Database:
         self._heads: Heads[Known] = Heads()
         self._lock = threading.Lock()
         self._is_ready = self._has_warned = False
-        self.sweeps: dict[str, Sweep] = {}
+        self.sweeps = Sweeps()
         forks.register(self)
 
     def close(self) -> None:

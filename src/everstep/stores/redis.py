@@ -78,7 +78,7 @@ from everstep.stores.redis_items import (
 )
 from everstep.stores.redis_link import Link, Lost, Unsure, translated
 from everstep.stores.redis_plan import Elsewhere, LineState, Plan, Stale
-from everstep.stores.sweeping import Sweep
+from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain
 from everstep.stores.workers import AsyncDriver, Driver
 
@@ -173,23 +173,7 @@ class RedisStore:
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
         driver = _SweepDriver(self._driver, self._server, pretend=pretend is not None)
-        if effort is not None and pretend is None:
-            return await self._sweep_a_little(family, driver, effort)
-        while True:
-            sweep = Sweep(family, pretend)
-            if await sweep.go_on(driver, None):
-                return sweep.swept
-
-    async def _sweep_a_little(self, family: str, driver: _SweepDriver, effort: int) -> Swept:
-        """Go on with this process's sweep of the family, unless somebody is at it."""
-        sweep = self._server.sweeps.pop(family, None) or Sweep(family)
-        before = sweep.swept
-        if not await sweep.go_on(driver, effort):
-            return Swept(0, 0, finished=False)
-        if not sweep.swept.finished:
-            self._server.sweeps[family] = sweep
-        done = sweep.swept
-        return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
+        return (await self._server.sweeps.run(driver, family, effort, pretend))[0]
 
     async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
         return await self._run(lambda at: self._server.raw(thread_id, kin, at))
@@ -286,7 +270,7 @@ class _Server:
         self._heads: Heads[_Known] = Heads()
         self._aliases: OrderedDict[str, int] = OrderedDict()
         self._registered: set[int] = set()
-        self.sweeps: dict[str, Sweep] = {}
+        self.sweeps = Sweeps()
         self._checked = self._is_allowed = False
         forks.register(self)
 

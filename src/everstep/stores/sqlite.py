@@ -56,7 +56,7 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.queue import CommitQueue, Job
 from everstep.stores.sqlite_rows import Rows
-from everstep.stores.sweeping import Sweep
+from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import adopt, apply, apply_writes
 
 T = TypeVar("T")
@@ -154,28 +154,10 @@ class SQLiteStore:
         return deleted
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
-        if effort is not None and pretend is None:
-            return await self._sweep_a_little(family, effort)
-        while True:
-            sweep = Sweep(family, pretend)
-            if await sweep.go_on(self._driver, None):
-                break
-        if sweep.swept.objects and pretend is None:
-            await self._driver.tidy()
-        return sweep.swept
-
-    async def _sweep_a_little(self, family: str, effort: int) -> Swept:
-        """Go on with this process's sweep of the family, unless somebody is at it."""
-        sweep = self._database.sweeps.pop(family, None) or Sweep(family)
-        before = sweep.swept
-        if not await sweep.go_on(self._driver, effort):
-            return Swept(0, 0, finished=False)
-        if not sweep.swept.finished:
-            self._database.sweeps[family] = sweep
-        elif sweep.swept.objects:
-            await self._driver.tidy(_TIDY_PAGES)
-        done = sweep.swept
-        return Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
+        swept, removed = await self._database.sweeps.run(self._driver, family, effort, pretend)
+        if removed and swept.finished and pretend is None:
+            await self._driver.tidy(_TIDY_PAGES if effort is not None else None)
+        return swept
 
     async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
         return await self._driver.read(lambda rows: rows.raw(thread_id, kin))
@@ -313,7 +295,7 @@ class _Handle:
         self._lock = threading.Lock()
         self._database: _Database | None = None
         self._closed = False
-        self.sweeps: dict[str, Sweep] = {}
+        self.sweeps = Sweeps()
         forks.register(self)
 
     @property

@@ -109,3 +109,33 @@ class Sweep:
     def _count(self, doomed: list[tuple[bytes, int, int]]) -> None:
         size = self.swept.size_bytes + sum(held for _, _, held in doomed)
         self.swept = Swept(self.swept.objects + len(doomed), size, finished=False)
+
+
+class Sweeps:
+    """The sweeps of one process that are under way, by family."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Sweep] = {}
+
+    async def run(
+        self, driver: Driver, family: str, effort: int | None, pretend: Collection[Key] | None
+    ) -> tuple[Swept, int]:
+        """Do what `Store.sweep` says; return what was removed now, and how many objects since the sweep began."""
+        if effort is not None and pretend is None:
+            return await self._a_little(driver, family, effort)
+        while True:
+            sweep = Sweep(family, pretend)
+            if await sweep.go_on(driver, None):
+                return sweep.swept, sweep.swept.objects
+
+    async def _a_little(self, driver: Driver, family: str, effort: int) -> tuple[Swept, int]:
+        """Go on with this process's sweep of the family, unless somebody is at it."""
+        sweep = self._held.pop(family, None) or Sweep(family)
+        before = sweep.swept
+        if not await sweep.go_on(driver, effort):
+            return Swept(0, 0, finished=False), 0
+        if not sweep.swept.finished:
+            self._held[family] = sweep
+        done = sweep.swept
+        now = Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
+        return now, done.objects
