@@ -647,8 +647,9 @@ def _opened(path: Path, busy_ms: int) -> apsw.Connection:
 
 def _prepare(connection: apsw.Connection, path: Path) -> None:
     """Make a new file a store, or check that an old one is."""
+    size = os.path.getsize(path)  # before the pages are counted: another process may be making the file
     if connection.pragma("page_count") == 0:
-        if os.path.getsize(path) > 0:
+        if size > 0:
             raise StoreMismatch(f"{path} is not a SQLite database; give the store a file of its own")
         reserved = ctypes.c_int(_RESERVED_BYTES)
         connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
