@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -1076,3 +1077,18 @@ def test_a_filter_by_metadata_uses_its_index(make: Any, url: str) -> None:
         connection.execute("SET enable_seqscan = off")
         plan = connection.execute("EXPLAIN SELECT 1 FROM everstep_checkpoints WHERE labels @> '{1}'").fetchall()
     assert "labels_idx" in str(plan)
+
+
+@pytest.mark.parametrize("query", [Query(), Query(namespace=None), Query(order="oldest", hidden="also")])
+def test_a_page_of_a_long_thread_is_found_without_looking_at_the_rest(make: Any, url: str, query: Query) -> None:
+    store = make()
+    for _ in range(300):
+        run(store.commit(follow("t", "c")))
+    counted = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'everstep_checkpoints'"
+    with Connection.connect(url) as connection:
+        connection.execute("ANALYZE everstep_checkpoints, everstep_lines, everstep_threads, everstep_names")
+        connection.commit()
+        found = Rows(connection, Tables(None, "everstep_")).list_checkpoints(replace(query, thread_id="t", limit=5))
+        assert len(found) == 5
+        (looked_at,) = connection.execute(counted).fetchone() or (0,)
+    assert 5 <= looked_at < 50
