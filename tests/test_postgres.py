@@ -1092,3 +1092,21 @@ def test_a_page_of_a_long_thread_is_found_without_looking_at_the_rest(make: Any,
         assert len(found) == 5
         (looked_at,) = connection.execute(counted).fetchone() or (0,)
     assert 5 <= looked_at < 50
+
+
+def test_plans_that_are_kept_use_indexes_although_they_were_made_on_small_tables(make: Any, url: str) -> None:
+    store = make()
+    database, tables = store._database, Tables(None, "everstep_")
+    for _ in range(3):
+        run(store.commit(follow("t", "c")))
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("ANALYZE everstep_checkpoints, everstep_lines, everstep_families")
+    counted = "SELECT sum(seq_scan) FROM pg_stat_xact_user_tables WHERE relname LIKE 'everstep%'"
+    with database._pool.connection(time.monotonic() + 60) as connection, connection.transaction():
+        before = connection.execute(counted).fetchone()
+        for _ in range(10):
+            seen = database._heads.get(("t", ""))
+            prepared = database._prepared(follow("t", "c"), seen, seen.known)
+            database._kept(prepared, Rows(connection, tables).put(prepared.values))
+        assert connection.execute(counted).fetchone() == before
+    assert run(head_id(store)) == "c-13"
