@@ -542,6 +542,38 @@ def test_a_loan_is_left_alone_in_a_forked_child(url: str) -> None:
     pool.close()
 
 
+_FORKING = """
+import os
+import threading
+import everstep
+from concurrent.futures import ThreadPoolExecutor
+from everstep import forks
+
+class Thing:
+    rest_order = 1
+    def rest(self):
+        busy = threading.Thread(target=executor.submit, args=(int,), daemon=True)
+        busy.start()
+        busy.join(10)
+        self.was_stuck = busy.is_alive()
+    def wake(self, *, in_child):
+        pass
+
+executor, thing = ThreadPoolExecutor(1), Thing()
+executor.submit(int).result()
+forks.register(thing)
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+assert not thing.was_stuck
+"""
+
+
+def test_work_can_be_handed_to_threads_until_all_is_at_rest_before_a_fork() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING], check=True, timeout=60)
+
+
 class _Blind(asyncio.SelectorEventLoop):
     """An event loop that watches nobody's sockets but its own, as the usual one on Windows."""
 
