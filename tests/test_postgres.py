@@ -12,8 +12,9 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -38,7 +39,7 @@ from everstep import (
 from everstep.faces import run_to_end
 from everstep.stores import postgres as module
 from everstep.stores.postgres import PostgresStore
-from everstep.stores.postgres_pool import Connection, Pool, connect
+from everstep.stores.postgres_pool import Connection, Pool, _until, connect
 from everstep.stores.postgres_rows import Rows, Tables
 from everstep.stores.protocol import Change, Key, Move, Operation, Query, Write
 from everstep.testing import follow, head_id, ids, make_object, make_record, put
@@ -473,6 +474,171 @@ def test_a_forked_child_has_its_own_connections(make: Any, url: str) -> None:
         stop.set()
         busy.join()
     assert ids(run(store.list_checkpoints(Query(thread_id="t")))) == ["parent-3", "child-2", "parent-1"]
+
+
+def test_a_blocking_call_on_the_thread_of_a_loop_does_not_wait_for_the_loop(url: str) -> None:
+    store = PostgresStore(url, max_size=2, timeout_seconds=5)
+    pool, later = store._database._pool, time.monotonic() + 60
+
+    async def work() -> None:
+        for n in range(2):
+            await store.commit(follow(f"t{n}", "c"))
+        with pool.connection(later), pool.connection(later):
+            pass
+        puts = [asyncio.ensure_future(store.commit(follow(f"t{n}", "c"))) for n in range(2)]
+        await asyncio.sleep(0)  # they are sent now; nobody reads the answers while this thread waits
+        assert run(head_id(store.blocking, "t2")) is None
+        await asyncio.gather(*puts)
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_loans_leave_a_connection_for_threads(url: str) -> None:
+    pool, later = Pool(lambda deadline: connect(url, deadline), 2, 600), time.monotonic() + 60
+    with pool.connection(later), pool.connection(later):
+        pass
+    lent = pool.lend(later)
+    assert lent is not None
+    assert pool.lend(later) is None
+    with pool.connection(later) as other:
+        assert other is not lent
+    pool.take_back(lent)
+    assert pool.lend(later) is lent
+    pool.take_back(lent)
+    pool.close()
+
+
+def test_connections_that_the_server_ended_are_not_lent(url: str) -> None:
+    pool, later = Pool(lambda deadline: connect(url, deadline), 3, 600), time.monotonic() + 60
+    with pool.connection(later) as one, pool.connection(later) as two, psycopg.connect(url, autocommit=True) as killer:
+        for each in (one, two):
+            killer.execute("SELECT pg_terminate_backend(%s, 5000)", (each.info.backend_pid,))
+    assert pool.lend(later) is None
+    assert one.closed
+    assert two.closed
+
+
+def test_a_loan_is_left_alone_in_a_forked_child(url: str) -> None:
+    pool, later = Pool(lambda deadline: connect(url, deadline), 2, 600), time.monotonic() + 60
+    with pool.connection(later):
+        pass
+    lent = pool.lend(later)
+    assert lent is not None
+    lent.pgconn.send_query(b"SELECT 1")  # as a coroutine that is waiting
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            pool.take_back(lent)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    while lent.pgconn.get_result() is not None:
+        pass
+    assert lent.execute("SELECT 2").fetchone() == (2,)
+    pool.take_back(lent)
+    pool.close()
+
+
+_FORKING = """
+import os
+import threading
+import everstep
+from concurrent.futures import ThreadPoolExecutor
+from everstep import forks
+
+class Thing:
+    rest_order = 1
+    def rest(self):
+        busy = threading.Thread(target=executor.submit, args=(int,), daemon=True)
+        busy.start()
+        busy.join(10)
+        self.was_stuck = busy.is_alive()
+    def wake(self, *, in_child):
+        pass
+
+executor, thing = ThreadPoolExecutor(1), Thing()
+executor.submit(int).result()
+forks.register(thing)
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+assert not thing.was_stuck
+"""
+
+
+def test_work_can_be_handed_to_threads_until_all_is_at_rest_before_a_fork() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING], check=True, timeout=60)
+
+
+class _Blind(asyncio.SelectorEventLoop):
+    """An event loop that watches nobody's sockets but its own, as the usual one on Windows."""
+
+    add_reader = asyncio.AbstractEventLoop.add_reader
+    remove_reader = asyncio.AbstractEventLoop.remove_reader
+
+
+def test_an_event_loop_that_cannot_watch_sockets_is_served_by_threads(url: str) -> None:
+    store = PostgresStore(url)
+
+    async def work() -> None:
+        for _ in range(3):
+            await store.commit(follow("t", "c"))
+        await store.close()
+
+    with asyncio.Runner(loop_factory=_Blind) as runner:
+        runner.run(work())
+    assert run(head_id(PostgresStore(url).blocking)) == "c-3"
+
+
+def test_an_answer_that_has_come_counts_however_late_it_is_read() -> None:
+    def asking() -> Generator[int, int, int]:
+        return (yield 1) + 1
+
+    waiting = _until(time.monotonic() - 1, asking())
+    assert next(waiting) == 1
+    with pytest.raises(StopIteration) as done:
+        waiting.send(1)
+    assert done.value.value == 2
+
+
+def test_a_commit_that_is_handed_to_a_thread_keeps_its_deadline(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, deadlines = PostgresStore(url), list[float]()
+
+    async def refused(_: Change, deadline: float) -> None:
+        deadlines.append(deadline)
+
+    def commit(_: Change, deadline: float) -> None:
+        deadlines.append(deadline)
+
+    monkeypatch.setattr(store._database, "commit_soon", refused)
+    monkeypatch.setattr(store._database, "commit", commit)
+    asyncio.run(store.commit(follow("t", "c")))
+    assert len(deadlines) == 2
+    assert len(set(deadlines)) == 1
+
+
+def test_cancelled_puts_leave_the_pool_whole(url: str) -> None:
+    store = PostgresStore(url, max_size=3)
+
+    async def work() -> None:
+        for n in range(60):
+            waiting = asyncio.ensure_future(store.commit(follow("t", "c")))
+            for _ in range(n % 6):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            stored = await store.commit(follow("t", "d"))
+            assert stored is not None
+            assert stored.record.key.checkpoint_id.startswith("d-")
+        pool = store._database._pool
+        assert not pool._lent
+
+    asyncio.run(work())
+    asyncio.run(store.close())
 
 
 def test_a_closed_store_says_so(make: Any) -> None:
@@ -943,3 +1109,36 @@ def test_a_filter_by_metadata_uses_its_index(make: Any, url: str) -> None:
         connection.execute("SET enable_seqscan = off")
         plan = connection.execute("EXPLAIN SELECT 1 FROM everstep_checkpoints WHERE labels @> '{1}'").fetchall()
     assert "labels_idx" in str(plan)
+
+
+@pytest.mark.parametrize("query", [Query(), Query(namespace=None), Query(order="oldest", hidden="also")])
+def test_a_page_of_a_long_thread_is_found_without_looking_at_the_rest(make: Any, url: str, query: Query) -> None:
+    store = make()
+    for _ in range(300):
+        run(store.commit(follow("t", "c")))
+    counted = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'everstep_checkpoints'"
+    with Connection.connect(url) as connection:
+        connection.execute("ANALYZE everstep_checkpoints, everstep_lines, everstep_threads, everstep_names")
+        connection.commit()
+        found = Rows(connection, Tables(None, "everstep_")).list_checkpoints(replace(query, thread_id="t", limit=5))
+        assert len(found) == 5
+        (looked_at,) = connection.execute(counted).fetchone() or (0,)
+    assert 5 <= looked_at < 50
+
+
+def test_plans_that_are_kept_use_indexes_although_they_were_made_on_small_tables(make: Any, url: str) -> None:
+    store = make()
+    database, tables = store._database, Tables(None, "everstep_")
+    for _ in range(3):
+        run(store.commit(follow("t", "c")))
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("ANALYZE everstep_checkpoints, everstep_lines, everstep_families")
+    counted = "SELECT sum(seq_scan) FROM pg_stat_xact_user_tables WHERE relname LIKE 'everstep%'"
+    with database._pool.connection(time.monotonic() + 60) as connection, connection.transaction():
+        before = connection.execute(counted).fetchone()
+        for _ in range(10):
+            seen = database._heads.get(("t", ""))
+            prepared = database._prepared(follow("t", "c"), seen, seen.known)
+            database._kept(prepared, Rows(connection, tables).put(prepared.values))
+        assert connection.execute(counted).fetchone() == before
+    assert run(head_id(store)) == "c-13"

@@ -55,6 +55,7 @@ from everstep.testing import ids, make_object, make_record, put
 from everstep.values import tree
 from everstep.values.compress import expand
 from tests import servers
+from tests.faults.proxy import Proxy
 from tests.servers import LOOPBACK, ValkeyCluster, ValkeyServer, free_port, wait_until
 
 
@@ -1256,3 +1257,19 @@ def test_the_names_in_keys_are_escaped_alike_here_and_there(shelf: Shelf) -> Non
     go(store.commit(follow(name, "1")))
     go(store.commit(follow(name, "2")))
     assert shelf.names("*:heads") == [f"{shelf.prefix}{{{bucket_of(name)}}}:thread:{escaped(name)}:heads".encode()]
+
+
+@pytest.mark.parametrize("namespace", ["", None])
+def test_a_page_of_a_long_thread_is_read_without_the_rest(own: ValkeyServer, own_shelf: Shelf, namespace: Any) -> None:
+    with Proxy(own.port) as proxy:
+        store = own_shelf.open(url=own.url_at(proxy.port))
+        for n in range(600):
+            go(store.commit(put(make_record(f"c{n:03}", namespace="" if n % 2 else "sub", step=n))))
+        for query, asked in (
+            (Query(thread_id="t", namespace=namespace, limit=5), store.list_checkpoints),
+            (Query(thread_id="t", namespace=namespace, limit=5, order="oldest", after_seq=590), store.list_checkpoints),
+            (Query(thread_id="t", namespace=namespace), store.count),
+        ):
+            before = proxy.counts
+            assert go(asked(query))
+            assert (proxy.counts - before).bytes_down < 10_000

@@ -200,7 +200,7 @@ class PostgresCheckpointer(StoreBackend):
     """Checkpoints in a PostgreSQL database (14 or newer). Tables are created on first use."""
 
     def __init__(self, dsn: str = "", **pool_options: Any) -> None:
-        """`pool_options`: `schema`, `table_prefix`, `timeout_seconds`, and those of psycopg's pool, as `max_size`."""
+        """Options: `schema`, `table_prefix`, `timeout_seconds`, `max_size`, `max_idle_seconds`, `prepare_threshold`."""
         from everstep.stores.postgres import PostgresStore  # imported when used: the driver is optional
 
         super().__init__(PostgresStore(dsn, **pool_options))

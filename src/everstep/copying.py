@@ -51,9 +51,10 @@ def copy(
 
     Run it again after a crash, or later: it goes on where it stopped, and brings what is new; what the source has
     deleted of a thread goes, threads it has deleted stay. A thread of the target that is not a copy of the source's, or
-    that somebody has changed there since, is InvalidInput, and its family is left as it is. With `verify` everything is
-    read back and compared: a difference is CheckpointCorrupted. Either side is a URL, or an open engine, backend or
-    store, which stays open. `progress` is called with a CopyProgress after each part.
+    that somebody has changed there since, is InvalidInput, and its family is left as it is; but single checkpoints that
+    were deleted or replaced there come back as the source has them. With `verify` everything is read back and compared:
+    a difference is CheckpointCorrupted. Either side is a URL, or an open engine, backend or store, which stays open.
+    `progress` is called with a CopyProgress after each part.
     """
     return run_to_end(_copy(source, target, threads, progress, verify, blocking=True))
 

@@ -6,6 +6,7 @@ the locks. So before a fork everything registered here is brought to rest, and w
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # see the end
 import logging
 import os
 import threading
@@ -67,6 +68,8 @@ def _after(*, in_child: bool) -> None:
     _forking.release()
 
 
+# Who registers last is called first. Executors have a lock of their own that is taken before a fork, and who holds one
+# of our locks may be waiting for that: so they must have registered before us.
 os.register_at_fork(
     before=_before, after_in_parent=lambda: _after(in_child=False), after_in_child=lambda: _after(in_child=True)
 )

@@ -7,6 +7,7 @@ session state, so that PgBouncer may stand between in transaction mode. Everythi
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -56,6 +57,7 @@ try:
         Connection,
         Pauses,
         Pool,
+        can_watch,
         checked_dsn,
         connect,
         is_lost,
@@ -118,14 +120,14 @@ class PostgresStore:
         return twin
 
     async def commit(self, change: Change) -> Stored | None:
-        if self._driver is self._workers:
-            deadline = self._workers.deadline()
+        deadline = self._driver.deadline()
+        if self._driver is self._workers and can_watch(asyncio.get_running_loop()):
             done = await self._database.commit_soon(change, deadline)
             if isinstance(done, Prepared):
                 return await self._driver.run(lambda _: self._database.commit_again(change, done, deadline))
             if done is not None:
                 return done
-        return await self._driver.run(lambda deadline: self._database.commit(change, deadline))
+        return await self._driver.run(lambda _: self._database.commit(change, deadline))
 
     async def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None

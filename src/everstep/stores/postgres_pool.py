@@ -6,6 +6,7 @@ needs it, so that what is wrong is said at once and within the call's deadline, 
 
 from __future__ import annotations
 
+import asyncio
 import select
 import threading
 import time
@@ -88,6 +89,11 @@ class Connection(psycopg.Connection[Any]):
         return bool(poll.poll(0))
 
 
+def can_watch(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether an event loop can wait for a socket that is not its own, as `call_async` asks of it; Windows' may not."""
+    return type(loop).add_reader is not asyncio.AbstractEventLoop.add_reader
+
+
 def _value(results: Sequence[Any]) -> bytes | None:
     if results[-1].status != ExecStatus.TUPLES_OK:
         raise psycopg.errors.error_from_result(results[-1])
@@ -101,9 +107,9 @@ def _until(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any
         wanted = next(gen)
         while True:
             ready = yield wanted
+            wanted = gen.send(ready)  # first: an answer that has come counts, however late its reader is
             if time.monotonic() >= deadline:
                 raise Late("PostgreSQL did not answer in time")
-            wanted = gen.send(ready)
     except StopIteration as finished:
         return finished.value
 
@@ -170,7 +176,8 @@ class Pool:
         self._connect, self._size_max, self._idle_seconds_max = connect, size_max, idle_seconds_max
         self._changed = threading.Condition()
         self._idle: deque[tuple[float, Connection]] = deque()
-        self._used = self._lent = 0
+        self._used = 0
+        self._lent: set[Connection] = set()
         self._resting = self._closed = False
         weakref.finalize(self, _close_all, self._idle)
         forks.register(self)
@@ -188,23 +195,27 @@ class Pool:
             self._end_turn(connection)
 
     def lend(self, deadline: float) -> Connection | None:
-        """Lend an idle connection to a coroutine, without waiting; None: there is none. `take_back` ends it."""
+        """Lend an idle connection to a coroutine, without waiting; None: there is none. `take_back` ends it.
+
+        One is left for threads: what an event loop has borrowed does not come back while it waits for one of them.
+        """
         with self._changed:
-            if self._closed or self._resting or self._used >= self._size_max or not self._idle:
+            if self._closed or self._resting or self._used >= self._size_max or len(self._lent) + 1 >= self._size_max:
                 return None
-            connection = self._idle.pop()[1]
+            connection = self._idle_one()
+            if connection is None:
+                return None
             self._used += 1
-            self._lent += 1
-        if connection.is_lost:
-            self.take_back(connection)
-            return None
+            self._lent.add(connection)
         connection.deadline = deadline
         return connection
 
     def take_back(self, connection: Connection) -> None:
+        """End a loan. One that a forked child finds is its parent's, and is left alone."""
         with self._changed:
-            self._lent -= 1
-        self._end_turn(connection)
+            if connection in self._lent:
+                self._lent.remove(connection)
+                self._end_turn(connection)
 
     def _take_turn(self, deadline: float) -> None:
         with self._changed:
@@ -254,7 +265,7 @@ class Pool:
         """
         self._changed.acquire()
         self._resting = True
-        while self._used > self._lent:
+        while self._used > len(self._lent):
             self._changed.wait()
         _close_all(self._idle)
 
@@ -262,7 +273,8 @@ class Pool:
         self._resting = False
         if in_child:
             self._changed = threading.Condition()  # nobody waits here: those who did stayed behind
-            self._used = self._lent = 0
+            self._used = 0
+            self._lent = set()  # of coroutines of the parent
         else:
             self._changed.notify_all()
             self._changed.release()

@@ -70,6 +70,20 @@ _LISTED = (
 )
 _FROM_CHECKPOINTS = """FROM {checkpoints} c JOIN {lines} l ON l.family = c.family AND l.id = c.line
                        JOIN {threads} t ON t.family = l.family AND t.id = l.thread"""
+_OF_LINES = {
+    # By family too, so that the tables are entered by their keys.
+    "thread": "t.name = %(thread)s AND l.family = (SELECT family FROM {names} WHERE name = %(thread)s)",
+    "namespace": "l.namespace = %(namespace)s",
+}
+_OF_CHECKPOINTS = {
+    "before_id": "c.id < %(before_id)s",
+    "before_seq": "c.seq < %(before_seq)s",
+    "after_seq": "c.seq > %(after_seq)s",
+    "step_max": "c.step <= %(step_max)s",
+    "run": "c.run = %(run)s",
+    "spared": "(c.pinned OR c.branches > 0) = %(spared)s",
+    "labels": "c.labels @> %(labels)s",
+}
 Values = Sequence[Any] | Mapping[str, Any]
 
 
@@ -486,46 +500,58 @@ class Rows:
         return [Object(*row) for row in rows]
 
     def list_checkpoints(self, query: Query) -> list[Stored]:
-        where, values = self._where(query)
         order = {"seq": "c.seq DESC", "id": "c.id DESC, c.seq DESC", "oldest": "c.seq"}[query.order]
-        # Labels may be the same for two entries: what is found by them is looked at again.
-        limit = None if query.filter else query.limit
+        if query.filter:
+            # Labels may be the same for two entries: what is found by them is looked at again.
+            found = self._page(query, order, None, 0)
+            wanted = packed_filter(query.filter)
+            end = None if query.limit is None else query.offset + query.limit
+            return [stored for stored in found if matches(stored.record.metadata, wanted)][query.offset : end]
+        return self._page(query, order, query.limit, query.offset)
+
+    def _page(self, query: Query, order: str, limit: int | None, offset: int) -> list[Stored]:
+        lines, where, values = self._where(query)
+        if query.thread_id is None or limit is None:
+            source, bound = f"{_FROM_CHECKPOINTS} WHERE {where} AND {lines}", values
+        else:  # no more than that from each line, in the order of the key: the rest of a long line is not looked at
+            source = f"""FROM {{lines}} l JOIN {{threads}} t ON t.family = l.family AND t.id = l.thread
+                         CROSS JOIN LATERAL (
+                             SELECT * FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND {where}
+                             ORDER BY {order} LIMIT %(end)s) c
+                         WHERE {lines}"""
+            bound = {**values, "end": limit + offset}
         rows = self._all(
-            f"SELECT {_LISTED} {_FROM_CHECKPOINTS} WHERE {where} ORDER BY {order} LIMIT %s OFFSET %s",
-            (*values, limit, 0 if query.filter else query.offset),
+            f"SELECT {_LISTED} {source} ORDER BY {order} LIMIT %(limit)s OFFSET %(offset)s",
+            {**bound, "limit": limit, "offset": offset},
         )
-        found = [_listed(row) for row in rows]
-        if not query.filter:
-            return found
-        wanted = packed_filter(query.filter)
-        end = None if query.limit is None else query.offset + query.limit
-        return [stored for stored in found if matches(stored.record.metadata, wanted)][query.offset : end]
+        return [_listed(row) for row in rows]
 
     def count(self, query: Query) -> int:
         if query.filter or query.offset or query.limit is not None:
             return len(self.list_checkpoints(query))
-        where, values = self._where(query)
-        found: int = self._one(f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where}", tuple(values))[0]
+        lines, where, values = self._where(query)
+        found: int = self._one(f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where} AND {lines}", values)[0]
         return found
 
-    def _where(self, query: Query) -> tuple[str, list[Any]]:
-        """Return the condition that a query stands for, and the values in it."""
-        conditions = {
-            "t.name = %s": _bytes(query.thread_id),
-            "l.namespace = %s": _bytes(query.namespace),
-            "c.id < %s": _bytes(query.before_id),
-            "c.seq < %s": query.before_seq,
-            "c.seq > %s": query.after_seq,
-            "c.step <= %s": query.step_max,
-            "c.run = %s": query.run,
-            "(c.pinned OR c.branches > 0) = %s": query.spared,
-            "c.labels @> %s": labels(query.filter),
+    def _where(self, query: Query) -> tuple[str, str, dict[str, Any]]:
+        """Return what a query asks of lines and what of checkpoints, and the values in it."""
+        values = {
+            "thread": _bytes(query.thread_id),
+            "namespace": _bytes(query.namespace),
+            "before_id": _bytes(query.before_id),
+            "before_seq": query.before_seq,
+            "after_seq": query.after_seq,
+            "step_max": query.step_max,
+            "run": query.run,
+            "spared": query.spared,
+            "labels": labels(query.filter),
         }
-        hidden = {"no": [f"NOT {_HIDDEN}"], "only": [_HIDDEN], "also": []}[query.hidden]
-        asked = {text: value for text, value in conditions.items() if value is not None}
-        if query.thread_id is not None:  # so that the tables by family are entered by their keys
-            asked["l.family = (SELECT family FROM {names} WHERE name = %s)"] = query.thread_id.encode()
-        return " AND ".join([*asked, *hidden]) or "true", list(asked.values())
+        asked = {name: value for name, value in values.items() if value is not None}
+        lines = [text for name, text in _OF_LINES.items() if name in asked]
+        where = [text for name, text in _OF_CHECKPOINTS.items() if name in asked]
+        # IS TRUE: a plain NOT EXISTS would be made a join, which may look at a whole line.
+        where += {"no": [f"(NOT {_HIDDEN}) IS TRUE"], "only": [_HIDDEN], "also": []}[query.hidden]
+        return " AND ".join(lines) or "true", " AND ".join(where) or "true", asked
 
     def list_threads(self, limit: int, offset: int, headless: bool) -> list[Stored]:
         oldest = "(SELECT min(seq) FROM {checkpoints} o WHERE o.family = l.family AND o.line = l.id)"

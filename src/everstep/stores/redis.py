@@ -740,11 +740,18 @@ class _Server:
             thread_id=query.thread_id, namespace=query.namespace, before_seq=query.before_seq,
             after_seq=query.after_seq, order=query.order, hidden=query.hidden,
         )  # fmt: skip
-        if query == simple and query.thread_id is not None and query.namespace is not None and query.hidden != "only":
-            found = self._ask(at, "count", query.thread_id, query.namespace, *_range(query))
-            if found is None or found[1][0] == b"found":
-                return found[1][1] if found is not None else 0
+        if query == simple and query.thread_id is not None and query.hidden != "only":
+            names = self._namespaces(query, query.thread_id, at)
+            counts = [self._ask(at, "count", query.thread_id, name, *_range(query)) for name in names]
+            if all(found is None or found[1][0] == b"found" for found in counts):
+                return sum(found[1][1] for found in counts if found is not None)
         return len(self._rows(query, at))
+
+    def _namespaces(self, query: Query, thread_id: str, at: float) -> Collection[str]:
+        if query.namespace is not None:
+            return [query.namespace]
+        thread = self.thread(thread_id, branches=False, ancestry=False, at=at)
+        return thread.newest if thread is not None else ()
 
     def _rows(self, query: Query, at: float) -> list[_Row]:
         """Return what a query asks for."""
@@ -761,8 +768,10 @@ class _Server:
 
     def _ordered(self, query: Query, at: float) -> Iterator[_Row]:
         """Yield the checkpoints of a query's threads and namespaces in its order, a page at a time."""
-        if query.thread_id is not None and query.namespace is not None and query.order != "id":
-            yield from self._paged(query, query.thread_id, query.namespace, at)
+        if query.thread_id is not None and query.order != "id":
+            names = self._namespaces(query, query.thread_id, at)
+            pages = [self._paged(query, query.thread_id, name, at) for name in names]
+            yield from heapq.merge(*pages, key=lambda row: row.seq, reverse=query.order != "oldest")
             return
         every: list[tuple[Any, ...]] = []
         for thread_id in [query.thread_id] if query.thread_id is not None else self._names(at):

@@ -132,7 +132,8 @@ CREATE TABLE {hidden} (                         -- stretches of a line that are 
 CREATE INDEX ON {hidden} (family, line);
 
 -- Who adds objects holds this until the commit: a sweep that begins waits for them, since it must see what they need.
--- (All functions are in plpgsql, which keeps the plans of what it runs.)
+-- (All functions are in plpgsql, which keeps the plans of what it runs. So they are told to use indexes: a plan that was
+-- made while a table was small would read all of it when it has grown.)
 CREATE FUNCTION {guard}(_family bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int);
@@ -145,7 +146,7 @@ $$;
 -- The objects of these hashes (joined), and all below them: one query per level, whose plan does not depend on guesses
 -- about how many there are.
 CREATE FUNCTION {below}(_family bigint, _wanted bytea) RETURNS TABLE (hash bytea, children bytea, body bytea)
-LANGUAGE plpgsql STABLE ROWS 100 AS $$
+LANGUAGE plpgsql STABLE ROWS 100 SET enable_seqscan = off AS $$
 DECLARE
     _level bytea[] := ARRAY(SELECT DISTINCT substr(_wanted, g.at, 16) FROM generate_series(1, length(_wanted), 16) g (at));
     _seen bytea[] := _level;
@@ -164,7 +165,7 @@ END $$;
 
 -- Keep objects. One that is there already gets a new number, so that no sweep under way takes it.
 CREATE FUNCTION {keep}(_family bigint, _hashes bytea[], _belows bytea[], _bodies bytea[]) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     INSERT INTO {objects} (family, id, hash, children, body)
         SELECT _family, nextval('{numbers}'), u.hash, u.below, u.body
@@ -178,7 +179,7 @@ CREATE FUNCTION {put}(
     _family bigint, _line bigint, _generation bigint, _head bigint, _digest bytea, _run bigint, _added bigint,
     _step bigint, _id bytea, _labels bigint[], _info bytea, _children bytea, _root bytea,
     _hashes bytea[], _belows bytea[], _bodies bytea[], _prune bigint[]
-) RETURNS bigint LANGUAGE plpgsql AS $$
+) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     _seq bigint;
     _freed bigint := 0;
@@ -223,7 +224,7 @@ CREATE FUNCTION {attach}(
     _base_name bytea, _base_namespace bytea, _base bytea, _digest bytea,
     _hashes bytea[], _belows bytea[], _bodies bytea[],
     _tasks bytea[], _idxs bigint[], _infos bytea[], _childrens bytea[]
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     _family bigint;
     _line bigint;
