@@ -96,7 +96,9 @@ def can_watch(loop: asyncio.AbstractEventLoop) -> bool:
 
 def _value(results: Sequence[Any]) -> bytes | None:
     if results[-1].status != ExecStatus.TUPLES_OK:
-        raise psycopg.errors.error_from_result(results[-1])
+        error = psycopg.errors.error_from_result(results[-1])
+        # Without a code it is not the server that refuses, but the connection that broke: it may have been done.
+        raise error if error.sqlstate is not None else psycopg.OperationalError(str(error))
     found: bytes | None = results[-1].get_value(0, 0)
     return found
 
