@@ -22,7 +22,7 @@ import apsw
 
 import everstep
 from benchmarks import on_servers
-from benchmarks.common import KEEP_ALL, RNG, message, paired, ratio, report, words
+from benchmarks.common import KEEP_ALL, RNG, durable, message, paired, ratio, report, words
 from everstep.faces import run_to_end
 from everstep.stores.protocol import Query
 from everstep.values import codec, compress, tree
@@ -83,29 +83,7 @@ class BareSQLite:
 
 def durable_rate(folder: Path) -> None:
     engine = open_engine(folder / "rate.db").sync
-    bare = BareSQLite(folder / "bare.db")
-    pool = [message() for _ in range(4000)]
-    packed = [codec.pack(one) for one in pool]
-    turns = itertools.count()
-
-    def snapshots() -> None:
-        """Each adds 1.2 kB, as the bare row does, to a thread that holds up to five such messages."""
-        for turn in itertools.islice(turns, 20):
-            start = turn // 5 * 5
-            engine.snapshot("t", pool[start % 4000 : turn % 4000 + 1], {"turn": turn}, {})
-
-    def appends() -> None:
-        for turn in itertools.islice(turns, 20):
-            engine.append("u", [pool[turn % 4000]])
-
-    def rows() -> None:
-        for turn in itertools.islice(turns, 20):
-            bare.put(packed[turn % 4000])
-
-    seconds = paired({"bare": rows, "snapshot": snapshots, "append": appends}, 40)
-    for arm in ("snapshot", "append"):
-        rate = ratio(seconds, "bare", arm)
-        report(f"durable {arm} against a bare one-row commit", f"{rate:.2f}x", ">= 0.6x", rate >= 0.6)
+    durable(engine, BareSQLite(folder / "bare.db").put, "", "a bare one-row commit", 0.6)
     engine.close()
 
 

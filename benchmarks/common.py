@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import statistics
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep import SnapshotConfig
+from everstep.values import codec
 
 KEEP_ALL = SnapshotConfig(gc_policy="keep_all")
 RNG = random.Random(1)
@@ -48,3 +50,29 @@ def paired(arms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[fl
 def ratio(seconds: dict[str, list[float]], over: str, under: str) -> float:
     """Return the median over rounds of one arm's time by another's."""
     return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
+
+
+def durable(engine: Any, put: Callable[[bytes], Any], name: str, bare: str, target: float) -> None:
+    """Report the rate of durable snapshots and appends against a bare write of the same bytes."""
+    pool = [message() for _ in range(4000)]
+    packed = [codec.pack(one) for one in pool]
+    turns = itertools.count()
+
+    def snapshots() -> None:
+        """Each adds 1.2 kB, as the bare row does, to a thread that holds up to five such messages."""
+        for turn in itertools.islice(turns, 20):
+            start = turn // 5 * 5
+            engine.snapshot("s", pool[start % 4000 : turn % 4000 + 1], {"turn": turn}, {})
+
+    def appends() -> None:
+        for turn in itertools.islice(turns, 20):
+            engine.append("a", [pool[turn % 4000]])
+
+    def rows() -> None:
+        for turn in itertools.islice(turns, 20):
+            put(packed[turn % 4000])
+
+    seconds = paired({"bare": rows, "snapshot": snapshots, "append": appends}, 40)
+    for arm in ("snapshot", "append"):
+        rate = ratio(seconds, "bare", arm)
+        report(f"{name}durable {arm} against {bare}", f"{rate:.2f}x", f">= {target}x", rate >= target)

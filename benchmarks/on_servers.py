@@ -19,8 +19,7 @@ import psycopg
 import redis
 
 import everstep
-from benchmarks.common import KEEP_ALL, message, paired, ratio, report, words
-from everstep.values import codec
+from benchmarks.common import KEEP_ALL, durable, message, paired, ratio, report, words
 from tests import servers
 from tests.faults.proxy import Proxy
 
@@ -73,27 +72,7 @@ def _fill(engine: Any) -> None:
 
 def _rate(name: str, url: str, put: Callable[[bytes], Any], target: float) -> None:
     engine = everstep.open(url, KEEP_ALL).sync
-    pool = [message() for _ in range(4000)]
-    packed = [codec.pack(one) for one in pool]
-    turns = itertools.count()
-
-    def snapshots() -> None:
-        for turn in itertools.islice(turns, 20):
-            start = turn // 5 * 5
-            engine.snapshot("s", pool[start % 4000 : turn % 4000 + 1], {"turn": turn}, {})
-
-    def appends() -> None:
-        for turn in itertools.islice(turns, 20):
-            engine.append("a", [pool[turn % 4000]])
-
-    def rows() -> None:
-        for turn in itertools.islice(turns, 20):
-            put(packed[turn % 4000])
-
-    seconds = paired({"bare": rows, "snapshot": snapshots, "append": appends}, 40)
-    for arm in ("snapshot", "append"):
-        rate = ratio(seconds, "bare", arm)
-        report(f"{name}: durable {arm} against a bare one-row write", f"{rate:.2f}x", f">= {target}x", rate >= target)
+    durable(engine, put, f"{name}: ", "a bare one-row write", target)
     engine.close()
 
 

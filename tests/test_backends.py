@@ -238,3 +238,8 @@ async def test_a_deletion_that_was_done_is_not_reported_as_refused() -> None:
     await backend.put(checkpoint("c1"))
     await backend.put(checkpoint("c2", step=2))
     assert await backend.delete_before("t", 2) == 1
+    engine = everstep.CheckpointEngine(backend)
+    first = await engine.append("u", [], {"n": 1})
+    last = await engine.append("u", [], {"n": 2})
+    await engine.rewind(first, later="delete")
+    assert await engine.get(last) is None

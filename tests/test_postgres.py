@@ -753,6 +753,15 @@ def role(own: OwnPostgres, schema: str) -> Iterator[str]:
     own.do(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
 
 
+def test_transactions_that_would_not_see_what_others_committed_are_refused(
+    own: OwnPostgres, schema: str, role: str
+) -> None:
+    own.do(f"CREATE SCHEMA {schema} AUTHORIZATION {role}")
+    own.do(f"ALTER ROLE {role} SET default_transaction_isolation = 'repeatable read'")
+    with pytest.raises(StoreMismatch, match="'read committed' is needed"):
+        run(PostgresStore(own.url_of(role), schema=schema).blocking.list_threads(1, 0))
+
+
 def test_a_role_may_make_its_tables_without_being_superuser(own: OwnPostgres, schema: str, role: str) -> None:
     own.do(f"CREATE SCHEMA {schema} AUTHORIZATION {role}")
     store = PostgresStore(own.url_of(role), schema=schema).blocking

@@ -6,7 +6,7 @@ the locks. So before a fork everything registered here is brought to rest, and w
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401  # see the end
+import concurrent.futures.thread  # noqa: F401  # its own fork hook must be registered before ours
 import logging
 import os
 import threading

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from everstep.stores.postgres_rows import Rows, labels, pack_write, unpack_origin, unpack_write
+from everstep.stores.postgres_rows import Rows, labels
 from everstep.stores.protocol import COMMONS_MAX, Common, Key, Part, Place, RawLine, RawThread, Stored, Write
-from everstep.stores.records import pack_common, pack_operation, pack_run, pack_sealed
+from everstep.stores.records import (
+    pack_common,
+    pack_operation,
+    pack_origin,
+    pack_run,
+    pack_write,
+    unpack_origin,
+    unpack_write,
+)
 from everstep.stores.transaction import Packed, adopt
 
 _ACTIVE = "CASE WHEN isfinite(l.active) THEN (extract(epoch FROM l.active) * 1000000)::bigint ELSE 0 END"
@@ -87,7 +95,10 @@ class AdoptingRows(Rows):
             (family, thread),
         )
         keys = [Key(thread_id, namespace.decode(), name.decode()) for namespace, name, *_ in rows]
-        return [(key, unpack_write(key.checkpoint_id, *row[2:])) for key, row in zip(keys, rows, strict=True)]
+        return [
+            (key, unpack_write(key.checkpoint_id, row[2], row[4].decode(), row[3], *row[5:]))
+            for key, row in zip(keys, rows, strict=True)
+        ]
 
     # -- what comes from another store
 
@@ -331,7 +342,7 @@ class AdoptingRows(Rows):
 
     def _restore_origin(self, family: int, thread: int, raw: RawThread) -> None:
         self._release_origin(raw.thread_id)
-        sealed = pack_sealed(list(raw.origin), raw.thread_id.encode()) if raw.origin is not None else None
+        sealed = pack_origin(raw.origin, raw.thread_id) if raw.origin is not None else None
         self._do(
             "UPDATE {threads} SET began = %s, origin = %s, note = %s WHERE family = %s AND id = %s",
             (raw.began or None, sealed, raw.note, family, thread),

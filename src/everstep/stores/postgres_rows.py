@@ -38,15 +38,17 @@ from everstep.stores.records import (
     matches,
     pack_common,
     pack_operation,
+    pack_origin,
     pack_run,
-    pack_sealed,
+    pack_write,
     packed_filter,
     record_digest,
     unpack_common,
     unpack_operation,
+    unpack_origin,
     unpack_record,
     unpack_run,
-    unpack_sealed,
+    unpack_write,
 )
 from everstep.stores.transaction import Line, Packed
 from everstep.values import codec
@@ -322,7 +324,7 @@ class Rows:
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
         self._release_origin(thread_id)
-        sealed = pack_sealed(list(origin.record.key), thread_id.encode())
+        sealed = pack_origin(origin.record.key, thread_id)
         self._do(
             """UPDATE {threads} t SET began = %s, origin = %s FROM {names} n
                WHERE n.name = %s AND t.family = n.family AND t.id = n.thread""",
@@ -475,7 +477,11 @@ class Rows:
         row = seq, name, step, run, bool(flags & 1), added, info, children, root, bool(flags & 2)
         stored = _stored(thread_id, namespace, family, row)
         found = [Object(*other[9:12]) for other in rows if other[0] == 1]
-        attached = [unpack_write(name.decode(), *other[1:3], *other[9:12]) for other in rows if other[0] == 2]
+        attached = [
+            unpack_write(name.decode(), other[1], other[9].decode(), other[2], *other[10:12])
+            for other in rows
+            if other[0] == 2
+        ]
         attached.sort(key=lambda write: (write.task_path, write.task_id, write.idx))
         return Loaded(stored, generation, found, attached), None if flags & 4 else Known(line, stored)
 
@@ -861,13 +867,6 @@ _LOAD_WRITES = """SELECT 2, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.ch
                       AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto)"""
 
 
-def unpack_write(checkpoint_id: str, seq: int, idx: int, task: bytes, info: bytes, children: bytes) -> Write:
-    """Return the write of a row."""
-    what, task_id = f"a pending write of checkpoint {checkpoint_id!r}", task.decode()
-    channel, path, size, body = unpack_sealed(info, what, *_write_bound(checkpoint_id, task_id, idx, children))
-    return Write(task_id, idx, channel, children, body, size, path, seq)
-
-
 def labels(metadata: Mapping[str, Any]) -> list[int] | None:
     """Return a number per entry of the metadata, by which filters find it; None if there are none."""
     if not metadata:
@@ -932,18 +931,3 @@ def _listed(row: Sequence[Any]) -> Stored:
     seq, checkpoint_id, step, run, pinned, added, info, root_digest, hidden, name, namespace, family = row
     record = unpack_record(Key(name.decode(), namespace.decode(), checkpoint_id.decode()), step, b"", info, None)
     return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root_digest), run, added)
-
-
-def unpack_origin(sealed: bytes, thread_id: str) -> Key:
-    """Return where a branch began."""
-    return Key(*unpack_sealed(sealed, f"the origin of thread {thread_id!r}", thread_id.encode()))
-
-
-def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:
-    return checkpoint_id.encode(), task_id.encode(), b"%d" % idx, children
-
-
-def pack_write(checkpoint_id: str, write: Write) -> bytes:
-    """Return what a row keeps of a write besides its children."""
-    bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
-    return pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)

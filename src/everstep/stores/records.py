@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
-from everstep.stores.protocol import Common, Key, Operation, Place, Record, Root
+from everstep.stores.protocol import Common, Key, Operation, Place, Record, Root, Write
 from everstep.values import codec, registry
 
 DIGEST_BYTES = 8
@@ -87,6 +87,33 @@ def unpack_sealed(data: bytes, what: str, *bound: bytes) -> Any:
     if digest(packed, *bound) != data[:DIGEST_BYTES]:
         raise CheckpointCorrupted(f"{what} does not match its checksum")
     return codec.unpack(packed)
+
+
+def pack_origin(origin: Key, thread_id: str) -> bytes:
+    """Return where a branch began as bytes, bound to the branch."""
+    return pack_sealed(list(origin), thread_id.encode())
+
+
+def unpack_origin(data: bytes, thread_id: str) -> Key:
+    """Return what `pack_origin` kept."""
+    return Key(*unpack_sealed(data, f"the origin of thread {thread_id!r}", thread_id.encode()))
+
+
+def pack_write(checkpoint_id: str, write: Write) -> bytes:
+    """Return what a pending write is besides its place and its children, bound to both."""
+    bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
+    return pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)
+
+
+def unpack_write(checkpoint_id: str, seq: int, task_id: str, idx: int, data: bytes, children: bytes) -> Write:
+    """Return what `pack_write` kept."""
+    what = f"a pending write of checkpoint {checkpoint_id!r}"
+    channel, path, size, body = unpack_sealed(data, what, *_write_bound(checkpoint_id, task_id, idx, children))
+    return Write(task_id, idx, channel, children, body, size, path, seq)
+
+
+def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:
+    return checkpoint_id.encode(), task_id.encode(), b"%d" % idx, children
 
 
 def pack_common(common: Common, one: str, other: str) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
-import re
 import secrets
 import threading
 import uuid
@@ -34,7 +33,6 @@ from everstep.stores.protocol import (
     ANY,
     Base,
     Change,
-    Common,
     Deleted,
     Draft,
     Hidden,
@@ -52,12 +50,10 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.records import (
-    matches,
     pack_record,
     packed_filter,
     record_digest,
-    unpack_common,
-    unpack_sealed,
+    unpack_origin,
 )
 from everstep.stores.redis_items import (
     bucket_of,
@@ -69,6 +65,7 @@ from everstep.stores.redis_items import (
     pack_objects,
     pack_write,
     raw_writes,
+    unpack_commons,
     unpack_hidden,
     unpack_item,
     unpack_log,
@@ -77,6 +74,7 @@ from everstep.stores.redis_items import (
     unpack_writes,
 )
 from everstep.stores.redis_link import Link, Lost, Unsure, translated
+from everstep.stores.redis_lists import Row, is_asked_for, listed, number, page_rows, range_of
 from everstep.stores.redis_plan import Elsewhere, LineState, Plan, Stale
 from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain
@@ -246,17 +244,6 @@ class _Known(NamedTuple):
     head: Stored
     is_fresh: bool = True
     """This process has not put after it yet: the first put ends a time to live that others gave the family."""
-
-
-class _Row(NamedTuple):
-    """A line of a list, before its checkpoint is unpacked."""
-
-    seq: int
-    key: Key
-    item: bytes
-    marks: int
-    family: str
-    hidden: Sequence[Hidden]
 
 
 class _Server:
@@ -507,7 +494,7 @@ class _Server:
         state = LineState(raw)
         known = None
         if seq and not state.turned:
-            head = unpack_item(item, Key(*line, state.checkpoint_id), _number(seq), family.decode())
+            head = unpack_item(item, Key(*line, state.checkpoint_id), number(seq), family.decode())
             known = _Known(bucket, raw, state.check(head))
         self._heads.note(line, family.decode(), state.generation, known, since)
         if known is not None and since is not None and raw == since.known.raw:
@@ -709,7 +696,7 @@ class _Server:
             return None
         family, raw, name, seq, item, pinned, stretches, below, attached = reply[1:]
         key = Key(thread_id, namespace, name.decode())
-        stored = unpack_item(item, key, _number(seq), family.decode(), pinned=pinned == b"1")
+        stored = unpack_item(item, key, number(seq), family.decode(), pinned=pinned == b"1")
         if key.checkpoint_id == state.checkpoint_id:
             state.check(stored)
         if checkpoint_id is None:
@@ -733,7 +720,7 @@ class _Server:
         return unpack_objects(self._call(bucket, at, "fetch", family, int(below), len(hashes), *hashes))
 
     def list_checkpoints(self, query: Query, at: float) -> list[Stored]:
-        return [_listed(row) for row in self._rows(query, at)]
+        return [listed(row) for row in self._rows(query, at)]
 
     def count(self, query: Query, at: float) -> int:
         simple = Query(
@@ -742,7 +729,7 @@ class _Server:
         )  # fmt: skip
         if query == simple and query.thread_id is not None and query.hidden != "only":
             names = self._namespaces(query, query.thread_id, at)
-            counts = [self._ask(at, "count", query.thread_id, name, *_range(query)) for name in names]
+            counts = [self._ask(at, "count", query.thread_id, name, *range_of(query)) for name in names]
             if all(found is None or found[1][0] == b"found" for found in counts):
                 return sum(found[1][1] for found in counts if found is not None)
         return len(self._rows(query, at))
@@ -753,20 +740,20 @@ class _Server:
         thread = self.thread(thread_id, branches=False, ancestry=False, at=at)
         return thread.newest if thread is not None else ()
 
-    def _rows(self, query: Query, at: float) -> list[_Row]:
+    def _rows(self, query: Query, at: float) -> list[Row]:
         """Return what a query asks for."""
         wanted = packed_filter(query.filter)
         limit = None if query.limit is None else query.limit + query.offset
-        chosen: list[_Row] = []
+        chosen: list[Row] = []
         if limit != 0:
             for row in self._ordered(query, at):
-                if _matches(query, row, wanted):
+                if is_asked_for(query, row, wanted):
                     chosen.append(row)
                     if len(chosen) == limit:
                         break
         return chosen[query.offset :]
 
-    def _ordered(self, query: Query, at: float) -> Iterator[_Row]:
+    def _ordered(self, query: Query, at: float) -> Iterator[Row]:
         """Yield the checkpoints of a query's threads and namespaces in its order, a page at a time."""
         if query.thread_id is not None and query.order != "id":
             names = self._namespaces(query, query.thread_id, at)
@@ -782,7 +769,7 @@ class _Server:
                 if query.namespace is None or namespace == query.namespace:
                     for checkpoint_id, seq in zip(flat[::2], flat[1::2], strict=True):
                         key = Key(thread_id, namespace, checkpoint_id.decode())
-                        every.append((key.checkpoint_id if query.order == "id" else "", _number(seq), key))
+                        every.append((key.checkpoint_id if query.order == "id" else "", number(seq), key))
         every.sort(reverse=query.order != "oldest")
         if query.before_id is not None:
             every = [row for row in every if row[2].checkpoint_id < query.before_id]
@@ -791,14 +778,14 @@ class _Server:
             rows = {row.key: row for row in self._items(keys, at)}
             yield from (rows[key] for key in keys if key in rows)
 
-    def _paged(self, query: Query, thread_id: str, namespace: str, at: float) -> Iterator[_Row]:
-        low, high = _range(query)
+    def _paged(self, query: Query, thread_id: str, namespace: str, at: float) -> Iterator[Row]:
+        low, high = range_of(query)
         size = _PAGE if query.limit is None else min(max(query.limit + query.offset, 1), _PAGE)
         while True:
             found = self._ask(at, "page", thread_id, namespace, query.order, low, high, size)
             if found is None:
                 return
-            rows = _page_rows(thread_id, namespace, found[1])
+            rows = page_rows(thread_id, namespace, found[1])
             yield from rows
             if len(rows) < size:
                 return
@@ -808,14 +795,14 @@ class _Server:
             else:
                 high = f"({rows[-1].seq}"
 
-    def _items(self, keys: Sequence[Key], at: float) -> Iterator[_Row]:
+    def _items(self, keys: Sequence[Key], at: float) -> Iterator[Row]:
         lines: dict[tuple[str, str], list[str]] = {}
         for key in keys:
             lines.setdefault(key[:2], []).append(key.checkpoint_id)
         for (thread_id, namespace), ids in lines.items():
             found = self._ask(at, "items", thread_id, namespace, len(ids), *ids)
             if found is not None:
-                yield from _page_rows(thread_id, namespace, found[1])
+                yield from page_rows(thread_id, namespace, found[1])
 
     def _names(self, at: float) -> list[str]:
         return [name.decode() for _, names in self._everywhere(at, "names") for name in names]
@@ -827,8 +814,8 @@ class _Server:
         newest = heapq.nlargest(limit + offset, found, key=lambda row: float(row[0]))[offset:]
         heads = []
         for _, name, namespace, reply in newest:
-            row = _page_rows(name.decode(), namespace.decode(), reply)[0]
-            heads.append(_listed(row))
+            row = page_rows(name.decode(), namespace.decode(), reply)[0]
+            heads.append(listed(row))
         return heads
 
     def thread(self, thread_id: str, branches: bool, ancestry: bool, at: float) -> Thread | None:
@@ -852,19 +839,19 @@ class _Server:
         return Thread(
             thread_id,
             fields[b"family"].decode(),
-            _origin(origin, thread_id) if origin is not None else None,
+            unpack_origin(origin, thread_id) if origin is not None else None,
             heads,
-            {name.decode(): _number(seq) for name, seq in zip(newest[::2], newest[1::2], strict=True)},
+            {name.decode(): number(seq) for name, seq in zip(newest[::2], newest[1::2], strict=True)},
             hidden,
             {run: follows for run, (line, follows) in every.items() if line.startswith(prefix)},
             {run: follows for run, (_, follows) in every.items()} if ancestry else {},
             [
                 name.decode()
                 for _, name, key in sorted(born, key=lambda row: int(row[0]))
-                if _origin(key, name.decode()).thread_id == thread_id
+                if unpack_origin(key, name.decode()).thread_id == thread_id
             ],
-            _commons(commons, thread_id),
-            frozenset(_number(seq) for seq in spared),
+            unpack_commons(commons, thread_id),
+            frozenset(number(seq) for seq in spared),
             int(doomed) / max(int(live), 1) if int(doomed) else 0.0,
         )
 
@@ -892,8 +879,8 @@ class _Server:
                 state, name = LineState(value), field[1:].decode()
                 head = state.checkpoint_id if state.digest is not None else None
                 own = frozenset(owners.get(line_name(thread_id, name).encode(), ()))
-                highest = _number(last[field[1:]])
-                lines[name] = RawLine(head, state.turned, state.generation, _number(active), own, highest)
+                highest = number(last[field[1:]])
+                lines[name] = RawLine(head, state.turned, state.generation, number(active), own, highest)
         writes = [
             (Key(thread_id, name.decode(), checkpoint_id.decode()), write)
             for name, checkpoint_id, held in attached
@@ -905,13 +892,13 @@ class _Server:
             fields[b"family"].decode(),
             self._identity(at) + fields[b"family"],
             lines,
-            _origin(origin, thread_id) if origin is not None else None,
-            _number(began),
-            frozenset(_number(seq) for seq in pins),
+            unpack_origin(origin, thread_id) if origin is not None else None,
+            number(began),
+            frozenset(number(seq) for seq in pins),
             [unpack_hidden(stretch) for stretch in stretches],
             [unpack_log(value, seq) for seq, value in sorted(zip(map(int, log[::2]), log[1::2], strict=True))],
             sorted(writes, key=lambda each: each[1].seq),
-            _commons(commons, thread_id),
+            unpack_commons(commons, thread_id),
             fields.get(b"note", b""),
             [name.decode() for name in names],
         )
@@ -1010,24 +997,6 @@ class _SweepRows:
         self.sweep_start = functools.partial(server.sweep_start, pretend=pretend, at=at)
 
 
-def _page_rows(thread_id: str, namespace: str, reply: Sequence[Any]) -> list[_Row]:
-    family, hidden, flat = reply[1].decode(), [unpack_hidden(stretch) for stretch in reply[2]], reply[3]
-    return [
-        _Row(
-            _number(flat[n + 1]), Key(thread_id, namespace, flat[n].decode()), flat[n + 2], flat[n + 3], family, hidden
-        )
-        for n in range(0, len(flat), 4)
-    ]
-
-
-def _range(query: Query) -> tuple[str, str]:
-    low = "-inf" if query.after_seq is None else f"({query.after_seq}"
-    return low, "+inf" if query.before_seq is None else f"({query.before_seq}"
-
-
-_FIRST = re.compile(rb'{"digest":"[0-9a-f]+","added":\d+,"run":(\d+),"step":(-?\d+),')
-
-
 def _noted(drafts: list[Draft], build: Callable[[Stored | None], Draft], head: Stored | None) -> Draft:
     drafts.append(build(head))
     return drafts[-1]
@@ -1037,73 +1006,11 @@ def _name_of(drafts: Sequence[Draft]) -> str | None:
     return drafts[-1].record.key.checkpoint_id if drafts else None
 
 
-def _first(row: _Row) -> tuple[int, int]:
-    """Return run and step, which stand first in an item."""
-    found = _FIRST.match(row.item)
-    if found is None:
-        unpack_item(row.item, row.key, row.seq, row.family, whole=False)  # says what is wrong with it
-        raise AssertionError("an item that can be read begins as it should")
-    return int(found[1]) or row.seq, int(found[2])
-
-
-def _listed(row: _Row) -> Stored:
-    return unpack_item(
-        row.item, row.key, row.seq, row.family, pinned=bool(row.marks & 1), hidden=_is_hidden(row), whole=False
-    )
-
-
-def _is_hidden(row: _Row) -> bool:
-    return bool(row.hidden) and is_hidden(row.hidden, row.key.namespace, row.seq, _first(row)[0])
-
-
-def _matches(query: Query, row: _Row, wanted: dict[str, bytes]) -> bool:
-    if (
-        (query.before_id is not None and row.key.checkpoint_id >= query.before_id)
-        or (query.before_seq is not None and row.seq >= query.before_seq)
-        or (query.after_seq is not None and row.seq <= query.after_seq)
-        or (query.spared is not None and bool(row.marks) != query.spared)
-    ):
-        return False
-    if query.step_max is not None or query.run is not None:
-        run, step = _first(row)
-        if (query.step_max is not None and step > query.step_max) or query.run not in (None, run):
-            return False
-    if query.hidden != "also" and _is_hidden(row) != (query.hidden == "only"):
-        return False
-    if not wanted:
-        return True
-    stored = unpack_item(row.item, row.key, row.seq, row.family, whole=False)
-    return matches(stored.record.metadata, wanted)
-
-
-def _commons(flat: Sequence[bytes], thread_id: str) -> dict[str, list[Common]]:
-    found: dict[str, list[Common]] = {}
-    entries = []
-    for field, value in zip(flat[::2], flat[1::2], strict=True):
-        seq, size, names = field.split(b" ", 2)
-        one, two = names[: int(size)].decode(), names[int(size) :].decode()
-        if thread_id in (one, two):
-            length, rest = value.split(b" ", 1)
-            children, data = rest[: int(length)], rest[int(length) :]
-            entries.append((int(seq), two if one == thread_id else one, unpack_common(data, children, one, two)))
-    for _, other, common in sorted(entries, key=lambda entry: entry[0]):
-        found.setdefault(other, []).append(common)
-    return found
-
-
-def _origin(sealed: bytes, thread_id: str) -> Key:
-    return Key(*unpack_sealed(sealed, f"the origin of thread {thread_id!r}", thread_id.encode()))
-
-
 def _bucket_of_alias(alias: bytes) -> int:
     try:
         return int(alias.split(b" ", 1)[0])
     except ValueError:
         raise CheckpointCorrupted(f"the alias of a thread cannot be read: {alias[:100]!r}") from None
-
-
-def _number(score: bytes) -> int:
-    return int(float(score))
 
 
 def _bucket_of_family(family: str) -> int:

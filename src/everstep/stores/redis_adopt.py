@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.errors import CheckpointNotFound
 from everstep.stores.protocol import Common, Key, Place, RawThread, Stored, Write
-from everstep.stores.records import pack_sealed
+from everstep.stores.records import pack_origin
 from everstep.stores.redis_items import escaped, line_name, pack_hidden, pack_item, pack_log, pack_write, unpack_run
 from everstep.stores.transaction import Line, Packed
 
@@ -148,7 +148,7 @@ class Adopting(ABC):
         self._do("HDEL", heads, "began", "origin")
         if raw.origin is None:
             return
-        self._do("HSET", heads, "origin", pack_sealed(list(raw.origin), raw.thread_id.encode()))
+        self._do("HSET", heads, "origin", pack_origin(raw.origin, raw.thread_id))
         if raw.began:
             line, name = line_name(raw.origin.thread_id, raw.origin.namespace), raw.origin.checkpoint_id
             self._do("HSET", heads, "began", f"{raw.began} {line}\n{name}")

@@ -16,15 +16,13 @@ from urllib.parse import unquote
 
 from everstep.errors import CheckpointCorrupted
 from everstep.stores import records
-from everstep.stores.protocol import Hidden, Key, Object, Operation, Place, Record, Stored, Write
+from everstep.stores.protocol import Common, Hidden, Key, Object, Operation, Place, Record, Stored, Write
 from everstep.stores.records import digest as digest_of
 from everstep.stores.records import (
     pack_operation,
     pack_record,
-    pack_sealed,
     record_digest,
     unpack_operation,
-    unpack_sealed,
 )
 from everstep.stores.transaction import Packed
 from everstep.values import codec
@@ -226,8 +224,7 @@ def unpack_log(value: bytes, seq: int) -> Operation:
 
 def pack_write(checkpoint_id: str, write: Write) -> tuple[bytes, bytes]:
     """Return a write as field and value; its number comes before the value."""
-    bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
-    info = pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)
+    info = records.pack_write(checkpoint_id, write)
     return f"{write.idx} {write.task_id}".encode(), b"%d %b%b" % (len(write.children), write.children, info)
 
 
@@ -246,22 +243,38 @@ def unpack_writes(checkpoint_id: str, flat: Sequence[bytes], hidden: Collection[
 def raw_writes(checkpoint_id: str, flat: Sequence[bytes]) -> list[Write]:
     """Return all writes of a checkpoint."""
     found = []
-    what = f"a pending write of checkpoint {checkpoint_id!r}"
     for field, value in zip(flat[::2], flat[1::2], strict=True):
         try:
             idx, task_id = field.decode().split(" ", 1)
             seq, size, rest = value.split(b" ", 2)
             children, info = rest[: int(size)], rest[int(size) :]
-            bound = _write_bound(checkpoint_id, task_id, int(idx), children)
-            channel, path, length, body = unpack_sealed(info, what, *bound)
-            found.append(Write(task_id, int(idx), channel, children, body, length, path, int(seq)))
+            found.append(records.unpack_write(checkpoint_id, int(seq), task_id, int(idx), info, children))
         except ValueError as exc:
-            raise CheckpointCorrupted(f"{what} cannot be decoded: {exc}") from exc
+            raise CheckpointCorrupted(
+                f"a pending write of checkpoint {checkpoint_id!r} cannot be decoded: {exc}"
+            ) from exc
     return found
 
 
-def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:
-    return checkpoint_id.encode(), task_id.encode(), b"%d" % idx, children
+# -- common states
+
+
+def unpack_commons(flat: Sequence[bytes], thread_id: str) -> dict[str, list[Common]]:
+    """Return what a thread has in common with others, the oldest first."""
+    found: dict[str, list[Common]] = {}
+    entries = []
+    for field, value in zip(flat[::2], flat[1::2], strict=True):
+        seq, size, names = field.split(b" ", 2)
+        one, two = names[: int(size)].decode(), names[int(size) :].decode()
+        if thread_id in (one, two):
+            length, rest = value.split(b" ", 1)
+            children, data = rest[: int(length)], rest[int(length) :]
+            entries.append(
+                (int(seq), two if one == thread_id else one, records.unpack_common(data, children, one, two))
+            )
+    for _, other, common in sorted(entries, key=lambda entry: entry[0]):
+        found.setdefault(other, []).append(common)
+    return found
 
 
 # -- objects

@@ -23,7 +23,7 @@ from everstep.stores.protocol import (
     Stored,
     Write,
 )
-from everstep.stores.records import pack_common, pack_sealed
+from everstep.stores.records import pack_common, pack_origin
 from everstep.stores.redis_adopt import Adopting
 from everstep.stores.redis_items import (
     bucket_of,
@@ -377,7 +377,7 @@ class Plan(Adopting):
         self._commands.append(["release", thread_id])
         key = origin.record.key
         began = f"{origin.seq} {line_name(key.thread_id, key.namespace)}\n{key.checkpoint_id}"
-        sealed = pack_sealed(list(key), thread_id.encode())
+        sealed = pack_origin(key, thread_id)
         self._do("HSET", f"thread:{escaped(thread_id)}:heads", "began", began, "origin", sealed)
         self._do("HINCRBY", f"thread:{line_name(key.thread_id, key.namespace)}:began", key.checkpoint_id, 1)
         self._changed.add(thread_id)

@@ -34,15 +34,17 @@ from everstep.stores.records import (
     matches,
     pack_common,
     pack_operation,
+    pack_origin,
     pack_run,
-    pack_sealed,
+    pack_write,
     packed_filter,
     record_digest,
     unpack_common,
     unpack_operation,
+    unpack_origin,
     unpack_record,
     unpack_run,
-    unpack_sealed,
+    unpack_write,
 )
 from everstep.stores.transaction import Line, Packed, now_micros
 from everstep.values.tree import FORMAT, hashes
@@ -151,7 +153,7 @@ class Rows:
                                AND w.seq > h.after AND w.seq <= h.upto)""",
             (line, checkpoint_id),
         )
-        found = [_write(checkpoint_id, *row) for row in rows]
+        found = [unpack_write(checkpoint_id, *row) for row in rows]
         return sorted(found, key=lambda write: (write.task_path, write.task_id, write.idx))
 
     def find(self, checkpoint_id: str) -> list[Key]:
@@ -303,7 +305,7 @@ class Rows:
         return Thread(
             thread_id,
             str(family),
-            _origin(origin, thread_id) if origin is not None else None,
+            unpack_origin(origin, thread_id) if origin is not None else None,
             heads,
             newest,
             self._hidden(ref),
@@ -319,7 +321,7 @@ class Rows:
         rows = self._execute(
             "SELECT name, origin FROM threads WHERE family = ? AND origin IS NOT NULL ORDER BY id", (family,)
         )
-        return [name for name, origin in rows if _origin(origin, name).thread_id == thread_id]
+        return [name for name, origin in rows if unpack_origin(origin, name).thread_id == thread_id]
 
     def _hidden(self, thread: int) -> dict[int, list[Hidden]]:
         hidden: dict[int, list[Hidden]] = {}
@@ -391,7 +393,7 @@ class Rows:
             for name, *write in self._execute(
                 "SELECT checkpoint, seq, task, idx, info, children FROM writes WHERE line = ?", (line,)
             ):
-                writes.append((Key(thread_id, namespace, name), _write(name, *write)))
+                writes.append((Key(thread_id, namespace, name), unpack_write(name, *write)))
         began = self._execute("SELECT seq FROM checkpoints WHERE seq = ?", (began,)).get
         threads = self._execute("SELECT name FROM threads WHERE family = ? ORDER BY id", (family,)) if kin else ()
         return RawThread(
@@ -399,7 +401,7 @@ class Rows:
             str(family),
             b"%d/%d" % (self._execute("SELECT value FROM counters WHERE name = 'identity'").get, family),
             lines,
-            _origin(origin, thread_id) if origin is not None else None,
+            unpack_origin(origin, thread_id) if origin is not None else None,
             began or 0,
             self._pinned(ref),
             [stretch for stretches in self._hidden(ref).values() for stretch in stretches],
@@ -526,7 +528,7 @@ class Rows:
             self._execute("DELETE FROM writes WHERE line = ? AND checkpoint = ?", (line, checkpoint_id))
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
-        sealed = pack_sealed(list(origin.record.key), thread_id.encode())
+        sealed = pack_origin(origin.record.key, thread_id)
         self._release_origin(thread_id)
         self._execute("UPDATE threads SET began = ?, origin = ? WHERE name = ?", (origin.seq, sealed, thread_id))
         self._execute("UPDATE checkpoints SET branches = branches + 1 WHERE seq = ?", (origin.seq,))
@@ -588,7 +590,7 @@ class Rows:
         self._execute(f"DELETE FROM hidden WHERE operation = ? AND line IN ({_LINES_OF_NAME})", (operation, thread_id))
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
-        info = _packed_write(checkpoint_id, write)
+        info = pack_write(checkpoint_id, write)
         self._execute(
             f"""INSERT INTO writes (seq, line, checkpoint, task, idx, info, children)
                 VALUES ({_next("writes")}, ?, ?, ?, ?, ?, ?)
@@ -768,7 +770,7 @@ class Rows:
             [(o.seq, thread, o.undone, pack_operation(o, o.seq)) for o in raw.operations],
         )
         self._release_origin(raw.thread_id)
-        origin = pack_sealed(list(raw.origin), raw.thread_id.encode()) if raw.origin is not None else None
+        origin = pack_origin(raw.origin, raw.thread_id) if raw.origin is not None else None
         self._execute(
             "UPDATE threads SET began = ?, origin = ?, note = ? WHERE id = ?",
             (raw.began or None, origin, raw.note, thread),
@@ -813,7 +815,7 @@ class Rows:
             [
                 (
                     w.seq, lines[key.namespace], key.checkpoint_id, w.task_id, w.idx,
-                    _packed_write(key.checkpoint_id, w), w.children,
+                    pack_write(key.checkpoint_id, w), w.children,
                 )
                 for key, w in raw.writes
             ],
@@ -936,22 +938,3 @@ def _listed(row: Sequence[Any]) -> Stored:
     seq, checkpoint_id, step, run, pinned, added, info, root_digest, hidden, thread_id, namespace, family = row
     record = unpack_record(Key(thread_id, namespace, checkpoint_id), step, b"", info, None)
     return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root_digest), run, added)
-
-
-def _origin(sealed: bytes, thread_id: str) -> Key:
-    return Key(*unpack_sealed(sealed, f"the origin of thread {thread_id!r}", thread_id.encode()))
-
-
-def _write(checkpoint_id: str, seq: int, task: str, idx: int, info: bytes, children: bytes) -> Write:
-    what = f"a pending write of checkpoint {checkpoint_id!r}"
-    channel, path, size, body = unpack_sealed(info, what, *_write_bound(checkpoint_id, task, idx, children))
-    return Write(task, idx, channel, children, body, size, path, seq)
-
-
-def _packed_write(checkpoint_id: str, write: Write) -> bytes:
-    bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
-    return pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)
-
-
-def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:
-    return checkpoint_id.encode(), task_id.encode(), b"%d" % idx, children
