@@ -449,6 +449,29 @@ def test_a_branch_is_found_from_its_name_in_any_process(shelf: Shelf) -> None:
     assert the_ids(second, names[0]) == ["its own"]
 
 
+def test_one_name_taken_by_two_families_at_once_goes_to_one(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, second = shelf.open(), shelf.open()
+    kin = name_in("x")
+    assert bucket_of("t") != bucket_of("x")
+    for name in ("t", "x"):
+        go(store.commit(follow(name, "1")))
+    go(store.commit(branch(kin, "1", Key("x", "", "1"))))  # keeps the family in the bucket of the name
+    go(store.delete("x"))
+
+    def sent(*args: Any) -> Any:
+        monkeypatch.undo()
+        go(second.commit(branch("x", "second", Key(kin, "", "1"))))  # between the alias and the commit of the other
+        return store._server._sent(*args)
+
+    monkeypatch.setattr(store._server, "_sent", sent)
+    with pytest.raises(InvalidInput, match="not of the family"):
+        go(store.commit(branch("x", "first", Key("t", "", "1"))))
+    for each in (store, second, shelf.open()):
+        assert the_ids(each, "x") == ["second"]
+        assert sorted(ids(go(each.list_checkpoints(Query())))) == ["1", "1", "second"]
+    assert go(store.find("first")) == []
+
+
 def test_a_branch_of_another_family_is_not_shadowed(shelf: Shelf) -> None:
     store = shelf.open()
     two, three = name_in("one", "two"), name_in("one", "x")

@@ -384,9 +384,41 @@ class _Server:
         """Note where a thread will be kept, just before it is; False: it has come to be elsewhere."""
         if search.bucket == search.own:
             return True
-        value = f"{search.bucket} {uuid.uuid4().hex}"
+        return self._set_alias(search, search.bucket, at)
+
+    def _set_alias(self, search: _Search, bucket: int, at: float) -> bool:
+        """Give a thread's alias a new word, which makes it ours; False: it is not as it was found."""
+        value = f"{bucket} {uuid.uuid4().hex}".encode()
         reply = self._call(search.own, at, "alias", search.thread_id, value, search.alias, self._life, writes=True)
-        return bool(reply[0] == b"done")
+        if reply[0] != b"done":
+            return False
+        search.alias = value
+        return True
+
+    def _take_over(self, search: _Search, at: float) -> None:
+        """Before a thread is made in the bucket of its name, though an alias leads elsewhere.
+
+        Who left it may be about to make the thread there. With a new word in the alias they find out (`_is_kept`); if
+        they were first, the thread is there.
+        """
+        bucket = _bucket_of_alias(search.alias)
+        if not self._set_alias(search, bucket, at):
+            raise Stale
+        if self._call(bucket, at, "look", search.thread_id, "")[0] == b"found":
+            raise InvalidInput(f"thread {search.thread_id!r} exists and is not of the family it should branch from")
+
+    def _is_kept(self, plan: Plan, search: _Search, line: tuple[str, str], at: float) -> bool:
+        """Whether the alias of a thread that was just made still leads to it; if not, the thread is taken back."""
+        if line[0] not in plan.created or search.bucket == search.own:
+            return True
+        state = plan.state(*line)
+        raw = state.raw if state is not None else b""
+        try:
+            if self._call(search.own, at, "get", "GET", f"alias:{escaped(line[0])}") == search.alias:
+                return True
+            return bool(self._call(search.bucket, at, "retract", *line, raw)[0] != b"done")
+        except StoreError:  # it is made; that this could not be asked does not unmake it
+            return True
 
     def _register(self, bucket: int, at: float) -> None:
         """Note that a bucket is in use, before it is."""
@@ -527,6 +559,8 @@ class _Server:
                 continue
             reply = self._sent(plan.arguments(*line), search.bucket, line[0], drafts[-1] if drafts else None, lost, at)
             if reply[0] == b"done":
+                if not self._is_kept(plan, search, line, at):
+                    continue
                 self._note_plan(plan, line, stored, search.bucket, since)
                 if reply[1] == b"1":
                     self._renew_aliases(plan.family_name, at)
@@ -543,6 +577,8 @@ class _Server:
             script = functools.partial(self._call, search.bucket, at)
             plan = Plan(script, search.bucket, self._life, search.thread_id)
             if nowhere is not None:
+                if search.bucket == search.own and search.alias:
+                    self._take_over(search, at)
                 plan.accept_absence(nowhere, search.alias)
             try:
                 return plan, work(plan)

@@ -1006,6 +1006,19 @@ function verbs.alias()
   return set_alias(name, value, life)
 end
 
+-- Take back a thread that was made just now, if nobody has used it: its alias has gone to somebody else.
+function verbs.retract()
+  local name, namespace, raw = take(), take(), take()
+  local family = alive(name)
+  local lines = family and namespaces(name) or {}
+  if #lines ~= 1 or call("HGET", thread_key(name) .. ":heads", "@" .. namespace) ~= raw then return { "used" } end
+  check_deletable(name, family_key(family))
+  remove(name, namespace, family, call("ZRANGE", line_key(name, namespace) .. ":index", 0, -1), false)
+  settle(name, namespace, family)
+  drop_thread(name, family_key(family))
+  return { "done" }
+end
+
 -- Give the alias of a thread that lives as long as its family.
 function verbs.renew_alias()
   local name, value, life = take(), take(), tonumber(take())
