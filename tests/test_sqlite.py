@@ -154,6 +154,17 @@ def test_a_file_that_is_no_database_is_left_alone(path: Path, content: bytes) ->
     assert path.read_bytes() == content
 
 
+def test_a_file_whose_maker_was_killed_half_way_becomes_a_store(path: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half.db"
+    maker = apsw.Connection(str(half))
+    maker.execute("PRAGMA cache_size=1; BEGIN; CREATE TABLE t (x); INSERT INTO t VALUES (zeroblob(100000))")
+    path.write_bytes(half.read_bytes())
+    path.with_name(f"{path.name}-journal").write_bytes((tmp_path / "half.db-journal").read_bytes())
+    assert path.stat().st_size > 4096, "pages were written that were never committed"
+    _open_and_use(path)
+    maker.close()
+
+
 def test_an_empty_file_becomes_a_store(path: Path) -> None:
     path.touch()
     _open_and_use(path)

@@ -65,6 +65,7 @@ Synchronous = Literal["full", "normal", "off"]
 SCHEMA_FIRST, SCHEMA_VERSION = 2, 3  # older files were never released
 APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
+_PAGE_BYTES_LEAST = 512  # of any SQLite file
 _RESERVED_BYTES = 8  # at the end of each page, for its checksum
 _WAL_PAGES_MIN, _WAL_PAGES_MAX = 56, 400
 _TIDY_PAGES = 64  # given back at once after a sweep in passing
@@ -647,9 +648,10 @@ def _opened(path: Path, busy_ms: int) -> apsw.Connection:
 
 def _prepare(connection: apsw.Connection, path: Path) -> None:
     """Make a new file a store, or check that an old one is."""
-    size = os.path.getsize(path)  # before the pages are counted: another process may be making the file
     if connection.pragma("page_count") == 0:
-        if size > 0:
+        # Smaller than any page, it is no database. Whole pages are those of a process that is making the file now;
+        # those of one killed at it went when the pages were counted.
+        if 0 < os.path.getsize(path) < _PAGE_BYTES_LEAST:
             raise StoreMismatch(f"{path} is not a SQLite database; give the store a file of its own")
         reserved = ctypes.c_int(_RESERVED_BYTES)
         connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
