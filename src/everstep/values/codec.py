@@ -20,7 +20,7 @@ import threading
 import uuid
 import zoneinfo
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import ormsgpack
 
@@ -48,41 +48,12 @@ _PLAIN = frozenset((type(None), bool, float, bytes))
 _END = ormsgpack.packb(b"\xe5everstep.end")  # follows a value when it is unpacked, so that rubbish behind it shows
 
 
-def pack(value: Any, path: str = "value") -> bytes:
-    """Return the canonical bytes of `value`; `path` is what errors call it. Raises UnstorableValue."""
-    try:
-        return _pack_fast(value)
-    except (TypeError, EverstepError, RuntimeError):  # the packer's own errors are TypeErrors and hide their cause
-        interrupt, _hidden.interrupt = getattr(_hidden, "interrupt", None), None
-        if interrupt is not None:
-            raise interrupt from None
-        return ormsgpack.packb(_lower(value, path, []), option=_OPTIONS)
-
-
-def unpack(packed: bytes) -> Any:
-    """Return the value that `pack` turned into these bytes."""
-    return unpack_parts([packed])
-
-
-def unpack_parts(parts: list[bytes]) -> Any:
-    """Return the value whose bytes are the joined `parts`."""
-    return _Reader().read([b"\x92", *parts, _END])
-
-
 def check_depth(packed: bytes, depth_above: int, path: str) -> None:
     """Raise UnstorableValue if these bytes, `depth_above` containers down, nest deeper than DEPTH_MAX."""
     if depth_above + len(packed) <= DEPTH_MAX:
         return
     if depth_above + _containers_at_most(packed) > DEPTH_MAX and depth_above + depth(packed) > DEPTH_MAX:
         raise UnstorableValue(path, "a value", f"it nests deeper than {DEPTH_MAX} levels")
-
-
-def opened(value: Any, path: str) -> tuple[int, list[Any]]:
-    """Return (tag, items) of a value that is stored as a tagged list, so that a large one can be split."""
-    tag, content = _opened(value, path)
-    if tag in (SET, FROZENSET):
-        content.sort(key=lambda item: pack(item, path))
-    return tag, content
 
 
 def has_text_keys(mapping: dict[Any, Any]) -> bool:
@@ -210,57 +181,138 @@ def _ext_span(packed: bytes, at: int) -> tuple[int, int]:
 # -- packing -----------------------------------------------------------------------------------------------------------
 
 
-def _pack_fast(value: Any) -> bytes:
-    packed = ormsgpack.packb(value, _tagged_fast, _OPTIONS)
-    # The packer writes a bytearray as bytes. Where the bytes marker cannot be seen there is none.
-    if (0xC4 in packed or 0xC5 in packed or 0xC6 in packed) and _holds_buffer(value):
-        raise TypeError("a bytearray needs the careful way")
-    return packed
+class Types(Protocol):
+    """Which classes are saved and rebuilt, and how. `everstep.values.registry` is one."""
+
+    def for_type(self, cls: type, /) -> registry.Registered | None: ...
+    def for_name(self, name: str, /) -> registry.Registered | None: ...
 
 
-def _tagged_fast(value: Any) -> ormsgpack.Ext:
-    """Return the extension value for `value`; the packer calls this for what it does not know."""
-    make = _MAKERS.get(type(value))
-    if make is not None:
-        return ormsgpack.Ext(*make(value, ""))
-    try:
-        tag, content = _opened(value, "")
-    except Exception:
-        raise
-    except BaseException as exc:  # Ctrl-C in a caller's to_state: the packer would swallow it
-        _hidden.interrupt = exc
-        raise
-    if tag in (SET, FROZENSET):
-        return ormsgpack.Ext(tag, _packed_set([_pack_fast(item) for item in content]))
-    return ormsgpack.Ext(tag, _pack_fast(content))
+class Codec:
+    """Packs and unpacks values; objects of the classes that `types` knows."""
+
+    __slots__ = ("advice", "types")
+
+    def __init__(self, types: Types, advice: str) -> None:
+        self.types, self.advice = types, advice
+
+    def pack(self, value: Any, path: str = "value") -> bytes:
+        """Return the canonical bytes of `value`; `path` is what errors call it. Raises UnstorableValue."""
+        try:
+            return self._pack_fast(value)
+        except (TypeError, EverstepError, RuntimeError):  # the packer's own errors are TypeErrors and hide their cause
+            interrupt, _hidden.interrupt = getattr(_hidden, "interrupt", None), None
+            if interrupt is not None:
+                raise interrupt from None
+            return ormsgpack.packb(self._lower(value, path, []), option=_OPTIONS)
+
+    def unpack(self, packed: bytes) -> Any:
+        """Return the value that `pack` turned into these bytes."""
+        return self.unpack_parts([packed])
+
+    def unpack_parts(self, parts: list[bytes]) -> Any:
+        """Return the value whose bytes are the joined `parts`."""
+        return _Reader(self.types).read([b"\x92", *parts, _END])
+
+    def opened(self, value: Any, path: str) -> tuple[int, list[Any]]:
+        """Return (tag, items) of a value that is stored as a tagged list, so that a large one can be split."""
+        tag, content = self._opened(value, path)
+        if tag in (SET, FROZENSET):
+            content.sort(key=lambda item: self.pack(item, path))
+        return tag, content
+
+    def _pack_fast(self, value: Any) -> bytes:
+        packed = ormsgpack.packb(value, self._tagged_fast, _OPTIONS)
+        # The packer writes a bytearray as bytes. Where the bytes marker cannot be seen there is none.
+        if (0xC4 in packed or 0xC5 in packed or 0xC6 in packed) and _holds_buffer(value):
+            raise TypeError("a bytearray needs the careful way")
+        return packed
+
+    def _tagged_fast(self, value: Any) -> ormsgpack.Ext:
+        """Return the extension value for `value`; the packer calls this for what it does not know."""
+        make = _MAKERS.get(type(value))
+        if make is not None:
+            return ormsgpack.Ext(*make(value, ""))
+        try:
+            tag, content = self._opened(value, "")
+        except Exception:
+            raise
+        except BaseException as exc:  # Ctrl-C in a caller's to_state: the packer would swallow it
+            _hidden.interrupt = exc
+            raise
+        if tag in (SET, FROZENSET):
+            return ormsgpack.Ext(tag, _packed_set([self._pack_fast(item) for item in content]))
+        return ormsgpack.Ext(tag, self._pack_fast(content))
+
+    def _opened(self, value: Any, path: str) -> tuple[int, list[Any]]:
+        """Return the tag and the content of a tagged container; raise UnstorableValue for an unknown type."""
+        kind = type(value)
+        if kind is tuple:
+            return TUPLE, list(value)
+        if kind is set or kind is frozenset:
+            return (SET if kind is set else FROZENSET), list(value)
+        if kind is dict:
+            return MAP, [part for pair in list(value.items()) for part in pair]
+        entry = self.types.for_type(kind)
+        if entry is None:
+            raise UnstorableValue(path, f"a {kind.__module__}.{kind.__qualname__}", self._advice(value))
+        try:
+            return OBJECT, [entry.name, entry.to_state(value)]
+        except Exception as exc:
+            raise UnstorableValue(path, f"a {entry.name}", f"its to_state failed: {exc!r}") from exc
+
+    def _advice(self, value: Any) -> str:
+        if isinstance(value, (memoryview, type)) or callable(value):
+            return "only data can be stored; keep it outside the state, or store what it is made from"
+        return self.advice
+
+    def _lower(self, value: Any, path: str, above: list[int]) -> Any:
+        """Return `value` in types the packer writes exactly; `above` holds the containers being walked, by identity."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is int:
+            return value if -(2**63) <= value < 2**64 else ormsgpack.Ext(*_MAKERS[int](value, path))
+        if kind is str:
+            return ormsgpack.Ext(*_MAKERS[str](value, path)) if _surrogates(value) else value
+        if kind in _MAKERS:
+            return ormsgpack.Ext(*_MAKERS[kind](value, path))
+        if id(value) in above:
+            raise UnstorableValue(path, f"a {kind.__name__}", "it contains itself")
+        if len(above) >= DEPTH_MAX:
+            raise UnstorableValue(path, f"a {kind.__name__}", f"it nests deeper than {DEPTH_MAX} levels")
+        above.append(id(value))
+        try:
+            if kind is list:
+                return [self._lower(item, f"{path}[{n}]", above) for n, item in enumerate(list(value))]
+            if kind is dict and has_text_keys(value):
+                return {key: self._lower(item, join_path(path, key), above) for key, item in list(value.items())}
+            return ormsgpack.Ext(*self._lower_tagged(value, path, above))
+        finally:
+            above.pop()
+
+    def _lower_tagged(self, value: Any, path: str, above: list[int]) -> tuple[int, bytes]:
+        tag, content = self._opened(value, path)
+        if tag == MAP:
+            paths = [p for key in content[::2] for p in (f"{path} (key {_shown(key)})", join_path(path, key))]
+        elif tag == TUPLE:
+            paths = [f"{path}[{n}]" for n in range(len(content))]
+        else:  # a set has no positions; the fields of an object read as `path.field`
+            paths = [path] * len(content)
+        lowered = [self._lower(item, where, above) for item, where in zip(content, paths, strict=True)]
+        if tag in (SET, FROZENSET):
+            return tag, _packed_set([ormsgpack.packb(item, option=_OPTIONS) for item in lowered])
+        return tag, ormsgpack.packb(lowered, option=_OPTIONS)
+
+
+DEFAULT = Codec(registry, "its class is not registered; call everstep.register(cls), or store plain data")
+"""With the classes that were registered."""
+
+pack, unpack, unpack_parts, opened = DEFAULT.pack, DEFAULT.unpack, DEFAULT.unpack_parts, DEFAULT.opened
 
 
 def _packed_set(items: list[bytes]) -> bytes:
     return array_header(len(items)) + b"".join(sorted(items))
-
-
-def _opened(value: Any, path: str) -> tuple[int, list[Any]]:
-    """Return the tag and the content of a tagged container; raise UnstorableValue for an unknown type."""
-    kind = type(value)
-    if kind is tuple:
-        return TUPLE, list(value)
-    if kind is set or kind is frozenset:
-        return (SET if kind is set else FROZENSET), list(value)
-    if kind is dict:
-        return MAP, [part for pair in list(value.items()) for part in pair]
-    entry = registry.for_type(kind)
-    if entry is None:
-        raise UnstorableValue(path, f"a {kind.__module__}.{kind.__qualname__}", _advice(value))
-    try:
-        return OBJECT, [entry.name, entry.to_state(value)]
-    except Exception as exc:
-        raise UnstorableValue(path, f"a {entry.name}", f"its to_state failed: {exc!r}") from exc
-
-
-def _advice(value: Any) -> str:
-    if isinstance(value, (memoryview, type)) or callable(value):
-        return "only data can be stored; keep it outside the state, or store what it is made from"
-    return "its class is not registered; call everstep.register(cls), or store plain data"
 
 
 def _holds_buffer(value: Any) -> bool:
@@ -276,46 +328,6 @@ def _holds_buffer(value: Any) -> bool:
         elif kind is bytearray or kind is memoryview:
             return True
     return False
-
-
-def _lower(value: Any, path: str, above: list[int]) -> Any:
-    """Return `value` in types the packer writes exactly; `above` holds the containers being walked, by identity."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is int:
-        return value if -(2**63) <= value < 2**64 else ormsgpack.Ext(*_MAKERS[int](value, path))
-    if kind is str:
-        return ormsgpack.Ext(*_MAKERS[str](value, path)) if _surrogates(value) else value
-    if kind in _MAKERS:
-        return ormsgpack.Ext(*_MAKERS[kind](value, path))
-    if id(value) in above:
-        raise UnstorableValue(path, f"a {kind.__name__}", "it contains itself")
-    if len(above) >= DEPTH_MAX:
-        raise UnstorableValue(path, f"a {kind.__name__}", f"it nests deeper than {DEPTH_MAX} levels")
-    above.append(id(value))
-    try:
-        if kind is list:
-            return [_lower(item, f"{path}[{n}]", above) for n, item in enumerate(list(value))]
-        if kind is dict and has_text_keys(value):
-            return {key: _lower(item, join_path(path, key), above) for key, item in list(value.items())}
-        return ormsgpack.Ext(*_lower_tagged(value, path, above))
-    finally:
-        above.pop()
-
-
-def _lower_tagged(value: Any, path: str, above: list[int]) -> tuple[int, bytes]:
-    tag, content = _opened(value, path)
-    if tag == MAP:
-        paths = [p for key in content[::2] for p in (f"{path} (key {_shown(key)})", join_path(path, key))]
-    elif tag == TUPLE:
-        paths = [f"{path}[{n}]" for n in range(len(content))]
-    else:  # a set has no positions; the fields of an object read as `path.field`
-        paths = [path] * len(content)
-    lowered = [_lower(item, where, above) for item, where in zip(content, paths, strict=True)]
-    if tag in (SET, FROZENSET):
-        return tag, _packed_set([ormsgpack.packb(item, option=_OPTIONS) for item in lowered])
-    return tag, ormsgpack.packb(lowered, option=_OPTIONS)
 
 
 def join_path(path: str, key: Any) -> str:
@@ -407,7 +419,8 @@ UNSPLIT = frozenset(_MAKERS)
 class _Reader:
     """One unpacking: counts tagged levels and keeps the error that the packer would hide."""
 
-    def __init__(self) -> None:
+    def __init__(self, types: Types) -> None:
+        self.types = types
         self.level = 0
         self.failure: BaseException | None = None
 
@@ -464,7 +477,7 @@ def _read_map(data: bytes, reader: _Reader) -> dict[Any, Any]:
 
 def _read_object(data: bytes, reader: _Reader) -> Any:
     name, state = reader.content(data)
-    entry = registry.for_name(name)
+    entry = reader.types.for_name(name)
     if entry is None:
         raise UnregisteredType(name)
     return entry.from_state(state)

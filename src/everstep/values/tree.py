@@ -91,19 +91,24 @@ def hashes(children: bytes) -> list[bytes]:
 class Writer:
     """Turns values into nodes and collects the objects they need, but for the `known` ones."""
 
-    def __init__(self, known: Collection[bytes] = frozenset(), objects: dict[bytes, Content] | None = None) -> None:
-        self._known = known
+    def __init__(
+        self,
+        known: Collection[bytes] = frozenset(),
+        objects: dict[bytes, Content] | None = None,
+        packer: codec.Codec = codec.DEFAULT,
+    ) -> None:
+        self._known, self._codec = known, packer
         self.objects = objects if objects is not None else {}
         self.added_bytes = sum(len(children) + len(body) for children, body in self.objects.values())
 
     def whole(self, value: Any, path: str) -> Node:
         """Write `value` as one object, however large."""
-        packed = codec.pack(value, path)
+        packed = self._codec.pack(value, path)
         return Node(self._leaf(packed, -1, path), bytes((WHOLE,)), len(packed))  # the list around is not the caller's
 
     def value(self, value: Any, path: str, whole_max: int = ENTRY_MAX, depth: int = 0) -> Node:
         """Write `value`, split where it is larger than `whole_max`."""
-        packed = codec.pack(value, path)
+        packed = self._codec.pack(value, path)
         size = len(packed)
         if size <= whole_max or (size <= _TEXT_MAX and type(value) in (str, bytes)):
             return self._atom(packed, depth, path)
@@ -208,7 +213,7 @@ class Writer:
             return _tagged(codec.BYTEARRAY, self._cut_node(RAW, bytes(value), len(value)))
         if kind in codec.UNSPLIT:
             return Node(self._leaf(packed, depth, path), REF_BODY, len(packed))
-        tag, items = codec.opened(value, path)
+        tag, items = self._codec.opened(value, path)
         return _tagged(tag, self.list_node(items, path, depth))
 
     def _split_packed(self, packed: bytes, path: str, depth: int) -> Node:
