@@ -40,6 +40,7 @@ from everstep.stores.protocol import (
     Draft,
     Hidden,
     Key,
+    Loaded,
     Move,
     Object,
     Operation,
@@ -134,11 +135,17 @@ async def stored_objects(store: Store, family: str, *roots: Object) -> set[bytes
 async def elsewhere() -> MemoryStore:
     """Return a store with a family that has a bit of everything, to be taken over by the one under test."""
     store = MemoryStore()
+    await fill(store)
+    return store
+
+
+async def fill(store: Store) -> None:
+    """Put a family into an empty store that has a bit of everything."""
     leaf, top = make_object(b"leaf"), make_object(b"top", make_object(b"leaf"))
     first = await store.commit(put(make_record("c-1", roots=[top]), leaf, top))
     stored = [await store.commit(follow("t", "c")) for _ in range(3)]
-    third = stored[1]
-    assert first is not None and third is not None
+    third, last = stored[1:]
+    assert first is not None and third is not None and last is not None
     await store.commit(put(make_record("s1", "t", "sub")))
     common = Common(first.place, Root(leaf.hash, b"common", (6,)))
     branch = make_record("b1", "branch", step=0)._replace(parents=(first.record.key,))
@@ -153,12 +160,11 @@ async def elsewhere() -> MemoryStore:
         Change(
             thread_id="t",
             moves=[Move("", "c-3")],
-            hide=[Hidden("", third.seq, third.seq + 1), Hidden("", 0, loaded.writes[0].seq, None, "c-3")],
+            hide=[Hidden("", third.seq, last.seq), Hidden("", 0, loaded.writes[0].seq, None, "c-3")],
             pins=[Pin(first.record.key, True)],
             log=Operation("rewind", {"to": "c-3"}),
         )
     )
-    return store
 
 
 async def take_over(store: Store, source: Store, *names: str) -> tuple[list[Part], Callable[[int], int]]:
@@ -282,6 +288,51 @@ class StoreContract:
         assert await store.read("t", "", "nope") is None
         assert await store.read("t", "ns", "c1") is None
         assert await store.read("other", "", "c1") is None
+
+    async def test_many_are_read_as_each_would_be(self, store: Store) -> None:
+        await fill(store)
+        odd = make_record("c-3", "a:{b}", "漢\0", roots=[make_object(b"leaf")], metadata={"k": (1,)})
+        await store.commit(put(odd, make_object(b"leaf")))
+        hidden, with_writes, pinned = (Key("t", "", name) for name in ("c-4", "c-3", "c-1"))
+        keys = [
+            with_writes, Key("branch", "", "b1"), Key("t", "", "not stored"), hidden, Key("ghost", "", "c-1"), odd.key,
+            Key("t", "ghost", "c-1"), Key("t", "sub", "c-1"), pinned, Key("t", "sub", "s1"), with_writes,
+        ]  # fmt: skip
+
+        for writes in (False, True):
+            each = [await store.read(*key, writes=writes) for key in keys]
+            many = await store.read_many(keys, writes=writes)
+            assert [_listed(loaded) for loaded in many] == [_listed(loaded) for loaded in each if loaded is not None]
+
+        found = {loaded.stored.record.key: loaded for loaded in many}
+        assert len(many) == 7 and len(found) == 6
+        assert [key for key, loaded in found.items() if loaded.stored.hidden] == [hidden]
+        assert [key for key, loaded in found.items() if loaded.stored.pinned] == [pinned]
+        assert {key: len(loaded.writes) for key, loaded in found.items() if loaded.writes} == {with_writes: 1}
+        assert found[odd.key].stored.record == odd
+
+    async def test_reading_many_may_find_none(self, store: Store) -> None:
+        key = Key("t", "", "c1")
+        assert await store.read_many([]) == []
+        assert await store.read_many([key]) == []
+        await store.put_writes(key, [Write("task", 0, "ch", b"", b"w", 1)], [])
+        assert await store.read_many([key, key], writes=True) == []
+
+    async def test_a_long_history_is_read_in_one_call(self, store: Store) -> None:
+        names = [f"c-{n}" for n in range(1, 251)]
+        for name in names:
+            await store.commit(put(make_record(name, body=name.encode())))
+        others = [make_record("c-1", f"other {n}") for n in range(10)]
+        for record in others:
+            await store.commit(put(record))
+        await store.put_writes(Key("t", "", "c-7"), [Write("task", 0, "ch", b"", b"w", 1)], [])
+
+        keys = [*(Key("t", "", name) for name in reversed(names)), *(record.key for record in others)]
+        found = await store.read_many([*keys, *keys[:5]], writes=True)
+
+        assert [loaded.stored.record.key for loaded in found] == [*keys, *keys[:5]]
+        assert [loaded.stored.record.body.decode() for loaded in found[:250]] == names[::-1]
+        assert [loaded.stored.record.key.checkpoint_id for loaded in found if loaded.writes] == ["c-7"]
 
     # -- 1 durable
 
@@ -1284,6 +1335,55 @@ class StoreContract:
         assert ids(found) == ["ä", "c", "b", "a", "Z"]
         assert ids(await store.list_checkpoints(Query(thread_id="t", order="id", before_id="b"))) == ["a", "Z"]
 
+    async def test_lists_by_id_span_threads_and_namespaces(self, store: Store) -> None:
+        names = ["b", "\uffff", "a", "🙂", "Z", "ä", "c", "b2"]
+        for n, name in enumerate(names):
+            await store.commit(put(make_record(name, f"t{n % 3}", ("", "sub")[n % 2], metadata={"even": n % 2 == 0})))
+
+        async def found(**query: Any) -> list[str]:
+            return ids(await store.list_checkpoints(Query(namespace=None, order="id", **query)))
+
+        assert await found() == ["🙂", "\uffff", "ä", "c", "b2", "b", "a", "Z"]
+        assert await found(limit=3) == ["🙂", "\uffff", "ä"]
+        assert await found(before_id="ä", limit=2, offset=1) == ["b2", "b"]
+        assert await found(filter={"even": True}, limit=2) == ["c", "b"]
+        assert await found(filter={"even": True}, limit=2, offset=1) == ["b", "a"]
+        assert await found(filter={"even": True}, before_id="c", limit=9) == ["b", "a", "Z"]
+        assert await found(thread_id="t1", limit=2) == ["\uffff", "b2"]
+
+    async def test_a_list_can_be_of_one_id(self, store: Store) -> None:
+        places = [("t", ""), ("t", "sub"), ("u", ""), ("u", "deep")]
+        for n, place in enumerate(places):
+            for name in ("a", "same", "z"):
+                await store.commit(put(make_record(name, *place, metadata={"n": n})))
+        stored = await store.read("t", "", "same")
+        assert stored is not None
+        hide = Hidden("", stored.stored.seq - 1, stored.stored.seq)
+        await store.commit(Change(thread_id="t", hide=[hide], log=Operation("x", {})))
+
+        async def found(**query: Any) -> list[tuple[str, str]]:
+            asked = Query(checkpoint_id="same", **query)
+            listed = await store.list_checkpoints(asked)
+            assert await store.count(asked) == len(listed)
+            assert {stored.record.key.checkpoint_id for stored in listed} <= {"same"}
+            return [stored.record.key[:2] for stored in listed]
+
+        for order in ("seq", "id"):
+            assert await found(namespace=None, order=order) == places[:0:-1]
+        assert await found(namespace=None, order="oldest", hidden="also") == places
+        assert await found(hidden="only") == [("t", "")]
+        assert await found() == [("u", "")]
+        assert await found(namespace="sub") == [("t", "sub")]
+        assert await found(thread_id="u", namespace=None) == [("u", "deep"), ("u", "")]
+        assert await found(thread_id="u", namespace="deep") == [("u", "deep")]
+        assert await found(thread_id="t", hidden="also") == [("t", "")]
+        assert await found(thread_id="t") == []
+        assert await found(namespace=None, filter={"n": 2}) == [("u", "")]
+        assert await found(namespace=None, limit=1, offset=1) == [("u", "")]
+        assert await found(namespace=None, before_id="same") == []
+        assert await found(thread_id="ghost", namespace=None) == []
+        assert await store.list_checkpoints(Query(checkpoint_id="none", namespace=None)) == []
+
     async def test_lists_can_stop_at_a_sequence_or_a_step(self, store: Store) -> None:
         stored = [await store.commit(follow("t", "c")) for _ in range(4)]
         third = stored[2]
@@ -1578,9 +1678,15 @@ class StoreContract:
         await store.commit(put(make_record()))
         await store.close()
         await store.close()
-        for call in (store.read("t"), store.commit(follow("t", "c")), store.list_threads(1, 0)):
+        many = store.read_many([Key("t", "", "c1")])
+        for call in (store.read("t"), many, store.commit(follow("t", "c")), store.list_threads(1, 0)):
             with pytest.raises(StoreClosed):
                 await call
+
+
+def _listed(loaded: Loaded) -> Loaded:
+    """Return what was read with lists in it, ready to be compared."""
+    return loaded._replace(objects=list(loaded.objects), writes=list(loaded.writes))
 
 
 async def _joined(thread: threading.Thread) -> None:

@@ -130,20 +130,12 @@ class MemoryStore:
         writes: bool = False,
     ) -> Loaded | None:
         with self._open():
-            thread = self._threads.get(thread_id)
-            line = thread.lines.get(namespace) if thread is not None else None
-            wanted = checkpoint_id if checkpoint_id is not None or line is None else line.head
-            row = line.rows.get(wanted) if line is not None and wanted is not None else None
-            if thread is None or line is None or row is None:
-                return None
-            attached = line.writes.get(row.key.checkpoint_id, {}).values() if writes else ()
-            visible = [w for w in attached if not thread.is_hidden(namespace, w.seq, 0, row.key.checkpoint_id)]
-            return Loaded(
-                self._stored(thread, row),
-                line.generation,
-                self._below(thread.family, hashes(row.children)) if objects else (),
-                sorted(visible, key=lambda w: (w.task_path, w.task_id, w.idx)),
-            )
+            return self._load(thread_id, namespace, checkpoint_id, objects, writes)
+
+    async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
+        with self._open():
+            found = [self._load(*key, objects=False, writes=writes) for key in keys]
+            return [loaded for loaded in found if loaded is not None]
 
     async def find(self, checkpoint_id: str) -> list[Key]:
         with self._open():
@@ -175,14 +167,11 @@ class MemoryStore:
         with self._open():
             thread = self._threads.get(query.thread_id) if query.thread_id is not None else None
             line = thread.lines.get(query.namespace) if thread is not None and query.namespace is not None else None
-            plain = query.hidden == "also" or (thread is not None and not thread.hidden and query.hidden == "no")
-            if (
-                line is None
-                or not plain
-                or any(
-                    x is not None for x in (query.before_id, query.before_seq, query.step_max, query.run, query.spared)
-                )
-            ):
+            is_plain = query.hidden == "also" or (thread is not None and not thread.hidden and query.hidden == "no")
+            narrowed = (
+                query.checkpoint_id, query.before_id, query.before_seq, query.step_max, query.run, query.spared,
+            )  # fmt: skip
+            if line is None or not is_plain or any(bound is not None for bound in narrowed):
                 return sum(1 for _ in self._chosen(query))
             if query.after_seq is None:
                 return len(line.names)
@@ -378,6 +367,24 @@ class MemoryStore:
                 raise StoreClosed("this memory store is closed")
             yield
 
+    def _load(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
+    ) -> Loaded | None:
+        thread = self._threads.get(thread_id)
+        line = thread.lines.get(namespace) if thread is not None else None
+        wanted = checkpoint_id if checkpoint_id is not None or line is None else line.head
+        row = line.rows.get(wanted) if line is not None and wanted is not None else None
+        if thread is None or line is None or row is None:
+            return None
+        attached = line.writes.get(row.key.checkpoint_id, {}).values() if writes else ()
+        visible = [w for w in attached if not thread.is_hidden(namespace, w.seq, 0, row.key.checkpoint_id)]
+        return Loaded(
+            self._stored(thread, row),
+            line.generation,
+            self._below(thread.family, hashes(row.children)) if objects else (),
+            sorted(visible, key=lambda w: (w.task_path, w.task_id, w.idx)),
+        )
+
     def _chosen(self, query: Query) -> Iterator[tuple[_Thread, _Row]]:
         """Yield the rows that a query asks for, its filter left aside, in its order."""
         names = [query.thread_id] if query.thread_id is not None else list(self._threads)
@@ -386,14 +393,15 @@ class MemoryStore:
             for thread in (self._threads[name] for name in names if name in self._threads)
             for namespace, line in thread.lines.items()
             if query.namespace is None or namespace == query.namespace
+            if query.checkpoint_id is None or query.checkpoint_id in line.rows
         ]
         rows: Iterable[tuple[_Thread, _Row]]
         if len(lines) == 1 and query.order != "id":  # a line's rows stand in the order of their seq
             thread, line = lines[0]
-            held = line.rows.values()
+            held = _held(line, query).values()
             rows = ((thread, row) for row in (held if query.order == "oldest" else reversed(held)))
         else:
-            every = [(thread, row) for thread, line in lines for row in line.rows.values()]
+            every = [(thread, row) for thread, line in lines for row in _held(line, query).values()]
             by_id = query.order == "id"
             every.sort(key=lambda each: (each[1].key.checkpoint_id if by_id else "", each[1].seq))
             rows = every if query.order == "oldest" else reversed(every)
@@ -613,6 +621,10 @@ def _roots(thread: _Thread, without: Collection[Key]) -> Iterator[bytes]:
         yield from (row.children for row in line.rows.values() if row.key not in without)
         for writes in line.writes.values():
             yield from (write.children for write in writes.values())
+
+
+def _held(line: _Line, query: Query) -> dict[str, _Row]:
+    return line.rows if query.checkpoint_id is None else {query.checkpoint_id: line.rows[query.checkpoint_id]}
 
 
 def _matches(query: Query, thread: _Thread, row: _Row, began: Collection[int]) -> bool:

@@ -147,6 +147,9 @@ class PostgresStore:
             lambda deadline: self._database.load(thread_id, namespace, checkpoint_id, objects, writes, deadline)
         )
 
+    async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
+        return await self._read(lambda rows: rows.load_many(keys, writes)) if keys else []
+
     async def find(self, checkpoint_id: str) -> list[Key]:
         return await self._read(lambda rows: rows.find(checkpoint_id))
 

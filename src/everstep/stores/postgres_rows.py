@@ -78,6 +78,7 @@ _OF_LINES = {
     "namespace": "l.namespace = %(namespace)s",
 }
 _OF_CHECKPOINTS = {
+    "checkpoint_id": "c.id = %(checkpoint_id)s",
     "before_id": "c.id < %(before_id)s",
     "before_seq": "c.seq < %(before_seq)s",
     "after_seq": "c.seq > %(after_seq)s",
@@ -471,19 +472,23 @@ class Rows:
             _LOAD.replace("{which}", which) + (_LOAD_BELOW if objects else "") + " UNION ALL ".join(parts),
             {"t": thread_id.encode(), "n": namespace.encode(), "c": _bytes(checkpoint_id)},
         )
-        if not rows:
-            return None
-        _, generation, seq, step, run, added, family, line, flags, name, info, children, root = rows[0]
-        row = seq, name, step, run, bool(flags & 1), added, info, children, root, bool(flags & 2)
-        stored = _stored(thread_id, namespace, family, row)
-        found = [Object(*other[9:12]) for other in rows if other[0] == 1]
-        attached = [
-            unpack_write(name.decode(), other[1], other[9].decode(), other[2], *other[10:12])
-            for other in rows
-            if other[0] == 2
-        ]
-        attached.sort(key=lambda write: (write.task_path, write.task_id, write.idx))
-        return Loaded(stored, generation, found, attached), None if flags & 4 else Known(line, stored)
+        return _loaded(thread_id, namespace, rows) if rows else None
+
+    def load_many(self, keys: Sequence[Key], writes: bool) -> list[Loaded]:
+        """Read checkpoints and their writes in one statement."""
+        asked = list(dict.fromkeys(keys))
+        threads, namespaces, names = ([name.encode() for name in part] for part in zip(*asked, strict=True))
+        places: dict[int, list[Any]] = {}
+        for row in self._all(
+            _LOAD_MANY + " UNION ALL ".join([_LOAD_CHECKPOINT, *([_LOAD_WRITES] if writes else [])]),
+            {"t": threads, "n": namespaces, "c": names},
+        ):
+            places.setdefault(row[1], []).append(row)
+        found = {}
+        for place, rows in places.items():
+            key = asked[place - 1]
+            found[key] = _loaded(key.thread_id, key.namespace, rows)[0]
+        return [found[key] for key in keys if key in found]
 
     def find(self, checkpoint_id: str) -> list[Key]:
         rows = self._all(
@@ -508,11 +513,14 @@ class Rows:
     def list_checkpoints(self, query: Query) -> list[Stored]:
         order = {"seq": "c.seq DESC", "id": "c.id DESC, c.seq DESC", "oldest": "c.seq"}[query.order]
         if query.filter:
-            # Labels may be the same for two entries: what is found by them is looked at again.
-            found = self._page(query, order, None, 0)
             wanted = packed_filter(query.filter)
             end = None if query.limit is None else query.offset + query.limit
-            return [stored for stored in found if matches(stored.record.metadata, wanted)][query.offset : end]
+            found = self._page(query, order, end, 0)
+            matching = [stored for stored in found if matches(stored.record.metadata, wanted)]
+            if len(matching) < len(found) == end:  # labels may, once in an age, be the same for two entries
+                found = self._page(query, order, None, 0)
+                matching = [stored for stored in found if matches(stored.record.metadata, wanted)]
+            return matching[query.offset : end]
         return self._page(query, order, query.limit, query.offset)
 
     def _page(self, query: Query, order: str, limit: int | None, offset: int) -> list[Stored]:
@@ -544,6 +552,7 @@ class Rows:
         values = {
             "thread": _bytes(query.thread_id),
             "namespace": _bytes(query.namespace),
+            "checkpoint_id": _bytes(query.checkpoint_id),
             "before_id": _bytes(query.before_id),
             "before_seq": query.before_seq,
             "after_seq": query.after_seq,
@@ -850,18 +859,27 @@ class Rows:
             )
 
 
-# One row shape for all three: kind, eight numbers, four byte strings. The checkpoint comes first.
-_LOAD = f"""WITH chosen AS (
-        SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden FROM {{names}} n
+# One row shape for all three: kind, place among those asked for, eight numbers, four byte strings. The checkpoint comes
+# first.
+_CHOSEN = f"""SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden FROM {{names}} n
         JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
-        JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id
-        WHERE n.name = %(t)s AND l.namespace = %(n)s AND {{which}}
+        JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id"""
+_LOAD = f"""WITH chosen AS (
+        SELECT 0 AS place, c.* FROM ({_CHOSEN} WHERE n.name = %(t)s AND l.namespace = %(n)s AND {{which}}) c
+    )"""
+# OFFSET 0: each is looked up by the keys of the tables, whatever the planner thinks of how many there are.
+_LOAD_MANY = f"""WITH chosen AS (
+        SELECT a.place, c.* FROM unnest(%(t)s::bytea[], %(n)s::bytea[], %(c)s::bytea[])
+            WITH ORDINALITY AS a (thread, namespace, id, place)
+        CROSS JOIN LATERAL (
+            {_CHOSEN} WHERE n.name = a.thread AND l.namespace = a.namespace AND c.id = a.id OFFSET 0
+        ) c
     )"""
 _LOAD_BELOW = ", found AS (SELECT o.* FROM chosen CROSS JOIN LATERAL {below}(chosen.family, chosen.children) o)"
-_LOAD_CHECKPOINT = """ SELECT 0, generation, seq, step, run, added, family, line,
+_LOAD_CHECKPOINT = """ SELECT 0, place, generation, seq, step, run, added, family, line,
     pinned::int + 2 * hidden::int + 4 * turned::int, id, info, children, root FROM chosen"""
-_LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"
-_LOAD_WRITES = """SELECT 2, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
+_LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"
+_LOAD_WRITES = """SELECT 2, place, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
     JOIN {writes} w ON w.family = chosen.family AND w.line = chosen.line AND w.checkpoint = chosen.id
     WHERE NOT EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = w.family AND h.line = w.line
                       AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto)"""
@@ -925,6 +943,21 @@ def _stored(thread_id: str, namespace: str, family: int, row: Sequence[Any]) -> 
     seq, checkpoint_id, step, run, pinned, added, info, children, root, hidden = row
     record = unpack_record(Key(thread_id, namespace, checkpoint_id.decode()), step, children, info, root)
     return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root), run, added)
+
+
+def _loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Loaded, Known | None]:
+    """Return what the rows of one checkpoint say."""
+    _, _, generation, seq, step, run, added, family, line, flags, name, info, children, root = rows[0]
+    row = seq, name, step, run, bool(flags & 1), added, info, children, root, bool(flags & 2)
+    stored = _stored(thread_id, namespace, family, row)
+    found = [Object(*other[10:13]) for other in rows if other[0] == 1]
+    attached = [
+        unpack_write(name.decode(), other[2], other[10].decode(), other[3], *other[11:13])
+        for other in rows
+        if other[0] == 2
+    ]
+    attached.sort(key=lambda write: (write.task_path, write.task_id, write.idx))
+    return Loaded(stored, generation, found, attached), None if flags & 4 else Known(line, stored)
 
 
 def _listed(row: Sequence[Any]) -> Stored:

@@ -275,6 +275,8 @@ class Query:
     """None: of every thread."""
     namespace: str | None = ""
     """None: of every namespace."""
+    checkpoint_id: str | None = None
+    """Only this id."""
     before_id: str | None = None
     """Only ids smaller than this one, by code points."""
     before_seq: int | None = None
@@ -413,6 +415,10 @@ class Store(Protocol):
 
         Writes come in the order (task_path, task_id, idx), hidden ones left out.
         """
+        ...
+
+    async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
+        """Return these checkpoints, hidden or not, in the order asked for; what is missing is left out. No objects."""
         ...
 
     async def find(self, checkpoint_id: str) -> list[Key]:

@@ -28,7 +28,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from everstep.stores.heads import Heads
+from everstep.stores.heads import Heads, Seen
 from everstep.stores.protocol import (
     ANY,
     Base,
@@ -136,6 +136,9 @@ class RedisStore:
         writes: bool = False,
     ) -> Loaded | None:
         return await self._run(lambda at: self._server.load(thread_id, namespace, checkpoint_id, objects, writes, at))
+
+    async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
+        return await self._run(lambda at: self._server.load_many(keys, writes, at)) if keys else []
 
     async def find(self, checkpoint_id: str) -> list[Key]:
         return await self._run(lambda at: self._server.find(checkpoint_id, at))
@@ -316,12 +319,12 @@ class _Server:
         self._check_server(at)
         with translated(but=(Lost,)):
             try:
-                return self._link.run(self._base(bucket), _encoded(args), at, writes=writes)
+                return self._link.run(self._base(bucket), [args[0], *_encoded(args[1:])], at, writes=writes)
             except Lost:
                 self._registered.clear()  # after a failover it may be gone
                 raise
 
-    def _everywhere(self, at: float, *args: Any) -> Iterator[tuple[int, Any]]:
+    def _everywhere(self, at: float, verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
         """Call the script on every bucket in use."""
         self._check_server(at)
         with translated():
@@ -329,9 +332,19 @@ class _Server:
             members = self._link.send(key, (b"SMEMBERS", key), at)
             if isinstance(members, Exception):
                 raise members
-            buckets = sorted(int(member) for member in members)
-            replies = self._link.run_many([self._base(bucket) for bucket in buckets], _encoded(args), at)
-        yield from zip(buckets, replies, strict=True)
+        buckets = sorted(int(member) for member in members)
+        yield from zip(buckets, self._call_many(at, verb, [(bucket, args) for bucket in buckets]), strict=True)
+
+    def _call_many(self, at: float, verb: str, calls: Sequence[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
+        """Call a script on buckets, each with its arguments, in few round trips. No change is made this way."""
+        self._check_server(at)
+        with translated():
+            sent = [(self._base(bucket), _encoded(args)) for bucket, args in calls]
+            replies = self._link.run_many(verb, sent, at)
+        if any(isinstance(reply, Lost) for reply in replies):
+            self._registered.clear()
+        for (bucket, args), reply in zip(calls, replies, strict=True):
+            yield self._call(bucket, at, verb, *args) if isinstance(reply, Exception) else reply
 
     def _ask(
         self, at: float, verb: str, thread_id: str, *args: Any, writes: bool = False, once: bool = False
@@ -350,6 +363,21 @@ class _Server:
                 return search.bucket, reply
             if not search.go_on(reply[1]):
                 return None
+
+    def _ask_many(self, at: float, verb: str, calls: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
+        """Call a script about threads where those are kept, in few round trips; None: there is no such thread.
+
+        Each call names its thread first.
+        """
+        searches = [self._search(thread_id) for thread_id, *_ in calls]
+        found: list[Any] = [None] * len(calls)
+        pending = list(range(len(calls)))
+        while pending:
+            replies = self._call_many(at, verb, [(searches[n].bucket, calls[n]) for n in pending])
+            for n, reply in zip(pending, replies, strict=True):
+                found[n] = reply
+            pending = [n for n in pending if found[n][0] == b"absent" and searches[n].go_on(found[n][1])]
+        return [None if reply[0] == b"absent" else reply for reply in found]
 
     # -- where a thread is kept
 
@@ -725,23 +753,41 @@ class _Server:
         if found is None:
             return None
         bucket, reply = found
-        if len(reply) > 1:
-            state = LineState(reply[2])
-            self._heads.check(line, reply[1].decode(), state.generation, since)
-        if reply[0] == b"none":
+        loaded = next(self._loaded(line, reply, since), None)
+        if loaded is None:
             return None
-        family, raw, name, seq, item, pinned, stretches, below, attached = reply[1:]
-        key = Key(thread_id, namespace, name.decode())
-        stored = unpack_item(item, key, number(seq), family.decode(), pinned=pinned == b"1")
-        if key.checkpoint_id == state.checkpoint_id:
-            state.check(stored)
         if checkpoint_id is None:
-            known = _Known(bucket, raw, stored) if not state.turned else None
-            self._heads.note(line, stored.family, state.generation, known, since)
-        hidden = [unpack_hidden(stretch) for stretch in stretches]
-        stored = stored._replace(hidden=is_hidden(hidden, namespace, stored.seq, stored.run))
-        found_writes = unpack_writes(key.checkpoint_id, attached, hidden, namespace)
-        return Loaded(stored, state.generation, unpack_objects(below), found_writes)
+            raw, head = reply[2], loaded.stored._replace(hidden=False)
+            known = _Known(bucket, raw, head) if not LineState(raw).turned else None
+            self._heads.note(line, head.family, loaded.generation, known, since)
+        return loaded._replace(objects=unpack_objects(reply[5]))
+
+    def load_many(self, keys: Sequence[Key], writes: bool, at: float) -> list[Loaded]:
+        lines = {key[:2]: self._heads.get(key[:2]) for key in keys}
+        calls = list(_by_line(keys, int(writes)))
+        found: dict[Key, Loaded] = {}
+        for call, reply in zip(calls, self._ask_many(at, "load_many", calls), strict=True):
+            if reply is not None:
+                line = call[0], call[1]
+                found.update((loaded.stored.record.key, loaded) for loaded in self._loaded(line, reply, lines[line]))
+        return [found[key] for key in keys if key in found]
+
+    def _loaded(self, line: tuple[str, str], reply: Sequence[Any], since: Seen[_Known] | None) -> Iterator[Loaded]:
+        """Yield the checkpoints of a line that a script gave, their objects left aside."""
+        if len(reply) == 1:
+            return
+        family, state = reply[1].decode(), LineState(reply[2])
+        self._heads.check(line, family, state.generation, since)
+        hidden = [unpack_hidden(stretch) for stretch in reply[3]]
+        for name, seq, item, pinned, attached in reply[4]:
+            key = Key(*line, name.decode())
+            stored = unpack_item(item, key, number(seq), family, pinned=pinned == b"1")
+            if key.checkpoint_id == state.checkpoint_id:
+                state.check(stored)
+            stored = stored._replace(hidden=is_hidden(hidden, key.namespace, stored.seq, stored.run))
+            yield Loaded(
+                stored, state.generation, (), unpack_writes(key.checkpoint_id, attached, hidden, key.namespace)
+            )
 
     def find(self, checkpoint_id: str, at: float) -> list[Key]:
         keys = []
@@ -791,32 +837,46 @@ class _Server:
 
     def _ordered(self, query: Query, at: float) -> Iterator[Row]:
         """Yield the checkpoints of a query's threads and namespaces in its order, a page at a time."""
+        if query.checkpoint_id is not None:
+            yield from self._of_id(query, query.checkpoint_id, at)
+            return
         if query.thread_id is not None and query.order != "id":
             names = self._namespaces(query, query.thread_id, at)
             pages = [self._paged(query, query.thread_id, name, at) for name in names]
             yield from heapq.merge(*pages, key=lambda row: row.seq, reverse=query.order != "oldest")
             return
         every: list[tuple[Any, ...]] = []
-        for thread_id in [query.thread_id] if query.thread_id is not None else self._names(at):
-            found = self._ask(at, "index", thread_id)
-            lines = found[1][1] if found is not None else []
+        names = [query.thread_id] if query.thread_id is not None else self._names(at)
+        for thread_id, found in zip(names, self._ask_many(at, "index", [(name,) for name in names]), strict=True):
+            lines = found[1] if found is not None else []
             for name, flat in zip(lines[::2], lines[1::2], strict=True):
                 namespace = name.decode()
                 if query.namespace is None or namespace == query.namespace:
                     for checkpoint_id, seq in zip(flat[::2], flat[1::2], strict=True):
                         key = Key(thread_id, namespace, checkpoint_id.decode())
                         every.append((key.checkpoint_id if query.order == "id" else "", number(seq), key))
-        every.sort(reverse=query.order != "oldest")
         if query.before_id is not None:
             every = [row for row in every if row[2].checkpoint_id < query.before_id]
-        for first in range(0, len(every), _PAGE):
-            keys = [row[2] for row in every[first : first + _PAGE]]
+        every.sort(reverse=query.order != "oldest")
+        first, size = 0, _first_page(query)
+        while first < len(every):
+            keys = [row[2] for row in every[first : first + size]]
             rows = {row.key: row for row in self._items(keys, at)}
             yield from (rows[key] for key in keys if key in rows)
+            first, size = first + size, _PAGE
+
+    def _of_id(self, query: Query, checkpoint_id: str, at: float) -> list[Row]:
+        """Return the checkpoints of that id in a query's threads and namespaces, in its order."""
+        if query.thread_id is None:
+            keys = [key for key in self.find(checkpoint_id, at) if query.namespace in (None, key.namespace)]
+        else:
+            names = self._namespaces(query, query.thread_id, at)
+            keys = [Key(query.thread_id, name, checkpoint_id) for name in names]
+        return sorted(self._items(keys, at), key=lambda row: row.seq, reverse=query.order != "oldest")
 
     def _paged(self, query: Query, thread_id: str, namespace: str, at: float) -> Iterator[Row]:
         low, high = range_of(query)
-        size = _PAGE if query.limit is None else min(max(query.limit + query.offset, 1), _PAGE)
+        size = _first_page(query)
         while True:
             found = self._ask(at, "page", thread_id, namespace, query.order, low, high, size)
             if found is None:
@@ -832,13 +892,10 @@ class _Server:
                 high = f"({rows[-1].seq}"
 
     def _items(self, keys: Sequence[Key], at: float) -> Iterator[Row]:
-        lines: dict[tuple[str, str], list[str]] = {}
-        for key in keys:
-            lines.setdefault(key[:2], []).append(key.checkpoint_id)
-        for (thread_id, namespace), ids in lines.items():
-            found = self._ask(at, "items", thread_id, namespace, len(ids), *ids)
-            if found is not None:
-                yield from page_rows(thread_id, namespace, found[1])
+        calls = list(_by_line(keys))
+        for call, reply in zip(calls, self._ask_many(at, "items", calls), strict=True):
+            if reply is not None:
+                yield from page_rows(call[0], call[1], reply)
 
     def _names(self, at: float) -> list[str]:
         return [name.decode() for _, names in self._everywhere(at, "names") for name in names]
@@ -1042,6 +1099,22 @@ def _name_of(drafts: Sequence[Draft]) -> str | None:
     return drafts[-1].record.key.checkpoint_id if drafts else None
 
 
+def _by_line(keys: Sequence[Key], *args: Any) -> Iterator[tuple[str, *tuple[Any, ...]]]:
+    """Yield what to ask about these: thread, namespace, `args`, and ids, not too many at once."""
+    lines: dict[tuple[str, str], dict[str, None]] = {}
+    for key in keys:
+        lines.setdefault(key[:2], {})[key.checkpoint_id] = None
+    for line, names in lines.items():
+        ids = list(names)
+        for first in range(0, len(ids), _PAGE):
+            part = ids[first : first + _PAGE]
+            yield *line, *args, len(part), *part
+
+
+def _first_page(query: Query) -> int:
+    return _PAGE if query.limit is None else min(max(query.limit + query.offset, 1), _PAGE)
+
+
 def _bucket_of_alias(alias: bytes) -> int:
     try:
         return int(alias.split(b" ", 1)[0])
@@ -1057,6 +1130,5 @@ def _bucket_of_family(family: str) -> int:
 
 
 def _encoded(args: Sequence[Any]) -> list[Any]:
-    """Return the name of a script and its arguments as the driver takes them. Names may hold what UTF-8 does not."""
-    rest = [arg.encode("utf-8", "surrogatepass") if isinstance(arg, str) else arg for arg in args[1:]]
-    return [args[0], *rest]
+    """Return the arguments of a script as the driver takes them. Names may hold what UTF-8 does not."""
+    return [arg.encode("utf-8", "surrogatepass") if isinstance(arg, str) else arg for arg in args]

@@ -107,30 +107,33 @@ class Link:
             raise reply
         return reply
 
-    def run_many(self, bases: Sequence[bytes], args: Sequence[Any], deadline: float) -> list[Any]:
-        """Run a script on many buckets, with few round trips."""
+    def run_many(self, verb: str, calls: Sequence[tuple[bytes, Sequence[Any]]], deadline: float) -> list[Any]:
+        """Run a script on many buckets, each with its arguments, in few round trips.
+
+        Where that gave no answer an error stands for it: ask again with `run`.
+        """
+        text, sha = script(verb)
         groups: dict[int, tuple[_Pool, list[int]]] = {}
-        replies: list[Any] = [None] * len(bases)
-        for n, base in enumerate(bases):
+        replies: list[Any] = [None] * len(calls)
+        for n, (base, _) in enumerate(calls):
             try:
                 pool = self._pool_of(base, deadline)
-            except (redis.RedisError, OSError):
-                continue  # asked for one by one below
-            groups.setdefault(id(pool), (pool, []))[1].append(n)
+            except (redis.RedisError, OSError) as exc:
+                replies[n] = exc
+            else:
+                groups.setdefault(id(pool), (pool, []))[1].append(n)
         for pool, members in groups.values():
             for first in range(0, len(members), _TOGETHER):
                 part = members[first : first + _TOGETHER]
-                commands = [(b"EVALSHA", script(args[0]).sha, 1, bases[n], *args[1:]) for n in part]
+                commands = [(b"EVALSHA", sha, 1, calls[n][0], *calls[n][1]) for n in part]
+                commands[0] = (b"EVAL", text, *commands[0][2:])  # so that the server knows it for the others
                 try:
                     found = self._exchange(pool, commands, _patience(deadline))
-                except (Lost, redis.RedisError, OSError):
-                    continue
+                except (Lost, redis.RedisError, OSError) as exc:
+                    found = [exc] * len(part)
                 for n, reply in zip(part, found, strict=True):
                     replies[n] = reply
-        return [
-            self.run(base, args, deadline) if reply is None or isinstance(reply, Exception) else reply
-            for base, reply in zip(bases, replies, strict=True)
-        ]
+        return replies
 
     def send(self, key: bytes, command: tuple[Any, ...], deadline: float, *, writes: bool = False) -> Any:
         """Send a command to the server that has this key, and return its answer, which may be an error."""

@@ -117,6 +117,9 @@ class SQLiteStore:
     ) -> Loaded | None:
         return await self._driver.read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes))
 
+    async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
+        return await self._driver.read(lambda rows: rows.load_many(keys, writes)) if keys else []
+
     async def find(self, checkpoint_id: str) -> list[Key]:
         return await self._driver.read(lambda rows: rows.find(checkpoint_id))
 

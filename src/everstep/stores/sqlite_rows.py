@@ -146,6 +146,10 @@ class Rows:
         attached = self._writes(line, stored.record.key.checkpoint_id) if writes else []
         return Loaded(stored, generation, found, attached)
 
+    def load_many(self, keys: Sequence[Key], writes: bool) -> list[Loaded]:
+        found = [self.load(*key, objects=False, writes=writes) for key in keys]
+        return [loaded for loaded in found if loaded is not None]
+
     def _writes(self, line: int, checkpoint_id: str) -> list[Write]:
         rows = self._execute(
             """SELECT seq, task, idx, info, children FROM writes w WHERE line = ?1 AND checkpoint = ?2
@@ -241,6 +245,7 @@ class Rows:
     def _where(self, query: Query) -> tuple[str, list[Any]]:
         """Return the condition that a query stands for, its filter left aside, and the values in it."""
         conditions = {
+            "c.id = ?": query.checkpoint_id,
             "c.id < ?": query.before_id,
             "c.seq < ?": query.before_seq,
             "c.seq > ?": query.after_seq,

@@ -669,6 +669,14 @@ function verbs.checkpoint()
   return { "found", family, seq, item or "", tostring(call("SISMEMBER", line .. ":pins", id)) }
 end
 
+-- A checkpoint that is there, whole.
+local function loaded(line, id, writes)
+  local seq = call("ZSCORE", line .. ":index", id)
+  if not seq then return nil end
+  local item, pinned = call("GET", line .. ":item:" .. id) or "", tostring(call("SISMEMBER", line .. ":pins", id))
+  return { id, seq, item, pinned, writes == "1" and call("HGETALL", line .. ":writes:" .. id) or {} }
+end
+
 -- A checkpoint (without an id: the head) with what was asked for.
 function verbs.load()
   local name, namespace, which, id, objects, writes = take(), take(), take(), take(), take(), take()
@@ -680,20 +688,26 @@ function verbs.load()
   if which == "head" then
     local _, _, digest, head = parse_line(raw)
     id = head
-    if digest == "-" then return { "none", family, raw } end
+    if digest == "-" then return { "none", family, raw, {}, {} } end
   end
-  local seq = call("ZSCORE", line .. ":index", id)
-  if not seq then
+  local row = loaded(line, id, writes)
+  if not row then
     if which == "head" then corrupted("the head is not in the index") end
-    return { "none", family, raw }
+    return { "none", family, raw, {}, {} }
   end
-  local item = call("GET", line .. ":item:" .. id) or ""
-  local found = objects == "1" and item ~= "" and fetch(family_key(family), hashes_of(item), true) or {}
-  local attached = writes == "1" and call("HGETALL", line .. ":writes:" .. id) or {}
-  return {
-    "found", family, raw, id, seq, item, tostring(call("SISMEMBER", line .. ":pins", id)),
-    call("HVALS", thread_key(name) .. ":hidden"), found, attached,
-  }
+  local found = objects == "1" and row[3] ~= "" and fetch(family_key(family), hashes_of(row[3]), true) or {}
+  return { "found", family, raw, call("HVALS", thread_key(name) .. ":hidden"), { row }, found }
+end
+
+-- Checkpoints of a line, without their objects.
+function verbs.load_many()
+  local name, namespace, writes, ids, rows = take(), take(), take(), take_list(), {}
+  local family = alive(name)
+  if not family then return absent(name) end
+  local raw = call("HGET", thread_key(name) .. ":heads", "@" .. namespace)
+  if not raw then return { "none" } end
+  for _, id in ipairs(ids) do rows[#rows + 1] = loaded(line_key(name, namespace), id, writes) end
+  return { "found", family, raw, call("HVALS", thread_key(name) .. ":hidden"), rows }
 end
 
 function verbs.fetch()
