@@ -185,6 +185,8 @@ def test_the_usual_calls_are_one_round_trip_each(make: Any, proxy: Wire) -> None
     head.metadata.parent_checkpoint_id, head.metadata.checkpoint_id = head.metadata.checkpoint_id, "of my own"
     assert trips(lambda: engine.checkpointer.put(head)) == 1
     assert trips(lambda: run(store.read("t", objects=True, writes=True))) == 1
+    keys = [stored.record.key for stored in run(store.list_checkpoints(Query(thread_id="t")))]
+    assert trips(lambda: run(store.read_many(keys, writes=True))) == 1
     key = run(store.read("t")).stored.record.key
     leaf = make_object(b"leaf")
     write = WRITE._replace(children=leaf.hash)
@@ -1133,6 +1135,67 @@ def test_a_page_of_a_long_thread_is_found_without_looking_at_the_rest(make: Any,
         assert len(found) == 5
         (looked_at,) = connection.execute(counted).fetchone() or (0,)
     assert 5 <= looked_at < 50
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_only_what_is_asked_for_is_looked_at(make: Any, url: str, analyzed: bool) -> None:
+    store = make()
+    keys = [Key(f"t{n % 3}", "", f"c-{n}") for n in range(600)]
+    for key in keys:
+        run(store.commit(put(make_record(key.checkpoint_id, key.thread_id, metadata={"k": 1}))))
+        run(store.put_writes(key, [WRITE], []))
+    counted = """SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_xact_user_tables
+                 WHERE relname IN ('everstep_checkpoints', 'everstep_writes')"""
+    reads: list[tuple[int, Callable[[Rows], Any]]] = [
+        (200, lambda rows: rows.load_many(keys[:200], writes=False)),
+        (200, lambda rows: rows.load_many(keys[:200], writes=True)),
+        *(
+            (5, lambda rows, query=query: rows.list_checkpoints(replace(query, order="id", limit=5)))
+            for query in (Query(), Query(namespace=None), Query(before_id="c-3"), Query(filter={"k": 1}))
+            if analyzed or not query.filter
+        ),
+        (1, lambda rows: rows.list_checkpoints(Query(checkpoint_id="c-7", namespace=None))),
+        (1, lambda rows: rows.list_checkpoints(Query(checkpoint_id="c-7", thread_id="t1", limit=9))),
+    ]
+    if analyzed:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("ANALYZE")
+    for count, read in reads:
+        with Connection.connect(url) as connection:
+            assert len(read(Rows(connection, Tables(None, "everstep_")))) == count
+            (looked_at,) = connection.execute(counted).fetchone() or (0,)
+        assert count <= looked_at < 3 * count + 50
+
+
+def test_entries_of_the_same_label_are_told_apart(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("postgres", "postgres_rows"):
+        monkeypatch.setattr(f"everstep.stores.{name}.labels", lambda metadata: [7] if metadata else None)
+    store = make()
+    for n in range(9):
+        run(store.commit(put(make_record(f"c{n}", metadata={"k": n % 3}))))
+    for thread_id in (None, "t"):
+        query = Query(thread_id=thread_id, filter={"k": 1}, limit=2)
+        assert ids(run(store.list_checkpoints(query))) == ["c7", "c4"]
+        assert ids(run(store.list_checkpoints(replace(query, offset=1)))) == ["c4", "c1"]
+        assert ids(run(store.list_checkpoints(replace(query, limit=9)))) == ["c7", "c4", "c1"]
+
+
+def test_one_damaged_checkpoint_among_many_is_reported(make: Any, url: str) -> None:
+    store = make()
+    keys = [Key("t", "", f"c-{n}") for n in (1, 2, 3)]
+    for _ in keys:
+        run(store.commit(follow("t", "c")))
+    run(store.put_writes(keys[0], [WRITE], []))
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE everstep_writes SET info = set_byte(info, 9, 255 - get_byte(info, 9))")
+    assert len(run(store.read_many(keys))) == 3
+    with pytest.raises(CheckpointCorrupted):
+        run(store.read_many(keys, writes=True))
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE everstep_checkpoints SET root = root || 'x'::bytea WHERE id = 'c-2'")
+    with pytest.raises(CheckpointCorrupted) as caught:
+        run(store.read_many(keys))
+    assert caught.value.checkpoint_id == "c-2"
 
 
 def test_plans_that_are_kept_use_indexes_although_they_were_made_on_small_tables(make: Any, url: str) -> None:

@@ -724,6 +724,8 @@ def view(store: Any) -> Any:
         for found in one.objects:
             if tree.address(found.children, expand(found.body)) != found.hash:
                 raise CheckpointCorrupted("as the engine would say")
+    many = go(store.read_many([row.record.key for row in rows], writes=True))
+    assert many == [one._replace(objects=()) for one in loaded]
     return (
         rows,
         loaded,
@@ -894,6 +896,7 @@ def test_a_head_that_went_back_is_reported_once(shelf: Shelf) -> None:
     backup = {key: shelf.client.dump(key) for key in shelf.names("{*")}
     looks: list[Callable[[], Any]] = [
         lambda: store.read("t"),
+        lambda: store.read_many([Key("t", "", "0")]),
         lambda: store.commit(follow("t", "later")),
         lambda: store.commit(Change("t", log=Operation("x", {}))),
     ]
@@ -1280,6 +1283,91 @@ def test_the_names_in_keys_are_escaped_alike_here_and_there(shelf: Shelf) -> Non
     go(store.commit(follow(name, "1")))
     go(store.commit(follow(name, "2")))
     assert shelf.names("*:heads") == [f"{shelf.prefix}{{{bucket_of(name)}}}:thread:{escaped(name)}:heads".encode()]
+
+
+def counted(store: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of commands of each exchange with a server."""
+    link, sizes = store._server._link, list[int]()
+    exchange = link._exchange
+
+    def counts(pool: Any, commands: Sequence[Any], until: float) -> Any:
+        sizes.append(len(commands))
+        return exchange(pool, commands, until)
+
+    monkeypatch.setattr(link, "_exchange", counts)
+    return sizes
+
+
+def test_many_are_read_in_few_round_trips(own_shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = own_shelf.open()
+    for n in range(150):
+        go(store.commit(follow("t", f"{n}")))
+    one = [Key("t", "", f"{n}") for n in range(150)]
+    branches = [Key(name_in("t", f"branch {n} "), "", "1") for n in range(5)]
+    for key in branches:
+        go(store.commit(branch(key.thread_id, "1", Key("t", "", "1"))))
+    others = [Key(f"other {n}", "ns", "1") for n in range(200)]
+    for key in others:
+        go(store.commit(put(make_record("1", key.thread_id, "ns"))))
+
+    cold = own_shelf.open()
+    assert go(cold.read("ghost")) is None
+    trips = counted(cold, monkeypatch)
+    own_shelf.client.script_flush()
+    assert len(go(cold.read_many(one, writes=True))) == 150
+    assert trips == [1]
+    trips.clear()
+    assert len(go(cold.read_many([*one, *branches, Key("ghost", "", "1")]))) == 155
+    assert trips == [7, 5]  # the branches' own buckets say where they are
+    trips.clear()
+    assert len(go(cold.read_many([*one, *branches, *others]))) == 355
+    assert trips == [128, 78]
+    trips.clear()
+    listed = go(cold.list_checkpoints(Query(order="id", namespace=None, limit=3)))
+    assert ids(listed) == ["99", "98", "97"]
+    assert len(trips) < 15
+    trips.clear()
+    assert len(go(cold.list_checkpoints(Query(checkpoint_id="1", namespace=None)))) == 206
+    assert len(trips) < 15
+
+
+def test_many_are_read_although_answers_are_lost(own_shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = own_shelf.open()
+    keys = [Key(f"t{n}", "", "1") for n in range(5)]
+    for key in keys:
+        go(store.commit(follow(key.thread_id, "1")))
+    link = store._server._link
+    exchange, losses = link._exchange, iter((True, False, True, True))
+
+    def loses(pool: Any, commands: Sequence[Any], until: float) -> Any:
+        found = exchange(pool, commands, until)
+        if next(losses, False):
+            raise redis_link.Lost
+        return found
+
+    monkeypatch.setattr(link, "_exchange", loses)
+    assert [loaded.stored.record.key for loaded in go(store.read_many(keys))] == keys
+    assert next(losses, None) is None
+    assert store._server._registered == set()
+
+    losses = itertools.repeat(True)
+    with pytest.raises(StoreUnavailable):
+        go(store.read_many(keys))
+
+
+def test_one_damaged_checkpoint_among_many_is_reported(shelf: Shelf) -> None:
+    store = shelf.open()
+    keys = [Key(f"t{n}", "", "1") for n in range(3)]
+    for key in keys:
+        go(store.commit(follow(key.thread_id, "1")))
+    shelf.client.delete(shelf.key("*:thread:t1::item:1"))
+    with pytest.raises(CheckpointCorrupted) as caught:
+        go(store.read_many(keys))
+    assert caught.value.thread_id == "t1"
+    shelf.client.hset(shelf.key("*:thread:t2:heads"), "@", "no line")
+    for read in (store.read(*keys[2]), store.read_many(keys[2:])):
+        with pytest.raises(CheckpointCorrupted):
+            go(read)
 
 
 @pytest.mark.parametrize("namespace", ["", None])

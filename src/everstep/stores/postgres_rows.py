@@ -70,8 +70,9 @@ _LISTED = (
     + _HIDDEN
     + ", t.name, l.namespace, t.family"
 )
-_FROM_CHECKPOINTS = """FROM {checkpoints} c JOIN {lines} l ON l.family = c.family AND l.id = c.line
-                       JOIN {threads} t ON t.family = l.family AND t.id = l.thread"""
+_OF_THREADS = """JOIN {lines} l ON l.family = c.family AND l.id = c.line
+                 JOIN {threads} t ON t.family = l.family AND t.id = l.thread"""
+_FROM_CHECKPOINTS = f"FROM {{checkpoints}} c {_OF_THREADS}"
 _OF_LINES = {
     # By family too, so that the tables are entered by their keys.
     "thread": "t.name = %(thread)s AND l.family = (SELECT family FROM {names} WHERE name = %(thread)s)",
@@ -85,7 +86,7 @@ _OF_CHECKPOINTS = {
     "step_max": "c.step <= %(step_max)s",
     "run": "c.run = %(run)s",
     "spared": "(c.pinned OR c.branches > 0) = %(spared)s",
-    "labels": "c.labels @> %(labels)s",
+    "labels": "c.labels @> %(labels)s::bigint[]",
 }
 Values = Sequence[Any] | Mapping[str, Any]
 
@@ -525,15 +526,20 @@ class Rows:
 
     def _page(self, query: Query, order: str, limit: int | None, offset: int) -> list[Stored]:
         lines, where, values = self._where(query)
-        if query.thread_id is None or limit is None:
-            source, bound = f"{_FROM_CHECKPOINTS} WHERE {where} AND {lines}", values
+        bound = {**values, "end": None if limit is None else limit + offset}
+        if limit is None or query.checkpoint_id is not None:
+            source = f"{_FROM_CHECKPOINTS} WHERE {where} AND {lines}"
+        elif query.thread_id is None:  # no more than that from the index: who they belong to is looked up later
+            own = "SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND " + lines
+            source = f"""FROM (SELECT * FROM {{checkpoints}} c
+                               WHERE {where} AND {f"EXISTS ({own}) IS TRUE" if query.namespace is not None else "true"}
+                               ORDER BY {order} LIMIT %(end)s) c {_OF_THREADS}"""
         else:  # no more than that from each line, in the order of the key: the rest of a long line is not looked at
             source = f"""FROM {{lines}} l JOIN {{threads}} t ON t.family = l.family AND t.id = l.thread
                          CROSS JOIN LATERAL (
                              SELECT * FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND {where}
                              ORDER BY {order} LIMIT %(end)s) c
                          WHERE {lines}"""
-            bound = {**values, "end": limit + offset}
         rows = self._all(
             f"SELECT {_LISTED} {source} ORDER BY {order} LIMIT %(limit)s OFFSET %(offset)s",
             {**bound, "limit": limit, "offset": offset},
@@ -867,7 +873,7 @@ _CHOSEN = f"""SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden FROM {{nam
 _LOAD = f"""WITH chosen AS (
         SELECT 0 AS place, c.* FROM ({_CHOSEN} WHERE n.name = %(t)s AND l.namespace = %(n)s AND {{which}}) c
     )"""
-# OFFSET 0: each is looked up by the keys of the tables, whatever the planner thinks of how many there are.
+# OFFSET 0: each is looked up by itself, by the keys of the tables.
 _LOAD_MANY = f"""WITH chosen AS (
         SELECT a.place, c.* FROM unnest(%(t)s::bytea[], %(n)s::bytea[], %(c)s::bytea[])
             WITH ORDINALITY AS a (thread, namespace, id, place)
@@ -880,9 +886,11 @@ _LOAD_CHECKPOINT = """ SELECT 0, place, generation, seq, step, run, added, famil
     pinned::int + 2 * hidden::int + 4 * turned::int, id, info, children, root FROM chosen"""
 _LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"
 _LOAD_WRITES = """SELECT 2, place, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
-    JOIN {writes} w ON w.family = chosen.family AND w.line = chosen.line AND w.checkpoint = chosen.id
-    WHERE NOT EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = w.family AND h.line = w.line
-                      AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto)"""
+    CROSS JOIN LATERAL (
+        SELECT * FROM {writes} w WHERE w.family = chosen.family AND w.line = chosen.line AND w.checkpoint = chosen.id
+        AND NOT EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = w.family AND h.line = w.line
+                        AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto) OFFSET 0
+    ) w"""
 
 
 def labels(metadata: Mapping[str, Any]) -> list[int] | None:
