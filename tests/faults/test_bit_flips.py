@@ -53,9 +53,9 @@ def everything(path: Path) -> dict[str, Any]:
             query = Query(thread_id=thread, namespace=None, hidden="also")
             listed = ask(f"list {thread}", lambda q=query: run_to_end(store.blocking.list_checkpoints(q)))
             keys = [stored.record.key for stored in listed] if isinstance(listed, list) else []
-            ask(f"read many of {thread}", lambda k=keys: run_to_end(store.blocking.read_many(k, writes=True)))
-            for stored in listed if isinstance(listed, list) else ():
-                key = stored.record.key
+            if keys:
+                ask(f"read {thread}", lambda k=keys: run_to_end(store.blocking.read_many(k, writes=True)))
+            for key in keys:
                 ask(f"get {key}", lambda k=key: backend.get(k[2], thread_id=k[0], namespace=k[1]))
                 ask(f"find {key}", lambda k=key: run_to_end(store.blocking.find(k[2])))
                 ask(f"read {key}", lambda k=key: run_to_end(store.blocking.read(*k, writes=True)))

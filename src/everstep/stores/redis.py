@@ -763,13 +763,13 @@ class _Server:
         return loaded._replace(objects=unpack_objects(reply[5]))
 
     def load_many(self, keys: Sequence[Key], writes: bool, at: float) -> list[Loaded]:
-        lines = {key[:2]: self._heads.get(key[:2]) for key in keys}
+        since = {key[:2]: self._heads.get(key[:2]) for key in keys}
         calls = list(_by_line(keys, int(writes)))
         found: dict[Key, Loaded] = {}
         for call, reply in zip(calls, self._ask_many(at, "load_many", calls), strict=True):
             if reply is not None:
                 line = call[0], call[1]
-                found.update((loaded.stored.record.key, loaded) for loaded in self._loaded(line, reply, lines[line]))
+                found.update((loaded.stored.record.key, loaded) for loaded in self._loaded(line, reply, since[line]))
         return [found[key] for key in keys if key in found]
 
     def _loaded(self, line: tuple[str, str], reply: Sequence[Any], since: Seen[_Known] | None) -> Iterator[Loaded]:
