@@ -55,13 +55,13 @@ class UnstorableValue(EverstepError, TypeError):
 
 
 class UnregisteredType(EverstepError):
-    """Stored data holds an object of a class that this process has not registered."""
+    """Stored data holds an object of a class that this process has not registered, or may not rebuild."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the stored value is a {name!r}, which is not registered in this process; "
-            "call everstep.register(cls) for that class before reading"
+    def __init__(self, name: str, reason: str = "") -> None:
+        reason = reason or (
+            "which is not registered in this process; call everstep.register(cls) for that class before reading"
         )
+        super().__init__(f"the stored value is a {name!r}, {reason}")
         self.name = name
 
 

@@ -38,19 +38,19 @@ def open(  # noqa: A001  # the name people read as everstep.open
     Without a URL it reads the environment variable EVERSTEP_STORE, then takes `sqlite:///checkpoints.db`.
     """
     url = url if url is not None else os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
-    return CheckpointEngine(_from_url(url, options), config)
+    return CheckpointEngine(backend_from_url(url, options), config)
 
 
 def create_checkpointer(backend: str = "sqlite", *, db_path: str = "checkpoints.db", **options: Any) -> StoreBackend:
     """Return the backend of that name; one without a file ignores `db_path`."""
     if backend == "memory":
-        return _made(MemoryCheckpointer, options)
+        return made(MemoryCheckpointer, options)
     if backend == "sqlite":
-        return _made(SQLiteCheckpointer, {"path": db_path, **options})
+        return made(SQLiteCheckpointer, {"path": db_path, **options})
     if backend == "postgres":
-        return _made(PostgresCheckpointer, options)
+        return made(PostgresCheckpointer, options)
     if backend == "redis":
-        return _made(RedisCheckpointer, options)
+        return made(RedisCheckpointer, options)
     raise InvalidInput(f"unknown backend {backend!r}; known are {', '.join(map(repr, _BACKENDS))}")
 
 
@@ -62,24 +62,26 @@ async def create_checkpoint_engine(
     return CheckpointEngine(create_checkpointer(backend, db_path=db_path, **options), config)
 
 
-def _from_url(url: str, options: dict[str, Any]) -> StoreBackend:
+def backend_from_url(url: str, options: dict[str, Any]) -> StoreBackend:
+    """Return the backend at a URL; see `open`."""
     if not isinstance(url, str):
         raise InvalidInput(f"a store's URL is a string, not {type(url).__name__}")
     scheme, separator, rest = url.partition("://")
     if scheme == "memory" and separator and not rest:
-        return _made(MemoryCheckpointer, options)
+        return made(MemoryCheckpointer, options)
     if scheme == "sqlite" and separator:
         if not rest.startswith("/") or len(rest) == 1:
             raise InvalidInput(f"{url!r}: write sqlite:///relative/path or sqlite:////absolute/path")
-        return _made(SQLiteCheckpointer, {"path": unquote(rest[1:]), **options})
+        return made(SQLiteCheckpointer, {"path": unquote(rest[1:]), **options})
     if scheme in ("postgresql", "postgres") and separator:
-        return _made(PostgresCheckpointer, {"dsn": url, **options})
+        return made(PostgresCheckpointer, {"dsn": url, **options})
     if scheme in _REDIS and separator:
-        return _made(RedisCheckpointer, {"url": url, **options})
+        return made(RedisCheckpointer, {"url": url, **options})
     raise InvalidInput(f"unknown store URL {scheme + separator!r}; known are {_SCHEMES}")
 
 
-def _made(backend: Callable[..., StoreBackend], options: dict[str, Any]) -> StoreBackend:
+def made(backend: Callable[..., StoreBackend], options: dict[str, Any]) -> StoreBackend:
+    """Return the backend with these options, or say which is wrong."""
     try:
         return backend(**options)
     except TypeError as exc:

@@ -126,6 +126,11 @@ class Memory:
     def content(self, key: bytes) -> tree.Content | None:
         return self._objects.get(key)
 
+    @property
+    def contents(self) -> Mapping[bytes, tree.Content]:
+        """All the objects that are held, by hash."""
+        return self._objects
+
     def children_of(self, key: bytes) -> bytes | None:
         content = self._objects.get(key)
         return None if content is None else content[0]
@@ -161,11 +166,11 @@ class Repository:
 
     def __init__(self, store: Store, memory: Memory | None = None) -> None:
         self.store = store
-        self._memory = memory or Memory()
+        self.memory = memory or Memory()
 
     def over(self, store: Store) -> Repository:
         """Return the same repository over another face of the store."""
-        return Repository(store, self._memory)
+        return Repository(store, self.memory)
 
     async def save(
         self,
@@ -182,7 +187,7 @@ class Repository:
     ) -> Stored:
         """Save messages, state and tool results; `record` makes the record for the head it will follow."""
         # Values are encoded before the first wait: what the caller changes later belongs to a later step.
-        written = self._write(values, self._memory.head(thread_id, namespace), split)
+        written = self._write(values, self.memory.head(thread_id, namespace), split)
         while True:
             encoded = await self._encoded(written, thread_id, namespace, size_bytes_max)
             try:
@@ -271,37 +276,37 @@ class Repository:
                 result: R = done.value
                 return result
             for key in wanted:
-                content = found.get(key) or self._memory.content(key)
+                content = found.get(key) or self.memory.content(key)
                 if content is not None:
                     found[key] = content
             for family in dict.fromkeys(families):
                 missing = [key for key in wanted if key not in found]
                 if missing:
                     fetched = verified(await self.store.fetch(family, missing, below=False))
-                    self._memory.add(fetched)
+                    self.memory.add(fetched)
                     found |= fetched
 
     def forget(self, thread_id: str) -> None:
         """Drop what is remembered of a thread."""
-        self._memory.forget(thread_id)
+        self.memory.forget(thread_id)
 
     # -- heads
 
     def recent_heads(self, thread_id: str, namespace: str) -> tuple[Key, ...]:
         """Return the name of the head if it is remembered: the parents of what simply comes next."""
-        head = self._memory.head(thread_id, namespace)
+        head = self.memory.head(thread_id, namespace)
         return (head.record.key,) if head is not None else ()
 
     async def _recent_head(self, thread_id: str, namespace: str, *, objects: bool = True) -> Stored | None:
         """Return the head as last seen, which may be old: the store has the last word."""
-        return self._memory.head(thread_id, namespace) or await self._fresh_head(thread_id, namespace, objects=objects)
+        return self.memory.head(thread_id, namespace) or await self._fresh_head(thread_id, namespace, objects=objects)
 
     async def _fresh_head(self, thread_id: str, namespace: str, *, objects: bool = True) -> Stored | None:
         loaded = await self._read(thread_id, namespace, None, objects=objects)
         if loaded is None:
-            self._memory.forget(thread_id)
+            self.memory.forget(thread_id)
             return None
-        self._memory.add(verified(loaded.objects))
+        self.memory.add(verified(loaded.objects))
         return loaded.stored
 
     async def _commit(
@@ -326,10 +331,10 @@ class Repository:
         )
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
-        self._memory.add(encoded.objects)
-        last = self._memory.head(thread_id, namespace)
+        self.memory.add(encoded.objects)
+        last = self.memory.head(thread_id, namespace)
         if last is None or stored.seq > last.seq:  # a checkpoint that was replaced or put again is not the head
-            self._memory.remember(stored, encoded.nodes)
+            self.memory.remember(stored, encoded.nodes)
         return stored
 
     # -- values in
@@ -338,7 +343,7 @@ class Repository:
         """Write values down, leaving out what `head` has if everything below it is in memory."""
         base, known = None, set[bytes]()
         if head is not None:
-            found, unknown = tree.reachable(head.record.children, self._memory.children_of)
+            found, unknown = tree.reachable(head.record.children, self.memory.children_of)
             if not unknown:
                 base, known = Base(head.record.key, head.digest), found
         writer = tree.Writer(known)
@@ -371,7 +376,7 @@ class Repository:
             base, known = await self._known(head)
             written.writer.leave_out(known)
             written = written._replace(base=base)
-        return _encoded(*written, size_bytes_max)
+        return encoded(*written, size_bytes_max)
 
     async def _extend(
         self,
@@ -383,20 +388,20 @@ class Repository:
         replace: bool,
     ) -> Encoded:
         if head is None:
-            return _encoded(*self._write([messages, *(u or {} for u in updates)], None, split), size_bytes_max)
+            return encoded(*self._write([messages, *(u or {} for u in updates)], None, split), size_bytes_max)
         record = head.record
         if not split or len(record.sizes) != len(_FIELDS):
-            old = self._decode(record, await self._objects(head.family, record.children))
+            old = self._decode(record, await self.objects(head.family, record.children))
             values = [old[0] + messages, *(_updated(o, u, replace) for o, u in zip(old[1:], updates, strict=True))]
             written = self._write(values, None, split)
             written.writer.leave_out((await self._known(head))[1])
-            return _encoded(written.nodes, written.writer, Base(record.key, head.digest), size_bytes_max)
-        nodes = self._memory.nodes(head)
+            return encoded(written.nodes, written.writer, Base(record.key, head.digest), size_bytes_max)
+        nodes = self.memory.nodes(head)
         known: set[bytes] = set()
         changed: dict[int, Any] = {}
         for place, update in enumerate(updates, 1):
             if update or (replace and update is not None):
-                objects = await self._objects(head.family, nodes[place].children)
+                objects = await self.objects(head.family, nodes[place].children)
                 known |= set(objects)
                 changed[place] = _updated(None if replace else self._unpack(nodes[place], objects), update, replace)
         writer = tree.Writer(known)
@@ -404,17 +409,17 @@ class Repository:
             nodes[0] = writer.extended(nodes[0], messages, "messages")
             for place, value in changed.items():
                 nodes[place] = writer.value(value, _FIELDS[place])
-        return _encoded(nodes, writer, Base(record.key, head.digest), size_bytes_max)
+        return encoded(nodes, writer, Base(record.key, head.digest), size_bytes_max)
 
     async def _known(self, head: Stored | None) -> tuple[Base | None, set[bytes]]:
         """Return the head as a base, and every hash below it."""
         if head is None:
             return None, set()
-        known, unknown = tree.reachable(head.record.children, self._memory.children_of)
+        known, unknown = tree.reachable(head.record.children, self.memory.children_of)
         if unknown:
             fetched = await self._fetch(head.family, unknown)
             known, missing = tree.reachable(
-                head.record.children, lambda key: fetched[key][0] if key in fetched else self._memory.children_of(key)
+                head.record.children, lambda key: fetched[key][0] if key in fetched else self.memory.children_of(key)
             )
             known -= set(missing)  # the store has lost them: send them again
         return Base(head.record.key, head.digest), known
@@ -425,20 +430,20 @@ class Repository:
         self, thread_id: str, namespace: str, checkpoint_id: str | None, *, objects: bool = True
     ) -> Loaded | None:
         # With the head in memory most objects are too: ask for the record only, then for what is missing.
-        cold = objects and self._memory.head(thread_id, namespace) is None
+        cold = objects and self.memory.head(thread_id, namespace) is None
         loaded = await self.store.read(thread_id, namespace, checkpoint_id, objects=cold)
         if loaded is not None and checkpoint_id is None:
-            self._memory.remember(loaded.stored)
+            self.memory.remember(loaded.stored)
         return loaded
 
     async def _objects_of(self, loaded: Loaded) -> dict[bytes, tree.Content]:
         if not loaded.objects:
-            return await self._objects(loaded.stored.family, loaded.stored.record.children)
+            return await self.objects(loaded.stored.family, loaded.stored.record.children)
         fresh = verified(loaded.objects)
-        self._memory.add(fresh)
+        self.memory.add(fresh)
         return fresh
 
-    async def _objects(self, family: str, children: bytes) -> dict[bytes, tree.Content]:
+    async def objects(self, family: str, children: bytes) -> dict[bytes, tree.Content]:
         """Return the content of every object at or below `children`, from memory where it is there."""
         found: dict[bytes, tree.Content] = {}
         unknown = self._gather(tree.hashes(children), found)
@@ -456,7 +461,7 @@ class Repository:
             if key in seen:
                 continue
             seen.add(key)
-            content = found.get(key) or self._memory.content(key)
+            content = found.get(key) or self.memory.content(key)
             if content is None:
                 unknown.append(key)
                 continue
@@ -467,7 +472,7 @@ class Repository:
 
     async def _fetch(self, family: str, wanted: list[bytes]) -> dict[bytes, tree.Content]:
         fetched = verified(await self.store.fetch(family, wanted))
-        self._memory.add(fetched)
+        self.memory.add(fetched)
         return fetched
 
     def _decode(self, record: Record, objects: dict[bytes, tree.Content]) -> list[Any]:
@@ -526,7 +531,10 @@ def to_metadata(stored: Stored) -> CheckpointMetadata:
     )
 
 
-def _encoded(nodes: Sequence[tree.Node], writer: tree.Writer, base: Base | None, size_bytes_max: int | None) -> Encoded:
+def encoded(
+    nodes: Sequence[tree.Node], writer: tree.Writer, base: Base | None, size_bytes_max: int | None = None
+) -> Encoded:
+    """Return written nodes ready to be committed."""
     total = sum(node.size for node in nodes)
     if total > tree.VALUE_BYTES_MAX:
         raise UnstorableValue("checkpoint", f"{total:,} bytes", f"the limit is {tree.VALUE_BYTES_MAX:,}")

@@ -146,6 +146,13 @@ def items(packed: bytes) -> list[bytes]:
     return found
 
 
+def length(packed: bytes) -> int:
+    """Return how many items a packed list has."""
+    if not is_list(packed):
+        raise CheckpointCorrupted("a stored list is out of shape")
+    return _token(packed, 0)[1]
+
+
 def payload(packed: bytes) -> bytes:
     """Return the bytes inside a packed string or bytes value."""
     first = packed[0]

@@ -49,7 +49,7 @@ def register(
     if (to_state is None) != (from_state is None):
         raise InvalidInput("register() takes to_state and from_state together")
     if to_state is None or from_state is None:
-        to_state, from_state = _known_ways(cls)
+        to_state, from_state = known_ways(cls)
     name = name if name is not None else f"{cls.__module__}.{cls.__qualname__}"
     if not isinstance(name, str) or not name:
         raise InvalidInput("a registered name is a non-empty string")
@@ -77,7 +77,8 @@ def _origin(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _known_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def known_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return to_state and from_state for a dataclass, pydantic model, enum or named tuple; refuse any other class."""
     if issubclass(cls, enum.Enum):
         return _enum_ways(cls)
     if _is_pydantic(cls):

@@ -114,11 +114,11 @@ class Writer:
             return self._atom(packed, depth, path)
         if depth >= codec.DEPTH_MAX:
             raise UnstorableValue(path, f"a {type(value).__name__}", f"it nests deeper than {codec.DEPTH_MAX} levels")
-        return self._placed(self._split(value, packed, path, depth))
+        return self.placed(self._split(value, packed, path, depth))
 
     def list_node(self, items: Iterable[Any], path: str, depth: int = 0) -> Node:
         """Write a list as a list node, whatever its size."""
-        return self.extended(_EMPTY_LIST, items, path, depth)
+        return self.extended(EMPTY_LIST, items, path, depth)
 
     def extended(self, node: Node, items: Iterable[Any], path: str, depth: int = 0) -> Node:
         """Return the list node `node` with `items` added at its end."""
@@ -135,6 +135,17 @@ class Writer:
             count += 1
         return list_.list_node(count, size + len(codec.array_header(count)))
 
+    def extended_packed(self, node: Node, items: Iterable[bytes], path: str, depth: int = 0) -> Node:
+        """Return the list node `node` with items added at its end that are packed already."""
+        count, size, tails, cuts = _read_list(node)
+        list_ = Levels(self, tails, cuts, GROUP)
+        size -= len(codec.array_header(count))
+        for item in items:
+            list_.add_part(self.packed(item, path, ITEM_MAX, depth + 1))
+            size += len(item)
+            count += 1
+        return list_.list_node(count, size + len(codec.array_header(count)))
+
     def packed(self, packed: bytes, path: str, whole_max: int = ENTRY_MAX, depth: int = 0) -> Node:
         """Write a value that is packed already: the node that `value` makes of it, without building the value."""
         size = len(packed)
@@ -142,26 +153,22 @@ class Writer:
             return self._atom(packed, depth, path)
         if depth >= codec.DEPTH_MAX:
             raise UnstorableValue(path, "a value", f"it nests deeper than {codec.DEPTH_MAX} levels")
-        return self._placed(self._split_packed(packed, path, depth))
+        return self.placed(self._split_packed(packed, path, depth))
 
     def packed_list(self, packed: bytes, path: str, depth: int = 0) -> Node:
         """Write a list that is packed already as a list node, whatever its size."""
-        list_ = Levels(self, [[]], [[]], GROUP)
-        items = codec.items(packed)
-        for item in items:
-            list_.add_part(self.packed(item, path, ITEM_MAX, depth + 1))
-        return list_.list_node(len(items), len(packed))
+        return self.extended_packed(EMPTY_LIST, codec.items(packed), path, depth)
 
     def list_of(self, parts: Iterable[Node], count: int, size: int) -> Node:
         """Write a list whose items are written already, as items; `size` is that of the list, packed."""
         list_ = Levels(self, [[]], [[]], GROUP)
         for part in parts:
             list_.add_part(part)
-        return self._placed(list_.list_node(count, size))
+        return self.placed(list_.list_node(count, size))
 
     def map_of(self, entries: Iterable[tuple[bytes, Node]], count: int, size: int) -> Node:
         """Write a mapping of packed text keys whose values are written already, as entries of a mapping."""
-        return self._placed(self._map_of(entries, count, size))
+        return self.placed(self._map_of(entries, count, size))
 
     def leave_out(self, known: Collection[bytes]) -> None:
         """Forget the objects that turn out to be known."""
@@ -193,7 +200,7 @@ class Writer:
         codec.check_depth(packed, depth, path)
         return Node(b"", b"%c%c%b" % (PACKED, size, packed), size)
 
-    def _placed(self, node: Node) -> Node:
+    def placed(self, node: Node) -> Node:
         """Return `node` itself if it is small, else a reference to it as an object."""
         if len(node.children) + len(node.body) <= _INLINE_MAX:
             return node
@@ -390,6 +397,13 @@ def _pieces(data: bytes) -> Iterable[bytes]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+class MissingObject(CheckpointCorrupted):
+    """An object that a node refers to is not at hand."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(f"the object {key.hex()} is missing")
+
+
 class _Cursor:
     """A place in a body and in its children."""
 
@@ -457,7 +471,7 @@ class Reader:
     def _object(self, key: bytes) -> _Cursor:
         content = self._objects.get(key)
         if content is None:
-            raise CheckpointCorrupted(f"the object {key.hex()} is missing")
+            raise MissingObject(key)
         return _Cursor(*content)
 
     def _emit(self, out: list[bytes], data: bytes) -> None:
@@ -547,7 +561,7 @@ class Reader:
         try:
             bodies = [objects[key][1] for key in keys]
         except KeyError as exc:
-            raise CheckpointCorrupted(f"the object {exc.args[0].hex()} is missing") from None
+            raise MissingObject(exc.args[0]) from None
         if all([body[:1] == _REST_BODY for body in bodies]):  # noqa: C419  # a list is faster here
             self._left -= sum(map(len, bodies)) - len(bodies)
             if self._left < 0:
@@ -569,6 +583,56 @@ class Reader:
             self._node(self._object(key), out)
 
 
+def list_parts(children: bytes, body: bytes) -> list[tuple[int, bytes | Node]]:
+    """Return the parts of a list in order: (level, hash) of a finished group, (0, hash) or (0, node) of an item."""
+    cursor = _Cursor(children, body)
+    found: list[tuple[int, bytes | Node]] = []
+    try:
+        if cursor.byte() != LIST:
+            raise CheckpointCorrupted("a stored list is out of shape")
+        cursor.number()
+        cursor.number()
+        top = cursor.number() - 1
+        if not 0 <= top < _LEVELS_MAX:
+            raise CheckpointCorrupted("a stored list has an impossible height")
+        for level in range(top, 0, -1):
+            found.extend([(level, key) for key in cursor.refs(cursor.number())])
+        _item_parts(cursor, found)
+        cursor.finish()
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored list cannot be read") from exc
+    return found
+
+
+def group_parts(level: int, children: bytes, body: bytes) -> list[tuple[int, bytes | Node]]:
+    """Return the parts of a finished group of a list, like `list_parts`."""
+    cursor = _Cursor(children, body)
+    found: list[tuple[int, bytes | Node]] = []
+    try:
+        kind = cursor.byte()
+        if level == 1 and kind == GROUP:
+            _item_parts(cursor, found)
+        elif level > 1 and kind == NODES:
+            found.extend([(level - 1, key) for key in cursor.refs(len(children) // HASH_BYTES)])
+        cursor.finish()
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored list cannot be read") from exc
+    if not found:
+        raise CheckpointCorrupted("a stored list is out of shape")
+    return found
+
+
+def _item_parts(cursor: _Cursor, found: list[tuple[int, bytes | Node]]) -> None:
+    while run := cursor.number():
+        if run & 1:
+            for _ in range(run >> 1):
+                at, child = cursor.at, cursor.child
+                _skip(cursor)
+                found.append((0, Node(cursor.children[child : cursor.child], cursor.body[at : cursor.at], 0)))
+        else:
+            found.extend([(0, key) for key in cursor.refs(run >> 1)])
+
+
 def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
     """Return the nodes of these sizes that stand one after the other, without opening what they refer to."""
     cursor, found = _Cursor(children, body), []
@@ -586,6 +650,28 @@ def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
 def is_list(node: Node) -> bool:
     """Whether `extended` can add to this node."""
     return node.body[0] == LIST
+
+
+def entries(node: Node, objects: Mapping[bytes, Content]) -> dict[bytes, Node] | None:
+    """Return the values of a mapping node by packed key, without opening them; None if it is kept whole."""
+    children, body = node.children, node.body
+    if body == REF_BODY:
+        if children not in objects:
+            raise MissingObject(children)
+        children, body = objects[children]
+    if body[:1] != bytes((MAP,)):
+        return None
+    pending, found = opened(children, body).parts[::-1], dict[bytes, Node]()
+    while pending:
+        level, part = pending.pop()
+        if level == 0:
+            key, value = pair(part)
+            found[key] = value
+        elif part.children in objects:
+            pending.extend(opened_group(level, *objects[part.children])[::-1])
+        else:
+            raise MissingObject(part.children)
+    return found
 
 
 def reachable(children: bytes, children_of: Callable[[bytes], bytes | None]) -> tuple[set[bytes], list[bytes]]:
@@ -769,4 +855,4 @@ def _read_list(node: Node) -> tuple[int, int, list[list[Node]], list[list[int]]]
     return count, size, tails, [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]
 
 
-_EMPTY_LIST = Node(b"", bytes((LIST, 0, 1, 1, 0)), 1)
+EMPTY_LIST = Node(b"", bytes((LIST, 0, 1, 1, 0)), 1)

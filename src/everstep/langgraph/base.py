@@ -1,0 +1,79 @@
+"""What the saver takes from LangGraph where it is installed, and the same shapes where it is not."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+__all__ = ["BaseCheckpointSaver", "CheckpointTuple", "SavedTuple", "maybe_add_typed_methods", "new_checkpoint_id"]
+
+V = TypeVar("V")
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+    from langgraph.checkpoint.serde.base import maybe_add_typed_methods
+else:
+    try:
+        from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+        from langgraph.checkpoint.serde.base import maybe_add_typed_methods
+    except ImportError:  # everything works without it, on its own
+
+        class BaseCheckpointSaver(Generic[V]):
+            """Stands in for LangGraph's base class."""
+
+            def __init__(self, *, serde: Any = None) -> None:
+                self.serde = serde
+
+        class CheckpointTuple(NamedTuple):
+            """A checkpoint and what belongs to it, in LangGraph's shape."""
+
+            config: dict[str, Any]
+            checkpoint: dict[str, Any]
+            metadata: dict[str, Any]
+            parent_config: dict[str, Any] | None = None
+            pending_writes: list[tuple[str, str, Any]] | None = None
+
+        def maybe_add_typed_methods(serde: Any) -> Any:
+            """Return the serializer as it is."""
+            return serde
+
+
+class SavedTuple(CheckpointTuple):
+    """LangGraph's CheckpointTuple, with the names of its checkpoint at hand."""
+
+    __slots__ = ()
+
+    @property
+    def thread_id(self) -> str:
+        """The thread it belongs to."""
+        return str(self.config["configurable"]["thread_id"])
+
+    @property
+    def checkpoint_ns(self) -> str:
+        """Its namespace; "" for the graph itself."""
+        return str(self.config["configurable"]["checkpoint_ns"])
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Its id."""
+        return str(self.config["configurable"]["checkpoint_id"])
+
+    @property
+    def parent_checkpoint_id(self) -> str | None:
+        """The id of the checkpoint it follows."""
+        return None if self.parent_config is None else str(self.parent_config["configurable"]["checkpoint_id"])
+
+
+_last_ticks = 0
+
+
+def new_checkpoint_id() -> str:
+    """Return a UUID of version 6: later ones are greater, within one process always."""
+    global _last_ticks
+    ticks = max(time.time_ns() // 100 + 0x01B21DD213814000, _last_ticks + 1)
+    _last_ticks = ticks
+    high = (ticks >> 12) & 0xFFFFFFFFFFFF
+    tail = int.from_bytes(os.urandom(8), "big") & 0x3FFFFFFFFFFFFFFF
+    return str(uuid.UUID(int=(high << 80) | (6 << 76) | ((ticks & 0xFFF) << 64) | (2 << 62) | tail))

@@ -1,0 +1,275 @@
+"""Channel values as nodes and back. What did not change is not written again; a list that grew costs what was added.
+
+A checkpoint has three nodes, like the engine's: the channel `messages` if it holds a list, the other channels by name,
+and the rest of the checkpoint (versions and so on). Each value is kept in one of the forms below. Bytes decide what
+has changed, never Python's equality, identity or a promise: a message changed in place is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from everstep.errors import CheckpointCorrupted, UnstorableValue
+from everstep.langgraph.kinds import Kinds
+from everstep.langgraph.messages import Messages, Packed, Template
+from everstep.values import codec, tree
+
+PLAIN: Final = 0
+CHAT: Final = 1
+"""A list of messages, each as a dict."""
+MESSAGE: Final = 2
+"""A message: a list of one."""
+FOREIGN: Final = 3
+"""Bytes of the graph's own serializer: [type, bytes]."""
+
+LIST_CHANNEL = "messages"
+_TEMPLATES_MAX = 1 << 16
+
+
+class Written(NamedTuple):
+    """A value as it is written: its form, and what is needed to write its successor cheaply."""
+
+    form: int
+    size: int
+    packed: bytes | None
+    """The whole value, packed; None for a large value that is no list."""
+    node: tree.Node
+    """As a part of a mapping; as a list node if it is a `list`."""
+    length: int = -1
+    """How many items a list has; -1: it is none, or is kept whole."""
+    top: bool = False
+    """It stands by itself, not in a mapping."""
+    version: Any = None
+
+    @property
+    def is_list(self) -> bool:
+        """Whether `node` is a list node that can be extended."""
+        return self.length >= 0
+
+    custom: Any = None
+
+
+class Channels:
+    """Writes and reads values by one saver's rules."""
+
+    def __init__(self, kinds: Kinds, custom: Any = None) -> None:
+        """`custom` is the caller's own serializer, which then gets every value."""
+        self.kinds, self._custom = kinds, custom
+        self._codec, self._messages = kinds.codec, Messages(kinds)
+        self._templates: dict[bytes, Template | Packed] = {}
+        self._groups: dict[bytes, list[Template | Packed]] = {}
+
+    # -- writing
+
+    def stands_alone(self, name: str, value: Any) -> bool:
+        """Whether a channel is the conversation, which has a place of its own."""
+        return name == LIST_CHANNEL and type(value) is list and self._custom is None
+
+    def written(self, writer: tree.Writer, name: str, value: Any, old: Written | None, *, top: bool = False) -> Written:
+        """Write a value; `old` is what stood there before; `top`: a list stands by itself, not in a mapping."""
+        depth = 0 if top else 1
+        form, lowered = self.lowered(value, name)
+        if type(lowered) is not list:
+            packed = self._codec.pack(lowered, name)
+            if len(packed) <= tree.ENTRY_MAX:
+                return Written(form, len(packed), packed, writer.packed(packed, name, tree.ENTRY_MAX, depth))
+            node = writer.value(lowered, name, tree.ENTRY_MAX, depth)
+            return Written(form, node.size, None, node)
+        kept = old.length if old is not None and old.is_list and old.form == form and old.length <= len(lowered) else 0
+        before = b""
+        if kept and old is not None and old.packed is not None:
+            start = len(codec.array_header(kept))
+            same = self._codec.pack(lowered[:kept], name)
+            if same == old.packed:
+                before = old.packed[start:]
+            else:
+                kept = 0
+        added = [self._codec.pack(item, f"{name}[{kept + n}]") for n, item in enumerate(lowered[kept:])]
+        if kept and not added and old is not None:
+            return old
+        return self._list(writer, name, form, old if kept else None, before, added, top)
+
+    def extended(self, writer: tree.Writer, name: str, old: Written | None, items: Sequence[Any]) -> Written:
+        """Write a plain list with items added at its end, without looking at those it has."""
+        before, length = b"", 0
+        if old is not None and old.packed is not None:
+            length = codec.length(old.packed)
+            before = old.packed[len(codec.array_header(length)) :]
+        added = [self._codec.pack(item, f"{name}[{length + n}]") for n, item in enumerate(items)]
+        if old is not None and not old.is_list:  # it was kept whole so far
+            added, before = [*codec.items(old.packed or b"\x90"), *added], b""
+            old = None
+        return self._list(writer, name, PLAIN, old, before, added, top=False)
+
+    def _list(
+        self,
+        writer: tree.Writer,
+        name: str,
+        form: int,
+        old: Written | None,
+        before: bytes,
+        added: list[bytes],
+        top: bool,
+    ) -> Written:
+        """Write a list: that of `old`, whose items packed are `before`, and what is added."""
+        length = (old.length if old is not None else 0) + len(added)
+        packed = b"".join([codec.array_header(length), before, *added])
+        depth = 0 if top else 1
+        if not top and len(packed) <= tree.ENTRY_MAX:
+            return Written(form, len(packed), packed, writer.packed(packed, name, tree.ENTRY_MAX, depth))
+        node = writer.extended_packed(old.node if old is not None else tree.EMPTY_LIST, added, name, depth)
+        return Written(form, len(packed), packed, node, length, top)
+
+    def whole(self, writer: tree.Writer, name: str, old: Written) -> Written:
+        """Write a value again whose objects may be gone."""
+        if old.packed is None:
+            raise CheckpointCorrupted(f"the parent's channel {name!r} was deleted while it was needed; try again")
+        if not old.is_list:
+            node = writer.packed(old.packed, name, tree.ENTRY_MAX, 1)
+        else:
+            node = writer.packed_list(old.packed, name, 0 if old.top else 1)
+        return old._replace(node=node)
+
+    def plain_written(self, writer: tree.Writer, name: str, value: Any) -> Written:
+        """Write a part of a checkpoint that is no channel."""
+        packed = self._codec.pack(value, name)
+        node = writer.packed(packed, name, tree.ENTRY_MAX, 1)
+        return Written(PLAIN, len(packed), packed if len(packed) <= tree.ENTRY_MAX else None, node)
+
+    def pending(self, writer: tree.Writer, name: str, value: Any) -> tuple[int, tree.Node]:
+        """Write a pending write: its form and its node."""
+        form, lowered = self.lowered(value, name)
+        if form in (CHAT, MESSAGE):  # as a list node, whose items are the same objects as those of the conversation
+            return form, self._list(
+                writer, name, form, None, b"", [self._codec.pack(m, name) for m in lowered], True
+            ).node
+        return form, writer.value(lowered, name)
+
+    def lowered(self, value: Any, name: str) -> tuple[int, Any]:
+        """Return the form of a value and what is packed for it."""
+        if self._custom is not None:
+            try:
+                kind, data = self._custom.dumps_typed(value)
+            except Exception as exc:
+                what = f"a {type(value).__module__}.{type(value).__qualname__}"
+                raise UnstorableValue(name, what, f"the serializer failed: {exc!r:.200}") from exc
+            return FOREIGN, [kind, bytes(data)]
+        if type(value) is list and value:
+            messages = self._messages.lowered(value)
+            if messages is not None:
+                return CHAT, messages
+        elif hasattr(value, "__pydantic_fields_set__"):
+            messages = self._messages.lowered([value])
+            if messages is not None:
+                return MESSAGE, messages
+        return PLAIN, value
+
+    def mapping(self, writer: tree.Writer, values: Mapping[str, Written]) -> tree.Node:
+        """Write a mapping of written values: the node that `Writer.value` makes of it."""
+        keys = {name: self._codec.pack(name) for name in values}
+        size = len(codec.map_header(len(values))) + sum(
+            [len(keys[name]) + value.size for name, value in values.items()]
+        )
+        if size <= tree.ENTRY_MAX:
+            parts = [part for name, value in values.items() for part in (keys[name], value.packed or b"")]
+            return writer.packed(b"".join([codec.map_header(len(values)), *parts]), "checkpoint")
+        entries = [(keys[name], _entry(writer, value)) for name, value in values.items()]
+        return writer.map_of(entries, len(entries), size)
+
+    # -- reading
+
+    def read(self, form: int, stored: Any) -> Any:
+        """Return the value that was kept in this form, from what was unpacked."""
+        if form == PLAIN:
+            return stored
+        if not isinstance(stored, list):
+            raise CheckpointCorrupted("a stored channel is out of shape")
+        if form == CHAT:
+            return [self._messages.message(item) for item in stored]
+        if form == MESSAGE:
+            return self._messages.message(stored[0])
+        if form == FOREIGN:
+            return self._loaded(stored)
+        raise CheckpointCorrupted(f"a stored channel has the unknown form {form}")
+
+    def _loaded(self, stored: list[Any]) -> Any:
+        if self._custom is None:
+            raise CheckpointCorrupted(
+                "the value was saved with a serializer of its own; pass it as serde= to read the thread"
+            )
+        kind, data = stored
+        return self._custom.loads_typed((kind, data))
+
+    def conversation(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> list[Any]:
+        """Return the messages of a list node in the form CHAT."""
+        found: list[Template | Packed] = []
+        self._collect(tree.list_parts(node.children, node.body), objects, found)
+        return [template.copy() for template in found]
+
+    def _collect(
+        self,
+        parts: Iterable[tuple[int, bytes | tree.Node]],
+        objects: Mapping[bytes, tree.Content],
+        found: list[Template | Packed],
+    ) -> None:
+        templates, groups = self._templates, self._groups
+        for level, part in parts:
+            if isinstance(part, tree.Node):
+                found.append(self._messages.template(_joined(part, objects)))
+            elif level == 0:
+                found.append(templates.get(part) or self._template(part, objects))
+            else:
+                below = groups.get(part)
+                if below is None:
+                    content = objects.get(part)
+                    if content is None:
+                        raise tree.MissingObject(part)
+                    below = []
+                    self._collect(tree.group_parts(level, *content), objects, below)
+                    if len(groups) > _TEMPLATES_MAX:
+                        groups.clear()
+                    groups[part] = below
+                found.extend(below)
+
+    def _template(self, key: bytes, objects: Mapping[bytes, tree.Content]) -> Template | Packed:
+        template = self._messages.template(_joined(tree.Node(key, tree.REF_BODY, 0), objects))
+        if len(self._templates) > _TEMPLATES_MAX:
+            self._templates.clear()
+        self._templates[key] = template
+        return template
+
+    def value(self, form: int, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
+        """Return the value of a node in any form."""
+        if form == CHAT and tree.is_list(node):
+            return self.conversation(node, objects)
+        return self.read(form, self._codec.unpack(_joined(node, objects)))
+
+    def plain(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
+        """Return the plain value of a node."""
+        return self._codec.unpack(_joined(node, objects))
+
+    def entries(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> dict[str, tree.Node] | None:
+        """Return the values of a mapping by name, without opening them; None if it is kept whole."""
+        found = tree.entries(node, objects)
+        return {self._codec.unpack(key): value for key, value in found.items()} if found is not None else None
+
+    def thawed(
+        self, form: int, node: tree.Node, objects: Mapping[bytes, tree.Content], *, top: bool = False
+    ) -> Written:
+        """Return a value that was read as it was written, so that its successor can be written from it."""
+        packed = _joined(node, objects)
+        inner = tree.Node(*objects[node.children], 0) if node.body == tree.REF_BODY else node
+        if tree.is_list(inner):
+            return Written(form, len(packed), packed, inner._replace(size=len(packed)), codec.length(packed), top)
+        return Written(form, len(packed), packed, node._replace(size=len(packed)))
+
+
+def _entry(writer: tree.Writer, value: Written) -> tree.Node:
+    """Return a written value as a part of a mapping."""
+    return writer.placed(value.node) if value.is_list else value.node
+
+
+def _joined(node: tree.Node, objects: Mapping[bytes, tree.Content]) -> bytes:
+    parts: Sequence[list[bytes]] = tree.Reader(objects).fields(node.children, node.body, 1)
+    return b"".join(parts[0])

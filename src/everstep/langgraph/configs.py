@@ -1,0 +1,89 @@
+"""What LangGraph passes in, checked at the door: configs, metadata, and what of them must not be kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from everstep import checks
+from everstep.errors import InvalidInput
+
+# Of LangGraph's own: they say where a checkpoint is, not what it is about.
+_PLACES = frozenset(
+    (
+        "thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map", "langgraph_step", "langgraph_node",
+        "langgraph_triggers", "langgraph_path", "langgraph_checkpoint_ns",
+    )
+)  # fmt: skip
+_SECRET = re.compile(
+    r"secret|password|passwd|passphrase|credential|authorization|api_?key|private_?key|access_?key|"
+    r"(^|_)(token|auth|bearer|cookie|pwd)$",
+    re.IGNORECASE,
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a name in `configurable` looks like that of a secret: it is not kept with the metadata."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]", "_", name)
+    return _SECRET.search(words) is not None
+
+
+def configurable(config: object, what: str = "config") -> Mapping[str, Any]:
+    """Return the part of a config that names checkpoints."""
+    inner = config.get("configurable") if isinstance(config, Mapping) else None
+    if not isinstance(inner, Mapping):
+        raise InvalidInput(
+            f'{what} is a dict like {{"configurable": {{"thread_id": "..."}}}}, not {checks.shown(config)}'
+        )
+    return inner
+
+
+def thread_id(inner: Mapping[str, Any]) -> str:
+    """Return the thread a config names; numbers and UUIDs are taken as text."""
+    value = inner.get("thread_id")
+    if value is None:
+        raise InvalidInput('the config names no thread; pass {"configurable": {"thread_id": "..."}}')
+    return checks.thread_id(value if isinstance(value, str) else str(value))
+
+
+def namespace(inner: Mapping[str, Any]) -> str:
+    """Return the namespace a config names; the graph's own is ""."""
+    value = inner.get("checkpoint_ns")
+    return "" if value is None else checks.namespace(value)
+
+
+def checkpoint_id(inner: Mapping[str, Any]) -> str | None:
+    """Return the checkpoint a config names, if it names one."""
+    value = inner.get("checkpoint_id")
+    return (
+        None if value is None or value == "" else checks.checkpoint_id(value if isinstance(value, str) else str(value))
+    )
+
+
+def config_of(thread: str, ns: str, checkpoint: str) -> dict[str, Any]:
+    """Return the config that names a checkpoint."""
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint}}
+
+
+def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str], bool]) -> dict[str, Any]:
+    """Return the metadata to keep: what was given, and the scalars of the config, but for secrets."""
+    if hasattr(metadata, "model_dump"):
+        metadata = metadata.model_dump()
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidInput(f"metadata is a dict, not {type(metadata).__name__}")
+    kept = {key: _clean(value) for key, value in (metadata or {}).items()}
+    for part in (config.get("metadata"), config.get("configurable")):
+        for key, value in part.items() if isinstance(part, Mapping) else ():
+            if key in kept or key in _PLACES or not isinstance(key, str) or key.startswith("__") or hides(key):
+                continue
+            if isinstance(value, (str, int, float)):
+                kept[key] = _clean(value)
+    return kept
+
+
+def _clean(value: Any) -> Any:
+    # Without NUL, as with LangGraph's own savers; and without a subclass of a plain type.
+    if isinstance(value, str):
+        return str(value).replace("\x00", "")
+    return value

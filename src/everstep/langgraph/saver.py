@@ -1,0 +1,387 @@
+"""The saver: LangGraph's methods, base and extended, on any store. One object for `invoke` and `ainvoke`.
+
+Each method is written once, as a coroutine over a store; the blocking twin drives it over the store's blocking face.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar, cast
+
+from everstep import checks
+from everstep.backends import MemoryCheckpointer, StoreBackend
+from everstep.config import SnapshotConfig
+from everstep.errors import InvalidInput
+from everstep.faces import run_to_end
+from everstep.factory import backend_from_url
+from everstep.keeper import Keeper
+from everstep.langgraph import configs
+from everstep.langgraph.base import BaseCheckpointSaver, SavedTuple, maybe_add_typed_methods, new_checkpoint_id
+from everstep.langgraph.channels import Channels
+from everstep.langgraph.kinds import Kinds
+from everstep.langgraph.models import CheckpointerConfig, CheckpointRecord, backend_of, record_of
+from everstep.langgraph.threads import Saved, Threads
+from everstep.stores.protocol import Key, Query, Store
+
+T = TypeVar("T")
+Config = Any
+"""LangGraph's RunnableConfig."""
+
+
+class HarnessCheckpointer(BaseCheckpointSaver[Any]):
+    """A checkpointer for LangGraph on any store of Everstep. Works without LangGraph too."""
+
+    def __init__(
+        self,
+        config: CheckpointerConfig | None = None,
+        *,
+        backend: Any = None,
+        serde: Any = None,
+        strict: bool = False,
+        allow: Iterable[type | tuple[str, ...]] = (),
+        retention: SnapshotConfig | None = None,
+        is_secret: Callable[[str], bool] = configs.is_secret,
+    ) -> None:
+        """Keep checkpoints where `config` says, or in `backend`: a store, a backend, or a record-level one.
+
+        `serde` gets every value if it is given. Otherwise values are kept exactly and in parts, and these classes are
+        rebuilt: LangGraph's own, those in `allow`, and, unless `strict`, every dataclass, pydantic model, enum and
+        named tuple that is imported. `retention` is applied after each put. What `is_secret` says of a name in
+        `configurable` decides whether it is kept out of the metadata.
+        """
+        super().__init__(serde=serde)
+        if config is not None and backend is not None:
+            raise InvalidInput("pass either a config or a backend, not both")
+        if retention is not None and not isinstance(retention, SnapshotConfig):
+            raise InvalidInput(f"retention is a SnapshotConfig, not {type(retention).__name__}")
+        self._config = config if config is not None else CheckpointerConfig()
+        self._backend = _backend(backend) if backend is not None else backend_of(self._config)
+        self._custom = maybe_add_typed_methods(serde) if serde is not None else None
+        self._is_secret = is_secret
+        channels = Channels(Kinds(allow, strict=strict, serde=getattr(self, "serde", None)), self._custom)
+        keeper = Keeper(retention) if retention is not None else None
+        repository = self._backend.repository
+        self._use(Threads(repository, channels, keeper), channels)
+        self._clones: dict[frozenset[Any], HarnessCheckpointer] = {}
+
+    def _use(self, threads: Threads, channels: Channels) -> None:
+        self._channels = channels
+        self._threads = threads
+        self._blocking = threads.over(self._backend.repository.over(self._backend.store.blocking))
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """Return a saver on the store at `url`; a plain path means SQLite. Options are the saver's or the store's."""
+        own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
+        if not isinstance(url, str):
+            raise InvalidInput(f"a store's URL is a string, not {type(url).__name__}")
+        if "://" in url:
+            return cls(backend=backend_from_url(url, options), **own)
+        if url == ":memory:":
+            return cls(backend=MemoryCheckpointer(), **own)
+        from everstep.backends import SQLiteCheckpointer
+        from everstep.factory import made
+
+        return cls(backend=made(SQLiteCheckpointer, {"path": url, **options}), **own)
+
+    from_conn_string = from_url
+
+    @property
+    def backend(self) -> StoreBackend:
+        """The backend below; an engine on it sees the same threads."""
+        return self._backend
+
+    @property
+    def config(self) -> CheckpointerConfig:
+        """What the saver was made with."""
+        return self._config
+
+    # -- reading
+
+    def get_tuple(self, config: Config) -> SavedTuple | None:
+        """Return the checkpoint that `config` names, or the head of the thread; None if there is none."""
+        return run_to_end(_get(self._blocking, config))
+
+    async def aget_tuple(self, config: Config) -> SavedTuple | None:
+        """Return the checkpoint that `config` names, or the head of the thread; None if there is none."""
+        return await _get(self._threads, config)
+
+    def get(self, config: Config) -> Any:
+        """Return the checkpoint alone."""
+        found = self.get_tuple(config)
+        return found.checkpoint if found is not None else None
+
+    async def aget(self, config: Config) -> Any:
+        """Return the checkpoint alone."""
+        found = await self.aget_tuple(config)
+        return found.checkpoint if found is not None else None
+
+    def get_record(self, config: Config) -> CheckpointRecord | None:
+        """Return the checkpoint as a record."""
+        return run_to_end(_get_record(self._blocking, config))
+
+    async def aget_record(self, config: Config) -> CheckpointRecord | None:
+        """Return the checkpoint as a record."""
+        return await _get_record(self._threads, config)
+
+    def list(
+        self,
+        config: Config | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # LangGraph's name
+        before: Config | None = None,
+        limit: int | None = None,
+    ) -> Iterator[SavedTuple]:
+        """Yield checkpoints, the greatest id first; see the documentation for what is matched."""
+        found = self._blocking.listed(*_query(config, filter, before, limit))
+        return _drained(found)
+
+    def alist(
+        self,
+        config: Config | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # LangGraph's name
+        before: Config | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[SavedTuple]:
+        """Yield checkpoints, the greatest id first; see the documentation for what is matched."""
+        return _tuples(self._threads.listed(*_query(config, filter, before, limit)))
+
+    def get_delta_channel_history(self, *, config: Config, channels: Sequence[str]) -> Any:
+        """Return what the values of these channels are made from: the last stored value, and the writes since."""
+        return run_to_end(_history(self._blocking, config, channels))
+
+    async def aget_delta_channel_history(self, *, config: Config, channels: Sequence[str]) -> Any:
+        """Return what the values of these channels are made from: the last stored value, and the writes since."""
+        return await _history(self._threads, config, channels)
+
+    # -- writing
+
+    def put(self, config: Config, checkpoint: Any, metadata: Any = None, new_versions: Any = None) -> Any:
+        """Store a checkpoint that follows the one `config` names, and return the config that names it."""
+        return run_to_end(self._put(self._blocking, config, checkpoint, metadata, new_versions))
+
+    async def aput(self, config: Config, checkpoint: Any, metadata: Any = None, new_versions: Any = None) -> Any:
+        """Store a checkpoint that follows the one `config` names, and return the config that names it."""
+        return await self._put(self._threads, config, checkpoint, metadata, new_versions)
+
+    async def _put(
+        self, threads: Threads, config: Config, checkpoint: Any, metadata: Any, new_versions: Any
+    ) -> dict[str, Any]:
+        inner = configs.configurable(config)
+        if not isinstance(checkpoint, Mapping):
+            raise InvalidInput(f"a checkpoint is a dict, not {type(checkpoint).__name__}")
+        given = checkpoint.get("id")
+        key = Key(
+            configs.thread_id(inner),
+            configs.namespace(inner),
+            checks.checkpoint_id(given) if given is not None else new_checkpoint_id(),
+        )
+        kept = configs.metadata_of(config, metadata, self._is_secret)
+        await threads.put(key, configs.checkpoint_id(inner), checkpoint, kept, new_versions)
+        return configs.config_of(*key)
+
+    def put_writes(self, config: Config, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Attach a task's results to the checkpoint that `config` names, which may come later."""
+        run_to_end(_put_writes(self._blocking, config, writes, task_id, task_path))
+
+    async def aput_writes(
+        self, config: Config, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Attach a task's results to the checkpoint that `config` names, which may come later."""
+        await _put_writes(self._threads, config, writes, task_id, task_path)
+
+    # -- deleting and copying
+
+    def delete_thread(self, thread_id: Any) -> int:  # type: ignore[override]  # LangGraph expects nothing back
+        """Delete a thread with all its namespaces, and return how many checkpoints it had."""
+        return run_to_end(self._blocking.delete_thread(_thread_id(thread_id)))
+
+    async def adelete_thread(self, thread_id: Any) -> int:  # type: ignore[override]  # the same
+        """Delete a thread with all its namespaces, and return how many checkpoints it had."""
+        return await self._threads.delete_thread(_thread_id(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete what these runs wrote, in all threads."""
+        run_to_end(self._blocking.delete_for_runs(_texts(run_ids, "run_ids")))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete what these runs wrote, in all threads."""
+        await self._threads.delete_for_runs(_texts(run_ids, "run_ids"))
+
+    def copy_thread(self, source_thread_id: Any, target_thread_id: Any) -> None:
+        """Copy a thread: the same ids, order, metadata, namespaces and writes."""
+        run_to_end(self._blocking.copy_thread(_thread_id(source_thread_id), _thread_id(target_thread_id)))
+
+    async def acopy_thread(self, source_thread_id: Any, target_thread_id: Any) -> None:
+        """Copy a thread: the same ids, order, metadata, namespaces and writes."""
+        await self._threads.copy_thread(_thread_id(source_thread_id), _thread_id(target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep the newest checkpoint of each namespace ("keep_latest"), or nothing ("delete")."""
+        run_to_end(_prune(self._blocking, thread_ids, strategy))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep the newest checkpoint of each namespace ("keep_latest"), or nothing ("delete")."""
+        await _prune(self._threads, thread_ids, strategy)
+
+    # -- the rest of the contract
+
+    def get_next_version(self, current: Any, channel: None = None) -> Any:  # noqa: ARG002  # LangGraph's signature
+        """Return the version after `current`: a number, or text of the form that other savers gave it."""
+        if current is None:
+            return 1
+        if isinstance(current, str):
+            number = int(current.split(".")[0])
+            return f"{number + 1:032}.0000000000000000"
+        return int(current) + 1
+
+    def with_allowlist(self, extra_allowlist: Collection[Any]) -> Self:
+        """Return this saver with more classes that it rebuilds; connections and memory are shared."""
+        extra = frozenset(extra_allowlist)
+        clone = self._clones.get(extra)
+        if clone is None:
+            clone = copy.copy(self)
+            channels = Channels(self._channels.kinds.extended(extra), self._custom)
+            clone._use(self._threads.by(channels), channels)
+            clone._clones = {}
+            self._clones[extra] = clone
+        return cast(Self, clone)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        run_to_end(self._backend.store.blocking.close())
+
+    async def aclose(self) -> None:
+        """Let go of the store."""
+        await self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+_OWN_OPTIONS = ("serde", "strict", "allow", "retention", "is_secret")
+
+
+def _backend(backend: Any) -> StoreBackend:
+    found = getattr(backend, "backend", backend)
+    if isinstance(found, StoreBackend):
+        return found
+    if hasattr(found, "commit") and hasattr(found, "blocking"):
+        return StoreBackend(cast(Store, found))
+    raise InvalidInput(f"backend= takes a store or a backend, not {type(backend).__name__}")
+
+
+def _thread_id(value: Any) -> str:
+    return configs.thread_id({"thread_id": value})
+
+
+def _texts(values: Any, name: str) -> list[str]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InvalidInput(f"{name} is a list of strings, not {type(values).__name__}")
+    return [value if isinstance(value, str) else str(value) for value in values]
+
+
+async def _get(threads: Threads, config: Config) -> SavedTuple | None:
+    saved = await _saved(threads, config)
+    return _tuple(saved) if saved is not None else None
+
+
+async def _get_record(threads: Threads, config: Config) -> CheckpointRecord | None:
+    saved = await _saved(threads, config)
+    return record_of(saved) if saved is not None else None
+
+
+async def _saved(threads: Threads, config: Config) -> Saved | None:
+    inner = configs.configurable(config)
+    return await threads.get(configs.thread_id(inner), configs.namespace(inner), configs.checkpoint_id(inner))
+
+
+class _Listing(NamedTuple):
+    query: Query
+    limit: int | None
+
+
+def _query(config: Config | None, wanted: Any, before: Config | None, limit: Any) -> _Listing:
+    inner = configs.configurable(config) if config is not None else {}
+    wanted = wanted or {}
+    if not isinstance(wanted, Mapping) or not all(isinstance(key, str) for key in wanted):
+        raise InvalidInput("filter is a dict of metadata keys (strings) and values")
+    query = Query(
+        thread_id=configs.thread_id(inner) if inner.get("thread_id") is not None else None,
+        namespace=configs.namespace(inner) if inner.get("checkpoint_ns") is not None else None,
+        checkpoint_id=configs.checkpoint_id(inner),
+        before_id=configs.checkpoint_id(configs.configurable(before, "before")) if before is not None else None,
+        filter=dict(wanted),
+        order="id",
+    )
+    return _Listing(query, checks.count(limit, "limit") if limit is not None else None)
+
+
+async def _tuples(found: AsyncIterator[Saved]) -> AsyncIterator[SavedTuple]:
+    async for saved in found:
+        yield _tuple(saved)
+
+
+def _drained(found: AsyncIterator[Saved]) -> Iterator[SavedTuple]:
+    while True:
+        try:
+            saved = run_to_end(cast(Coroutine[Any, Any, Saved], found.__anext__()))
+        except StopAsyncIteration:
+            return
+        yield _tuple(saved)
+
+
+async def _history(threads: Threads, config: Config, channels: Sequence[str]) -> Any:
+    inner = configs.configurable(config)
+    place = configs.thread_id(inner), configs.namespace(inner), configs.checkpoint_id(inner)
+    return await threads.history(*place, list(dict.fromkeys(channels))) if channels else {}
+
+
+async def _put_writes(
+    threads: Threads, config: Config, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+) -> None:
+    inner = configs.configurable(config)
+    checkpoint_id = configs.checkpoint_id(inner)
+    if checkpoint_id is None:
+        raise InvalidInput("put_writes needs a config with a checkpoint_id: writes belong to a checkpoint")
+    key = Key(configs.thread_id(inner), configs.namespace(inner), checkpoint_id)
+    await threads.put_writes(key, writes, checks.text(task_id, "task_id"), checks.text(task_path, "task_path"))
+
+
+async def _prune(threads: Threads, thread_ids: Sequence[str], strategy: str) -> None:
+    names = _texts(thread_ids, "thread_ids")
+    if strategy not in ("keep_latest", "delete"):
+        raise InvalidInput(f"the strategy is 'keep_latest' or 'delete', not {strategy!r:.40}")
+    if strategy == "keep_latest":
+        await threads.prune([_thread_id(name) for name in names])
+        return
+    for name in names:
+        await threads.delete_thread(_thread_id(name))
+
+
+def _tuple(saved: Saved) -> SavedTuple:
+    record = saved.stored.record
+    parents = record.parents
+    return SavedTuple(
+        cast(Any, configs.config_of(*record.key)),
+        cast(Any, saved.checkpoint),
+        cast(Any, dict(record.metadata)),
+        cast(Any, configs.config_of(*parents[0])) if parents else None,
+        saved.writes,
+    )

@@ -1,0 +1,621 @@
+"""Checkpoints of LangGraph in and out of a store: the one way that every method of the saver takes.
+
+What was put or read last is remembered as lines: the values of a checkpoint as they were written. The next checkpoint
+is written from its parent's line, so that only what changed is packed into new objects. The store checks inside the
+commit that the parent is still what the line says; if not, everything is written anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from everstep import checks, forks
+from everstep.errors import BaseGone, CheckpointCorrupted, InvalidInput
+from everstep.keeper import Keeper
+from everstep.langgraph.channels import LIST_CHANNEL, PLAIN, Channels, Written
+from everstep.repository import Encoded, Repository, encoded, reclaim, verified
+from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Object, Query, Record, Stored, Write
+from everstep.types import utc_now
+from everstep.values import compress, tree
+
+T = TypeVar("T")
+
+KIND = "langgraph"
+"""The `kind` of every record that is written here."""
+
+SPECIAL_WRITES = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__resume__": -4}
+"""Channels of which a task has one write, the last one; other writes are numbered by their place."""
+
+_LINES_BYTES_MAX = 32 << 20
+_LINE_OVERHEAD = 2048
+_MET_MAX = 4096
+_PAGE_FIRST, _PAGE_MAX = 16, 128
+_OWN_FIELDS = ("id", "ts", "channel_values", "channel_versions", "versions_seen", "updated_channels", "v")
+_SEED, _WRITES = "seed:", "writes:"
+
+
+class Line(NamedTuple):
+    """A checkpoint as it was written: what the next one is written from."""
+
+    base: Base
+    channels: Mapping[str, Written]
+    rest: Mapping[str, Written]
+    size: int
+
+
+class Saved(NamedTuple):
+    """A checkpoint with its values."""
+
+    stored: Stored
+    checkpoint: dict[str, Any]
+    writes: list[tuple[str, str, Any]]
+    """(task, channel, value), in the order in which LangGraph applies them."""
+    absent: tuple[str, ...] = ()
+    """What was not in the checkpoint when it was put, and has been filled in."""
+
+
+class Delta(NamedTuple):
+    """What the value of a channel without one is made from."""
+
+    seed: Written | None
+    """The last value that was stored."""
+    before: Written | None
+    """The writes since, as the parent keeps them."""
+    items: list[Any]
+    """The parent's own: [task, form, value]."""
+
+
+class _WrittenCheckpoint(NamedTuple):
+    values: Encoded
+    channels: Mapping[str, Written]
+    rest: Mapping[str, Written]
+
+    def line(self, stored: Stored) -> Line:
+        return _line(stored, self.channels, self.rest)
+
+
+class _Opened(NamedTuple):
+    """A stored checkpoint, opened one step."""
+
+    conversation: tree.Node
+    state: tree.Node
+    envelope: dict[str, Any]
+    rest: Mapping[str, tree.Node]
+    """What delta channels are made from."""
+
+
+class Lines:
+    """The lines that both faces remember. Bounded."""
+
+    rest_order = 2
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: OrderedDict[Key, Line] = OrderedDict()
+        self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._size = 0
+        forks.register(self)
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._lock.release()
+
+    def get(self, key: Key) -> Line | None:
+        return self._lines.get(key)
+
+    def add(self, line: Line) -> None:
+        key = line.base.key
+        with self._lock:
+            self._drop(key)
+            self._lines[key] = line
+            self._size += line.size
+            self._met[key[:2]] = None
+            self._met.move_to_end(key[:2])
+            if len(self._met) > _MET_MAX:
+                self._met.popitem(last=False)
+            while self._size > _LINES_BYTES_MAX and len(self._lines) > 1:
+                self._drop(next(iter(self._lines)))
+
+    def has(self, thread_id: str, namespace: str) -> bool:
+        """Whether something of this namespace was met lately, so that most objects are in memory."""
+        return (thread_id, namespace) in self._met
+
+    def drop(self, key: Key) -> None:
+        with self._lock:
+            self._drop(key)
+
+    def forget(self, thread_id: str) -> None:
+        with self._lock:
+            for key in [key for key in self._lines if key.thread_id == thread_id]:
+                self._drop(key)
+            for met in [met for met in self._met if met[0] == thread_id]:
+                del self._met[met]
+
+    def _drop(self, key: Key) -> None:
+        line = self._lines.pop(key, None)
+        if line is not None:
+            self._size -= line.size
+
+
+class Threads:
+    """Puts, reads, lists and deletes over one face of a store."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        channels: Channels,
+        keeper: Keeper | None = None,
+        lines: Lines | None = None,
+    ) -> None:
+        self._repository, self._channels, self._keeper = repository, channels, keeper
+        self._lines = lines or Lines()
+        self._store = repository.store
+
+    def over(self, repository: Repository) -> Threads:
+        """Return the same over another face of the store."""
+        return Threads(repository, self._channels, self._keeper, self._lines)
+
+    def by(self, channels: Channels) -> Threads:
+        """Return the same by other rules for values."""
+        return Threads(self._repository, channels, self._keeper, self._lines)
+
+    # -- putting
+
+    async def put(
+        self,
+        key: Key,
+        parent_id: str | None,
+        checkpoint: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        new_versions: Mapping[str, Any] | None,
+    ) -> Stored:
+        """Put a checkpoint. A channel that `new_versions` does not name is as in the parent; None: look at all."""
+        parent = key._replace(checkpoint_id=parent_id) if parent_id is not None else None
+        line = self._lines.get(parent) if parent is not None else None
+        record = _record(key, parent, checkpoint, metadata)
+        names = _delta_channels(checkpoint, metadata)
+        deltas: dict[str, Delta] = {}
+        if names and parent is not None:
+            line, deltas = await self._deltas(parent, line, names)
+        written = self._write(checkpoint, new_versions, line, deltas)
+        try:
+            stored = await self._commit(record, written.values)
+        except BaseGone:
+            written = self._write(checkpoint, None, None, deltas)
+            stored = await self._commit(record, written.values)
+        self._repository.memory.add(written.values.objects)
+        self._lines.add(written.line(stored))
+        if parent is not None and stored.run != stored.seq:
+            self._lines.drop(parent)  # it has been continued: rarely needed again
+        if self._keeper is not None:
+            await self._keeper.upkeep(self._store, stored)
+        return stored
+
+    async def _commit(self, record: Record, values: Encoded) -> Stored:
+        thread_id, namespace, _ = record.key
+        due = self._keeper.due((thread_id, namespace)) if self._keeper is not None else []
+
+        def build(head: Stored | None) -> Draft:
+            if head is not None:
+                _check_kind(head)
+            return values.draft(record)
+
+        change = Change(thread_id, namespace, build=build, head="newer", prune=[item.seq for item in due])
+        try:
+            stored = await self._store.commit(change)
+        except BaseException:
+            if self._keeper is not None:
+                self._keeper.give_back((thread_id, namespace), due)
+            raise
+        if stored is None:
+            raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        return stored
+
+    def _write(
+        self,
+        checkpoint: Mapping[str, Any],
+        new_versions: Mapping[str, Any] | None,
+        line: Line | None,
+        deltas: Mapping[str, Delta],
+    ) -> _WrittenCheckpoint:
+        channels, writer = self._channels, tree.Writer(packer=self._channels.kinds.codec)
+        versions = dict(checkpoint.get("channel_versions") or {})
+        written: dict[str, Written] = {}
+        for name, value in dict(checkpoint.get("channel_values") or {}).items():
+            checks.text(name, "the name of a channel")
+            version, old = versions.get(name), line.channels.get(name) if line is not None else None
+            if old is not None and new_versions is not None and name not in new_versions and old.version == version:
+                written[name] = old
+                continue
+            top = channels.stands_alone(name, value)
+            written[name] = channels.written(writer, name, value, old, top=top)._replace(version=version)
+        conversation = written.get(LIST_CHANNEL)
+        if conversation is not None and not conversation.top:
+            conversation = None
+        others = {name: value for name, value in written.items() if value is not conversation}
+        envelope = _envelope(checkpoint, versions, written, conversation is not None)
+        seeds = {name: delta.seed.form for name, delta in deltas.items() if delta.seed is not None and delta.seed.form}
+        if seeds:
+            envelope["seeds"] = seeds
+        rest = {name: channels.plain_written(writer, name, value) for name, value in envelope.items()}
+        for name, delta in deltas.items():
+            rest.update(self._delta_written(writer, name, delta, whole=line is None))
+        nodes = [
+            conversation.node if conversation is not None else tree.EMPTY_LIST,
+            channels.mapping(writer, others),
+            channels.mapping(writer, rest),
+        ]
+        return _WrittenCheckpoint(encoded(nodes, writer, line.base if line is not None else None), written, rest)
+
+    async def put_writes(self, key: Key, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Attach a task's writes to a checkpoint, which may not be there yet."""
+        writer = tree.Writer(packer=self._channels.kinds.codec)
+        rows: dict[int, Write] = {}
+        for position, (channel, value) in enumerate(writes):
+            checks.text(channel, "the name of a channel")
+            form, node = self._channels.pending(writer, channel, value)
+            idx = SPECIAL_WRITES.get(channel, position)
+            rows[idx] = Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path)
+        if not rows:
+            return
+        squeezed = [Object(name, below, compress.squeeze(body)) for name, (below, body) in writer.objects.items()]
+        await self._store.put_writes(key, list(rows.values()), squeezed)
+        self._repository.memory.add(writer.objects)
+
+    # -- delta channels: their values live in the writes of ancestors, so each checkpoint keeps the list of these
+
+    async def _deltas(
+        self, parent: Key, line: Line | None, names: Sequence[str]
+    ) -> tuple[Line | None, dict[str, Delta]]:
+        """Return the parent's line, and what the values of these channels are made from."""
+        loaded = await self._store.read(*parent, writes=True)
+        if loaded is None:
+            return None, {}
+        if line is None or line.base.digest != loaded.stored.digest:
+            line = await self._decoded(loaded, lambda *opened: self._thaw(loaded.stored, *opened))
+        pending = [write for write in loaded.writes if write.channel in names]
+        children = b"".join([write.children for write in pending])
+        objects = await self._repository.objects(loaded.stored.family, children)
+        deltas: dict[str, Delta] = {}
+        for name in names:
+            seed, before = line.channels.get(name), None
+            if seed is None:
+                seed, before = line.rest.get(_SEED + name), line.rest.get(_WRITES + name)
+            items = [
+                [write.task_id, write.body[0], self._channels.plain(_node(write), objects)]
+                for write in pending
+                if write.channel == name
+            ]
+            deltas[name] = Delta(seed, before, items)
+        return line, deltas
+
+    def _delta_written(self, writer: tree.Writer, name: str, delta: Delta, *, whole: bool) -> dict[str, Written]:
+        seed, before = delta.seed, delta.before
+        found: dict[str, Written] = {}
+        if seed is not None:
+            # What stood by itself stands in a mapping here, where it is written one level deeper.
+            found[_SEED + name] = self._channels.whole(writer, name, seed) if whole or seed.top else seed
+        if whole and before is not None:
+            before = self._channels.whole(writer, name, before)
+        found[_WRITES + name] = self._channels.extended(writer, name, before, delta.items)
+        return found
+
+    async def history(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, names: Sequence[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Return what the values of channels at a checkpoint (None: the head) are made from: a seed, and writes."""
+        loaded = await self._store.read(thread_id, namespace, checkpoint_id)
+        found: dict[str, dict[str, Any]] = {}
+        if loaded is not None:
+            found = await self._decoded(loaded, lambda record, objects: self._kept(record, objects, names))
+        missing = [name for name in names if name not in found]
+        walked = await self._walked(loaded, missing) if missing else {}
+        return {name: found.get(name) or walked[name] for name in names}
+
+    def _kept(
+        self, record: Record, objects: Mapping[bytes, tree.Content], names: Sequence[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Return what the checkpoint itself keeps of these channels' history."""
+        channels, opened = self._channels, self._open(record, objects)
+        forms, found = opened.envelope.get("seeds", {}), dict[str, dict[str, Any]]()
+        for name in names:
+            writes, seed = opened.rest.get(_WRITES + name), opened.rest.get(_SEED + name)
+            if writes is not None:
+                items = channels.plain(writes, objects)
+                found[name] = {"writes": [(task, name, channels.read(form, value)) for task, form, value in items]}
+                if seed is not None:
+                    found[name]["seed"] = channels.value(forms.get(name, PLAIN), seed, objects)
+        return found
+
+    async def _walked(self, target: Loaded | None, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return what `history` does from the ancestors themselves: for checkpoints that keep no list."""
+        writes: dict[str, list[tuple[str, str, Any]]] = {name: [] for name in names}
+        seeds: dict[str, Any] = {}
+        remaining, seen = set(names), set[Key]()
+        parents = target.stored.record.parents if target is not None else ()
+        while parents and remaining and parents[0] not in seen:
+            seen.add(parents[0])
+            saved = await self.get(*parents[0])
+            if saved is None:
+                break
+            for write in reversed(saved.writes):
+                if write[1] in remaining:
+                    writes[write[1]].append(write)
+            for name in remaining & saved.checkpoint["channel_values"].keys():
+                seeds[name] = saved.checkpoint["channel_values"][name]
+                remaining.discard(name)
+            parents = saved.stored.record.parents
+        found: dict[str, dict[str, Any]] = {name: {"writes": writes[name][::-1]} for name in names}
+        for name, seed in seeds.items():
+            found[name]["seed"] = seed
+        return found
+
+    # -- reading
+
+    async def get(self, thread_id: str, namespace: str, checkpoint_id: str | None = None) -> Saved | None:
+        """Return a checkpoint (None: the head) with its values and writes."""
+        cold = not self._lines.has(thread_id, namespace)
+        loaded = await self._store.read(thread_id, namespace, checkpoint_id, objects=cold, writes=True)
+        if loaded is None:
+            return None
+        if loaded.objects:
+            self._repository.memory.add(verified(loaded.objects))
+        saved = await self._saved(loaded)
+        line = self._lines.get(loaded.stored.record.key)
+        if line is None or line.base.digest != loaded.stored.digest:
+            self._lines.add(await self._decoded(loaded, lambda *opened: self._thaw(loaded.stored, *opened)))
+        return saved
+
+    async def listed(self, query: Query, limit: int | None) -> AsyncIterator[Saved]:
+        """Yield checkpoints, the greatest id first. Nothing is held between two of them."""
+        page, left = _PAGE_FIRST, limit
+        while left is None or left > 0:
+            size = page if left is None else min(page, left)
+            listed = await self._store.list_checkpoints(replace(query, limit=size))
+            last = listed[-1].record.key.checkpoint_id if len(listed) == size else None
+            if last is not None and query.checkpoint_id is None:
+                # The same id may stand in several threads and namespaces; the next page begins below it.
+                ties = await self._store.list_checkpoints(replace(query, checkpoint_id=last, limit=None))
+                known = {stored.record.key for stored in listed}
+                listed += [stored for stored in ties if stored.record.key not in known]
+            keys = [stored.record.key for stored in listed if stored.record.kind == KIND][:left]
+            for loaded in await self._store.read_many(keys, writes=True):
+                yield await self._saved(loaded)
+            if left is not None:
+                left -= len(keys)
+            if last is None or query.checkpoint_id is not None:
+                return
+            query, page = replace(query, before_id=last), min(page * 2, _PAGE_MAX)
+
+    async def _saved(self, loaded: Loaded) -> Saved:
+        """Return a checkpoint that was read, with its values."""
+        record = loaded.stored.record
+        envelope, values = await self._decoded(loaded, self._values)
+        checkpoint = {
+            "v": envelope["v"],
+            "id": record.key.checkpoint_id,
+            "ts": record.created_at,
+            "channel_values": values,
+            "channel_versions": envelope["channel_versions"],
+            "versions_seen": envelope["versions_seen"],
+        }
+        if "updated_channels" in envelope:
+            checkpoint["updated_channels"] = envelope["updated_channels"]
+        checkpoint.update(envelope.get("more", {}))
+        writes = await self._decoded_writes(loaded) if loaded.writes else []
+        return Saved(loaded.stored, checkpoint, writes, tuple(envelope.get("absent", ())))
+
+    async def _decoded(self, loaded: Loaded, work: Callable[[Record, Mapping[bytes, tree.Content]], T]) -> T:
+        """Return what `work` makes of a record and its objects, fetching what is not at hand."""
+        stored = loaded.stored
+        _check_kind(stored)
+        try:
+            try:
+                return work(stored.record, self._repository.memory.contents)
+            except tree.MissingObject:
+                objects = await self._repository.objects(stored.family, stored.record.children)
+            try:
+                return work(stored.record, objects)
+            except tree.MissingObject:
+                # It may have been deleted between its record and its objects: ask for both at once.
+                again = await self._store.read(*stored.record.key, objects=True)
+                if again is None:
+                    raise
+                return work(again.stored.record, verified(again.objects))
+        except CheckpointCorrupted as exc:
+            raise exc.located(stored.record.key.thread_id, stored.record.key.checkpoint_id) from exc
+
+    def _open(self, record: Record, objects: Mapping[bytes, tree.Content]) -> _Opened:
+        if len(record.sizes) != 3:
+            raise CheckpointCorrupted("a stored checkpoint is out of shape")
+        conversation, state, rest = tree.nodes(record.children, record.body, record.sizes)
+        entries = self._channels.entries(rest, objects)
+        if entries is None:
+            return _Opened(conversation, state, self._channels.plain(rest, objects), {})
+        kept = {name: node for name, node in entries.items() if name.startswith((_SEED, _WRITES))}
+        plain = {name: self._channels.plain(node, objects) for name, node in entries.items() if name not in kept}
+        return _Opened(conversation, state, plain, kept)
+
+    def _values(self, record: Record, objects: Mapping[bytes, tree.Content]) -> tuple[dict[str, Any], dict[str, Any]]:
+        opened, channels = self._open(record, objects), self._channels
+        values: dict[str, Any] = channels.plain(opened.state, objects)
+        for name, form in opened.envelope.get("forms", {}).items():
+            if name in values:
+                values[name] = channels.read(form, values[name])
+            elif name == LIST_CHANNEL:
+                values[name] = channels.value(form, opened.conversation, objects)
+        return opened.envelope, values
+
+    def _thaw(self, stored: Stored, record: Record, objects: Mapping[bytes, tree.Content]) -> Line:
+        """Return a checkpoint that was read as it was written."""
+        opened, channels = self._open(record, objects), self._channels
+        forms, versions = opened.envelope.get("forms", {}), opened.envelope["channel_versions"]
+        found: dict[str, Written] = {}
+        for name, node in (channels.entries(opened.state, objects) or {}).items():
+            found[name] = channels.thawed(forms.get(name, PLAIN), node, objects)._replace(version=versions.get(name))
+        if LIST_CHANNEL in forms and LIST_CHANNEL not in found and tree.is_list(opened.conversation):
+            thawed = channels.thawed(forms[LIST_CHANNEL], opened.conversation, objects, top=True)
+            found[LIST_CHANNEL] = thawed._replace(version=versions.get(LIST_CHANNEL))
+        seeds = opened.envelope.get("seeds", {})
+        rest = {
+            name: channels.thawed(seeds.get(name.removeprefix(_SEED), PLAIN), node, objects)
+            for name, node in opened.rest.items()
+        }
+        return _line(stored, found, rest)
+
+    async def _decoded_writes(self, loaded: Loaded) -> list[tuple[str, str, Any]]:
+        objects = await self._repository.objects(
+            loaded.stored.family, b"".join([write.children for write in loaded.writes])
+        )
+        return [
+            (write.task_id, write.channel, self._channels.value(write.body[0], _node(write), objects))
+            for write in loaded.writes
+        ]
+
+    # -- deleting and copying
+
+    async def delete_thread(self, thread_id: str) -> int:
+        """Delete a thread with all its namespaces, and return how many checkpoints it had."""
+        deleted = await self._store.delete(thread_id)
+        self._forget(thread_id)
+        await reclaim(self._store, deleted, thread_id)
+        return deleted.checkpoints
+
+    async def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints that these runs wrote, in all threads."""
+        keys: dict[str, list[Key]] = {}
+        for run_id in dict.fromkeys(run_ids):
+            query = Query(namespace=None, filter={"run_id": run_id}, hidden="also")
+            for stored in await self._store.list_checkpoints(query):
+                keys.setdefault(stored.record.key.thread_id, []).append(stored.record.key)
+        for thread_id, doomed in keys.items():
+            await self._delete(thread_id, doomed)
+
+    async def prune(self, thread_ids: Sequence[str]) -> None:
+        """Keep the newest checkpoint of each namespace of these threads, with its writes."""
+        for thread_id in dict.fromkeys(thread_ids):
+            thread = await self._store.thread(thread_id)
+            if thread is None:
+                continue
+            listed = await self._store.list_checkpoints(Query(thread_id=thread_id, namespace=None, hidden="also"))
+            heads = {(namespace, head[0]) for namespace, head in thread.heads.items()}
+            await self._delete(thread_id, [s.record.key for s in listed if s.record.key[1:] not in heads])
+
+    async def _delete(self, thread_id: str, keys: Sequence[Key]) -> None:
+        deleted = await self._store.delete(thread_id, keys=keys)
+        self._forget(thread_id)
+        await reclaim(self._store, deleted, thread_id)
+
+    def _forget(self, thread_id: str) -> None:
+        self._lines.forget(thread_id)
+        if self._keeper is not None:
+            self._keeper.forget(thread_id)
+
+    async def copy_thread(self, source: str, target: str) -> None:
+        """Copy all that is visible of a thread into another: the same ids, in the same order."""
+        raw = await self._store.raw(source)
+        if raw is None or source == target:
+            return
+        for namespace in raw.lines:
+            query = Query(thread_id=source, namespace=namespace, order="oldest")
+            keys = [stored.record.key for stored in await self._store.list_checkpoints(query)]
+            base, known = None, set[bytes]()
+            for start in range(0, len(keys), _PAGE_MAX):
+                for loaded in await self._store.read_many(keys[start : start + _PAGE_MAX], writes=True):
+                    base, known = await self._copy(loaded, target, base, known)
+        stored_keys = {key for key, _ in raw.writes}
+        early = [key for key in stored_keys if await self._store.read(*key) is None]
+        for key in early:  # writes whose checkpoint has not come yet
+            writes = [write for k, write in raw.writes if k == key]
+            objects = await self._store.fetch(raw.family, tree.hashes(b"".join([w.children for w in writes])))
+            await self._store.put_writes(key._replace(thread_id=target), writes, objects)
+        self._forget(target)
+
+    async def _copy(self, loaded: Loaded, target: str, base: Base | None, known: set[bytes]) -> tuple[Base, set[bytes]]:
+        record, family = loaded.stored.record, loaded.stored.family
+        objects = await self._repository.objects(family, record.children)
+        record = record._replace(
+            key=record.key._replace(thread_id=target),
+            parents=tuple(parent._replace(thread_id=target) for parent in record.parents),
+        )
+        sent = [
+            Object(key, below, compress.squeeze(body)) for key, (below, body) in objects.items() if key not in known
+        ]
+        draft = Draft(record, sent, (base,) if base is not None else ())
+        stored = await self._store.commit(Change(target, record.key.namespace, build=lambda _: draft, head="newer"))
+        if stored is None:
+            raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        if loaded.writes:
+            children = b"".join([write.children for write in loaded.writes])
+            below = await self._store.fetch(family, tree.hashes(children)) if children else []
+            await self._store.put_writes(record.key, loaded.writes, below)
+        return Base(record.key, stored.digest), set(objects)
+
+
+def _line(stored: Stored, channels: Mapping[str, Written], rest: Mapping[str, Written]) -> Line:
+    size = sum([len(value.packed or b"") for value in (*channels.values(), *rest.values())]) + _LINE_OVERHEAD
+    return Line(Base(stored.record.key, stored.digest), channels, rest, size)
+
+
+def _node(write: Write) -> tree.Node:
+    return tree.Node(write.children, write.body[1:], write.size)
+
+
+def _record(key: Key, parent: Key | None, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> Record:
+    step, ts = metadata.get("step"), checkpoint.get("ts")
+    return Record(
+        key=key,
+        step=step if type(step) is int else 0,
+        parents=(parent,) if parent is not None else (),
+        created_at=checks.text(ts, "ts") if ts is not None else utc_now(),
+        children=b"",
+        body=b"",
+        sizes=(),
+        kind=KIND,
+        metadata=metadata,
+    )
+
+
+def _envelope(
+    checkpoint: Mapping[str, Any], versions: dict[str, Any], written: Mapping[str, Written], conversation: bool
+) -> dict[str, Any]:
+    """Return what there is of a checkpoint besides values, id and time."""
+    envelope: dict[str, Any] = {
+        "v": checkpoint.get("v", 1),
+        "channel_versions": versions,
+        "versions_seen": {node: dict(seen) for node, seen in dict(checkpoint.get("versions_seen") or {}).items()},
+    }
+    if "updated_channels" in checkpoint:
+        envelope["updated_channels"] = checkpoint["updated_channels"]
+    more = {name: value for name, value in checkpoint.items() if name not in _OWN_FIELDS}
+    if more:
+        envelope["more"] = more
+    absent = [name for name in _OWN_FIELDS if name not in checkpoint and name != "updated_channels"]
+    if absent:
+        envelope["absent"] = absent
+    forms = {name: value.form for name, value in written.items() if value.form != PLAIN}
+    if conversation:
+        forms.setdefault(LIST_CHANNEL, PLAIN)
+    if forms:
+        envelope["forms"] = forms
+    return envelope
+
+
+def _delta_channels(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[str]:
+    """Return the channels whose values are to be made from writes: LangGraph counts these since the last value."""
+    counted = metadata.get("counters_since_delta_snapshot") or {}
+    values = checkpoint.get("channel_values") or {}
+    return [name for name in counted if name not in values]
+
+
+def _check_kind(stored: Stored) -> None:
+    if stored.record.kind != KIND:
+        raise InvalidInput(
+            f"thread {stored.record.key.thread_id!r} was not written by a LangGraph saver; use another thread_id"
+        )
