@@ -1,13 +1,15 @@
-"""Make src/everstep/values/dictionary-1.zdict: what small stored bodies have in common.
+"""Make src/everstep/values/dictionary-2.zdict: what small stored bodies have in common.
 
 The samples are made here, from everyday words and the shapes agents store; nobody's data is in them. The file is part
-of the stored format: never change it, add a dictionary-2 beside it.
+of the stored format: never change it, add a dictionary-3 beside it. (The first one had no shapes of LangGraph.)
 """
 
 from __future__ import annotations
 
 import random
+import uuid
 from pathlib import Path
+from typing import Any
 
 import ormsgpack
 import zstandard
@@ -525,13 +527,82 @@ WORDS = [
     "example",
 ]
 
+_AI: dict[str, Any] = {"tool_calls": [], "invalid_tool_calls": [], "usage_metadata": None}
+
+
+def _hex(r: random.Random, start: str) -> str:
+    return f"{start}{r.randrange(16**8):08x}"
+
+
+def _uuid(r: random.Random) -> str:
+    return str(uuid.UUID(int=r.getrandbits(128), version=4))
+
+
+def _message(kind: str, text: str, r: random.Random, **more: Any) -> dict[str, Any]:
+    """Return a LangChain message as it is stored."""
+    name = r.choice((None, None, "assistant"))
+    given = r.choice((None, _uuid(r), f"lc_run--{_uuid(r)}"))
+    start: dict[str, Any] = {"content": text, "additional_kwargs": {}, "response_metadata": {}}
+    start |= {"type": kind, "name": name, "id": given}
+    if kind == "ai" and r.random() < 0.3:
+        start["response_metadata"] = {"model_name": "gpt", "finish_reason": "stop", "model_provider": "openai"}
+        more = more | {"usage_metadata": {"input_tokens": 10, "output_tokens": 20, "total_tokens": 30}}
+    return start | more
+
+
+def _call(text: str, r: random.Random) -> dict[str, Any]:
+    return {"name": "search", "args": {"query": text[:40]}, "id": _hex(r, "call_"), "type": "tool_call"}
+
+
+def _nested(module: str, name: str, text: str) -> dict[str, Any]:
+    """Return a message inside another value: an object of a class."""
+    fields = {
+        "content": text,
+        "additional_kwargs": {},
+        "response_metadata": {},
+        "type": module,
+        "name": None,
+        "id": None,
+    }
+    state = [f"langchain_core.messages.{module}:{name}Message", [fields, {}, ["content"], None]]
+    return {"__start__": {"messages": [ormsgpack.Ext(8, ormsgpack.packb(state))]}}
+
+
+def _envelope(r: random.Random) -> bytes:
+    """Return what a LangGraph checkpoint is besides its values."""
+    nodes = r.sample(("model", "agent", "tools", "call_model", "research", "draft", "review", "plan", "write"), 3)
+    channels = ["__start__", "messages", *(f"branch:to:{node}" for node in nodes[: r.randint(1, 3)])]
+    step = r.choice((r.randint(1, 100), r.randint(100, 3000)))
+    envelope: dict[str, Any] = {
+        "v": 4,
+        "channel_versions": {name: step + r.randint(-2, 2) for name in channels},
+        "versions_seen": {
+            "__input__": {},
+            "__start__": {"__start__": step},
+            **{node: {f"branch:to:{node}": step + r.randint(-2, 2)} for node in nodes[: r.randint(0, 3)]},
+        },
+        "updated_channels": r.choice((["messages"], ["__start__"], [channels[-1], "messages"], channels[-1:])),
+    }
+    envelope |= r.choice(({}, {"forms": {"messages": 1}}, {"forms": {"messages": 1}}, {"forms": {"messages": 0}}))
+    return ormsgpack.packb(envelope)
+
+
 SHAPES = (
     lambda text, r: {"role": "user", "content": text},
     lambda text, r: {"role": "assistant", "content": text},
     lambda text, r: {"role": "system", "content": text},
     lambda text, r: {"id": f"msg_{r.randrange(16**8):08x}", "role": "assistant", "content": text, "tool_calls": []},
-    lambda text, r: {"type": "human", "content": text, "additional_kwargs": {}, "response_metadata": {}, "name": None},
-    lambda text, r: {"type": "ai", "content": text, "tool_calls": [], "invalid_tool_calls": [], "usage_metadata": None},
+    lambda text, r: _message("human", text, r),
+    lambda text, r: _message("human", text, r),
+    lambda text, r: _message("ai", text, r, **_AI),
+    lambda text, r: _message("ai", text, r, **_AI),
+    lambda text, r: (
+        _message("ai", "", r, **_AI) | {"tool_calls": [_call(text, r)], "~": [None, ["content", "id", "tool_calls"]]}
+    ),
+    lambda text, r: _message("tool", text, r, tool_call_id=_hex(r, "call_"), artifact=None, status="success"),
+    lambda text, r: _message("system", text, r),
+    lambda text, r: _nested("human", "Human", text),
+    lambda text, r: _nested("ai", "AI", text),
     lambda text, r: {
         "role": "tool",
         "tool_call_id": f"call_{r.randrange(16**8):08x}",
@@ -565,10 +636,12 @@ def samples(count: int, seed: int = 1) -> list[bytes | bytearray | memoryview]:
             if at:
                 words[at - 1] += r.choice((".", ".", ",", "?", ".\n"))
         made.append(b"\x07" + ormsgpack.packb(r.choice(SHAPES)(" ".join(words), r)))
+        if r.random() < 0.4:
+            made.append(_envelope(r))
     return made
 
 
 if __name__ == "__main__":
-    target = Path(__file__).parent.parent / "src/everstep/values/dictionary-1.zdict"
-    target.write_bytes(zstandard.train_dictionary(8192, list(samples(4000)), dict_id=1).as_bytes())
+    target = Path(__file__).parent.parent / "src/everstep/values/dictionary-2.zdict"
+    target.write_bytes(zstandard.train_dictionary(8192, list(samples(6000)), dict_id=2).as_bytes())
     print(f"{target.name}: {target.stat().st_size} bytes")

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.messages import Messages, Packed, Template
-from everstep.values import codec, tree
+from everstep.values import codec, compress, tree
 
 PLAIN: Final = 0
 CHAT: Final = 1
@@ -24,6 +24,10 @@ FOREIGN: Final = 3
 """Bytes of the graph's own serializer: [type, bytes]."""
 
 LIST_CHANNEL = "messages"
+SEED, WRITES = "seed:", "writes:"
+KEPT = (SEED, WRITES)
+"""How the names of trees in the rest of a checkpoint begin: what values of delta channels are made from."""
+
 _TEMPLATES_MAX = 1 << 16
 
 
@@ -34,8 +38,8 @@ class Written(NamedTuple):
     size: int
     packed: bytes | None
     """The whole value, packed; None for a large value that is no list."""
-    node: tree.Node
-    """As a part of a mapping; as a list node if it is a `list`."""
+    node: tree.Node | None
+    """As a part of a mapping, None as long as it has not been one; a list node if it `is_list`."""
     length: int = -1
     """How many items a list has; -1: it is none, or is kept whole."""
     top: bool = False
@@ -68,13 +72,12 @@ class Channels:
 
     def written(self, writer: tree.Writer, name: str, value: Any, old: Written | None, *, top: bool = False) -> Written:
         """Write a value; `old` is what stood there before; `top`: a list stands by itself, not in a mapping."""
-        depth = 0 if top else 1
         form, lowered = self.lowered(value, name)
         if type(lowered) is not list:
             packed = self._codec.pack(lowered, name)
             if len(packed) <= tree.ENTRY_MAX:
-                return Written(form, len(packed), packed, writer.packed(packed, name, tree.ENTRY_MAX, depth))
-            node = writer.value(lowered, name, tree.ENTRY_MAX, depth)
+                return Written(form, len(packed), packed, None)
+            node = writer.value(lowered, name, tree.ENTRY_MAX, 1)
             return Written(form, node.size, None, node)
         kept = old.length if old is not None and old.is_list and old.form == form and old.length <= len(lowered) else 0
         before = b""
@@ -115,35 +118,24 @@ class Channels:
         """Write a list: that of `old`, whose items packed are `before`, and what is added."""
         length = (old.length if old is not None else 0) + len(added)
         packed = b"".join([codec.array_header(length), before, *added])
-        depth = 0 if top else 1
         if not top and len(packed) <= tree.ENTRY_MAX:
-            return Written(form, len(packed), packed, writer.packed(packed, name, tree.ENTRY_MAX, depth))
-        node = writer.extended_packed(old.node if old is not None else tree.EMPTY_LIST, added, name, depth)
+            return Written(form, len(packed), packed, None)
+        start = old.node if old is not None and old.node is not None else tree.EMPTY_LIST
+        node = writer.extended_packed(start, added, name, 0 if top else 1)
         return Written(form, len(packed), packed, node, length, top)
 
     def whole(self, writer: tree.Writer, name: str, old: Written) -> Written:
         """Write a value again whose objects may be gone."""
         if old.packed is None:
             raise CheckpointCorrupted(f"the parent's channel {name!r} was deleted while it was needed; try again")
-        if not old.is_list:
-            node = writer.packed(old.packed, name, tree.ENTRY_MAX, 1)
-        else:
-            node = writer.packed_list(old.packed, name, 0 if old.top else 1)
-        return old._replace(node=node)
-
-    def plain_written(self, writer: tree.Writer, name: str, value: Any) -> Written:
-        """Write a part of a checkpoint that is no channel."""
-        packed = self._codec.pack(value, name)
-        node = writer.packed(packed, name, tree.ENTRY_MAX, 1)
-        return Written(PLAIN, len(packed), packed if len(packed) <= tree.ENTRY_MAX else None, node)
+        return old._replace(node=writer.packed_list(old.packed, name, 1) if old.is_list else None, top=False)
 
     def pending(self, writer: tree.Writer, name: str, value: Any) -> tuple[int, tree.Node]:
         """Write a pending write: its form and its node."""
         form, lowered = self.lowered(value, name)
         if form in (CHAT, MESSAGE):  # as a list node, whose items are the same objects as those of the conversation
-            return form, self._list(
-                writer, name, form, None, b"", [self._codec.pack(m, name) for m in lowered], True
-            ).node
+            packed = [self._codec.pack(message, name) for message in lowered]
+            return form, writer.extended_packed(tree.EMPTY_LIST, packed, name)
         return form, writer.value(lowered, name)
 
     def lowered(self, value: Any, name: str) -> tuple[int, Any]:
@@ -165,17 +157,37 @@ class Channels:
                 return MESSAGE, messages
         return PLAIN, value
 
-    def mapping(self, writer: tree.Writer, values: Mapping[str, Written]) -> tree.Node:
-        """Write a mapping of written values: the node that `Writer.value` makes of it."""
+    def mapping(self, writer: tree.Writer, values: dict[str, Written]) -> tree.Node:
+        """Write a mapping of written values: the node that `Writer.value` makes of it. Values get their nodes."""
         keys = {name: self._codec.pack(name) for name in values}
-        size = len(codec.map_header(len(values))) + sum(
-            [len(keys[name]) + value.size for name, value in values.items()]
-        )
+        header = codec.map_header(len(values))
+        size = len(header) + sum([len(keys[name]) + value.size for name, value in values.items()])
         if size <= tree.ENTRY_MAX:
             parts = [part for name, value in values.items() for part in (keys[name], value.packed or b"")]
-            return writer.packed(b"".join([codec.map_header(len(values)), *parts]), "checkpoint")
-        entries = [(keys[name], _entry(writer, value)) for name, value in values.items()]
+            return writer.packed(b"".join([header, *parts]), "checkpoint")
+        entries: list[tuple[bytes, tree.Node]] = []
+        for name, value in values.items():
+            if value.node is None and value.packed is not None:
+                value = values[name] = value._replace(node=writer.packed(value.packed, name, tree.ENTRY_MAX, 1))
+            node = value.node or tree.EMPTY_LIST
+            entries.append((keys[name], writer.placed(node) if value.is_list else node))
         return writer.map_of(entries, len(entries), size)
+
+    def envelope(self, writer: tree.Writer, rest: dict[str, Any], kept: dict[str, Written]) -> tree.Node:
+        """Write what a checkpoint is besides its values.
+
+        It differs from step to step, so it stands in the root, compressed; as a mapping if it holds trees (`kept`).
+        """
+        packed = {name: self._codec.pack(value, name) for name, value in rest.items()}
+        if kept or sum([len(value) for value in packed.values()]) > tree.ENTRY_MAX:
+            written = {name: Written(PLAIN, len(value), value, None) for name, value in packed.items()}
+            written.update(kept)
+            node = self.mapping(writer, written)
+            kept.update({name: written[name] for name in kept})
+            return node
+        keys = [part for name, value in packed.items() for part in (self._codec.pack(name), value)]
+        squeezed = compress.squeeze(b"".join([codec.map_header(len(packed)), *keys]))
+        return writer.inline(self._codec.pack(squeezed))
 
     # -- reading
 
@@ -245,6 +257,21 @@ class Channels:
             return self.conversation(node, objects)
         return self.read(form, self._codec.unpack(_joined(node, objects)))
 
+    def opened_envelope(
+        self, node: tree.Node, objects: Mapping[bytes, tree.Content]
+    ) -> tuple[dict[str, Any], dict[str, tree.Node]]:
+        """Return what `envelope` wrote: plain values, and the nodes of trees."""
+        if node.body[0] == tree.PACKED:
+            squeezed = self.plain(node, objects)
+            if isinstance(squeezed, bytes):
+                return self._codec.unpack(compress.expand(squeezed)), {}
+        entries = tree.entries(node, objects)
+        if entries is None:
+            return self.plain(node, objects), {}
+        named = {self._codec.unpack(key): value for key, value in entries.items()}
+        kept = {name: value for name, value in named.items() if name.startswith(KEPT)}
+        return {name: self.plain(value, objects) for name, value in named.items() if name not in kept}, kept
+
     def plain(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
         """Return the plain value of a node."""
         return self._codec.unpack(_joined(node, objects))
@@ -263,11 +290,6 @@ class Channels:
         if tree.is_list(inner):
             return Written(form, len(packed), packed, inner._replace(size=len(packed)), codec.length(packed), top)
         return Written(form, len(packed), packed, node._replace(size=len(packed)))
-
-
-def _entry(writer: tree.Writer, value: Written) -> tree.Node:
-    """Return a written value as a part of a mapping."""
-    return writer.placed(value.node) if value.is_list else value.node
 
 
 def _joined(node: tree.Node, objects: Mapping[bytes, tree.Content]) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from everstep import checks, forks
 from everstep.errors import BaseGone, CheckpointCorrupted, InvalidInput
 from everstep.keeper import Keeper
-from everstep.langgraph.channels import LIST_CHANNEL, PLAIN, Channels, Written
+from everstep.langgraph.channels import LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Written
 from everstep.repository import Encoded, Repository, encoded, reclaim, verified
 from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Object, Query, Record, Stored, Write
 from everstep.types import utc_now
@@ -35,7 +35,6 @@ _LINE_OVERHEAD = 2048
 _MET_MAX = 4096
 _PAGE_FIRST, _PAGE_MAX = 16, 128
 _OWN_FIELDS = ("id", "ts", "channel_values", "channel_versions", "versions_seen", "updated_channels", "v")
-_SEED, _WRITES = "seed:", "writes:"
 
 
 class Line(NamedTuple):
@@ -243,15 +242,13 @@ class Threads:
         seeds = {name: delta.seed.form for name, delta in deltas.items() if delta.seed is not None and delta.seed.form}
         if seeds:
             envelope["seeds"] = seeds
-        rest = {name: channels.plain_written(writer, name, value) for name, value in envelope.items()}
+        rest: dict[str, Written] = {}
         for name, delta in deltas.items():
             rest.update(self._delta_written(writer, name, delta, whole=line is None))
-        nodes = [
-            conversation.node if conversation is not None else tree.EMPTY_LIST,
-            channels.mapping(writer, others),
-            channels.mapping(writer, rest),
-        ]
-        return _WrittenCheckpoint(encoded(nodes, writer, line.base if line is not None else None), written, rest)
+        node = conversation.node if conversation is not None else None
+        nodes = [node or tree.EMPTY_LIST, channels.mapping(writer, others), channels.envelope(writer, envelope, rest)]
+        values = encoded(nodes, writer, line.base if line is not None else None)
+        return _WrittenCheckpoint(values, {**written, **others}, rest)
 
     async def put_writes(self, key: Key, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
         """Attach a task's writes to a checkpoint, which may not be there yet."""
@@ -286,7 +283,7 @@ class Threads:
         for name in names:
             seed, before = line.channels.get(name), None
             if seed is None:
-                seed, before = line.rest.get(_SEED + name), line.rest.get(_WRITES + name)
+                seed, before = line.rest.get(SEED + name), line.rest.get(WRITES + name)
             items = [
                 [write.task_id, write.body[0], self._channels.plain(_node(write), objects)]
                 for write in pending
@@ -300,10 +297,10 @@ class Threads:
         found: dict[str, Written] = {}
         if seed is not None:
             # What stood by itself stands in a mapping here, where it is written one level deeper.
-            found[_SEED + name] = self._channels.whole(writer, name, seed) if whole or seed.top else seed
+            found[SEED + name] = self._channels.whole(writer, name, seed) if whole or seed.top else seed
         if whole and before is not None:
             before = self._channels.whole(writer, name, before)
-        found[_WRITES + name] = self._channels.extended(writer, name, before, delta.items)
+        found[WRITES + name] = self._channels.extended(writer, name, before, delta.items)
         return found
 
     async def history(
@@ -325,7 +322,7 @@ class Threads:
         channels, opened = self._channels, self._open(record, objects)
         forms, found = opened.envelope.get("seeds", {}), dict[str, dict[str, Any]]()
         for name in names:
-            writes, seed = opened.rest.get(_WRITES + name), opened.rest.get(_SEED + name)
+            writes, seed = opened.rest.get(WRITES + name), opened.rest.get(SEED + name)
             if writes is not None:
                 items = channels.plain(writes, objects)
                 found[name] = {"writes": [(task, name, channels.read(form, value)) for task, form, value in items]}
@@ -435,12 +432,7 @@ class Threads:
         if len(record.sizes) != 3:
             raise CheckpointCorrupted("a stored checkpoint is out of shape")
         conversation, state, rest = tree.nodes(record.children, record.body, record.sizes)
-        entries = self._channels.entries(rest, objects)
-        if entries is None:
-            return _Opened(conversation, state, self._channels.plain(rest, objects), {})
-        kept = {name: node for name, node in entries.items() if name.startswith((_SEED, _WRITES))}
-        plain = {name: self._channels.plain(node, objects) for name, node in entries.items() if name not in kept}
-        return _Opened(conversation, state, plain, kept)
+        return _Opened(conversation, state, *self._channels.opened_envelope(rest, objects))
 
     def _values(self, record: Record, objects: Mapping[bytes, tree.Content]) -> tuple[dict[str, Any], dict[str, Any]]:
         opened, channels = self._open(record, objects), self._channels
@@ -464,7 +456,7 @@ class Threads:
             found[LIST_CHANNEL] = thawed._replace(version=versions.get(LIST_CHANNEL))
         seeds = opened.envelope.get("seeds", {})
         rest = {
-            name: channels.thawed(seeds.get(name.removeprefix(_SEED), PLAIN), node, objects)
+            name: channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
             for name, node in opened.rest.items()
         }
         return _line(stored, found, rest)

@@ -15,7 +15,7 @@ import zstandard
 
 from everstep.errors import CheckpointCorrupted
 
-PLAIN, ZSTD, ZSTD_DICTIONARY = b"\x00", b"\x01", b"\x02"
+PLAIN, ZSTD, ZSTD_DICTIONARY_1, ZSTD_DICTIONARY = b"\x00", b"\x01", b"\x02", b"\x03"
 
 _WORTH_BYTES = 48
 _SMALL_BYTES = 1 << 16
@@ -26,7 +26,7 @@ _RATIO_MAX = 256
 
 class _Contexts:
     def __init__(self) -> None:
-        small = _dictionary()
+        small = _dictionary(2)
         self.compress = zstandard.ZstdCompressor(level=3, write_checksum=False).compress
         # With the dictionary level 1 is as small as level 3, in less than half the time.
         self.compress_small = zstandard.ZstdCompressor(
@@ -34,6 +34,8 @@ class _Contexts:
         ).compress
         self.decompress = zstandard.ZstdDecompressor().decompress
         self.decompress_small = zstandard.ZstdDecompressor(dict_data=small).decompress
+        # Bodies of before the second dictionary.
+        self.decompress_old = zstandard.ZstdDecompressor(dict_data=_dictionary(1)).decompress
 
 
 _local = threading.local()
@@ -48,8 +50,8 @@ def _contexts() -> _Contexts:
 
 
 @functools.cache
-def _dictionary() -> zstandard.ZstdCompressionDict:
-    data = resources.files("everstep.values").joinpath("dictionary-1.zdict").read_bytes()
+def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
+    data = resources.files("everstep.values").joinpath(f"dictionary-{number}.zdict").read_bytes()
     dictionary = zstandard.ZstdCompressionDict(data)
     dictionary.precompute_compress(level=1)
     return dictionary
@@ -73,7 +75,7 @@ def expand(stored: bytes) -> bytes:
     mark = stored[:1]
     if mark == PLAIN:
         return stored[1:]
-    if mark not in (ZSTD, ZSTD_DICTIONARY):
+    if mark not in (ZSTD, ZSTD_DICTIONARY, ZSTD_DICTIONARY_1):
         raise CheckpointCorrupted(f"an object is stored in the unknown form {mark!r}")
     packed = stored[1:]
     try:
@@ -81,8 +83,8 @@ def expand(stored: bytes) -> bytes:
         if not 0 <= size <= max(_OUTPUT_FREE, _RATIO_MAX * len(packed)):
             raise CheckpointCorrupted(f"an object claims an impossible size ({size} bytes from {len(packed)})")
         contexts = _contexts()
-        decompress = contexts.decompress if mark == ZSTD else contexts.decompress_small
-        return decompress(packed, allow_extra_data=False)
+        by_mark = {ZSTD: contexts.decompress, ZSTD_DICTIONARY: contexts.decompress_small}
+        return by_mark.get(mark, contexts.decompress_old)(packed, allow_extra_data=False)
     except zstandard.ZstdError as exc:
         raise CheckpointCorrupted(f"an object cannot be decompressed: {exc}") from exc
 

@@ -37,7 +37,7 @@ _INLINE_MAX = 48  # a part up to this size stands in its parent, where it is wri
 ITEM_MAX = 4096  # an item of a list is written once, so it is kept whole up to this size
 ENTRY_MAX = 1024  # a value of a mapping is changed in place, so it is split sooner
 _TEXT_MAX = 16384  # strings and bytes beyond this are cut by content
-_GROUP_MIN, _GROUP_MAX, _GROUP_ODDS = 4, 32, 32  # a group ends after a part with odds of 32 in 256
+_GROUP_MIN, _GROUP_MAX, _GROUP_ODDS = 4, 32, 96  # a group ends after a part with odds of 96 in 256
 _LEVELS_MAX = 32
 
 PACKED, REF, LIST, MAP, TEXT, BYTES, TAG, REST, GROUP, PAIRS, NODES, WHOLE, RAW = range(13)
@@ -199,6 +199,10 @@ class Writer:
             return Node(self._leaf(packed, depth, path), REF_BODY, size)
         codec.check_depth(packed, depth, path)
         return Node(b"", b"%c%c%b" % (PACKED, size, packed), size)
+
+    def inline(self, packed: bytes) -> Node:
+        """Write a packed value where it stands, whatever its size."""
+        return Node(b"", bytes((PACKED,)) + _number(len(packed)) + packed, len(packed))
 
     def placed(self, node: Node) -> Node:
         """Return `node` itself if it is small, else a reference to it as an object."""
