@@ -556,7 +556,7 @@ def _call(text: str, r: random.Random) -> dict[str, Any]:
 
 def _nested(module: str, name: str, text: str) -> dict[str, Any]:
     """Return a message inside another value: an object of a class."""
-    fields = {
+    fields: dict[str, Any] = {
         "content": text,
         "additional_kwargs": {},
         "response_metadata": {},

@@ -543,7 +543,7 @@ def encoded(
     if size_bytes_max is not None and added > size_bytes_max:
         raise SnapshotTooLarge(added, size_bytes_max)
     sizes = tuple(node.size for node in nodes)
-    squeezed = [Object(key, below, compress.squeeze(plain)) for key, (below, plain) in writer.objects.items()]
+    squeezed = squeezed_objects(writer.objects)
     return Encoded(children, body, sizes, writer.objects, squeezed, nodes, added, base)
 
 
@@ -573,6 +573,12 @@ def copied(value: Any, path: str) -> Any:
     packed = codec.pack(value, path)
     codec.check_depth(packed, 0, path)
     return codec.unpack(packed)
+
+
+def squeezed_objects(contents: Mapping[bytes, tree.Content]) -> list[Object]:
+    """Return objects as a store takes them."""
+    bodies = compress.squeeze_all([body for _, body in contents.values()])
+    return [Object(key, below, body) for (key, (below, _)), body in zip(contents.items(), bodies, strict=True)]
 
 
 def verified(objects: Sequence[Object]) -> dict[bytes, tree.Content]:

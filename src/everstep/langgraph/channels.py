@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.messages import Messages, Packed, Template
+from everstep.langgraph.quiet import QUIET
 from everstep.values import codec, compress, tree
 
 PLAIN: Final = 0
@@ -29,6 +30,7 @@ KEPT = (SEED, WRITES)
 """How the names of trees in the rest of a checkpoint begin: what values of delta channels are made from."""
 
 _TEMPLATES_MAX = 1 << 16
+_MANY_BYTES = 1 << 16
 
 
 class Written(NamedTuple):
@@ -42,6 +44,8 @@ class Written(NamedTuple):
     """As a part of a mapping, None as long as it has not been one; a list node if it `is_list`."""
     length: int = -1
     """How many items a list has; -1: it is none, or is kept whole."""
+    has_bytes: bool = True
+    """Whether a list may hold bytes values, which are compared with more care."""
     top: bool = False
     """It stands by itself, not in a mapping."""
     version: Any = None
@@ -62,7 +66,7 @@ class Channels:
         self.kinds, self._custom = kinds, custom
         self._codec, self._messages = kinds.codec, Messages(kinds)
         self._templates: dict[bytes, Template | Packed] = {}
-        self._groups: dict[bytes, list[Template | Packed]] = {}
+        self._groups: dict[bytes, list[bytes | tree.Node]] = {}
 
     # -- writing
 
@@ -80,18 +84,23 @@ class Channels:
             node = writer.value(lowered, name, tree.ENTRY_MAX, 1)
             return Written(form, node.size, None, node)
         kept = old.length if old is not None and old.is_list and old.form == form and old.length <= len(lowered) else 0
-        before = b""
-        if kept and old is not None and old.packed is not None:
-            start = len(codec.array_header(kept))
-            same = self._codec.pack(lowered[:kept], name)
-            if same == old.packed:
-                before = old.packed[start:]
-            else:
-                kept = 0
-        added = [self._codec.pack(item, f"{name}[{kept + n}]") for n, item in enumerate(lowered[kept:])]
-        if kept and not added and old is not None:
+        if old is not None and not (kept and self._is_same(lowered[:kept], old, name)):
+            old, kept = None, 0
+        fresh = lowered[kept:]
+        if old is not None and not fresh:
             return old
-        return self._list(writer, name, form, old if kept else None, before, added, top)
+        added = [self._codec.pack(item, f"{name}[{kept + n}]") for n, item in enumerate(fresh)]
+        before = old.packed[len(codec.array_header(kept)) :] if old is not None and old.packed is not None else b""
+        has_bytes = (old is not None and old.has_bytes) or codec.holds_bytes(fresh)
+        return self._list(writer, name, form, old, before, added, top)._replace(has_bytes=has_bytes)
+
+    def _is_same(self, items: list[Any], old: Written, name: str) -> bool:
+        """Whether these items are exactly those that were written."""
+        if old.packed is None:
+            return False
+        if not old.has_bytes:
+            return self._codec.packs_to(items, old.packed)
+        return self._codec.pack(items, name) == old.packed
 
     def extended(self, writer: tree.Writer, name: str, old: Written | None, items: Sequence[Any]) -> Written:
         """Write a plain list with items added at its end, without looking at those it has."""
@@ -122,7 +131,7 @@ class Channels:
             return Written(form, len(packed), packed, None)
         start = old.node if old is not None and old.node is not None else tree.EMPTY_LIST
         node = writer.extended_packed(start, added, name, 0 if top else 1)
-        return Written(form, len(packed), packed, node, length, top)
+        return Written(form, len(packed), packed, node, length, top=top)
 
     def whole(self, writer: tree.Writer, name: str, old: Written) -> Written:
         """Write a value again whose objects may be gone."""
@@ -197,10 +206,9 @@ class Channels:
             return stored
         if not isinstance(stored, list):
             raise CheckpointCorrupted("a stored channel is out of shape")
-        if form == CHAT:
-            return [self._messages.message(item) for item in stored]
-        if form == MESSAGE:
-            return self._messages.message(stored[0])
+        if form in (CHAT, MESSAGE):
+            messages = self._messages.built(stored)
+            return messages if form == CHAT else messages[0]
         if form == FOREIGN:
             return self._loaded(stored)
         raise CheckpointCorrupted(f"a stored channel has the unknown form {form}")
@@ -214,47 +222,50 @@ class Channels:
         return self._custom.loads_typed((kind, data))
 
     def conversation(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> list[Any]:
-        """Return the messages of a list node in the form CHAT."""
-        found: list[Template | Packed] = []
-        self._collect(tree.list_parts(node.children, node.body), objects, found)
-        return [template.copy() for template in found]
+        """Return the messages of a list node, from templates: for readers of many checkpoints of one history."""
+        parts: list[bytes | tree.Node] = []
+        self._collect(tree.list_parts(node.children, node.body), objects, parts)
+        known = self._templates
+        missing = [part for part in parts if isinstance(part, bytes) and part not in known]
+        if missing:
+            bodies = [_joined(tree.Node(key, tree.REF_BODY, 0), objects) for key in missing]
+            if len(known) > _TEMPLATES_MAX:
+                known.clear()
+                missing = [part for part in parts if isinstance(part, bytes)]
+                bodies = [_joined(tree.Node(key, tree.REF_BODY, 0), objects) for key in missing]
+            known.update(zip(missing, self._messages.templates(bodies), strict=True))
+        with QUIET:
+            return [
+                known[part].copy() if isinstance(part, bytes) else self._messages.decoded(_joined(part, objects))
+                for part in parts
+            ]
 
     def _collect(
         self,
         parts: Iterable[tuple[int, bytes | tree.Node]],
         objects: Mapping[bytes, tree.Content],
-        found: list[Template | Packed],
+        found: list[bytes | tree.Node],
     ) -> None:
-        templates, groups = self._templates, self._groups
+        """Add the items of a list in order: the hash of an object, or a node that stands in the list itself."""
+        groups = self._groups
         for level, part in parts:
-            if isinstance(part, tree.Node):
-                found.append(self._messages.template(_joined(part, objects)))
-            elif level == 0:
-                found.append(templates.get(part) or self._template(part, objects))
-            else:
-                below = groups.get(part)
-                if below is None:
-                    content = objects.get(part)
-                    if content is None:
-                        raise tree.MissingObject(part)
-                    below = []
-                    self._collect(tree.group_parts(level, *content), objects, below)
-                    if len(groups) > _TEMPLATES_MAX:
-                        groups.clear()
-                    groups[part] = below
-                found.extend(below)
-
-    def _template(self, key: bytes, objects: Mapping[bytes, tree.Content]) -> Template | Packed:
-        template = self._messages.template(_joined(tree.Node(key, tree.REF_BODY, 0), objects))
-        if len(self._templates) > _TEMPLATES_MAX:
-            self._templates.clear()
-        self._templates[key] = template
-        return template
+            if level == 0 or isinstance(part, tree.Node):
+                found.append(part)
+                continue
+            below = groups.get(part)
+            if below is None:
+                content = objects.get(part)
+                if content is None:
+                    raise tree.MissingObject(part)
+                below = []
+                self._collect(tree.group_parts(level, *content), objects, below)
+                if len(groups) > _TEMPLATES_MAX:
+                    groups.clear()
+                groups[part] = below
+            found.extend(below)
 
     def value(self, form: int, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
         """Return the value of a node in any form."""
-        if form == CHAT and tree.is_list(node):
-            return self.conversation(node, objects)
         return self.read(form, self._codec.unpack(_joined(node, objects)))
 
     def opened_envelope(
@@ -276,10 +287,25 @@ class Channels:
         """Return the plain value of a node."""
         return self._codec.unpack(_joined(node, objects))
 
-    def entries(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> dict[str, tree.Node] | None:
-        """Return the values of a mapping by name, without opening them; None if it is kept whole."""
-        found = tree.entries(node, objects)
-        return {self._codec.unpack(key): value for key, value in found.items()} if found is not None else None
+    def unwritten(self, written: Written) -> Any:
+        """Return the value that was written."""
+        if written.size < _MANY_BYTES:
+            return self.read(written.form, self._codec.unpack(written.packed or b""))
+        with QUIET:
+            return self.read(written.form, self._codec.unpack(written.packed or b""))
+
+    def opened(
+        self, forms: Mapping[str, int], node: tree.Node, objects: Mapping[bytes, tree.Content]
+    ) -> dict[str, Written]:
+        """Return the values of a mapping as they were written."""
+        entries = tree.entries(node, objects)
+        if entries is not None:
+            named = {self._codec.unpack(key): value for key, value in entries.items()}
+            return {name: self.thawed(forms.get(name, PLAIN), value, objects) for name, value in named.items()}
+        flat = codec.items(_joined(node, objects))
+        names = [self._codec.unpack(key) for key in flat[::2]]
+        values = zip(names, flat[1::2], strict=True)
+        return {name: Written(forms.get(name, PLAIN), len(packed), packed, None) for name, packed in values}
 
     def thawed(
         self, form: int, node: tree.Node, objects: Mapping[bytes, tree.Content], *, top: bool = False
@@ -288,7 +314,9 @@ class Channels:
         packed = _joined(node, objects)
         inner = tree.Node(*objects[node.children], 0) if node.body == tree.REF_BODY else node
         if tree.is_list(inner):
-            return Written(form, len(packed), packed, inner._replace(size=len(packed)), codec.length(packed), top)
+            has_bytes = codec.holds_bytes(self._codec.unpack(packed))
+            node = inner._replace(size=len(packed))
+            return Written(form, len(packed), packed, node, codec.length(packed), has_bytes, top)
         return Written(form, len(packed), packed, node._replace(size=len(packed)))
 
 

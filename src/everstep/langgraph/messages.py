@@ -61,6 +61,7 @@ class Messages:
     def __init__(self, kinds: Kinds) -> None:
         self._kinds = kinds
         self._classes: dict[type, _Class | None] = {}
+        self._usual: dict[Any, tuple[Any, int]] = {}
 
     def lowered(self, values: Sequence[Any]) -> list[dict[str, Any]] | None:
         """Return each message as a dict, most of them their own; None if something else is among the values."""
@@ -120,44 +121,67 @@ class Messages:
             mark.pop()
         return {**fields, MARK: mark}
 
-    def template(self, packed: bytes) -> Template | Packed:
-        """Return what copies of a stored message are made from."""
-        stored = self.unpacked(packed)
-        return self._template(stored) if is_plain(stored) else Packed(self, packed)
+    def built(self, stored: Any) -> list[Any]:
+        """Return the messages of these fields, which become their own."""
+        found: list[Any] = []
+        usual, new, put = self._usual, object.__new__, object.__setattr__
+        for fields in stored if isinstance(stored, list) else [None]:
+            if type(fields) is not dict:
+                raise CheckpointCorrupted("a stored message is out of shape")
+            if MARK in fields:
+                found.append(self._unusual(fields).made())
+                continue
+            cls, count = usual.get(fields.get("type")) or self._usual_class(fields)
+            if len(fields) != count:
+                _fill(cls, fields)
+            message = new(cls)
+            put(message, "__dict__", fields)
+            put(message, "__pydantic_fields_set__", {"content"} if fields["id"] is None else {"content", "id"})
+            put(message, "__pydantic_extra__", {})
+            put(message, "__pydantic_private__", None)
+            found.append(message)
+        return found
 
-    def message(self, stored: Any) -> Any:
-        """Return the message of these fields, which become its own."""
-        return self._template(stored).made()
+    def templates(self, packed: list[bytes]) -> list[Template | Packed]:
+        """Return what copies of stored messages are made from."""
+        stored, plain = self._kinds.codec.unpack_list(packed)
+        if not plain:  # some message has parts that cannot be copied safely
+            return [Packed(self, item) for item in packed]
+        return [self._unusual(fields) for fields in stored]
 
-    def _template(self, stored: Any) -> Template:
-        if not isinstance(stored, dict):
+    def decoded(self, packed: bytes) -> Any:
+        """Return a packed message."""
+        return self.built([self._kinds.codec.unpack(packed)])[0]
+
+    def _unusual(self, fields: Any) -> Template:
+        if type(fields) is not dict:
             raise CheckpointCorrupted("a stored message is out of shape")
-        name, given, extra, private = [*stored.pop(MARK, ()), None, None, None, None][:4]
-        if name is None:
-            usual = _USUAL.get(stored.get("type"))  # type: ignore[arg-type]  # None is in no table
-            if usual is None:
-                raise CheckpointCorrupted(f"a stored message has the unknown type {stored.get('type')!r:.40}")
-            name = _full(*usual)
-        cls: Any = self._kinds.for_name(name).cls
+        mark = fields.pop(MARK, None)
+        name, given, extra, private = [*(mark or ()), None, None, None, None][:4]
+        cls = self._usual_class(fields)[0] if name is None else self._kinds.for_name(name).cls
         base = base_class()
         if base is None or not issubclass(cls, base):
-            raise UnregisteredType(name, "which is not a message")
-        for field, info in cls.model_fields.items():
-            if field not in stored:  # it was added to the class since
-                stored[field] = info.get_default(call_default_factory=True)
+            raise UnregisteredType(str(name), "which is not a message")
+        _fill(cls, fields)
         if given is None:
-            given = _SET if stored.get("id") is None else _SET_WITH_ID
-        return Template(cls, stored, set(given), {} if extra is None else extra[0], private)
+            given = ("content",) if fields["id"] is None else ("content", "id")
+        return Template(cls, fields, set(given), {} if extra is None else extra[0], private)
 
-    def unpacked(self, packed: bytes) -> Any:
-        """Return the fields of a packed message."""
-        return self._kinds.codec.unpack(packed)
+    def _usual_class(self, fields: dict[str, Any]) -> tuple[Any, int]:
+        kind = fields.get("type")
+        usual = _USUAL.get(kind) if isinstance(kind, str) else None
+        if usual is None or not isinstance(kind, str):
+            raise CheckpointCorrupted(f"a stored message has the unknown type {kind!r:.40}")
+        cls: Any = self._kinds.for_name(_full(*usual)).cls
+        found = self._usual[kind] = cls, len(cls.model_fields)
+        return found
 
-    def shown(self, stored: Any) -> Any:
-        """Return a stored message for readers without LangChain: its fields."""
-        if isinstance(stored, dict):
-            stored.pop(MARK, None)
-        return stored
+
+def _fill(cls: Any, fields: dict[str, Any]) -> None:
+    """Give fields that were added to the class since the message was saved their defaults."""
+    for name, info in cls.model_fields.items():
+        if name not in fields:
+            fields[name] = info.get_default(call_default_factory=True)
 
 
 def _full(module: str, name: str) -> str:
@@ -174,7 +198,7 @@ class Packed:
 
     def copy(self) -> Any:
         """Return a new message."""
-        return self._messages.message(self._messages.unpacked(self._packed))
+        return self._messages.decoded(self._packed)
 
 
 class Template:
@@ -187,13 +211,12 @@ class Template:
     ) -> None:
         self._cls, self._fields, self._given, self._extra, self._private = cls, fields, given, extra, private
         self._fresh: list[tuple[str, Callable[[], Any]]] = [
-            (name, _copier(value)) for name, value in fields.items() if not _is_fixed(value)
+            (name, _copier(value)) for name, value in fields.items() if type(value) not in _FIXED
         ]
 
     def copy(self) -> Any:
         """Return a new message."""
-        cls = self._cls
-        message = cls.__new__(cls)
+        message = object.__new__(self._cls)
         fields = self._fields.copy()
         for name, fresh in self._fresh:
             fields[name] = fresh()
@@ -206,7 +229,7 @@ class Template:
 
     def made(self) -> Any:
         """Return the message that this is the only copy of."""
-        message = self._cls.__new__(self._cls)
+        message = object.__new__(self._cls)
         _set(message, "__dict__", self._fields)
         _set(message, "__pydantic_fields_set__", self._given.copy())
         _set(message, "__pydantic_extra__", self._extra)
@@ -215,20 +238,6 @@ class Template:
 
 
 _FIXED = frozenset((type(None), bool, int, float, str, bytes))
-
-
-def _is_fixed(value: Any) -> bool:
-    return type(value) in _FIXED
-
-
-def is_plain(value: Any) -> bool:
-    """Whether `copied` can copy a decoded value."""
-    kind = type(value)
-    if kind is dict:
-        return all([type(key) is str and is_plain(item) for key, item in value.items()])  # noqa: C419  # faster here
-    if kind is list:
-        return all([is_plain(item) for item in value])  # noqa: C419
-    return kind in _FIXED
 
 
 def copied(value: Any) -> Any:

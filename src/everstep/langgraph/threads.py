@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 from everstep import checks, forks
 from everstep.errors import BaseGone, CheckpointCorrupted, InvalidInput
 from everstep.keeper import Keeper
-from everstep.langgraph.channels import LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Written
-from everstep.repository import Encoded, Repository, encoded, reclaim, verified
-from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Object, Query, Record, Stored, Write
+from everstep.langgraph.channels import CHAT, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Written
+from everstep.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
+from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Query, Record, Stored, Write
 from everstep.types import utc_now
-from everstep.values import compress, tree
+from everstep.values import tree
 
 T = TypeVar("T")
 
@@ -261,8 +261,7 @@ class Threads:
             rows[idx] = Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path)
         if not rows:
             return
-        squeezed = [Object(name, below, compress.squeeze(body)) for name, (below, body) in writer.objects.items()]
-        await self._store.put_writes(key, list(rows.values()), squeezed)
+        await self._store.put_writes(key, list(rows.values()), squeezed_objects(writer.objects))
         self._repository.memory.add(writer.objects)
 
     # -- delta channels: their values live in the writes of ancestors, so each checkpoint keeps the list of these
@@ -363,11 +362,11 @@ class Threads:
             return None
         if loaded.objects:
             self._repository.memory.add(verified(loaded.objects))
-        saved = await self._saved(loaded)
         line = self._lines.get(loaded.stored.record.key)
         if line is None or line.base.digest != loaded.stored.digest:
-            self._lines.add(await self._decoded(loaded, lambda *opened: self._thaw(loaded.stored, *opened)))
-        return saved
+            line = await self._decoded(loaded, lambda *opened: self._thaw(loaded.stored, *opened))
+            self._lines.add(line)
+        return await self._saved(loaded, line)
 
     async def listed(self, query: Query, limit: int | None) -> AsyncIterator[Saved]:
         """Yield checkpoints, the greatest id first. Nothing is held between two of them."""
@@ -390,10 +389,10 @@ class Threads:
                 return
             query, page = replace(query, before_id=last), min(page * 2, _PAGE_MAX)
 
-    async def _saved(self, loaded: Loaded) -> Saved:
-        """Return a checkpoint that was read, with its values."""
+    async def _saved(self, loaded: Loaded, line: Line | None = None) -> Saved:
+        """Return a checkpoint that was read, with its values; `line` is what is remembered of it."""
         record = loaded.stored.record
-        envelope, values = await self._decoded(loaded, self._values)
+        envelope, values = await self._decoded(loaded, lambda *opened: self._values(line, *opened))
         checkpoint = {
             "v": envelope["v"],
             "id": record.key.checkpoint_id,
@@ -434,12 +433,19 @@ class Threads:
         conversation, state, rest = tree.nodes(record.children, record.body, record.sizes)
         return _Opened(conversation, state, *self._channels.opened_envelope(rest, objects))
 
-    def _values(self, record: Record, objects: Mapping[bytes, tree.Content]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _values(
+        self, line: Line | None, record: Record, objects: Mapping[bytes, tree.Content]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what a checkpoint is besides its values, and these."""
         opened, channels = self._open(record, objects), self._channels
+        if line is not None and all([written.packed is not None for written in line.channels.values()]):  # noqa: C419
+            return opened.envelope, {name: channels.unwritten(value) for name, value in line.channels.items()}
         values: dict[str, Any] = channels.plain(opened.state, objects)
         for name, form in opened.envelope.get("forms", {}).items():
             if name in values:
                 values[name] = channels.read(form, values[name])
+            elif name == LIST_CHANNEL and form == CHAT:
+                values[name] = channels.conversation(opened.conversation, objects)
             elif name == LIST_CHANNEL:
                 values[name] = channels.value(form, opened.conversation, objects)
         return opened.envelope, values
@@ -448,12 +454,10 @@ class Threads:
         """Return a checkpoint that was read as it was written."""
         opened, channels = self._open(record, objects), self._channels
         forms, versions = opened.envelope.get("forms", {}), opened.envelope["channel_versions"]
-        found: dict[str, Written] = {}
-        for name, node in (channels.entries(opened.state, objects) or {}).items():
-            found[name] = channels.thawed(forms.get(name, PLAIN), node, objects)._replace(version=versions.get(name))
+        found = channels.opened(forms, opened.state, objects)
         if LIST_CHANNEL in forms and LIST_CHANNEL not in found and tree.is_list(opened.conversation):
-            thawed = channels.thawed(forms[LIST_CHANNEL], opened.conversation, objects, top=True)
-            found[LIST_CHANNEL] = thawed._replace(version=versions.get(LIST_CHANNEL))
+            found[LIST_CHANNEL] = channels.thawed(forms[LIST_CHANNEL], opened.conversation, objects, top=True)
+        found = {name: value._replace(version=versions.get(name)) for name, value in found.items()}
         seeds = opened.envelope.get("seeds", {})
         rest = {
             name: channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
@@ -536,10 +540,8 @@ class Threads:
             key=record.key._replace(thread_id=target),
             parents=tuple(parent._replace(thread_id=target) for parent in record.parents),
         )
-        sent = [
-            Object(key, below, compress.squeeze(body)) for key, (below, body) in objects.items() if key not in known
-        ]
-        draft = Draft(record, sent, (base,) if base is not None else ())
+        sent = {key: content for key, content in objects.items() if key not in known}
+        draft = Draft(record, squeezed_objects(sent), (base,) if base is not None else ())
         stored = await self._store.commit(Change(target, record.key.namespace, build=lambda _: draft, head="newer"))
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")

@@ -9,16 +9,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.stores.protocol import Common, Key, Operation, Place, Record, Root, Write
-from everstep.values import codec, registry
+from everstep.values import codec, compress, registry
 
 DIGEST_BYTES = 8
 _OUR_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}\+00:00")
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_INFO_PLAIN = b"\x90"  # packed lists begin with this or more; what is compressed, with less
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -30,7 +33,7 @@ def digest(*parts: bytes) -> bytes:
 
 def pack_record(record: Record) -> tuple[bytes, bytes]:
     """Return (info, root): what listing needs, and the root's body; each begins with its checksum."""
-    parents = [parent[2] if parent[:2] == record.key[:2] else list(parent) for parent in record.parents]
+    parents = [_packed_id(parent[2]) if parent[:2] == record.key[:2] else list(parent) for parent in record.parents]
     info = codec.pack(
         [
             _pack_time(record.created_at), parents, list(record.tags), record.summary, record.next_node,
@@ -43,6 +46,8 @@ def pack_record(record: Record) -> tuple[bytes, bytes]:
         _refuse_objects(record.metadata, "metadata")
     name = _name(record.key, record.step)
     root = digest(name, record.children, record.body) + record.body
+    if record.kind:  # an adapter's metadata says the same things again and again
+        info = compress.squeeze(info)
     return digest(name, info) + info, root
 
 
@@ -58,6 +63,8 @@ def unpack_record(key: Key, step: int, children: bytes, info: bytes, root: bytes
         if digest(name, children, body) != root[:DIGEST_BYTES]:
             raise _corrupted("the checkpoint's root does not match its checksum", key)
     try:
+        if packed[:1] < _INFO_PLAIN:
+            packed = compress.expand(packed)
         created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = codec.unpack(packed)
         return Record(
             key, step, tuple(_parent(parent, key) for parent in parents), _unpack_time(created),
@@ -191,7 +198,16 @@ def _name(key: Key, step: int) -> bytes:
 
 
 def _parent(parent: Any, key: Key) -> Key:
+    if isinstance(parent, bytes):
+        parent = str(uuid.UUID(bytes=parent))
     return Key(key.thread_id, key.namespace, parent) if isinstance(parent, str) else Key(*parent)
+
+
+def _packed_id(text: str) -> str | bytes:
+    """Return the bytes of a UUID in its usual form; any other text stays as it is."""
+    if len(text) != 36 or not _UUID.fullmatch(text):
+        return text
+    return bytes.fromhex(text.replace("-", ""))
 
 
 def _pack_time(created_at: str) -> str | int:

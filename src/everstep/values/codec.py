@@ -213,6 +213,16 @@ class Codec:
                 raise interrupt from None
             return ormsgpack.packb(self._lower(value, path, []), option=_OPTIONS)
 
+    def packs_to(self, value: Any, packed: bytes) -> bool:
+        """Whether `value` packs to these bytes, which hold no bytes value: then a quick look is an exact one."""
+        try:
+            return ormsgpack.packb(value, self._tagged_fast, _OPTIONS) == packed
+        except (TypeError, EverstepError, RuntimeError):  # `pack` will say what is wrong
+            interrupt, _hidden.interrupt = getattr(_hidden, "interrupt", None), None
+            if interrupt is not None:
+                raise interrupt from None
+            return False
+
     def unpack(self, packed: bytes) -> Any:
         """Return the value that `pack` turned into these bytes."""
         return self.unpack_parts([packed])
@@ -220,6 +230,12 @@ class Codec:
     def unpack_parts(self, parts: list[bytes]) -> Any:
         """Return the value whose bytes are the joined `parts`."""
         return _Reader(self.types).read([b"\x92", *parts, _END])
+
+    def unpack_list(self, items: list[bytes]) -> tuple[list[Any], bool]:
+        """Return the values of packed items, and whether they are plain: lists, dicts with text keys, and scalars."""
+        reader = _Reader(self.types)
+        values: list[Any] = reader.read([b"\x92", array_header(len(items)), *items, _END])
+        return values, not reader.tagged
 
     def opened(self, value: Any, path: str) -> tuple[int, list[Any]]:
         """Return (tag, items) of a value that is stored as a tagged list, so that a large one can be split."""
@@ -324,6 +340,15 @@ def _packed_set(items: list[bytes]) -> bytes:
 
 def _holds_buffer(value: Any) -> bool:
     """Whether a bytearray or memoryview is in the parts of `value` that the packer writes by itself."""
+    return _holds(value, (bytearray, memoryview))
+
+
+def holds_bytes(value: Any) -> bool:
+    """Whether bytes, or what the packer takes for bytes, are in the parts of `value` that it writes by itself."""
+    return _holds(value, (bytes, bytearray, memoryview))
+
+
+def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
     pending = [value]
     while pending:
         item = pending.pop()
@@ -332,7 +357,7 @@ def _holds_buffer(value: Any) -> bool:
             pending.extend(item.values())
         elif kind is list:
             pending.extend(item)
-        elif kind is bytearray or kind is memoryview:
+        elif kind in kinds:
             return True
     return False
 
@@ -428,7 +453,7 @@ class _Reader:
 
     def __init__(self, types: Types) -> None:
         self.types = types
-        self.level = 0
+        self.level, self.tagged = 0, False
         self.failure: BaseException | None = None
 
     def read(self, framed: list[bytes]) -> Any:
@@ -463,6 +488,7 @@ class _Reader:
 
     def _rebuild(self, tag: int, data: bytes) -> Any:
         self.level += 1
+        self.tagged = True
         try:
             if self.level > DEPTH_MAX:
                 raise CheckpointCorrupted(f"a stored value nests deeper than {DEPTH_MAX} levels")
