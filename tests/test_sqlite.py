@@ -10,19 +10,23 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import apsw
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import everstep
 from everstep import CheckpointCorrupted, StoreClosed, StoreError, StoreFull, StoreMismatch, StoreReadOnly
 from everstep.errors import CommitUnknown, StoreUnavailable
 from everstep.faces import run_to_end
 from everstep.interrupts import deferred
-from everstep.stores import sqlite
-from everstep.stores.protocol import Change, Draft, Query, Stored
+from everstep.stores import sqlite, sqlite_rows
+from everstep.stores.protocol import Change, Draft, Hidden, Key, Operation, Query, Stored, Write
 from everstep.stores.sqlite import SQLiteStore
 from everstep.testing import follow, make_object, make_record, put
 
@@ -144,6 +148,61 @@ def test_a_file_of_schema_2_is_brought_up_to_date(path: Path, monkeypatch: pytes
     again = SQLiteStore(path)
     assert run_to_end(again.blocking.raw("t")) == raw
     run_to_end(again.blocking.close())
+
+
+def test_a_file_of_schema_3_is_brought_up_to_date_with_its_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [str(UUID(int=n << 64)) for n in (3, 2, 1)] + ["plain", str(UUID(int=0xABC)).upper()]
+    with monkeypatch.context() as before:
+        before.setattr(sqlite, "SCHEMA_VERSION", 3)
+        before.setattr(sqlite_rows, "pack_id", lambda text: text)
+        before.setattr(sqlite_rows, "_NEXT_WRITE", sqlite_rows._next("writes"))
+        old = SQLiteStore(path).blocking
+        for name in names:
+            run_to_end(old.commit(put(make_record(name))))
+            for task in names:
+                run_to_end(old.put_writes(Key("t", "", name), [Write(task, 0, "ch", b"", b"w", 1)], []))
+        hide = Hidden("", 0, 2, None, names[0])
+        run_to_end(old.commit(Change(thread_id="t", hide=[hide], log=Operation("x", {}))))
+        expected = run_to_end(old.raw("t"))
+        run_to_end(old.close())
+    with closing(apsw.Connection(str(path), vfs=sqlite._checksum_vfs())) as connection:
+        assert _id_types(connection) == {("text",)}
+
+    store = SQLiteStore(path).blocking
+    assert run_to_end(store.raw("t")) == expected
+    loaded = run_to_end(store.read("t", "", names[0], writes=True))
+    assert loaded is not None
+    assert {write.task_id for write in loaded.writes} == set(names[2:]), "the first two are hidden"
+    by_id = run_to_end(store.list_checkpoints(Query(thread_id="t", order="id")))
+    assert [stored.record.key.checkpoint_id for stored in by_id] == sorted(names, reverse=True)
+    run_to_end(store.put_writes(Key("t", "", names[0]), [Write("new", 0, "ch", b"", b"w", 1)], []))
+    again = run_to_end(store.raw("t"))
+    assert again is not None
+    assert [write.seq for _, write in again.writes] == list(range(1, len(names) ** 2 + 2))
+    run_to_end(store.close())
+    with closing(apsw.Connection(str(path), vfs=sqlite._checksum_vfs())) as connection:
+        assert connection.pragma("integrity_check") == "ok"
+        assert _id_types(connection) == {("text",), ("blob",)}
+
+
+def _id_types(connection: apsw.Connection) -> set[tuple[str]]:
+    return set(
+        connection.execute(
+            """SELECT typeof(id) FROM checkpoints UNION ALL SELECT typeof(checkpoint) FROM writes
+               UNION ALL SELECT typeof(task) FROM writes UNION ALL SELECT typeof(writes_of) FROM hidden"""
+        )
+    )
+
+
+@given(st.one_of(st.uuids().map(str), st.text(), st.text("0123456789abcdefABCDEF-", min_size=36, max_size=36)))
+def test_an_id_is_packed_if_it_is_the_usual_text_of_a_uuid(name: str) -> None:
+    packed = sqlite_rows.pack_id(name)
+    try:
+        usual = str(UUID(name)) == name
+    except ValueError:
+        usual = False
+    assert isinstance(packed, bytes) == usual
+    assert sqlite_rows.unpack_id(packed) == name
 
 
 @pytest.mark.parametrize("content", [b"hello" * 1000, b"\0" * 5000, b"SQLite format 3\0" + b"\xff" * 9000, b"x"])

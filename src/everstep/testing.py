@@ -1351,6 +1351,47 @@ class StoreContract:
         assert await found(filter={"even": True}, before_id="c", limit=9) == ["b", "a", "Z"]
         assert await found(thread_id="t1", limit=2) == ["\uffff", "b2"]
 
+    async def test_ids_that_are_uuids_are_texts_like_any_other(self, store: Store) -> None:
+        uuid = "61626364-6566-6768-696a-6b6c6d6e6f70"
+        names = [
+            uuid, "abcdefghijklmnop", "6162", uuid.replace("-", ""), uuid.upper(), uuid + "0", uuid[:-1], "61626364-",
+            "61626364.6566-6768-696a-6b6c6d6e6f70", "61626364-6566-6768-696a-6b6c6d6e6f7g", "ffffffff", "ä", "-",
+            *(f"{n}1626364-6566-6768-696a-6b6c6d6e6f70" for n in "05f"), "ffffffff-ffff-ffff-ffff-ffffffffffff",
+            "00000000-0000-0000-0000-000000000000",
+        ]  # fmt: skip
+        for n, name in enumerate(names):
+            await store.commit(put(make_record(name, "tu"[n % 2], metadata={"odd": n % 2 == 1})))
+            await store.put_writes(Key("t", "", "c"), [Write(name, 0, "ch", b"", b"w", 1)], [])
+            await store.put_writes(Key("t", "", name), [Write("task", 0, name, b"", b"w", 1)], [])
+
+        async def found(**query: Any) -> list[str]:
+            asked = Query(namespace=None, order="id", **query)
+            listed = ids(await store.list_checkpoints(asked))
+            assert await store.count(asked) == len(listed)
+            return listed
+
+        expected = sorted(names, reverse=True)
+        assert await found() == expected
+        for at in range(len(names)):
+            assert await found(limit=3, offset=at) == expected[at : at + 3]
+        for before in (*names, "", "0", "6", "61626364-6566-6768-696a-6b6c6d6e6f7", "g", "🙂"):
+            less = [name for name in expected if name < before]
+            assert await found(before_id=before) == less
+            assert await found(before_id=before, limit=4, offset=1) == less[1:5]
+            odd = [name for name in less if names.index(name) % 2]
+            assert await found(before_id=before, filter={"odd": True}, limit=3) == odd[:3]
+            assert await found(before_id=before, thread_id="u") == odd
+            by_seq = await store.list_checkpoints(Query(namespace=None, before_id=before))
+            assert ids(by_seq) == sorted(less, key=names.index, reverse=True)
+        for n, name in enumerate(names):
+            assert await store.find(name) == [Key("tu"[n % 2], "", name)]
+        raw = await raw_thread(store)
+        assert sorted(w.task_id for key, w in raw.writes if key.checkpoint_id == "c") == sorted(names)
+        await store.delete("t", keys=[Key("t", "", uuid)])
+        assert await found() == [name for name in expected if name != uuid]
+        left = [key.checkpoint_id for key, w in (await raw_thread(store)).writes if w.task_id == "task"]
+        assert left == names[1:]
+
     async def test_a_list_can_be_of_one_id(self, store: Store) -> None:
         places = [("t", ""), ("t", "sub"), ("u", ""), ("u", "deep")]
         for n, place in enumerate(places):

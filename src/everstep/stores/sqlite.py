@@ -19,7 +19,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import apsw
 import apsw.sqlite_extra
@@ -55,14 +55,14 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.queue import CommitQueue, Job
-from everstep.stores.sqlite_rows import Rows
+from everstep.stores.sqlite_rows import Rows, pack_id
 from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import adopt, apply, apply_writes
 
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
-SCHEMA_FIRST, SCHEMA_VERSION = 2, 3  # older files were never released
+SCHEMA_FIRST, SCHEMA_VERSION = 2, 4  # older files were never released
 APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
@@ -687,6 +687,7 @@ def _prepare(connection: apsw.Connection, path: Path) -> None:
 
 def _migrate(connection: apsw.Connection, path: Path) -> tuple[int, int]:
     """Bring the schema up to date, one numbered file at a time; two processes may try at once."""
+    connection.create_scalar_function("pack_id", cast(Callable[..., str | bytes], pack_id), 1)
     connection.execute("BEGIN IMMEDIATE")
     try:
         version, application = connection.pragma("user_version"), connection.pragma("application_id")

@@ -1,14 +1,19 @@
 """The tables of the SQLite store, as rows inside one transaction. All SQL on them is here.
 
 `Rows` implements `transaction.Transaction`, on which `apply` works, and what the store reads. Values are always bound;
-the SQL texts are put together from constants only.
+the SQL texts are put together from constants only. Ids of checkpoints and tasks pass through `pack_id` on their way in
+and `unpack_id` on their way out. A packed id is a BLOB, and SQLite sorts every BLOB after every TEXT.
 """
 
 from __future__ import annotations
 
+import heapq
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import apsw
@@ -56,6 +61,9 @@ _COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c
 _CHECKPOINT = f"{_COLUMNS}, {_HIDDEN}"
 _LISTED = f"""c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), {_HIDDEN},
               t.name, l.namespace, t.family"""
+
+_IdKind = type[str] | type[bytes] | None
+"""Of an id as it is kept; None: any."""
 
 
 class Rows:
@@ -123,7 +131,8 @@ class Rows:
         if known is None:
             return None
         row = self._execute(
-            f"SELECT {_COLUMNS} FROM checkpoints c WHERE c.id = ? AND c.line = ?", (key.checkpoint_id, known[0])
+            f"SELECT {_COLUMNS} FROM checkpoints c WHERE c.id = ? AND c.line = ?",
+            (pack_id(key.checkpoint_id), known[0]),
         ).get
         return None if row is None else _stored(key.thread_id, key.namespace, known[1], (*row, False))
 
@@ -136,7 +145,7 @@ class Rows:
         row = self._execute(
             f"""SELECT l.id, l.generation, t.family, {_CHECKPOINT} FROM threads t JOIN lines l ON l.thread = t.id
                 JOIN checkpoints c ON {which} WHERE t.name = ? AND l.namespace = ?""",
-            (thread_id, namespace) if checkpoint_id is None else (checkpoint_id, thread_id, namespace),
+            (thread_id, namespace) if checkpoint_id is None else (pack_id(checkpoint_id), thread_id, namespace),
         ).get
         if row is None:
             return None
@@ -155,18 +164,18 @@ class Rows:
             """SELECT seq, task, idx, info, children FROM writes w WHERE line = ?1 AND checkpoint = ?2
                AND NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = ?1 AND h.writes_of = ?2
                                AND w.seq > h.after AND w.seq <= h.upto)""",
-            (line, checkpoint_id),
+            (line, pack_id(checkpoint_id)),
         )
-        found = [unpack_write(checkpoint_id, *row) for row in rows]
+        found = [unpack_write(checkpoint_id, seq, unpack_id(task), *rest) for seq, task, *rest in rows]
         return sorted(found, key=lambda write: (write.task_path, write.task_id, write.idx))
 
     def find(self, checkpoint_id: str) -> list[Key]:
         rows = self._execute(
-            """SELECT t.name, l.namespace, c.id FROM checkpoints c JOIN lines l ON l.id = c.line
+            """SELECT t.name, l.namespace FROM checkpoints c JOIN lines l ON l.id = c.line
                JOIN threads t ON t.id = l.thread WHERE c.id = ? ORDER BY c.seq""",
-            (checkpoint_id,),
+            (pack_id(checkpoint_id),),
         )
-        return [Key(*row) for row in rows]
+        return [Key(thread_id, namespace, checkpoint_id) for thread_id, namespace in rows]
 
     def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
         """Return these objects and all below them, one query per level."""
@@ -194,14 +203,37 @@ class Rows:
         return list(map(Object._make, rows))
 
     def list_checkpoints(self, query: Query) -> list[Stored]:
-        where, values = self._where(query)
+        kinds = self._id_kinds() if query.order == "id" else [None]
+        stop = None if query.limit is None else min(query.offset + query.limit, sys.maxsize)
+        if query.filter:
+            wanted, rows = packed_filter(query.filter), self._rows(replace(query, offset=0, limit=None), kinds)
+            matching = (stored for stored in map(_listed, rows) if matches(stored.record.metadata, wanted))
+            return list(islice(matching, query.offset, stop))
+        if len(kinds) == 1:
+            return [_listed(row) for row in self._rows(query, kinds)]
+        rows = self._rows(replace(query, offset=0, limit=stop), kinds)
+        return [_listed(row) for row in islice(rows, query.offset, stop)]
+
+    def _id_kinds(self) -> list[_IdKind]:
+        """Return the kinds of ids in the file: most files have one, and are read once."""
+        texts, packed = self._execute(
+            """SELECT EXISTS (SELECT 1 FROM checkpoints WHERE id < x''),
+                      EXISTS (SELECT 1 FROM checkpoints WHERE id >= x'')"""
+        ).get
+        return [*([str] if texts else []), *([bytes] if packed else [])]
+
+    def _rows(self, query: Query, id_kinds: Sequence[_IdKind]) -> Iterable[Any]:
+        """Return the rows that a query asks for, its filter left aside; each kind of ids is limited by itself."""
         order = {"seq": "c.seq DESC", "id": "c.id DESC, c.seq DESC", "oldest": "c.seq"}[query.order]
-        sql = f"SELECT {_LISTED} {_FROM_CHECKPOINTS} WHERE {where} ORDER BY {order}"
-        if not query.filter:
-            limit = -1 if query.limit is None else query.limit
-            rows = self._execute(f"{sql} LIMIT ? OFFSET ?", (*values, limit, query.offset))
-            return [_listed(row) for row in rows]
-        return self._filtered(self._execute(sql, tuple(values)), query)
+        limit = -1 if query.limit is None else query.limit
+        found: list[Iterable[Any]] = []
+        for kind in id_kinds:
+            where, values = self._where(query, kind)
+            sql = f"SELECT {_LISTED} {_FROM_CHECKPOINTS} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
+            found.append(self._execute(sql, (*values, limit, query.offset)))
+        if len(found) == 1:
+            return found[0]
+        return heapq.merge(*found, key=lambda row: (unpack_id(row[1]), row[0]), reverse=True)
 
     def count(self, query: Query) -> int:
         if query.filter or query.offset or query.limit is not None:
@@ -242,11 +274,13 @@ class Rows:
                 spans.append((after, upto))
         return spans
 
-    def _where(self, query: Query) -> tuple[str, list[Any]]:
-        """Return the condition that a query stands for, its filter left aside, and the values in it."""
+    def _where(self, query: Query, id_kind: _IdKind = None) -> tuple[str, list[Any]]:
+        """Return the condition that a query stands for, its filter left aside, and the values in it.
+
+        `id_kind` asks for text ids or packed ones only.
+        """
         conditions = {
-            "c.id = ?": query.checkpoint_id,
-            "c.id < ?": query.before_id,
+            "c.id = ?": _packed(query.checkpoint_id),
             "c.seq < ?": query.before_seq,
             "c.seq > ?": query.after_seq,
             "c.step <= ?": query.step_max,
@@ -263,20 +297,8 @@ class Rows:
         else:
             conditions |= {"t.name = ?": query.thread_id, "l.namespace = ?": query.namespace}
         asked = {sql: value for sql, value in conditions.items() if value is not None}
-        return " AND ".join([*asked, *hidden]) or "1", list(asked.values())
-
-    def _filtered(self, rows: Iterable[Any], query: Query) -> list[Stored]:
-        wanted, found, skip = packed_filter(query.filter), list[Stored](), query.offset
-        for row in rows:
-            if query.limit is not None and len(found) >= query.limit:
-                break
-            stored = _listed(row)
-            if matches(stored.record.metadata, wanted):
-                if skip:
-                    skip -= 1
-                else:
-                    found.append(stored)
-        return found
+        ids, bounds = _ids_before(query.before_id, id_kind)
+        return " AND ".join([*asked, *ids, *hidden]) or "1", [*asked.values(), *bounds]
 
     def list_threads(self, limit: int, offset: int, headless: bool) -> list[Stored]:
         head = "coalesce(l.head, (SELECT min(seq) FROM checkpoints WHERE line = l.id))" if headless else "l.head"
@@ -306,7 +328,7 @@ class Rows:
             if last is not None:
                 newest[namespace] = last
             if head is not None:
-                heads[namespace] = head, generation
+                heads[namespace] = unpack_id(head), generation
         return Thread(
             thread_id,
             str(family),
@@ -335,7 +357,10 @@ class Rows:
                JOIN lines l ON l.id = h.line WHERE l.thread = ?""",
             (thread,),
         ):
-            hidden.setdefault(stretch[-1], []).append(Hidden(*stretch))
+            found = Hidden(*stretch)
+            if found.writes_of is not None:
+                found = found._replace(writes_of=unpack_id(found.writes_of))
+            hidden.setdefault(found.operation, []).append(found)
         return hidden
 
     def _runs(self, condition: str, values: tuple[Any, ...]) -> dict[int, tuple[Place, ...]]:
@@ -394,11 +419,13 @@ class Rows:
         ).fetchall():
             head, turned, generation, active, newest = state
             runs = frozenset(run for run, owner in rows if owner == line)
+            head = None if head is None else unpack_id(head)
             lines[namespace] = RawLine(head, bool(turned), generation, active, runs, newest)
-            for name, *write in self._execute(
-                "SELECT checkpoint, seq, task, idx, info, children FROM writes WHERE line = ?", (line,)
+            for checkpoint, task, seq, *write in self._execute(
+                "SELECT checkpoint, task, seq, idx, info, children FROM writes WHERE line = ?", (line,)
             ):
-                writes.append((Key(thread_id, namespace, name), unpack_write(name, *write)))
+                name = unpack_id(checkpoint)
+                writes.append((Key(thread_id, namespace, name), unpack_write(name, seq, unpack_id(task), *write)))
         began = self._execute("SELECT seq FROM checkpoints WHERE seq = ?", (began,)).get
         threads = self._execute("SELECT name FROM threads WHERE family = ? ORDER BY id", (family,)) if kin else ()
         return RawThread(
@@ -470,7 +497,7 @@ class Rows:
             """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root)
                VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?)""",
             (
-                seq, line.ref, record.key.checkpoint_id, record.step, run, added_bytes,
+                seq, line.ref, pack_id(record.key.checkpoint_id), record.step, run, added_bytes,
                 packed.info, record.children, packed.root,
             ),
         )  # fmt: skip
@@ -520,17 +547,11 @@ class Rows:
                 (seq, line.ref),
             ).get
             if row is not None:
-                self._remove_writes(line.ref, row[0])
+                self._execute("DELETE FROM writes WHERE line = ? AND checkpoint = ?", (line.ref, row[0]))
                 self._execute("DELETE FROM checkpoints WHERE seq = ?", (seq,))
                 freed += row[1]
         if freed:
             self._execute("UPDATE lines SET doomed = doomed + ? WHERE id = ?", (freed, line.ref))
-
-    def _remove_writes(self, line: int, checkpoint_id: str) -> None:
-        found = self._execute("SELECT 1 FROM writes WHERE line = ? AND checkpoint = ?", (line, checkpoint_id)).get
-        if found is not None:
-            self._keep_counters()
-            self._execute("DELETE FROM writes WHERE line = ? AND checkpoint = ?", (line, checkpoint_id))
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
         sealed = pack_origin(origin.record.key, thread_id)
@@ -588,24 +609,26 @@ class Rows:
     def hide(self, line: Line, hidden: Hidden) -> None:
         self._execute(
             "INSERT INTO hidden (line, operation, after, upto, run, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
-            (line.ref, hidden.operation, hidden.after, hidden.to, hidden.run, hidden.writes_of),
+            (line.ref, hidden.operation, hidden.after, hidden.to, hidden.run, _packed(hidden.writes_of)),
         )
 
     def show(self, thread_id: str, operation: int) -> None:
         self._execute(f"DELETE FROM hidden WHERE operation = ? AND line IN ({_LINES_OF_NAME})", (operation, thread_id))
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
-        info = pack_write(checkpoint_id, write)
         self._execute(
-            f"""INSERT INTO writes (seq, line, checkpoint, task, idx, info, children)
-                VALUES ({_next("writes")}, ?, ?, ?, ?, ?, ?)
+            f"""INSERT INTO writes (line, checkpoint, task, idx, seq, info, children)
+                VALUES (?, ?, ?, ?, {_NEXT_WRITE}, ?, ?)
                 ON CONFLICT DO {
                 "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
                 if write.idx < 0
                 else "NOTHING"
             }""",
-            (line.ref, checkpoint_id, write.task_id, write.idx, info, write.children),
-        )
+            (
+                line.ref, pack_id(checkpoint_id), pack_id(write.task_id), write.idx,
+                pack_write(checkpoint_id, write), write.children,
+            ),
+        )  # fmt: skip
 
     def delete(
         self,
@@ -629,7 +652,7 @@ class Rows:
             "SELECT id, namespace, head FROM lines WHERE thread = ?", (thread,)
         ).fetchall():
             if keys is not None:
-                names = [key.checkpoint_id for key in keys if key[:2] == (thread_id, namespace)]
+                names = [pack_id(key.checkpoint_id) for key in keys if key[:2] == (thread_id, namespace)]
                 count += sum(self._delete_rows(line, f"c.id = ?2 AND {kept}", name) for name in names)
             elif before_step is not None:
                 count += self._delete_rows(line, f"c.step < ?2 AND {kept}", before_step)
@@ -699,10 +722,11 @@ class Rows:
 
     def reserve(self, family: str, count: int) -> int:  # noqa: ARG002  # all families are numbered together
         self.forget()
-        numbers = [_next(table) for table in _NUMBERED]
+        numbers = (_next("checkpoints"), _next("operations"), _NEXT_WRITE)
         highest: int = self._execute(f"SELECT max({', '.join(numbers)}) - 1").get
-        for table in _NUMBERED:
-            self._execute("UPDATE counters SET value = ? WHERE name = ?", (highest + count, table))
+        self._execute(
+            "UPDATE counters SET value = ? WHERE name IN ('checkpoints', 'operations', 'writes')", (highest + count,)
+        )
         return highest
 
     def set_note(self, thread_id: str, note: bytes) -> None:
@@ -713,7 +737,7 @@ class Rows:
         for key in keys:
             line = self._line(key.thread_id, key.namespace)
             if line is not None:
-                self._remove(line[0], "id = ?", key.checkpoint_id)
+                self._remove(line[0], "id = ?", pack_id(key.checkpoint_id))
 
     def _remove(self, line: int, condition: str, value: object) -> None:
         """Delete checkpoints of a line, and nothing else."""
@@ -731,7 +755,8 @@ class Rows:
         lines: dict[tuple[str, str], int] = {}
         for stored, packed in checkpoints:
             record = stored.record
-            thread_id, namespace, name = record.key
+            thread_id, namespace, checkpoint_id = record.key
+            name = pack_id(checkpoint_id)
             if (thread_id, namespace) not in lines:
                 lines[thread_id, namespace] = self.create(thread_id, namespace, family).ref
             line = lines[thread_id, namespace]
@@ -766,7 +791,7 @@ class Rows:
             self._execute(
                 """UPDATE lines SET head = (SELECT seq FROM checkpoints WHERE id = ? AND line = lines.id),
                           turned = ?, generation = ?, active = ? WHERE id = ?""",
-                (given.head, given.turned, given.generation, given.active, line),
+                (_packed(given.head), given.turned, given.generation, given.active, line),
             )
         self._restore_lines(thread, int(family), raw, lines)
         self._execute("DELETE FROM operations WHERE thread = ?", (thread,))
@@ -810,16 +835,16 @@ class Rows:
         many(
             "INSERT INTO hidden (line, operation, after, upto, run, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
             [
-                (lines[h.namespace], h.operation, h.after, h.to, h.run, h.writes_of)
+                (lines[h.namespace], h.operation, h.after, h.to, h.run, _packed(h.writes_of))
                 for h in raw.hidden
                 if h.namespace in lines
             ],
         )
         many(
-            "INSERT INTO writes (seq, line, checkpoint, task, idx, info, children) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO writes (line, checkpoint, task, idx, seq, info, children) VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
                 (
-                    w.seq, lines[key.namespace], key.checkpoint_id, w.task_id, w.idx,
+                    lines[key.namespace], pack_id(key.checkpoint_id), pack_id(w.task_id), w.idx, w.seq,
                     pack_write(key.checkpoint_id, w), w.children,
                 )
                 for key, w in raw.writes
@@ -837,7 +862,7 @@ class Rows:
 
     def _keep_counters(self) -> None:
         """Remember the highest numbers before rows go, so that none is given twice."""
-        for table, number in (("checkpoints", "seq"), ("writes", "seq"), ("operations", "seq"), ("objects", "id")):
+        for table, number in (("checkpoints", "seq"), ("operations", "seq"), ("objects", "id")):
             self._execute(f"UPDATE counters SET value = {_next(table, number)} - 1 WHERE name = '{table}'")
 
     # -- sweeping: see `sweeping`
@@ -860,7 +885,9 @@ class Rows:
         names = f"""SELECT t.name, l.namespace, c.id, c.children FROM checkpoints c JOIN lines l ON l.id = c.line
                     JOIN threads t ON t.id = l.thread WHERE c.line IN ({lines})"""
         if without:
-            yield from (children for *key, children in self._execute(names, (family,)) if Key(*key) not in without)
+            for thread_id, namespace, name, children in self._execute(names, (family,)):
+                if Key(thread_id, namespace, unpack_id(name)) not in without:
+                    yield children
         else:
             rows = self._execute(f"SELECT children FROM checkpoints WHERE line IN ({lines})", (family,))
             yield from (children for (children,) in rows)
@@ -923,7 +950,7 @@ class Rows:
 
 
 _REMEMBERED_MAX = 10_000
-_NUMBERED = ("checkpoints", "writes", "operations")
+_NEXT_WRITE = "(SELECT 1 + value FROM counters WHERE name = 'writes')"
 _FROM_CHECKPOINTS = "FROM checkpoints c JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread"
 _LINES_OF_NAME = "SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = ?"
 
@@ -935,11 +962,64 @@ def _next(table: str, number: str = "seq") -> str:
 
 def _stored(thread_id: str, namespace: str, family: int | str, row: Sequence[Any]) -> Stored:
     seq, checkpoint_id, step, run, pinned, added, info, children, root, hidden = row
-    record = unpack_record(Key(thread_id, namespace, checkpoint_id), step, children, info, root)
+    record = unpack_record(Key(thread_id, namespace, unpack_id(checkpoint_id)), step, children, info, root)
     return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root), run, added)
 
 
 def _listed(row: Sequence[Any]) -> Stored:
     seq, checkpoint_id, step, run, pinned, added, info, root_digest, hidden, thread_id, namespace, family = row
-    record = unpack_record(Key(thread_id, namespace, checkpoint_id), step, b"", info, None)
+    record = unpack_record(Key(thread_id, namespace, unpack_id(checkpoint_id)), step, b"", info, None)
     return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root_digest), run, added)
+
+
+# -- ids ---------------------------------------------------------------------------------------------------------------
+
+_UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def pack_id(text: str) -> str | bytes:
+    """Return an id as it is kept: 16 bytes if it is the usual text of a UUID, else unchanged."""
+    if len(text) == 36 and _UUID.fullmatch(text):
+        return bytes.fromhex(text.replace("-", ""))
+    return text
+
+
+def unpack_id(packed: str | bytes) -> str:
+    """Return what `pack_id` was given."""
+    if isinstance(packed, str):
+        return packed
+    digits = packed.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _packed(text: str | None) -> str | bytes | None:
+    return None if text is None else pack_id(text)
+
+
+def _ids_before(text: str | None, kind: _IdKind) -> tuple[list[str], list[str | bytes]]:
+    """Return the conditions for ids of a kind (None: both) whose text is less than `text`, and the values in them."""
+    if kind is str:
+        return ["c.id < ?"], [text if text is not None else b""]
+    if kind is bytes:
+        return ["c.id >= x'' AND c.id < ?"], [_bound(text) if text is not None else _AFTER_ALL]
+    if text is None:
+        return [], []
+    return ["(c.id < ? OR c.id >= x'' AND c.id < ?)"], [text, _bound(text)]
+
+
+_AFTER_ALL = b"\xff" * 17
+
+
+def _bound(text: str) -> bytes:
+    """Return the least packed id whose text is not less than `text`."""
+    packed = pack_id(text)
+    if isinstance(packed, bytes):
+        return packed
+    low, high = 0, 1 << 128
+    while low < high:
+        middle = (low + high) // 2
+        if unpack_id(middle.to_bytes(16)) < text:
+            low = middle + 1
+        else:
+            high = middle
+    return low.to_bytes(16) if low < 1 << 128 else _AFTER_ALL
