@@ -583,8 +583,29 @@ def _envelope(r: random.Random) -> bytes:
         },
         "updated_channels": r.choice((["messages"], ["__start__"], [channels[-1], "messages"], channels[-1:])),
     }
-    envelope |= r.choice(({}, {"forms": {"messages": 1}}, {"forms": {"messages": 1}}, {"forms": {"messages": 0}}))
+    envelope |= r.choice(
+        (
+            {},
+            {"forms": {"messages": 1}},
+            {"forms": {"messages": 1}},
+            {"forms": {"__start__": {"messages": 1}, "messages": 1}},
+        )
+    )
     return ormsgpack.packb(envelope)
+
+
+def _info(r: random.Random) -> bytes:
+    """Return what a list shows of a LangGraph checkpoint."""
+    metadata: dict[str, Any] = {
+        "source": r.choice(("loop", "loop", "input", "update")),
+        "step": r.randint(-1, 3000),
+        "parents": {},
+    }
+    if r.random() < 0.2:
+        metadata |= {"run_id": _uuid(r), "user_id": _hex(r, "user_"), "thread_id": _hex(r, "")}
+    sizes = [r.randint(0, 10**6), r.randint(1, 400), r.randint(60, 200)]
+    moment = 1_780_000_000_000_000 + r.randrange(10**14)
+    return ormsgpack.packb([moment, [r.randbytes(16)], [], "", "", "", "langgraph", sizes, metadata])
 
 
 SHAPES = (
@@ -637,7 +658,7 @@ def samples(count: int, seed: int = 1) -> list[bytes | bytearray | memoryview]:
                 words[at - 1] += r.choice((".", ".", ",", "?", ".\n"))
         made.append(b"\x07" + ormsgpack.packb(r.choice(SHAPES)(" ".join(words), r)))
         if r.random() < 0.4:
-            made.append(_envelope(r))
+            made += [_envelope(r), _info(r)]
     return made
 
 

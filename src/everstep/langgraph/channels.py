@@ -33,10 +33,14 @@ _TEMPLATES_MAX = 1 << 16
 _MANY_BYTES = 1 << 16
 
 
+Form = int | dict[str, int]
+"""How a value is kept; a dict that holds messages has a form for some of its keys."""
+
+
 class Written(NamedTuple):
     """A value as it is written: its form, and what is needed to write its successor cheaply."""
 
-    form: int
+    form: Form
     size: int
     packed: bytes | None
     """The whole value, packed; None for a large value that is no list."""
@@ -48,6 +52,8 @@ class Written(NamedTuple):
     """Whether a list may hold bytes values, which are compared with more care."""
     top: bool = False
     """It stands by itself, not in a mapping."""
+    split: bool = False
+    """A mapping around it is split too, however small: its messages are objects of their own."""
     version: Any = None
 
     @property
@@ -77,6 +83,8 @@ class Channels:
     def written(self, writer: tree.Writer, name: str, value: Any, old: Written | None, *, top: bool = False) -> Written:
         """Write a value; `old` is what stood there before; `top`: a list stands by itself, not in a mapping."""
         form, lowered = self.lowered(value, name)
+        if isinstance(form, dict):
+            return self._mixed(writer, name, form, lowered)
         if type(lowered) is not list:
             packed = self._codec.pack(lowered, name)
             if len(packed) <= tree.ENTRY_MAX:
@@ -93,6 +101,25 @@ class Channels:
         before = old.packed[len(codec.array_header(kept)) :] if old is not None and old.packed is not None else b""
         has_bytes = (old is not None and old.has_bytes) or codec.holds_bytes(fresh)
         return self._list(writer, name, form, old, before, added, top)._replace(has_bytes=has_bytes)
+
+    def _mixed(self, writer: tree.Writer, name: str, forms: dict[str, int], lowered: dict[str, Any]) -> Written:
+        """Write a dict that holds messages, each as an object of its own: the same ones come again in other places."""
+        parts = [codec.map_header(len(lowered))]
+        entries: list[tuple[bytes, tree.Node]] = []
+        for key, item in lowered.items():
+            packed_key, path = self._codec.pack(key), codec.join_path(name, key)
+            if key in forms:
+                items = [self._codec.pack(message, path) for message in item]
+                packed = b"".join([codec.array_header(len(items)), *items])
+                node = writer.placed(writer.extended_packed(tree.EMPTY_LIST, items, path, 2))
+            else:
+                packed = self._codec.pack(item, path)
+                node = writer.packed(packed, path, tree.ENTRY_MAX, 2)
+            parts += [packed_key, packed]
+            entries.append((packed_key, node))
+        whole = b"".join(parts)
+        node = writer.map_of(entries, len(entries), len(whole))
+        return Written(forms, len(whole), whole, node, split=True)
 
     def _is_same(self, items: list[Any], old: Written, name: str) -> bool:
         """Whether these items are exactly those that were written."""
@@ -118,7 +145,7 @@ class Channels:
         self,
         writer: tree.Writer,
         name: str,
-        form: int,
+        form: Form,
         old: Written | None,
         before: bytes,
         added: list[bytes],
@@ -142,12 +169,14 @@ class Channels:
     def pending(self, writer: tree.Writer, name: str, value: Any) -> tuple[int, tree.Node]:
         """Write a pending write: its form and its node."""
         form, lowered = self.lowered(value, name)
+        if isinstance(form, dict):
+            return PLAIN, writer.value(value, name)
         if form in (CHAT, MESSAGE):  # as a list node, whose items are the same objects as those of the conversation
             packed = [self._codec.pack(message, name) for message in lowered]
             return form, writer.extended_packed(tree.EMPTY_LIST, packed, name)
         return form, writer.value(lowered, name)
 
-    def lowered(self, value: Any, name: str) -> tuple[int, Any]:
+    def lowered(self, value: Any, name: str) -> tuple[Form, Any]:
         """Return the form of a value and what is packed for it."""
         if self._custom is not None:
             try:
@@ -164,14 +193,29 @@ class Channels:
             messages = self._messages.lowered([value])
             if messages is not None:
                 return MESSAGE, messages
+        elif type(value) is dict and value and codec.has_text_keys(value):
+            return self._lowered_dict(value)
         return PLAIN, value
+
+    def _lowered_dict(self, value: dict[str, Any]) -> tuple[Form, Any]:
+        lowered, forms = dict(value), dict[str, int]()
+        for key, item in value.items():
+            if type(item) is list and item:
+                messages, form = self._messages.lowered(item), CHAT
+            elif hasattr(item, "__pydantic_fields_set__"):
+                messages, form = self._messages.lowered([item]), MESSAGE
+            else:
+                continue
+            if messages is not None:
+                lowered[key], forms[key] = messages, form
+        return (forms, lowered) if forms else (PLAIN, value)
 
     def mapping(self, writer: tree.Writer, values: dict[str, Written]) -> tree.Node:
         """Write a mapping of written values: the node that `Writer.value` makes of it. Values get their nodes."""
         keys = {name: self._codec.pack(name) for name in values}
         header = codec.map_header(len(values))
         size = len(header) + sum([len(keys[name]) + value.size for name, value in values.items()])
-        if size <= tree.ENTRY_MAX:
+        if size <= tree.ENTRY_MAX and not any([value.split for value in values.values()]):  # noqa: C419
             parts = [part for name, value in values.items() for part in (keys[name], value.packed or b"")]
             return writer.packed(b"".join([header, *parts]), "checkpoint")
         entries: list[tuple[bytes, tree.Node]] = []
@@ -200,10 +244,14 @@ class Channels:
 
     # -- reading
 
-    def read(self, form: int, stored: Any) -> Any:
+    def read(self, form: Form, stored: Any) -> Any:
         """Return the value that was kept in this form, from what was unpacked."""
         if form == PLAIN:
             return stored
+        if isinstance(form, dict):
+            if not isinstance(stored, dict):
+                raise CheckpointCorrupted("a stored channel is out of shape")
+            return {key: self.read(form.get(key, PLAIN), item) for key, item in stored.items()}
         if not isinstance(stored, list):
             raise CheckpointCorrupted("a stored channel is out of shape")
         if form in (CHAT, MESSAGE):
@@ -264,7 +312,7 @@ class Channels:
                 groups[part] = below
             found.extend(below)
 
-    def value(self, form: int, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
+    def value(self, form: Form, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
         """Return the value of a node in any form."""
         return self.read(form, self._codec.unpack(_joined(node, objects)))
 
@@ -295,7 +343,7 @@ class Channels:
             return self.read(written.form, self._codec.unpack(written.packed or b""))
 
     def opened(
-        self, forms: Mapping[str, int], node: tree.Node, objects: Mapping[bytes, tree.Content]
+        self, forms: Mapping[str, Form], node: tree.Node, objects: Mapping[bytes, tree.Content]
     ) -> dict[str, Written]:
         """Return the values of a mapping as they were written."""
         entries = tree.entries(node, objects)
@@ -308,7 +356,7 @@ class Channels:
         return {name: Written(forms.get(name, PLAIN), len(packed), packed, None) for name, packed in values}
 
     def thawed(
-        self, form: int, node: tree.Node, objects: Mapping[bytes, tree.Content], *, top: bool = False
+        self, form: Form, node: tree.Node, objects: Mapping[bytes, tree.Content], *, top: bool = False
     ) -> Written:
         """Return a value that was read as it was written, so that its successor can be written from it."""
         packed = _joined(node, objects)

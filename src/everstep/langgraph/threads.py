@@ -44,6 +44,8 @@ class Line(NamedTuple):
     channels: Mapping[str, Written]
     rest: Mapping[str, Written]
     size: int
+    fresh: frozenset[bytes] = frozenset()
+    """The objects that came with it."""
 
 
 class Saved(NamedTuple):
@@ -74,7 +76,7 @@ class _WrittenCheckpoint(NamedTuple):
     rest: Mapping[str, Written]
 
     def line(self, stored: Stored) -> Line:
-        return _line(stored, self.channels, self.rest)
+        return _line(stored, self.channels, self.rest)._replace(fresh=frozenset(self.values.objects))
 
 
 class _Opened(NamedTuple):
@@ -261,8 +263,20 @@ class Threads:
             rows[idx] = Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path)
         if not rows:
             return
-        await self._store.put_writes(key, list(rows.values()), squeezed_objects(writer.objects))
+        await self._attach(key, list(rows.values()), writer.objects)
         self._repository.memory.add(writer.objects)
+
+    async def _attach(self, key: Key, writes: Sequence[Write], objects: Mapping[bytes, tree.Content]) -> None:
+        """Put writes; what came with the checkpoint itself, as an input does, is not sent again."""
+        line = self._lines.get(key)
+        if line is not None and not line.fresh.isdisjoint(objects):
+            new = {name: content for name, content in objects.items() if name not in line.fresh}
+            try:
+                await self._store.put_writes(key, writes, squeezed_objects(new), line.base)
+                return
+            except BaseGone:
+                pass  # deleted or replaced meanwhile
+        await self._store.put_writes(key, writes, squeezed_objects(objects))
 
     # -- delta channels: their values live in the writes of ancestors, so each checkpoint keeps the list of these
 

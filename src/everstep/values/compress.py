@@ -18,6 +18,8 @@ from everstep.errors import CheckpointCorrupted
 
 PLAIN, ZSTD, ZSTD_DICTIONARY_1, ZSTD_DICTIONARY = b"\x00", b"\x01", b"\x02", b"\x03"
 
+_MAGIC = b"\x28\xb5\x2f\xfd"  # begins every frame, so small bodies are kept without it
+_HEADER_BYTES = 18  # of a frame, at most
 _WORTH_BYTES = 48
 _FEW = 32
 _SMALL_BYTES = 1 << 16
@@ -35,16 +37,18 @@ class _Contexts:
         self.compress_small = _small_compressor(1)
         self.compress_few = _small_compressor(6)
         self.decompress = zstandard.ZstdDecompressor().decompress
-        self.decompress_small = zstandard.ZstdDecompressor(dict_data=small).decompress
+        self.decompress_small = zstandard.ZstdDecompressor(
+            dict_data=small, format=zstandard.FORMAT_ZSTD1_MAGICLESS
+        ).decompress
         # Bodies of before the second dictionary.
         self.decompress_old = zstandard.ZstdDecompressor(dict_data=_dictionary(1, 1)).decompress
 
 
 def _small_compressor(level: int) -> Callable[[bytes], bytes]:
-    compressor = zstandard.ZstdCompressor(
-        level=level, write_checksum=False, write_dict_id=False, dict_data=_dictionary(2, level)
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        level, write_checksum=False, write_dict_id=False, format=zstandard.FORMAT_ZSTD1_MAGICLESS
     )
-    return compressor.compress
+    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(2, level)).compress
 
 
 _idle: deque[_Contexts] = deque(maxlen=16)  # its operations are atomic; those that do not fit are dropped
@@ -102,7 +106,7 @@ def expand(stored: bytes) -> bytes:
         raise CheckpointCorrupted(f"an object is stored in the unknown form {mark!r}")
     packed = stored[1:]
     try:
-        size = zstandard.frame_content_size(packed)
+        size = zstandard.frame_content_size(_MAGIC + packed[:_HEADER_BYTES] if mark == ZSTD_DICTIONARY else packed)
         if not 0 <= size <= max(_OUTPUT_FREE, _RATIO_MAX * len(packed)):
             raise CheckpointCorrupted(f"an object claims an impossible size ({size} bytes from {len(packed)})")
         with _contexts() as contexts:
@@ -121,7 +125,7 @@ def expand_all(stored: Iterable[bytes]) -> list[bytes]:
             if data[:1] == ZSTD_DICTIONARY:
                 packed = data[1:]
                 try:
-                    if 0 <= size_of(packed) <= _OUTPUT_FREE:
+                    if 0 <= size_of(_MAGIC + packed[:_HEADER_BYTES]) <= _OUTPUT_FREE:
                         bodies.append(decompress(packed))
                         continue
                 except zstandard.ZstdError:

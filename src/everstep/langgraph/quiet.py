@@ -1,0 +1,40 @@
+"""A pause of the garbage collector while many objects are built at once.
+
+A list of a thousand messages is some ten thousand objects, all of which stay: collections in between look at them again
+and again and find nothing, and take most of the time. The switch is the process's, so the pause is kept as short as the
+building itself, nothing else runs inside it, and it is left as it was found. See docs/decisions/0009-langgraph.md.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from types import TracebackType
+
+_lock = threading.Lock()
+_inside = 0
+_was_enabled = False
+
+
+class Quiet:
+    """While inside, the collector does not start by itself. Several threads may be inside at once."""
+
+    def __enter__(self) -> None:
+        global _inside, _was_enabled
+        with _lock:
+            if _inside == 0:
+                _was_enabled = gc.isenabled()
+                gc.disable()
+            _inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _inside
+        with _lock:
+            _inside -= 1
+            if _inside == 0 and _was_enabled:
+                gc.enable()
+
+
+QUIET = Quiet()
