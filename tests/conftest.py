@@ -154,6 +154,22 @@ def engine(make_engine: Callable[..., Any]) -> Any:
     return make_engine()
 
 
+@pytest.fixture
+def make_saver(place: Place, face: str) -> Iterator[Callable[..., Any]]:
+    """A saver for LangGraph with the options given, on the store under test: the same one for every saver."""
+    from everstep.langgraph import HarnessCheckpointer
+    from tests.langgraph_tools import FacedSaver
+
+    store = place.open()
+    yield lambda **options: FacedSaver(HarnessCheckpointer(backend=store, **options), face)
+    run_to_end(store.blocking.close())
+
+
+@pytest.fixture
+def saver(make_saver: Callable[..., Any]) -> Any:
+    return make_saver()
+
+
 def _whole(store: Store) -> Store:
     return store
 
