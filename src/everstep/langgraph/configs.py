@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from everstep import checks
@@ -66,12 +66,29 @@ def config_of(thread: str, ns: str, checkpoint: str) -> dict[str, Any]:
     return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint}}
 
 
+def check_mappings(**given: object) -> None:
+    """Refuse what is neither a mapping nor None, by its name."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidInput(f"{name} is a dict, not {type(value).__name__}")
+
+
+def pairs(writes: object) -> list[tuple[str, Any]]:
+    """Return a task's writes, each a channel and a value."""
+    found = list(writes) if isinstance(writes, Iterable) and not isinstance(writes, (str, Mapping)) else [writes]
+    for pair in found:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidInput(f"writes is a list of (channel, value), not {checks.shown(writes)}")
+    return [(checks.text(channel, "the name of a channel"), value) for channel, value in found]
+
+
 def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str], bool]) -> dict[str, Any]:
     """Return the metadata to keep: what was given, and the scalars of the config, but for secrets."""
     if hasattr(metadata, "model_dump"):
         metadata = metadata.model_dump()
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise InvalidInput(f"metadata is a dict, not {type(metadata).__name__}")
+    check_mappings(metadata=metadata)
+    if not all(isinstance(key, str) for key in metadata or ()):
+        raise InvalidInput("the keys of metadata are strings")
     kept = {key: _clean(value) for key, value in (metadata or {}).items()}
     for part in (config.get("metadata"), config.get("configurable")):
         for key, value in part.items() if isinstance(part, Mapping) else ():

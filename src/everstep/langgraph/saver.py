@@ -173,6 +173,10 @@ class HarnessCheckpointer(BaseCheckpointSaver[Any]):
         inner = configs.configurable(config)
         if not isinstance(checkpoint, Mapping):
             raise InvalidInput(f"a checkpoint is a dict, not {type(checkpoint).__name__}")
+        parts = ("channel_values", "channel_versions", "versions_seen")
+        configs.check_mappings(new_versions=new_versions, **{name: checkpoint.get(name) for name in parts})
+        for seen in (checkpoint.get("versions_seen") or {}).values():
+            checks.kind(seen, dict, "an entry of versions_seen")
         given = checkpoint.get("id")
         key = Key(
             configs.thread_id(inner),
@@ -357,10 +361,10 @@ async def _put_writes(
     threads: Threads, config: Config, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
 ) -> None:
     inner = configs.configurable(config)
-    checkpoint_id = configs.checkpoint_id(inner)
+    thread_id, checkpoint_id = configs.thread_id(inner), configs.checkpoint_id(inner)
     if checkpoint_id is None:
         raise InvalidInput("put_writes needs a config with a checkpoint_id: writes belong to a checkpoint")
-    key = Key(configs.thread_id(inner), configs.namespace(inner), checkpoint_id)
+    key, writes = Key(thread_id, configs.namespace(inner), checkpoint_id), configs.pairs(writes)
     await threads.put_writes(key, writes, checks.text(task_id, "task_id"), checks.text(task_path, "task_path"))
 
 

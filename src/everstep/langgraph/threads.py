@@ -257,7 +257,6 @@ class Threads:
         writer = tree.Writer(packer=self._channels.kinds.codec)
         rows: dict[int, Write] = {}
         for position, (channel, value) in enumerate(writes):
-            checks.text(channel, "the name of a channel")
             form, node = self._channels.pending(writer, channel, value)
             idx = SPECIAL_WRITES.get(channel, position)
             rows[idx] = Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path)
