@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from everstep.faces import run_to_end
 from everstep.langgraph import HarnessCheckpointer
 
 
 class FacedSaver:
-    """A saver whose methods are awaited whichever face is under test. `list` gives a list."""
+    """A saver whose methods are awaited whichever face is under test. `listed` gives a list."""
 
     def __init__(self, saver: HarnessCheckpointer, face: str) -> None:
         self.whole, self.face = saver, face
@@ -27,13 +24,13 @@ class FacedSaver:
 
         return call
 
-    async def list(self, *args: Any, **kwargs: Any) -> list[Any]:
+    async def listed(self, *args: Any, **kwargs: Any) -> list[Any]:
         if self.face == "async":
             return [found async for found in self.whole.alist(*args, **kwargs)]
         return list(self.whole.list(*args, **kwargs))
 
     async def add(
-        self, name: str, values: Mapping[str, Any], thread: str = "t", ns: str = "", parent: str | None = None,
+        self, name: str, values: Mapping[str, Any], thread: Any = "t", ns: str = "", parent: str | None = None,
         **options: Any,
     ) -> Any:  # fmt: skip
         """Put a checkpoint of these values, all of them new; options: `metadata`, `versions`, `new`, `config`."""
@@ -45,19 +42,19 @@ class FacedSaver:
             options.get("new", versions),
         )
 
-    async def values(self, thread: str = "t", ns: str = "", name: str | None = None) -> dict[str, Any]:
+    async def values(self, thread: Any = "t", ns: str = "", name: str | None = None) -> dict[str, Any]:
         found = await self.get_tuple(at(thread, ns, name))
         assert found is not None
         return dict(found.checkpoint["channel_values"])
 
     async def ids(self, *args: Any, **kwargs: Any) -> list[str]:
-        return [found.checkpoint["id"] for found in await self.list(*args, **kwargs)]
+        return [found.checkpoint["id"] for found in await self.listed(*args, **kwargs)]
 
     async def keys(self, *args: Any, **kwargs: Any) -> list[tuple[str, str, str]]:
-        found = await self.list(*args, **kwargs)
+        found = await self.listed(*args, **kwargs)
         return [(saved.thread_id, saved.checkpoint_ns, saved.checkpoint_id) for saved in found]
 
-    async def writes(self, thread: str = "t", ns: str = "", name: str | None = None) -> list[Any]:
+    async def writes(self, thread: Any = "t", ns: str = "", name: str | None = None) -> list[Any]:
         found = await self.get_tuple(at(thread, ns, name))
         assert found is not None
         return list(found.pending_writes)
@@ -92,13 +89,3 @@ def number(n: int) -> str:
 
 def numbers(wanted: Iterable[int]) -> list[str]:
     return [number(n) for n in wanted]
-
-
-def run(call: Any) -> Any:
-    """Return the result of a call of either face."""
-    return asyncio.run(call) if inspect.iscoroutine(call) else call
-
-
-def blocking(coroutine: Any) -> Any:
-    """Return the result of a coroutine over a saver's blocking face."""
-    return run_to_end(coroutine)

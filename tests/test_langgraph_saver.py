@@ -12,6 +12,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 import everstep
 from everstep import InvalidInput
 from everstep.langgraph import CheckpointMetadata, CheckpointRecord, HarnessCheckpointer
+from tests.conftest import OneFace
 from tests.langgraph_tools import FacedSaver, at, checkpoint, number, numbers
 
 # -- put and get -------------------------------------------------------------------------------------------------------
@@ -33,8 +34,6 @@ async def test_what_is_put_is_what_get_tuple_gives(saver: FacedSaver) -> None:
     assert found.parent_config == at(name="c1")
     assert found.pending_writes == []
     assert await saver.get(config) == given
-    assert (found.thread_id, found.checkpoint_ns, found.checkpoint_id) == ("t", "", "c2")
-    assert found.parent_checkpoint_id == "c1"
 
 
 async def test_a_first_checkpoint_has_no_parent(saver: FacedSaver) -> None:
@@ -42,6 +41,13 @@ async def test_a_first_checkpoint_has_no_parent(saver: FacedSaver) -> None:
 
     assert found.parent_config is None
     assert found.parent_checkpoint_id is None
+
+
+async def test_tuples_have_the_names_of_their_checkpoint_at_hand(saver: FacedSaver) -> None:
+    found = await saver.get_tuple(await saver.add("c2", {}, ns="sub", parent="c1"))
+
+    assert (found.thread_id, found.checkpoint_ns, found.checkpoint_id) == ("t", "sub", "c2")
+    assert found.parent_checkpoint_id == "c1"
 
 
 @pytest.mark.parametrize("name", [None, ""])
@@ -71,7 +77,7 @@ async def test_what_is_not_there_is_none(saver: FacedSaver) -> None:
         assert await saver.get_tuple(config) is None
         assert await saver.get(config) is None
         assert await saver.get_record(config) is None
-        assert await saver.list(merge_ns(config)) == []
+        assert await saver.listed(merge_ns(config)) == []
 
 
 def merge_ns(config: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +186,7 @@ async def test_thread_ids_are_taken_as_text(saver: FacedSaver) -> None:
     assert await saver.values(str(thread)) == await saver.values(thread) == {"a": 1}
     assert await saver.values("17") == {"a": 2}
     assert await saver.writes("17") == [("task", "a", 3)]
-    assert [saved.thread_id for saved in await saver.list(at(17))] == ["17"]
+    assert [saved.thread_id for saved in await saver.listed(at(17))] == ["17"]
     await saver.copy_thread(17, 18)
     await saver.prune([17, thread])
     assert await saver.delete_thread(17) == 1
@@ -222,8 +228,8 @@ async def test_lists_by_id_before_filter_and_limit(saver: FacedSaver) -> None:
     assert await saver.keys(at("a", "", number(4)), before=at("a", "", number(4))) == []
     assert await saver.keys(None, filter={"odd": True}, limit=3) == [keys[0], keys[2], keys[4]]
     assert await saver.keys(None, filter={"odd": True, "step": 5}, before=at("a", "", number(6))) == [keys[2]]
-    for nothing in (at("a"), at("a", "", ""), {"configurable": {"checkpoint_id": None}}, {"configurable": {}}):
-        assert await saver.keys(None, before=nothing) == keys
+    for unnamed in (at("a"), at("a", "", ""), {"configurable": dict[str, Any]()}):
+        assert await saver.keys(None, before=unnamed) == keys
     for limit in (0, 1, 3, 7, 100, None):
         assert await saver.keys(None, limit=limit) == keys[:limit]
 
@@ -233,9 +239,9 @@ async def test_lists_give_what_get_tuple_gives(saver: FacedSaver) -> None:
     await saver.put_writes(at("a", "", number(4)), [("n", "w"), ("m", [1])], "task")
     await saver.put_writes(at("b", "sub", number(5)), [("n", 5)], "task")
 
-    for found in await saver.list():
+    for found in await saver.listed():
         assert found == await saver.get_tuple(found.config)
-    writes = [found.pending_writes for found in await saver.list()]
+    writes = [found.pending_writes for found in await saver.listed()]
     assert writes == [[], [], [("task", "n", 5)], [("task", "n", "w"), ("task", "m", [1])], [], [], []]
 
 
@@ -324,7 +330,7 @@ async def test_a_long_list_in_pages(saver: FacedSaver) -> None:
     assert await saver.ids(at()) == numbers(reversed(range(40)))
     assert await saver.ids(at(), limit=33) == numbers(reversed(range(7, 40)))
     assert await saver.ids(at(), filter={"third": 1}) == numbers(n for n in reversed(range(40)) if n % 3 == 1)
-    assert [found.checkpoint["channel_values"]["n"] for found in await saver.list(at())] == list(reversed(range(40)))
+    assert [found.checkpoint["channel_values"]["n"] for found in await saver.listed(at())] == list(reversed(range(40)))
 
 
 async def test_everything_works_while_a_list_is_read(saver: FacedSaver) -> None:
@@ -338,7 +344,7 @@ async def test_everything_works_while_a_list_is_read(saver: FacedSaver) -> None:
         if found.checkpoint["id"] == number(30):
             await saver.add(number(50), {"n": 50})
             await saver.put_writes(found.config, [("n", 1)], "task")
-            assert len(await saver.list(at())) == 41
+            assert len(await saver.listed(at())) == 41
 
     if saver.face == "async":
         async for found in saver.whole.alist(at()):
@@ -439,7 +445,7 @@ async def test_writes_are_in_the_order_of_path_task_and_place_bytewise(saver: Fa
     ordered = [task for _, task in sorted(tasks, key=lambda pair: (pair[0].encode(), pair[1].encode()))]
     expected = [(task, channel) for task in ordered for channel in ("__error__", "x", "y")]
     assert [(task, channel) for task, channel, _ in await saver.writes()] == expected
-    assert [(task, channel) for task, channel, _ in (await saver.list(at()))[0].pending_writes] == expected
+    assert [(task, channel) for task, channel, _ in (await saver.listed(at()))[0].pending_writes] == expected
 
 
 async def test_more_than_ten_writes_stay_in_order(saver: FacedSaver) -> None:
@@ -453,7 +459,7 @@ async def test_writes_may_come_before_their_checkpoint(saver: FacedSaver) -> Non
     await saver.put_writes(at(name="c1"), [("a", [1, 2])], "task")
     assert await saver.get_tuple(at(name="c1")) is None
     assert await saver.get_tuple(at()) is None
-    assert await saver.list(at()) == []
+    assert await saver.listed(at()) == []
 
     await saver.add("c1", {"n": 1})
 
@@ -598,17 +604,17 @@ async def test_copy_thread_copies_all_of_it(saver: FacedSaver) -> None:
         await saver.add(number(n), values, "a", ns, parent, metadata={"step": n, "run_id": f"r{n}"})
         await saver.put_writes(at("a", ns, number(n)), [("n", [n] * 300), ("__error__", n)], "task", f"~path {n}")
     await saver.put_writes(at("a", "", "early"), [("n", "early")], "task")
-    before = await saver.list(at("a", None))
+    before = await saver.listed(at("a", None))
 
     await saver.copy_thread("a", "b")
 
-    assert await saver.list(at("a", None)) == before
-    copied = await saver.list(at("b", None))
+    assert await saver.listed(at("a", None)) == before
+    copied = await saver.listed(at("b", None))
     assert [moved(found, "a") for found in copied] == before
     await saver.add("early", {}, "b")
     assert await saver.writes("b", "", "early") == [("task", "n", "early")]
     assert await saver.delete_thread("a") == 6
-    assert [moved(found, "a") for found in (await saver.list(at("b", None)))[1:]] == before
+    assert [moved(found, "a") for found in (await saver.listed(at("b", None)))[1:]] == before
 
 
 def moved(found: Any, thread: str) -> Any:
@@ -665,7 +671,7 @@ def test_versions_grow_in_every_form() -> None:
     "config", [None, {}, {"configurable": None}, {"configurable": {}}, {"configurable": {"thread_id": None}}, "t", 3]
 )
 async def test_a_config_must_name_a_thread(saver: FacedSaver, config: Any) -> None:
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: saver.get_tuple(config),
         lambda: saver.get(config),
         lambda: saver.get_record(config),
@@ -673,7 +679,8 @@ async def test_a_config_must_name_a_thread(saver: FacedSaver, config: Any) -> No
         lambda: saver.put_writes(config, [("a", 1)], "task"),
         lambda: saver.put_writes(config, [], "task"),
         lambda: saver.get_delta_channel_history(config=config, channels=["a"]),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(InvalidInput, match="thread"):
             await call()
     assert await saver.keys() == []
@@ -693,12 +700,13 @@ BAD_PARTS: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("part", "value", "said"), BAD_PARTS)
 async def test_parts_of_a_config_must_be_names(saver: FacedSaver, part: str, value: Any, said: str) -> None:
     config = {"configurable": {"thread_id": "t", "checkpoint_id": "c1", part: value}}
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: saver.get_tuple(config),
         lambda: saver.put(config, checkpoint("c2", {}), {}, {}),
         lambda: saver.put_writes(config, [("a", 1)], "task"),
-        lambda: saver.list(config),
-    ):
+        lambda: saver.listed(config),
+    ]
+    for call in calls:
         with pytest.raises(InvalidInput, match=said):
             await call()
     assert await saver.keys() == []
@@ -706,14 +714,14 @@ async def test_parts_of_a_config_must_be_names(saver: FacedSaver, part: str, val
 
 async def test_wrong_arguments_are_named(saver: FacedSaver) -> None:
     wrong: list[tuple[Callable[[], Any], str]] = [
-        (lambda: saver.list(at(), limit=-1), "limit"),
-        (lambda: saver.list(at(), limit=1.5), "limit"),
-        (lambda: saver.list(at(), limit="1"), "limit"),
-        (lambda: saver.list(at(), limit=True), "limit"),
-        (lambda: saver.list(at(), before="c1"), "before"),
-        (lambda: saver.list("t"), "config"),
-        (lambda: saver.list(at(), filter="x"), "filter"),
-        (lambda: saver.list(at(), filter={1: 2}), "filter"),
+        (lambda: saver.listed(at(), limit=-1), "limit"),
+        (lambda: saver.listed(at(), limit=1.5), "limit"),
+        (lambda: saver.listed(at(), limit="1"), "limit"),
+        (lambda: saver.listed(at(), limit=True), "limit"),
+        (lambda: saver.listed(at(), before="c1"), "before"),
+        (lambda: saver.listed("t"), "config"),
+        (lambda: saver.listed(at(), filter="x"), "filter"),
+        (lambda: saver.listed(at(), filter={1: 2}), "filter"),
         (lambda: saver.put(at(), None), "checkpoint"),
         (lambda: saver.put(at(), [1]), "checkpoint"),
         (lambda: saver.put(at(), checkpoint("", {})), "checkpoint_id"),
@@ -758,25 +766,24 @@ async def refusal(call: Callable[[], Any]) -> str:
 
 
 async def test_a_thread_of_the_engine_is_not_taken_for_one_of_langgraph(saver: FacedSaver) -> None:
-    engine = everstep.CheckpointEngine(saver.whole.backend)
-    async_face = saver.face == "async"
-    made = engine.snapshot("t", [], {"a": 1}, {}) if async_face else engine.sync.snapshot("t", [], {"a": 1}, {})
-    name = await made if async_face else made
-
-    for call in (lambda: saver.get_tuple(at()), lambda: saver.add("c1", {}, parent=name)):
+    engine: Any = OneFace(everstep.CheckpointEngine(saver.whole.backend), saver.face)
+    name = await engine.snapshot("t", [], {"a": 1}, {})
+    calls: list[Callable[[], Any]] = [lambda: saver.get_tuple(at()), lambda: saver.add("c1", {}, parent=name)]
+    for call in calls:
         with pytest.raises(InvalidInput, match="was not written by a LangGraph saver"):
             await call()
-    assert await saver.list(at()) == []
+    assert await saver.listed(at()) == []
 
 
 def test_wrong_options_are_named(tmp_path: Any) -> None:
-    for call, said in (
+    wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: HarnessCheckpointer(backend=5), "backend="),
         (lambda: HarnessCheckpointer(allow=["x"]), "allow="),  # type: ignore[list-item]
         (lambda: HarnessCheckpointer(retention=5), "retention"),  # type: ignore[arg-type]
         (lambda: HarnessCheckpointer.from_url(5), "URL"),  # type: ignore[arg-type]
         (lambda: HarnessCheckpointer.from_url("nothing://x"), "nothing"),
         (lambda: HarnessCheckpointer.from_url(str(tmp_path / "x.db"), no_such_option=1), "no_such_option"),
-    ):
+    ]
+    for call, said in wrong:
         with pytest.raises(InvalidInput, match=said):
             call()

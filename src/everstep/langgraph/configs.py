@@ -75,7 +75,9 @@ def check_mappings(**given: object) -> None:
 
 def pairs(writes: object) -> list[tuple[str, Any]]:
     """Return a task's writes, each a channel and a value."""
-    found = list(writes) if isinstance(writes, Iterable) and not isinstance(writes, (str, Mapping)) else [writes]
+    found: list[Any] = [writes]
+    if isinstance(writes, Iterable) and not isinstance(writes, (str, Mapping)):
+        found = list(writes)
     for pair in found:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InvalidInput(f"writes is a list of (channel, value), not {checks.shown(writes)}")
