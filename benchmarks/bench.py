@@ -21,15 +21,11 @@ from typing import Any
 import apsw
 
 import everstep
-from benchmarks import on_servers
-from benchmarks.common import KEEP_ALL, RNG, durable, message, paired, ratio, report, words
+from benchmarks import on_langgraph, on_servers
+from benchmarks.common import KEEP_ALL, RNG, durable, files_bytes, message, paired, ratio, report, words
 from everstep.faces import run_to_end
 from everstep.stores.protocol import Query
 from everstep.values import codec, compress, tree
-
-
-def files_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.parent.glob(path.name + "*"))
 
 
 def open_engine(path: Path, **options: Any) -> everstep.CheckpointEngine:
@@ -344,6 +340,7 @@ def drawing(_: Path) -> None:
 ALL: Iterable[Callable[[Path], None]] = (
     bytes_stored, bytes_per_step, durable_rate, many_tasks, append_cost, snapshot_cpu, loading, listing, importing,
     going_back, touching, retention, drawing, on_servers.postgres, on_servers.valkey,
+    on_langgraph.langgraph, on_langgraph.langgraph_tasks,
 )  # fmt: skip
 
 

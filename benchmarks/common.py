@@ -8,6 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from everstep import SnapshotConfig
@@ -27,6 +28,11 @@ def words(size_bytes: int) -> str:
 
 def message(size_bytes: int = 1200) -> dict[str, str]:
     return {"role": RNG.choice(("user", "assistant")), "content": words(size_bytes)}
+
+
+def files_bytes(path: Path) -> int:
+    """Return the size of a database with all that lies beside it under its name: its WAL and the index of that."""
+    return sum(file.stat().st_size for file in path.parent.glob(path.name + "*"))
 
 
 def report(name: str, figure: str, target: str, reached: bool) -> None:
