@@ -39,10 +39,10 @@ def report(name: str, figure: str, target: str, reached: bool) -> None:
     print(f"{'ok  ' if reached else 'MISS'} {name:<58} {figure:>16}   {target}", flush=True)
 
 
-def paired(arms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each arm per round, the arms taking turns."""
+def paired(arms: dict[str, Callable[[], Any]], rounds: int, *, warm: bool = True) -> dict[str, list[float]]:
+    """Return the seconds of each arm per round, the arms taking turns; with `warm` after a turn that does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for arm in arms.values():
+    for arm in arms.values() if warm else ():
         arm()
     for n in range(rounds):
         for name in sorted(arms, key=lambda name: hash((name, n))):

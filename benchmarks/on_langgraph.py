@@ -1,9 +1,9 @@
 """LangGraph savers side by side: bytes, time per turn, reads, many at once. Part of `make bench`, writes docs/plots.
 
-One chat is saved by all of them in lockstep: a turn of each, in an order that changes from turn to turn, so that what
-disturbs the machine disturbs all alike. Ratios are taken within a turn. "Turn 400" is five rounds of 40 turns with turn
-400 in the middle of the third; the figure is the median of the rounds' medians. The two that may grow large on disk
-without being watched here, InMemorySaver and PostgresSaver, stop after those rounds; bytes are taken to turn 1,000.
+One chat is saved by all of them in lockstep, each in a process of its own: a turn of each, in an order that changes
+from turn to turn, so that what disturbs the machine disturbs all alike. Ratios are taken within a turn. "Turn 400" is
+five rounds of 40 turns with turn 400 in the middle of the third; the figure is the median of the rounds' medians. Bytes
+are taken to turn 1,000, of PostgresSaver to turn 400: the rest would take longer than all else here.
 
 Every database waits for the disk: SQLite in WAL with synchronous=FULL, PostgreSQL with its defaults. Bytes of SQLite
 are those of all files, the WAL included; of PostgreSQL those of tables, indexes and TOAST after a VACUUM.
@@ -32,7 +32,6 @@ from typing import Any
 import aiosqlite
 import psycopg
 from langgraph.checkpoint.base import empty_checkpoint
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from psycopg.rows import dict_row
@@ -40,7 +39,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from benchmarks import plots
 from benchmarks.common import files_bytes, ratio, report
-from benchmarks.savers import Delta, Floor, chat, everstep_saver, postgres_saver, sqlite_saver, take_turn
+from benchmarks.savers import everstep_saver
 from tests import servers
 
 QUICK = bool(os.environ.get("EVERSTEP_BENCH_QUICK"))
@@ -61,17 +60,18 @@ DELTA, MEMORY, FLOOR = "SqliteSaver + DeltaChannel", "InMemorySaver", "reference
 
 @dataclass
 class Arm:
-    """A saver, the chat it saves, and what was measured."""
+    """A process with a saver and its chat, and what was measured of it."""
 
-    graph: Any
+    process: subprocess.Popen[str]
     size: Callable[[], int] | None = None
     seconds: list[float] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)
 
     def take_turn(self, turn: int) -> None:
-        started = time.perf_counter()
-        take_turn(self.graph, turn)
-        self.seconds.append(time.perf_counter() - started)
+        if not self.process.stdin or not self.process.stdout:
+            raise ValueError("the process needs pipes")
+        print(turn, file=self.process.stdin, flush=True)
+        self.seconds.append(json.loads(self.process.stdout.readline()))
 
 
 def langgraph(folder: Path) -> None:
@@ -88,39 +88,39 @@ def langgraph(folder: Path) -> None:
 
 
 def _arms(folder: Path, server: servers.PostgresServer, stack: contextlib.ExitStack) -> dict[str, Arm]:
-    stock, delta = sqlite_saver(folder / "stock.db"), sqlite_saver(folder / "delta.db")
-    stock_pg = postgres_saver(_database(server, "stock"))
-    for saver in (stock, delta, stock_pg):
-        stack.callback(saver.conn.close)
-    ours = stack.enter_context(everstep_saver(f"sqlite:///{folder / 'everstep.db'}"))
-    ours_pg = stack.enter_context(everstep_saver(_database(server, "everstep")))
+    def file(kind: str, name: str, scheme: str = "") -> Arm:
+        return Arm(start(kind, f"{scheme}{folder / name}"), lambda: files_bytes(folder / name))
+
+    def tables(kind: str) -> Arm:
+        url = _database(server, kind)
+        return Arm(start(kind, url), lambda: _tables_bytes(url))
+
+    def start(kind: str, place: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            _command("turns", kind, place), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        stack.callback(process.__exit__, None, None, None)  # closes the pipes, so that it ends, and waits for that
+        return process
+
     return {
-        STOCK: Arm(chat(stock), lambda: files_bytes(folder / "stock.db")),
-        STOCK_PG: Arm(chat(stock_pg), lambda: _tables_bytes(server, "stock")),
-        MEMORY: Arm(chat(InMemorySaver())),
-        DELTA: Arm(chat(delta, Delta), lambda: files_bytes(folder / "delta.db")),
-        FLOOR: Arm(chat(Floor())),
-        OURS: Arm(chat(ours), lambda: files_bytes(folder / "everstep.db")),
-        OURS_PG: Arm(chat(ours_pg), lambda: _tables_bytes(server, "everstep")),
-    }
+        STOCK: file("sqlite", "stock.db"), DELTA: file("delta", "delta.db"),
+        OURS: file("everstep", "everstep.db", "sqlite:///"),
+        STOCK_PG: tables("postgres"), OURS_PG: tables("everstep"),
+        MEMORY: Arm(start("memory", "")), FLOOR: Arm(start("floor", "")),
+    }  # fmt: skip
 
 
-def _database(server: servers.PostgresServer, name: str) -> str:
+def _database(server: servers.PostgresServer, kind: str) -> str:
     """Return the URL of a new database."""
     with server.connect() as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-    return _url(server, name)
+        connection.execute(f"CREATE DATABASE {kind}_saver".encode())
+    return server.url.removesuffix("/postgres") + f"/{kind}_saver"
 
 
-def _url(server: servers.PostgresServer, database: str) -> str:
-    return server.url.removesuffix("/postgres") + f"/{database}"
-
-
-def _tables_bytes(server: servers.PostgresServer, database: str) -> int:
-    query = "SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables"
-    with psycopg.connect(_url(server, database), autocommit=True) as connection:
+def _tables_bytes(url: str) -> int:
+    with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM")
-        row = connection.execute(query).fetchone()
+        row = connection.execute("SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables").fetchone()
     return int(row[0]) if row else 0
 
 
@@ -140,13 +140,13 @@ def _lockstep(arms: dict[str, Arm], turns: Iterable[int]) -> None:
 
 
 def _reads(folder: Path) -> None:
-    """At turn 400, from other processes: the caches of the savers that wrote are not theirs."""
-    places = {"stock": str(folder / "stock.db"), "everstep": str(folder / "everstep.db")}
-    found = _other_process("reads", "2" if QUICK else "3", *places.values())
-    first: dict[str, list[list[float]]] = {name: [] for name in places}
+    """At turn 400, by processes that did not write."""
+    stock, ours = str(folder / "stock.db"), f"sqlite:///{folder / 'everstep.db'}"
+    found = _answer("reads", "2" if QUICK else "3", stock, ours)
+    first: dict[str, list[list[float]]] = {"stock": [], "everstep": []}
     for _ in range(2 if QUICK else 7):
-        for name, place in places.items():
-            first[name].append(_other_process("first", name, place))
+        first["stock"].append(_answer("first", "sqlite", stock))
+        first["everstep"].append(_answer("first", "everstep", ours))
     warm = ratio(found["get_tuple"], "stock", "everstep")
     report(
         f"LangGraph: get_tuple of {2 * MARK} messages against SqliteSaver", f"{warm:.1f}x", ">= 3x, aim 5x", warm >= 3
@@ -167,9 +167,12 @@ def _reads(folder: Path) -> None:
     report("  metadata of them alone, as a share of our history", f"{share:.1%}", "< 2%", share < 0.02)
 
 
-def _other_process(*arguments: str) -> Any:
-    command = [sys.executable, "-m", "benchmarks.langgraph_reads", *arguments]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+def _answer(*arguments: str) -> Any:
+    return json.loads(subprocess.run(_command(*arguments), check=True, stdout=subprocess.PIPE).stdout)
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.one_process", *arguments]
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -278,7 +281,7 @@ def langgraph_tasks(folder: Path) -> None:
     rate = asyncio.run(_on_sqlite(folder, rounds))
     report("LangGraph: 64 threads put at once against AsyncSqliteSaver", f"{rate:.1f}x", ">= 5x", rate >= 5)
     with servers.PostgresServer() as server:
-        rate = asyncio.run(_on_postgres(_database(server, "stock"), _database(server, "everstep"), rounds))
+        rate = asyncio.run(_on_postgres(_database(server, "postgres"), _database(server, "everstep"), rounds))
     report("LangGraph: 8 tasks, a pool of 10, against AsyncPostgresSaver", f"{rate:.1f}x", ">= 3x", rate >= 3)
 
 

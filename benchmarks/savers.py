@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
 from collections import defaultdict
@@ -14,6 +15,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, Checkpoint, CheckpointTuple
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import StateGraph
@@ -39,13 +41,13 @@ class Delta(TypedDict):
     messages: Annotated[list[AnyMessage], DeltaChannel(_messages_delta_reducer)]
 
 
-def chat(saver: BaseCheckpointSaver[Any], schema: type[Any] = Plain) -> Any:
+def chat(saver: BaseCheckpointSaver[Any], state: Any = Plain) -> Any:
     """Return a graph whose one node says what the script says."""
 
-    def model(state: Any) -> dict[str, Any]:
-        return {"messages": [AIMessage(SCRIPT[len(state["messages"])])]}
+    def model(said: Any) -> dict[str, Any]:
+        return {"messages": [AIMessage(SCRIPT[len(said["messages"])])]}
 
-    graph = StateGraph(schema).add_node("model", model).set_entry_point("model").set_finish_point("model")
+    graph = StateGraph(state).add_node("model", model).set_entry_point("model").set_finish_point("model")
     return graph.compile(checkpointer=saver)
 
 
@@ -60,6 +62,33 @@ def everstep_saver(url: str, **options: Any) -> Any:
     from everstep.langgraph import HarnessCheckpointer
 
     return HarnessCheckpointer.from_url(url, **options)
+
+
+def open_saver(kind: str, place: str) -> Any:
+    """Return a new saver. `place` is a URL for everstep and postgres, a path for sqlite and delta."""
+    if kind == "everstep":
+        return everstep_saver(place)
+    if kind == "postgres":
+        return postgres_saver(place)
+    if kind in ("sqlite", "delta"):
+        return sqlite_saver(Path(place))
+    return {"memory": InMemorySaver, "floor": Floor}[kind]()
+
+
+def schema(kind: str) -> type[Any]:
+    return Delta if kind == "delta" else Plain
+
+
+@contextlib.contextmanager
+def closing_saver(kind: str, place: str) -> Iterator[Any]:
+    saver = open_saver(kind, place)
+    try:
+        yield saver
+    finally:
+        if kind == "everstep":
+            saver.close()
+        elif hasattr(saver, "conn"):
+            saver.conn.close()
 
 
 def sqlite_saver(path: Path) -> SqliteSaver:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+from unittest import mock
 
 import pytest
-from langgraph.checkpoint.memory import InMemorySaver
 
 from benchmarks import on_langgraph, savers
 
@@ -14,13 +15,8 @@ TURNS = 4
 
 @pytest.fixture(params=["floor", "memory", "sqlite", "delta"])
 def graph(request, tmp_path):
-    with contextlib.ExitStack() as stack:
-        if request.param in ("sqlite", "delta"):
-            saver = savers.sqlite_saver(tmp_path / "stock.db")
-            stack.callback(saver.conn.close)
-            yield savers.chat(saver, savers.Delta if request.param == "delta" else savers.Plain)
-        else:
-            yield savers.chat(savers.Floor() if request.param == "floor" else InMemorySaver())
+    with savers.closing_saver(request.param, str(tmp_path / "chat.db")) as saver:
+        yield savers.chat(saver, savers.schema(request.param))
 
 
 def test_every_saver_holds_what_was_said(graph):
@@ -54,10 +50,13 @@ def test_a_stock_database_waits_for_the_disk(tmp_path):
         assert saver.conn.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
+def arm(seconds) -> on_langgraph.Arm:
+    return on_langgraph.Arm(mock.Mock(spec=subprocess.Popen), seconds=list(seconds))
+
+
 def test_the_ratio_at_turn_400_does_not_see_one_bad_round():
-    fast, slow = on_langgraph.Arm(None), on_langgraph.Arm(None)
-    fast.seconds = [turn * 1e-3 for turn in range(1, on_langgraph.LAST)]
-    slow.seconds = [3 * one for one in fast.seconds]
+    fast = arm(turn * 1e-3 for turn in range(1, on_langgraph.LAST))
+    slow = arm(3 * one for one in fast.seconds)
     for turn in range(on_langgraph.MARK, on_langgraph.MARK + on_langgraph.ROUND // 2):
         slow.seconds[turn] *= 50
 
@@ -65,9 +64,7 @@ def test_the_ratio_at_turn_400_does_not_see_one_bad_round():
 
 
 def test_the_rounds_stand_around_turn_400():
-    arm = on_langgraph.Arm(None, seconds=list(range(1, on_langgraph.LAST)))
-
-    rounds = on_langgraph._rounds(arm)
+    rounds = on_langgraph._rounds(arm(range(1, on_langgraph.LAST)))
 
     assert [len(one) for one in rounds] == [on_langgraph.ROUND] * 5
     assert sum(rounds[2]) / len(rounds[2]) == pytest.approx(on_langgraph.MARK, abs=1)
