@@ -41,13 +41,13 @@ class Delta(TypedDict):
     messages: Annotated[list[AnyMessage], DeltaChannel(_messages_delta_reducer)]
 
 
-def chat(saver: BaseCheckpointSaver[Any], state: Any = Plain) -> Any:
+def chat(saver: BaseCheckpointSaver[Any], shape: type[Any] = Plain) -> Any:
     """Return a graph whose one node says what the script says."""
 
-    def model(said: Any) -> dict[str, Any]:
-        return {"messages": [AIMessage(SCRIPT[len(said["messages"])])]}
+    def model(state: Any) -> dict[str, Any]:
+        return {"messages": [AIMessage(SCRIPT[len(state["messages"])])]}
 
-    graph = StateGraph(state).add_node("model", model).set_entry_point("model").set_finish_point("model")
+    graph = StateGraph(shape).add_node("model", model).set_entry_point("model").set_finish_point("model")
     return graph.compile(checkpointer=saver)
 
 
