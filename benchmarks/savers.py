@@ -23,6 +23,7 @@ from langgraph.graph.message import _messages_delta_reducer, add_messages
 from psycopg.rows import dict_row
 
 from benchmarks.common import WORDS
+from everstep.langgraph import HarnessCheckpointer
 
 # -- the chat ----------------------------------------------------------------------------------------------------------
 
@@ -59,8 +60,6 @@ def take_turn(graph: Any, turn: int) -> None:
 
 
 def everstep_saver(url: str, **options: Any) -> Any:
-    from everstep.langgraph import HarnessCheckpointer
-
     return HarnessCheckpointer.from_url(url, **options)
 
 
