@@ -205,6 +205,16 @@ def test_an_id_is_packed_if_it_is_the_usual_text_of_a_uuid(name: str) -> None:
     assert sqlite_rows.unpack_id(packed) == name
 
 
+@given(st.one_of(st.uuids().map(str), st.text(), st.text("0123456789abcdef-", max_size=36)))
+def test_packed_ids_are_less_than_the_bound_of_a_text_if_their_texts_are_less(name: str) -> None:
+    bound = sqlite_rows._bound(name)
+    number = int.from_bytes(bound) if len(bound) == 16 else 1 << 128
+    if number < 1 << 128:
+        assert sqlite_rows.unpack_id(bound) >= name
+    if number > 0:
+        assert sqlite_rows.unpack_id((number - 1).to_bytes(16)) < name
+
+
 @pytest.mark.parametrize("content", [b"hello" * 1000, b"\0" * 5000, b"SQLite format 3\0" + b"\xff" * 9000, b"x"])
 def test_a_file_that_is_no_database_is_left_alone(path: Path, content: bytes) -> None:
     path.write_bytes(content)

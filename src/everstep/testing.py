@@ -1351,6 +1351,20 @@ class StoreContract:
         assert await found(filter={"even": True}, before_id="c", limit=9) == ["b", "a", "Z"]
         assert await found(thread_id="t1", limit=2) == ["\uffff", "b2"]
 
+    async def test_the_numbers_of_writes_grow_and_are_never_used_twice(self, store: Store) -> None:
+        seen: list[int] = []
+        await store.commit(put(make_record()))
+        for at, (name, idx) in enumerate([("c1", 0), ("c2", -1), ("c1", 1), ("c2", -1), ("c3", 0), ("c2", -1)]):
+            await store.put_writes(Key("t", "", name), [Write("task", idx, f"{at}", b"", b"w", 1)], [])
+            raw = await raw_thread(store)
+            seen += [write.seq for _, write in raw.writes if write.channel == f"{at}"]
+            assert len({write.seq for _, write in raw.writes}) == len(raw.writes)
+        await store.delete("t", keys=[Key("t", "", "c2"), Key("t", "", "c3")])
+        await store.put_writes(Key("t", "", "c4"), [Write("task", 0, "last", b"", b"w", 1)], [])
+        seen.append((await raw_thread(store)).writes[-1][1].seq)
+        assert len(seen) == 7
+        assert seen == sorted(set(seen))
+
     async def test_ids_that_are_uuids_are_texts_like_any_other(self, store: Store) -> None:
         uuid = "61626364-6566-6768-696a-6b6c6d6e6f70"
         names = [
