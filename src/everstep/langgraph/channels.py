@@ -7,6 +7,7 @@ has changed, never Python's equality, identity or a promise: a message changed i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -98,7 +99,7 @@ class Channels:
         if old is not None and not fresh:
             return old
         added = [self._codec.pack(item, f"{name}[{kept + n}]") for n, item in enumerate(fresh)]
-        before = old.packed[len(codec.array_header(kept)) :] if old is not None and old.packed is not None else b""
+        before = memoryview(old.packed)[len(codec.array_header(kept)) :] if old is not None and old.packed else b""
         has_bytes = (old is not None and old.has_bytes) or codec.holds_bytes(fresh)
         return self._list(writer, name, form, old, before, added, top)._replace(has_bytes=has_bytes)
 
@@ -147,7 +148,7 @@ class Channels:
         name: str,
         form: Form,
         old: Written | None,
-        before: bytes,
+        before: bytes | memoryview,
         added: list[bytes],
         top: bool,
     ) -> Written:
@@ -212,7 +213,7 @@ class Channels:
 
     def mapping(self, writer: tree.Writer, values: dict[str, Written]) -> tree.Node:
         """Write a mapping of written values: the node that `Writer.value` makes of it. Values get their nodes."""
-        keys = {name: self._codec.pack(name) for name in values}
+        keys = {name: _packed_name(name) for name in values}
         header = codec.map_header(len(values))
         size = len(header) + sum([len(keys[name]) + value.size for name, value in values.items()])
         if size <= tree.ENTRY_MAX and not any([value.split for value in values.values()]):  # noqa: C419
@@ -231,16 +232,17 @@ class Channels:
 
         It differs from step to step, so it stands in the root, compressed; as a mapping if it holds trees (`kept`).
         """
-        packed = {name: self._codec.pack(value, name) for name, value in rest.items()}
-        if kept or sum([len(value) for value in packed.values()]) > tree.ENTRY_MAX:
-            written = {name: Written(PLAIN, len(value), value, None) for name, value in packed.items()}
-            written.update(kept)
-            node = self.mapping(writer, written)
-            kept.update({name: written[name] for name in kept})
-            return node
-        keys = [part for name, value in packed.items() for part in (self._codec.pack(name), value)]
-        squeezed = compress.squeeze(b"".join([codec.map_header(len(packed)), *keys]))
-        return writer.inline(self._codec.pack(squeezed))
+        whole = self._codec.pack(rest, "checkpoint")
+        if not kept and len(whole) <= tree.ENTRY_MAX:
+            return writer.inline(self._codec.pack(compress.squeeze_fast(whole)))
+        written: dict[str, Written] = {}
+        for name, value in rest.items():
+            packed = self._codec.pack(value, name)
+            written[name] = Written(PLAIN, len(packed), packed, None)
+        written.update(kept)
+        node = self.mapping(writer, written)
+        kept.update({name: written[name] for name in kept})
+        return node
 
     # -- reading
 
@@ -366,6 +368,11 @@ class Channels:
             node = inner._replace(size=len(packed))
             return Written(form, len(packed), packed, node, codec.length(packed), has_bytes, top)
         return Written(form, len(packed), packed, node._replace(size=len(packed)))
+
+
+@functools.lru_cache(4096)  # channels have few names
+def _packed_name(name: str) -> bytes:
+    return codec.pack(name)
 
 
 def _joined(node: tree.Node, objects: Mapping[bytes, tree.Content]) -> bytes:

@@ -66,29 +66,30 @@ class Messages:
     def lowered(self, values: Sequence[Any]) -> list[dict[str, Any]] | None:
         """Return each message as a dict, most of them their own; None if something else is among the values."""
         base = base_class()
-        if base is None:
+        if base is None or not values or not issubclass(type(values[0]), base):
             return None
         found: list[dict[str, Any]] = []
-        known = self._classes
+        known, plain, with_id, append = self._classes, _SET, _SET_WITH_ID, found.append
         for message in values:
-            cls = type(message)
-            entry = known.get(cls) or self._class(cls, base)
+            entry = known.get(type(message)) or self._class(type(message), base)
             if entry is None:
                 return None
             fields: dict[str, Any] = message.__dict__
+            extra = message.__pydantic_extra__
             if (
-                fields.get("type") == entry.type
-                and message.__pydantic_fields_set__ == (_SET if fields.get("id") is None else _SET_WITH_ID)
-                and message.__pydantic_extra__ == {}
+                fields["type"] == entry.type
+                and message.__pydantic_fields_set__ == (with_id if fields["id"] is not None else plain)
+                and not extra
+                and extra is not None
                 and message.__pydantic_private__ is None
                 and len(fields) == entry.fields
             ):
-                found.append(fields)
-            else:
-                marked = self._marked(message, entry)
-                if marked is None:
-                    return None
-                found.append(marked)
+                append(fields)
+                continue
+            marked = self._marked(message, entry)
+            if marked is None:
+                return None
+            append(marked)
         return found
 
     def _class(self, cls: type, base: type) -> _Class | None:
@@ -124,7 +125,7 @@ class Messages:
     def built(self, stored: Any) -> list[Any]:
         """Return the messages of these fields, which become their own."""
         found: list[Any] = []
-        usual, new, put = self._usual, object.__new__, object.__setattr__
+        usual, new, put, append = self._usual, object.__new__, object.__setattr__, found.append
         for fields in stored if isinstance(stored, list) else [None]:
             if type(fields) is not dict:
                 raise CheckpointCorrupted("a stored message is out of shape")
@@ -139,7 +140,7 @@ class Messages:
             put(message, "__pydantic_fields_set__", {"content"} if fields["id"] is None else {"content", "id"})
             put(message, "__pydantic_extra__", {})
             put(message, "__pydantic_private__", None)
-            found.append(message)
+            append(message)
         return found
 
     def templates(self, packed: list[bytes]) -> list[Template | Packed]:

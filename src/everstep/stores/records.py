@@ -47,7 +47,7 @@ def pack_record(record: Record) -> tuple[bytes, bytes]:
     name = _name(record.key, record.step)
     root = digest(name, record.children, record.body) + record.body
     if record.kind:  # an adapter's metadata says the same things again and again
-        info = compress.squeeze(info)
+        info = compress.squeeze_fast(info)
     return digest(name, info) + info, root
 
 

@@ -36,6 +36,7 @@ class _Contexts:
         # takes five times as long.
         self.compress_small = _small_compressor(1)
         self.compress_few = _small_compressor(6)
+        self.compress_quick = _small_compressor(4)  # for what is shorter than the dictionary's own pieces
         self.decompress = zstandard.ZstdDecompressor().decompress
         self.decompress_small = zstandard.ZstdDecompressor(
             dict_data=small, format=zstandard.FORMAT_ZSTD1_MAGICLESS
@@ -75,6 +76,17 @@ def _dictionary(number: int, level: int) -> zstandard.ZstdCompressionDict:
 def squeeze(body: bytes) -> bytes:
     """Return the stored form of `body`: compressed if that saves at least a tenth."""
     return squeeze_all([body])[0]
+
+
+def squeeze_fast(body: bytes) -> bytes:
+    """Return the stored form of a small body that is not worth an effort."""
+    try:
+        contexts = _idle.pop()
+    except IndexError:
+        contexts = _Contexts()
+    packed = contexts.compress_quick(body)
+    _idle.append(contexts)
+    return ZSTD_DICTIONARY + packed if len(packed) < len(body) else PLAIN + body
 
 
 def squeeze_all(bodies: Sequence[bytes]) -> list[bytes]:
