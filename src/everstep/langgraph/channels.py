@@ -100,7 +100,7 @@ class Channels:
             return old
         added = [self._codec.pack(item, f"{name}[{kept + n}]") for n, item in enumerate(fresh)]
         before = memoryview(old.packed)[len(codec.array_header(kept)) :] if old is not None and old.packed else b""
-        has_bytes = (old is not None and old.has_bytes) or codec.holds_bytes(fresh)
+        has_bytes = codec.holds_bytes(lowered if old is not None and old.has_bytes else fresh)
         return self._list(writer, name, form, old, before, added, top)._replace(has_bytes=has_bytes)
 
     def _mixed(self, writer: tree.Writer, name: str, forms: dict[str, int], lowered: dict[str, Any]) -> Written:
@@ -364,9 +364,7 @@ class Channels:
         packed = _joined(node, objects)
         inner = tree.Node(*objects[node.children], 0) if node.body == tree.REF_BODY else node
         if tree.is_list(inner):
-            has_bytes = codec.holds_bytes(self._codec.unpack(packed))
-            node = inner._replace(size=len(packed))
-            return Written(form, len(packed), packed, node, codec.length(packed), has_bytes, top)
+            return Written(form, len(packed), packed, inner._replace(size=len(packed)), codec.length(packed), top=top)
         return Written(form, len(packed), packed, node._replace(size=len(packed)))
 
 

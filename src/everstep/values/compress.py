@@ -29,27 +29,46 @@ _RATIO_MAX = 256
 
 
 class _Contexts:
-    def __init__(self) -> None:
-        small = _dictionary(2, 1)
-        self.compress = zstandard.ZstdCompressor(level=3, write_checksum=False).compress
-        # With the dictionary level 1 is as small as level 3, in less than half the time; level 6 saves a tenth more and
-        # takes five times as long.
-        self.compress_small = _small_compressor(1)
-        self.compress_few = _small_compressor(6)
-        self.compress_quick = _small_compressor(4)  # for what is shorter than the dictionary's own pieces
-        self.decompress = zstandard.ZstdDecompressor().decompress
-        self.decompress_small = zstandard.ZstdDecompressor(
-            dict_data=small, format=zstandard.FORMAT_ZSTD1_MAGICLESS
-        ).decompress
-        # Bodies of before the second dictionary.
-        self.decompress_old = zstandard.ZstdDecompressor(dict_data=_dictionary(1, 1)).decompress
+    """Each is made when it is first used: a reader needs no compressor."""
+
+    @functools.cached_property
+    def compress(self) -> Callable[[bytes], bytes]:
+        return zstandard.ZstdCompressor(level=3, write_checksum=False).compress
+
+    # With the dictionary level 1 is as small as level 3, in less than half the time; level 6 saves a tenth more and
+    # takes five times as long; for what is shorter than the dictionary's own pieces level 4 is nearly as good.
+    @functools.cached_property
+    def compress_small(self) -> Callable[[bytes], bytes]:
+        return _small_compressor(1)
+
+    @functools.cached_property
+    def compress_few(self) -> Callable[[bytes], bytes]:
+        return _small_compressor(6)
+
+    @functools.cached_property
+    def compress_quick(self) -> Callable[[bytes], bytes]:
+        return _small_compressor(4)
+
+    @functools.cached_property
+    def decompress(self) -> Callable[..., bytes]:
+        return zstandard.ZstdDecompressor().decompress
+
+    @functools.cached_property
+    def decompress_small(self) -> Callable[..., bytes]:
+        dictionary = zstandard.ZstdCompressionDict(_dictionary_bytes(2))
+        return zstandard.ZstdDecompressor(dict_data=dictionary, format=zstandard.FORMAT_ZSTD1_MAGICLESS).decompress
+
+    @functools.cached_property
+    def decompress_old(self) -> Callable[..., bytes]:
+        """For bodies of before the second dictionary."""
+        return zstandard.ZstdDecompressor(dict_data=zstandard.ZstdCompressionDict(_dictionary_bytes(1))).decompress
 
 
 def _small_compressor(level: int) -> Callable[[bytes], bytes]:
     parameters = zstandard.ZstdCompressionParameters.from_level(
         level, write_checksum=False, write_dict_id=False, format=zstandard.FORMAT_ZSTD1_MAGICLESS
     )
-    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(2, level)).compress
+    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(level)).compress
 
 
 _idle: deque[_Contexts] = deque(maxlen=16)  # its operations are atomic; those that do not fit are dropped
@@ -66,11 +85,15 @@ def _contexts() -> Iterator[_Contexts]:
 
 
 @functools.cache
-def _dictionary(number: int, level: int) -> zstandard.ZstdCompressionDict:
-    data = resources.files("everstep.values").joinpath(f"dictionary-{number}.zdict").read_bytes()
-    dictionary = zstandard.ZstdCompressionDict(data)
+def _dictionary(level: int) -> zstandard.ZstdCompressionDict:
+    dictionary = zstandard.ZstdCompressionDict(_dictionary_bytes(2))
     dictionary.precompute_compress(level=level)
     return dictionary
+
+
+@functools.cache
+def _dictionary_bytes(number: int) -> bytes:
+    return resources.files("everstep.values").joinpath(f"dictionary-{number}.zdict").read_bytes()
 
 
 def squeeze(body: bytes) -> bytes:
@@ -122,8 +145,10 @@ def expand(stored: bytes) -> bytes:
         if not 0 <= size <= max(_OUTPUT_FREE, _RATIO_MAX * len(packed)):
             raise CheckpointCorrupted(f"an object claims an impossible size ({size} bytes from {len(packed)})")
         with _contexts() as contexts:
-            by_mark = {ZSTD: contexts.decompress, ZSTD_DICTIONARY: contexts.decompress_small}
-            return by_mark.get(mark, contexts.decompress_old)(packed, allow_extra_data=False)
+            if mark == ZSTD_DICTIONARY:
+                return contexts.decompress_small(packed, allow_extra_data=False)
+            decompress = contexts.decompress if mark == ZSTD else contexts.decompress_old
+            return decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as exc:
         raise CheckpointCorrupted(f"an object cannot be decompressed: {exc}") from exc
 
