@@ -20,6 +20,7 @@ from everstep.errors import (
     CheckpointCorrupted,
     EverstepError,
     HeadMoved,
+    InvalidInput,
     SnapshotTooLarge,
     StoreError,
     UnstorableValue,
@@ -319,12 +320,16 @@ class Repository:
         prune: Sequence[int],
         commons: Mapping[str, Common] = MappingProxyType({}),
     ) -> Stored:
+        def build(head: Stored | None) -> Draft:
+            _check_own(head)
+            return encoded.draft(record(head))
+
         stored = await self.store.commit(
             Change(
                 thread_id=thread_id,
                 namespace=namespace,
                 expect=expect,
-                build=lambda head: encoded.draft(record(head)),
+                build=build,
                 prune=prune,
                 commons=commons,
             )
@@ -387,6 +392,7 @@ class Repository:
         size_bytes_max: int | None,
         replace: bool,
     ) -> Encoded:
+        _check_own(head)
         if head is None:
             return encoded(*self._write([messages, *(u or {} for u in updates)], None, split), size_bytes_max)
         record = head.record
@@ -493,6 +499,14 @@ class Repository:
         with _stack_checked():
             parts = tree.Reader(objects, node.size).fields(node.children, node.body, 1)
         return codec.unpack_parts(parts[0])
+
+
+def _check_own(head: Stored | None) -> None:
+    if head is not None and head.record.kind:
+        raise InvalidInput(
+            f"thread {head.record.key.thread_id!r} was written by the adapter for {head.record.kind}; "
+            "go on with it there, or use another thread id"
+        )
 
 
 async def reclaim(store: Store, deleted: Deleted, thread_id: str) -> None:
