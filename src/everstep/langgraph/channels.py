@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.langgraph.kinds import Kinds
-from everstep.langgraph.messages import Messages, Packed, Template
+from everstep.langgraph.messages import Messages, Packed, Shape, Template, fields_of, shape_of
 from everstep.langgraph.quiet import QUIET
 from everstep.values import codec, compress, tree
 
@@ -32,6 +32,7 @@ KEPT = (SEED, WRITES)
 
 _TEMPLATES_MAX = 1 << 16
 _MANY_BYTES = 1 << 16
+_ROOT_BYTES = 128  # a mapping up to this size stands in the root itself
 
 
 Form = int | dict[str, int]
@@ -53,6 +54,8 @@ class Written(NamedTuple):
     """Whether a list may hold bytes values, which are compared with more care."""
     top: bool = False
     """It stands by itself, not in a mapping."""
+    shape: Shape | None = None
+    """Of a list of messages all of which are usual: they are compared in few steps."""
     split: bool = False
     """A mapping around it is split too, however small: its messages are objects of their own."""
     version: Any = None
@@ -83,6 +86,10 @@ class Channels:
 
     def written(self, writer: tree.Writer, name: str, value: Any, old: Written | None, *, top: bool = False) -> Written:
         """Write a value; `old` is what stood there before; `top`: a list stands by itself, not in a mapping."""
+        if old is not None and old.shape is not None and type(value) is list:
+            grown = self._grown(writer, name, value, old, old.shape)
+            if grown is not None:
+                return grown
         form, lowered = self.lowered(value, name)
         if isinstance(form, dict):
             return self._mixed(writer, name, form, lowered)
@@ -101,7 +108,26 @@ class Channels:
         added = [self._codec.pack(item, f"{name}[{kept + n}]") for n, item in enumerate(fresh)]
         before = memoryview(old.packed)[len(codec.array_header(kept)) :] if old is not None and old.packed else b""
         has_bytes = codec.holds_bytes(lowered if old is not None and old.has_bytes else fresh)
-        return self._list(writer, name, form, old, before, added, top)._replace(has_bytes=has_bytes)
+        shape = shape_of(value, lowered) if form == CHAT and not has_bytes else None
+        return self._list(writer, name, form, old, before, added, top)._replace(has_bytes=has_bytes, shape=shape)
+
+    def _grown(self, writer: tree.Writer, name: str, value: list[Any], old: Written, shape: Shape) -> Written | None:
+        """Return a conversation that has grown, or is as it was; None if something else happened to it."""
+        kept = old.length
+        fields = fields_of(value[:kept], shape) if len(value) >= kept else None
+        if fields is None or old.packed is None or not self._codec.packs_to(fields, old.packed):
+            return None
+        fresh = value[kept:]
+        if not fresh:
+            return old
+        lowered = self._messages.lowered(fresh)
+        if lowered is None:
+            return None
+        added = [self._codec.pack(item, f"{name}[{kept + n}]") for n, item in enumerate(lowered)]
+        before = memoryview(old.packed)[len(codec.array_header(kept)) :]
+        has_bytes, new = codec.holds_bytes(lowered), shape_of(fresh, lowered)
+        written = self._list(writer, name, CHAT, old, before, added, old.top)
+        return written._replace(has_bytes=has_bytes, shape=shape + new if new is not None and not has_bytes else None)
 
     def _mixed(self, writer: tree.Writer, name: str, forms: dict[str, int], lowered: dict[str, Any]) -> Written:
         """Write a dict that holds messages, each as an object of its own: the same ones come again in other places."""
@@ -225,7 +251,7 @@ class Channels:
                 value = values[name] = value._replace(node=writer.packed(value.packed, name, tree.ENTRY_MAX, 1))
             node = value.node or tree.EMPTY_LIST
             entries.append((keys[name], writer.placed(node) if value.is_list else node))
-        return writer.map_of(entries, len(entries), size)
+        return writer.map_of(entries, len(entries), size, inline_max=_ROOT_BYTES)
 
     def envelope(self, writer: tree.Writer, rest: dict[str, Any], kept: dict[str, Written]) -> tree.Node:
         """Write what a checkpoint is besides its values.

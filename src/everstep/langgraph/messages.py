@@ -10,6 +10,7 @@ share the texts, which cannot change, and nothing else.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -47,6 +48,37 @@ class _Class(NamedTuple):
     """The `type` of which it is the usual class."""
     name: str
     fields: int
+
+
+class Shape(NamedTuple):
+    """What the fields of messages do not say, where all of it is usual."""
+
+    classes: list[type]
+    given: list[frozenset[str]]
+
+    def __add__(self, other: Shape) -> Shape:  # type: ignore[override]  # as of two lists, not of two tuples
+        return Shape(self.classes + other.classes, self.given + other.given)
+
+
+_fields, _given = operator.attrgetter("__dict__"), operator.attrgetter("__pydantic_fields_set__")
+_extra, _private = operator.attrgetter("__pydantic_extra__"), operator.attrgetter("__pydantic_private__")
+
+
+def shape_of(messages: Sequence[Any], lowered: Sequence[dict[str, Any]]) -> Shape | None:
+    """Return the shape of messages; None if something about one of them is not usual."""
+    if any([MARK in fields for fields in lowered]):  # noqa: C419  # faster as a list
+        return None
+    return Shape(list(map(type, messages)), [frozenset(given) for given in map(_given, messages)])
+
+
+def fields_of(messages: Sequence[Any], shape: Shape) -> list[dict[str, Any]] | None:
+    """Return the fields of messages that still have this shape; None if one has not. Looks at all, in few steps."""
+    count = len(messages)
+    if list(map(type, messages)) != shape.classes or list(map(_given, messages)) != shape.given:
+        return None
+    if list(map(_private, messages)) != [None] * count or list(map(_extra, messages)) != [{}] * count:
+        return None
+    return list(map(_fields, messages))
 
 
 def base_class() -> Any:

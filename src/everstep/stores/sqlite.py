@@ -67,7 +67,7 @@ APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
 _RESERVED_BYTES = 8  # at the end of each page, for its checksum
-_WAL_PAGES_MIN, _WAL_PAGES_MAX = 32, 32
+_WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 44, 400, 12  # a twelfth of the file
 _TIDY_PAGES = 64  # given back at once after a sweep in passing
 _READERS_IDLE_MAX = 8
 _REPLACED = "the file {} was removed or replaced while it was open; open it anew"
@@ -568,7 +568,7 @@ class _Database:
         try:
             writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             pages: int = writer.pragma("page_count")
-            self._wal_pages, self._wal_pages_max = 0, max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages * 2 // 5))
+            self._wal_pages, self._wal_pages_max = 0, max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages // _WAL_SHARE))
         except apsw.Error:
             pass  # the commit is safe in the WAL; another one will move it
 

@@ -166,9 +166,11 @@ class Writer:
             list_.add_part(part)
         return self.placed(list_.list_node(count, size))
 
-    def map_of(self, entries: Iterable[tuple[bytes, Node]], count: int, size: int) -> Node:
+    def map_of(
+        self, entries: Iterable[tuple[bytes, Node]], count: int, size: int, *, inline_max: int = _INLINE_MAX
+    ) -> Node:
         """Write a mapping of packed text keys whose values are written already, as entries of a mapping."""
-        return self.placed(self._map_of(entries, count, size))
+        return self.placed(self._map_of(entries, count, size), inline_max)
 
     def leave_out(self, known: Collection[bytes]) -> None:
         """Forget the objects that turn out to be known."""
@@ -204,9 +206,9 @@ class Writer:
         """Write a packed value where it stands, whatever its size."""
         return Node(b"", bytes((PACKED,)) + _number(len(packed)) + packed, len(packed))
 
-    def placed(self, node: Node) -> Node:
+    def placed(self, node: Node, inline_max: int = _INLINE_MAX) -> Node:
         """Return `node` itself if it is small, else a reference to it as an object."""
-        if len(node.children) + len(node.body) <= _INLINE_MAX:
+        if len(node.children) + len(node.body) <= inline_max:
             return node
         return Node(self.store(node.children, node.body), REF_BODY, node.size)
 
