@@ -302,18 +302,21 @@ class Channels:
         parts: list[bytes | tree.Node] = []
         self._collect(tree.list_parts(node.children, node.body), objects, parts)
         known = self._templates
-        missing = [part for part in parts if isinstance(part, bytes) and part not in known]
+        found = {part: known.get(part) for part in parts if isinstance(part, bytes)}
+        missing = [key for key, template in found.items() if template is None]
         if missing:
             bodies = [_joined(tree.Node(key, tree.REF_BODY, 0), objects) for key in missing]
+            fresh = dict(zip(missing, self._messages.templates(bodies), strict=True))
+            found.update(fresh)
             if len(known) > _TEMPLATES_MAX:
                 known.clear()
-                missing = [part for part in parts if isinstance(part, bytes)]
-                bodies = [_joined(tree.Node(key, tree.REF_BODY, 0), objects) for key in missing]
-            known.update(zip(missing, self._messages.templates(bodies), strict=True))
+            known.update(fresh)
+        templates = [found[part] if isinstance(part, bytes) else part for part in parts]
         with QUIET:
             return [
-                known[part].copy() if isinstance(part, bytes) else self._messages.decoded(_joined(part, objects))
-                for part in parts
+                self._messages.decoded(_joined(item, objects)) if isinstance(item, tree.Node) else item.copy()
+                for item in templates
+                if item is not None
             ]
 
     def _collect(

@@ -502,7 +502,8 @@ class Threads:
         for run_id in dict.fromkeys(run_ids):
             query = Query(namespace=None, filter={"run_id": run_id}, hidden="also")
             for stored in await self._store.list_checkpoints(query):
-                keys.setdefault(stored.record.key.thread_id, []).append(stored.record.key)
+                if stored.record.kind == KIND:
+                    keys.setdefault(stored.record.key.thread_id, []).append(stored.record.key)
         for thread_id, doomed in keys.items():
             await self._delete(thread_id, doomed)
 
@@ -513,6 +514,8 @@ class Threads:
             if thread is None:
                 continue
             listed = await self._store.list_checkpoints(Query(thread_id=thread_id, namespace=None, hidden="also"))
+            for stored in listed[:1]:
+                _check_kind(stored)
             heads = {(namespace, head[0]) for namespace, head in thread.heads.items()}
             await self._delete(thread_id, [s.record.key for s in listed if s.record.key[1:] not in heads])
 
@@ -547,6 +550,7 @@ class Threads:
         self._forget(target)
 
     async def _copy(self, loaded: Loaded, target: str, base: Base | None, known: set[bytes]) -> tuple[Base, set[bytes]]:
+        _check_kind(loaded.stored)
         record, family = loaded.stored.record, loaded.stored.family
         objects = await self._repository.objects(family, record.children)
         record = record._replace(
