@@ -19,6 +19,7 @@ from everstep.errors import CheckpointCorrupted
 PLAIN, ZSTD, ZSTD_DICTIONARY_1, ZSTD_DICTIONARY = b"\x00", b"\x01", b"\x02", b"\x03"
 
 _MAGIC = b"\x28\xb5\x2f\xfd"  # begins every frame, so small bodies are kept without it
+_SMALL_FRAMES = frozenset((ZSTD_DICTIONARY + b"\x20", ZSTD_DICTIONARY + b"\x60"))  # claim a size of at most 65,791
 _HEADER_BYTES = 18  # of a frame, at most
 _WORTH_BYTES = 48
 _FEW = 32
@@ -155,16 +156,14 @@ def expand(stored: bytes) -> bytes:
 
 def expand_all(stored: Iterable[bytes]) -> list[bytes]:
     """Return `expand` of each; a tree has a thousand small bodies, so the usual kind is done in place."""
-    size_of, bodies = zstandard.frame_content_size, list[bytes]()
+    bodies = list[bytes]()
     with _contexts() as contexts:
         decompress = contexts.decompress_small
         for data in stored:
-            if data[:1] == ZSTD_DICTIONARY:
-                packed = data[1:]
+            if data[:2] in _SMALL_FRAMES:
                 try:
-                    if 0 <= size_of(_MAGIC + packed[:_HEADER_BYTES]) <= _OUTPUT_FREE:
-                        bodies.append(decompress(packed))
-                        continue
+                    bodies.append(decompress(data[1:]))
+                    continue
                 except zstandard.ZstdError:
                     pass  # said properly below
             bodies.append(expand(data))
