@@ -2,5 +2,16 @@
 
 from everstep.langgraph.models import CheckpointBackend, CheckpointerConfig, CheckpointMetadata, CheckpointRecord
 from everstep.langgraph.saver import HarnessCheckpointer
+from everstep.langgraph.views import MemoryBackend, PostgresBackend, RedisBackend, SQLiteBackend
 
-__all__ = ["CheckpointBackend", "CheckpointMetadata", "CheckpointRecord", "CheckpointerConfig", "HarnessCheckpointer"]
+__all__ = [
+    "CheckpointBackend",
+    "CheckpointMetadata",
+    "CheckpointRecord",
+    "CheckpointerConfig",
+    "HarnessCheckpointer",
+    "MemoryBackend",
+    "PostgresBackend",
+    "RedisBackend",
+    "SQLiteBackend",
+]

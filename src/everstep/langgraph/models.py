@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import time
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -13,11 +14,13 @@ from everstep.backends import (
     SQLiteCheckpointer,
     StoreBackend,
 )
-from everstep.errors import MissingDependency
+from everstep.errors import InvalidInput, MissingDependency
+from everstep.factory import made
 from everstep.langgraph.threads import Saved
+from everstep.stores.protocol import Record
 
 try:
-    from pydantic import BaseModel, ConfigDict, Field
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError
 except ImportError as exc:
     raise MissingDependency("pydantic", "langgraph") from exc
 
@@ -49,17 +52,20 @@ class CheckpointerConfig(BaseModel):
 class CheckpointMetadata(BaseModel):
     """What is known about a checkpoint besides its values."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", ser_json_inf_nan="constants")
 
     source_layer: str = ""
     step: int = 0
-    timestamp: float = 0.0
+    timestamp: float = Field(default_factory=time.time)
+    """Seconds since 1970."""
     parents: dict[str, str] = Field(default_factory=dict)
     writes: dict[str, Any] = Field(default_factory=dict)
 
 
 class CheckpointRecord(BaseModel):
     """A checkpoint with its place."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     checkpoint: dict[str, Any]
     checkpoint_id: str
@@ -72,36 +78,53 @@ class CheckpointRecord(BaseModel):
 def backend_of(config: CheckpointerConfig) -> StoreBackend:
     """Return the backend that a configuration names."""
     if config.backend is CheckpointBackend.SQLITE:
-        return SQLiteCheckpointer(config.sqlite_path, **config.options)
+        return made(SQLiteCheckpointer, {"path": config.sqlite_path, **config.options})
     if config.backend is CheckpointBackend.POSTGRES:
-        return PostgresCheckpointer(config.postgres_dsn, **config.options)
+        return made(PostgresCheckpointer, {"dsn": config.postgres_dsn, **config.options})
     if config.backend is CheckpointBackend.REDIS:
-        return RedisCheckpointer(
-            config.redis_url, key_prefix=config.key_prefix, ttl_seconds=config.ttl_seconds, **config.options
-        )
-    return MemoryCheckpointer(**config.options)
+        own = {"url": config.redis_url, "key_prefix": config.key_prefix, "ttl_seconds": config.ttl_seconds}
+        return made(RedisCheckpointer, {**own, **config.options})
+    return made(MemoryCheckpointer, config.options)
 
 
 def record_of(saved: Saved) -> CheckpointRecord:
     """Return a checkpoint as a record, with what was put and nothing that was filled in."""
     stored, checkpoint = saved.stored.record, saved.checkpoint
-    metadata = dict(stored.metadata)
-    metadata.setdefault("source_layer", metadata.get("source", ""))
-    metadata.setdefault("step", stored.step)
-    if "timestamp" not in metadata:
-        metadata["timestamp"] = _timestamp(stored.created_at)
+    own = {name: value for name, value in checkpoint.items() if name not in saved.absent}
     return CheckpointRecord(
-        checkpoint={name: value for name, value in checkpoint.items() if name not in saved.absent},
+        checkpoint={**own, **saved.odd},
         checkpoint_id=stored.key.checkpoint_id,
         checkpoint_ns=stored.key.namespace,
-        metadata=CheckpointMetadata(**metadata),
+        metadata=_metadata(stored),
         parent_checkpoint_id=stored.parents[0].checkpoint_id if stored.parents else None,
         thread_id=stored.key.thread_id,
     )
 
 
-def _timestamp(created_at: str) -> float:
+def _metadata(stored: Record) -> CheckpointMetadata:
+    source, at = stored.metadata.get("source"), moment(stored.created_at)
+    usual = {
+        "source_layer": source if isinstance(source, str) else "",
+        "step": stored.step,
+        "timestamp": at.timestamp() if at is not None else 0.0,
+        "parents": {},
+        "writes": {},
+    }
+    # LangGraph before 1.0 wrote None where there were no writes.
+    given = {name: value for name, value in stored.metadata.items() if value is not None or name not in usual}
     try:
-        return datetime.fromisoformat(created_at).timestamp()
+        return CheckpointMetadata(**{**usual, **given})
+    except ValidationError as exc:
+        wrong = ", ".join(str(error["loc"][0]) for error in exc.errors())
+        raise InvalidInput(
+            f"checkpoint {stored.key.checkpoint_id!r} has metadata that no record has ({wrong}); use get_tuple"
+        ) from exc
+
+
+def moment(text: object) -> datetime | None:
+    """Return the time that a text in ISO 8601 names, in UTC if it does not say; None if it names none."""
+    try:
+        found = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
-        return 0.0
+        return None
+    return found.replace(tzinfo=UTC) if found is not None and found.tzinfo is None else found

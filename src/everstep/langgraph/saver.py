@@ -311,13 +311,14 @@ async def _get(threads: Threads, config: Config) -> SavedTuple | None:
 
 
 async def _get_record(threads: Threads, config: Config) -> CheckpointRecord | None:
-    saved = await _saved(threads, config)
+    saved = await _saved(threads, config, writes=False)
     return record_of(saved) if saved is not None else None
 
 
-async def _saved(threads: Threads, config: Config) -> Saved | None:
+async def _saved(threads: Threads, config: Config, *, writes: bool = True) -> Saved | None:
     inner = configs.configurable(config)
-    return await threads.get(configs.thread_id(inner), configs.namespace(inner), configs.checkpoint_id(inner))
+    place = configs.thread_id(inner), configs.namespace(inner), configs.checkpoint_id(inner)
+    return await threads.get(*place, writes=writes)
 
 
 class _Listing(NamedTuple):

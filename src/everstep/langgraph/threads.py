@@ -11,7 +11,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from everstep import checks, forks
 from everstep.errors import BaseGone, CheckpointCorrupted, InvalidInput
@@ -57,6 +58,8 @@ class Saved(NamedTuple):
     """(task, channel, value), in the order in which LangGraph applies them."""
     absent: tuple[str, ...] = ()
     """What was not in the checkpoint when it was put, and has been filled in."""
+    odd: Mapping[str, Any] = MappingProxyType({})
+    """What was in the checkpoint but not as LangGraph has it."""
 
 
 class Delta(NamedTuple):
@@ -175,21 +178,28 @@ class Threads:
         checkpoint: Mapping[str, Any],
         metadata: Mapping[str, Any],
         new_versions: Mapping[str, Any] | None,
+        *,
+        odd: Mapping[str, Any] = MappingProxyType({}),
+        created_at: str | None = None,
+        head: Literal["always", "newer"] = "newer",
     ) -> Stored:
-        """Put a checkpoint. A channel that `new_versions` does not name is as in the parent; None: look at all."""
+        """Put a checkpoint. A channel that `new_versions` does not name is as in the parent; None: look at all.
+
+        `odd` holds fields that are not of LangGraph's shape: they are kept with the checkpoint, beside its own.
+        """
         parent = key._replace(checkpoint_id=parent_id) if parent_id is not None else None
         line = self._lines.get(parent) if parent is not None else None
-        record = _record(key, parent, checkpoint, metadata)
+        record = _record(key, parent, checkpoint, metadata, created_at)
         names = _delta_channels(checkpoint, metadata)
         deltas: dict[str, Delta] = {}
         if names and parent is not None:
             line, deltas = await self._deltas(parent, line, names)
-        written = self._write(checkpoint, new_versions, line, deltas)
+        written = self._write(checkpoint, new_versions, line, deltas, odd)
         try:
-            stored = await self._commit(record, written.values)
+            stored = await self._commit(record, written.values, head)
         except BaseGone:
-            written = self._write(checkpoint, None, None, deltas)
-            stored = await self._commit(record, written.values)
+            written = self._write(checkpoint, None, None, deltas, odd)
+            stored = await self._commit(record, written.values, head)
         self._repository.memory.add(written.values.objects)
         self._lines.add(written.line(stored))
         if parent is not None and stored.run != stored.seq:
@@ -198,7 +208,7 @@ class Threads:
             await self._keeper.upkeep(self._store, stored)
         return stored
 
-    async def _commit(self, record: Record, values: Encoded) -> Stored:
+    async def _commit(self, record: Record, values: Encoded, moves: Literal["always", "newer"]) -> Stored:
         thread_id, namespace, _ = record.key
         due = self._keeper.due((thread_id, namespace)) if self._keeper is not None else []
 
@@ -207,7 +217,7 @@ class Threads:
                 _check_kind(head)
             return values.draft(record)
 
-        change = Change(thread_id, namespace, build=build, head="newer", prune=[item.seq for item in due])
+        change = Change(thread_id, namespace, build=build, head=moves, prune=[item.seq for item in due])
         try:
             stored = await self._store.commit(change)
         except BaseException:
@@ -224,6 +234,7 @@ class Threads:
         new_versions: Mapping[str, Any] | None,
         line: Line | None,
         deltas: Mapping[str, Delta],
+        odd: Mapping[str, Any],
     ) -> _WrittenCheckpoint:
         channels, writer = self._channels, tree.Writer(packer=self._channels.kinds.codec)
         versions = dict(checkpoint.get("channel_versions") or {})
@@ -244,6 +255,8 @@ class Threads:
         seeds = {name: delta.seed.form for name, delta in deltas.items() if delta.seed is not None and delta.seed.form}
         if seeds:
             envelope["seeds"] = seeds
+        if odd:
+            envelope["odd"] = dict(odd)
         rest: dict[str, Written] = {}
         for name, delta in deltas.items():
             rest.update(self._delta_written(writer, name, delta, whole=line is None))
@@ -367,10 +380,12 @@ class Threads:
 
     # -- reading
 
-    async def get(self, thread_id: str, namespace: str, checkpoint_id: str | None = None) -> Saved | None:
-        """Return a checkpoint (None: the head) with its values and writes."""
+    async def get(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None = None, *, writes: bool = True
+    ) -> Saved | None:
+        """Return a checkpoint (None: the head) with its values and, unless told not to, its writes."""
         cold = not self._lines.has(thread_id, namespace)
-        loaded = await self._store.read(thread_id, namespace, checkpoint_id, objects=cold, writes=True)
+        loaded = await self._store.read(thread_id, namespace, checkpoint_id, objects=cold, writes=writes)
         if loaded is None:
             return None
         if loaded.objects:
@@ -402,6 +417,15 @@ class Threads:
                 return
             query, page = replace(query, before_id=last), min(page * 2, _PAGE_MAX)
 
+    async def newest(self, thread_id: str, limit: int | None) -> list[Saved]:
+        """Return a thread's checkpoints in all namespaces, the one that was put last first. Without their writes."""
+        listed = await self._store.list_checkpoints(Query(thread_id=thread_id, namespace=None, limit=limit))
+        found: list[Saved] = []
+        for start in range(0, len(listed), _PAGE_MAX):
+            keys = [stored.record.key for stored in listed[start : start + _PAGE_MAX]]
+            found += [await self._saved(loaded) for loaded in await self._store.read_many(keys)]
+        return found
+
     async def _saved(self, loaded: Loaded, line: Line | None = None) -> Saved:
         """Return a checkpoint that was read, with its values; `line` is what is remembered of it."""
         record = loaded.stored.record
@@ -418,7 +442,7 @@ class Threads:
             checkpoint["updated_channels"] = envelope["updated_channels"]
         checkpoint.update(envelope.get("more", {}))
         writes = await self._decoded_writes(loaded) if loaded.writes else []
-        return Saved(loaded.stored, checkpoint, writes, tuple(envelope.get("absent", ())))
+        return Saved(loaded.stored, checkpoint, writes, tuple(envelope.get("absent", ())), envelope.get("odd", {}))
 
     async def _decoded(self, loaded: Loaded, work: Callable[[Record, Mapping[bytes, tree.Content]], T]) -> T:
         """Return what `work` makes of a record and its objects, fetching what is not at hand."""
@@ -578,8 +602,10 @@ def _node(write: Write) -> tree.Node:
     return tree.Node(write.children, write.body[1:], write.size)
 
 
-def _record(key: Key, parent: Key | None, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> Record:
-    step, ts = metadata.get("step"), checkpoint.get("ts")
+def _record(
+    key: Key, parent: Key | None, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any], created_at: str | None
+) -> Record:
+    step, ts = metadata.get("step"), checkpoint.get("ts", created_at)
     return Record(
         key=key,
         step=step if type(step) is int else 0,
