@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.langgraph.kinds import Kinds
-from everstep.langgraph.messages import Messages, Packed, Shape, Template, fields_of, shape_of
+from everstep.langgraph.messages import Bare, Messages, Packed, Shape, Template, fields_of, shape_of
 from everstep.langgraph.quiet import QUIET
 from everstep.values import codec, compress, tree
 
@@ -75,7 +75,7 @@ class Channels:
         """`custom` is the caller's own serializer, which then gets every value."""
         self.kinds, self._custom = kinds, custom
         self._codec, self._messages = kinds.codec, Messages(kinds)
-        self._templates: dict[bytes, Template | Packed] = {}
+        self._templates: dict[bytes, Template | Packed | Bare] = {}
         self._groups: dict[bytes, list[bytes | tree.Node]] = {}
 
     # -- writing

@@ -1,4 +1,6 @@
-"""Which classes a saver keeps and rebuilds. Classes are looked up among what is imported; nothing is ever imported.
+"""Which classes a saver keeps and rebuilds. Classes are looked up among what is imported.
+
+Only modules of LangGraph's own, which stand in a table here, are imported where they are not yet.
 
 Rebuilding calls no constructor, no validator and no method of the stored value's choosing: dataclasses, pydantic
 models, enums and named tuples get their fields back as they were. Classes with a way of their own stand in a table.
@@ -9,6 +11,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
+import importlib
 import ipaddress
 import re
 import sys
@@ -45,6 +49,8 @@ SAFE: frozenset[Name] = frozenset(
     ]
 )
 """What LangGraph itself puts into channels and writes: rebuilt also with `strict`."""
+
+_SAFE_MODULES = frozenset(module for module, _ in SAFE)
 
 ADVICE = (
     "the saver does not rebuild its class; pass it in allow=[...], call everstep.register(cls), or store plain data"
@@ -89,14 +95,16 @@ class Kinds:
             cls = self._class(name)
             found = self.for_type(cls) if cls is not None else None
             if found is None or found.name != name:
-                raise UnregisteredType(name, _refusal(cls is not None, self.strict))
+                raise _refused(name, cls is not None, self.strict)
             self._by_name[name] = found
         return found
 
     def _class(self, name: str) -> type | None:
         module, separator, qualname = name.partition(":")
         found = self._classes.get((module, qualname)) if separator else None
-        return found or (_lookup(module, qualname) if separator else None)
+        if found is None and separator:
+            found = safe_class(module, qualname) if (module, qualname) in SAFE else _lookup(module, qualname)
+        return found
 
     def _rebuilt(self, cls: type) -> Registered | None:
         name = _name(cls)
@@ -112,15 +120,20 @@ class Kinds:
         return Registered(cls, ":".join(name), *ways)
 
 
-def _refusal(found: bool, strict: bool) -> str:
+def _refused(name: str, found: bool = False, strict: bool = False) -> UnregisteredType:
+    module = name.partition(":")[0]
+    if not found and module in _SAFE_MODULES:
+        return UnregisteredType(name, f"and there is no {module} here; install {module.partition('.')[0]}")
     if not found:
-        return (
-            "whose class is not imported in this process; import its module before reading, or pass it in allow=[...]"
+        return UnregisteredType(
+            name,
+            "whose class is not imported in this process; import its module before reading, or pass it in allow=[...]",
         )
     kinds = (
         "safe and allowed classes" if strict else "dataclasses, pydantic models, enums, named tuples and allowed ones"
     )
-    return f"which this saver does not rebuild (only {kinds}); pass the class in allow=[...] if you trust it"
+    reason = f"which this saver does not rebuild (only {kinds}); pass the class in allow=[...] if you trust it"
+    return UnregisteredType(name, reason)
 
 
 def _is_name(entry: object) -> bool:
@@ -138,6 +151,22 @@ def _lookup(module: str, qualname: str) -> type | None:
         # Only what stands in the namespace itself: no attribute that is made when it is asked for.
         found = getattr(found, "__dict__", {}).get(part)
     return found if isinstance(found, type) else None
+
+
+def safe_class(module: str, qualname: str) -> type | None:
+    """Return one of LangGraph's own classes; None if it is not installed. Its module is imported if need be."""
+    if module in _SAFE_MODULES and _is_importable(module):
+        return _lookup(module, qualname)
+    return None
+
+
+@functools.cache
+def _is_importable(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
 # -- classes with a way of their own -----------------------------------------------------------------------------------
@@ -185,9 +214,9 @@ def _send_state(send: Any) -> list[Any]:
 
 
 def _send_from(state: list[Any]) -> Any:
-    cls = _lookup("langgraph.types", "Send")
+    cls = safe_class("langgraph.types", "Send")
     if cls is None:
-        raise UnregisteredType("langgraph.types:Send", _refusal(found=False, strict=False))
+        raise _refused("langgraph.types:Send")
     send: Any = object.__new__(cls)
     for name, value in zip(getattr(cls, "__slots__", ()), state, strict=False):
         object.__setattr__(send, name, value)
@@ -195,9 +224,9 @@ def _send_from(state: list[Any]) -> Any:
 
 
 def _item_from(state: dict[str, Any]) -> Any:
-    cls = _lookup("langgraph.store.base", "Item")
+    cls = safe_class("langgraph.store.base", "Item")
     if cls is None:
-        raise UnregisteredType("langgraph.store.base:Item", _refusal(found=False, strict=False))
+        raise _refused("langgraph.store.base:Item")
     item: Any = object.__new__(cls)
     for name, value in state.items():
         object.__setattr__(item, name, value)
@@ -214,7 +243,7 @@ def _array_state(array: Any) -> list[Any]:
 def _array_from(state: list[Any]) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is None:
-        raise UnregisteredType("numpy:ndarray", _refusal(found=False, strict=False))
+        raise _refused("numpy:ndarray")
     kind, shape, order, data = state
     if isinstance(kind, list):
         kind = [tuple(tuple(part) if isinstance(part, list) else part for part in field) for field in kind]

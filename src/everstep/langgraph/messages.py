@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, UnregisteredType
-from everstep.langgraph.kinds import Kinds
+from everstep.langgraph.kinds import Kinds, safe_class
 from everstep.values import registry
 
 MARK = "~"
@@ -85,6 +85,11 @@ def base_class() -> Any:
     """Return LangChain's BaseMessage if it is imported: without it nothing is a message."""
     module = sys.modules.get("langchain_core.messages.base")
     return getattr(module, "BaseMessage", None)
+
+
+def is_installed() -> bool:
+    """Whether there are classes to build messages of; otherwise they stay dicts."""
+    return safe_class("langchain_core.messages.base", "BaseMessage") is not None
 
 
 class Messages:
@@ -156,6 +161,8 @@ class Messages:
 
     def built(self, stored: Any) -> list[Any]:
         """Return the messages of these fields, which become their own."""
+        if not self._usual and not is_installed():
+            return [_bare(fields) for fields in (stored if isinstance(stored, list) else [None])]
         found: list[Any] = []
         usual, new, put, append = self._usual, object.__new__, object.__setattr__, found.append
         for fields in stored if isinstance(stored, list) else [None]:
@@ -175,11 +182,13 @@ class Messages:
             append(message)
         return found
 
-    def templates(self, packed: list[bytes]) -> list[Template | Packed]:
+    def templates(self, packed: list[bytes]) -> list[Template | Packed | Bare]:
         """Return what copies of stored messages are made from."""
         stored, plain = self._kinds.codec.unpack_list(packed)
         if not plain:  # some message has parts that cannot be copied safely
             return [Packed(self, item) for item in packed]
+        if not is_installed():
+            return [Bare(_bare(fields)) for fields in stored]
         return [self._unusual(fields) for fields in stored]
 
     def decoded(self, packed: bytes) -> Any:
@@ -187,10 +196,7 @@ class Messages:
         return self.built([self._kinds.codec.unpack(packed)])[0]
 
     def _unusual(self, fields: Any) -> Template:
-        if type(fields) is not dict:
-            raise CheckpointCorrupted("a stored message is out of shape")
-        mark = fields.pop(MARK, None)
-        name, given, extra, private = [*(mark or ()), None, None, None, None][:4]
+        name, given, extra, private = _popped_mark(fields)
         cls = self._usual_class(fields)[0] if name is None else self._kinds.for_name(name).cls
         base = base_class()
         if base is None or not issubclass(cls, base):
@@ -217,6 +223,18 @@ def _fill(cls: Any, fields: dict[str, Any]) -> None:
             fields[name] = info.get_default(call_default_factory=True)
 
 
+def _popped_mark(fields: Any) -> list[Any]:
+    if type(fields) is not dict:
+        raise CheckpointCorrupted("a stored message is out of shape")
+    return [*(fields.pop(MARK, None) or ()), None, None, None, None][:4]
+
+
+def _bare(fields: Any) -> dict[str, Any]:
+    """Return a message as its fields, extra ones among them."""
+    extra = _popped_mark(fields)[2]
+    return {**(extra[0] or {}), **fields} if extra is not None else fields
+
+
 def _full(module: str, name: str) -> str:
     return f"langchain_core.messages.{module}:{name}"
 
@@ -232,6 +250,19 @@ class Packed:
     def copy(self) -> Any:
         """Return a new message."""
         return self._messages.decoded(self._packed)
+
+
+class Bare:
+    """A message to make copies of where LangChain is not installed: a dict."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def copy(self) -> Any:
+        """Return a new dict."""
+        return copied(self._fields)
 
 
 class Template:
