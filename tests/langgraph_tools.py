@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -89,3 +91,38 @@ def number(n: int) -> str:
 
 def numbers(wanted: Iterable[int]) -> list[str]:
     return [number(n) for n in wanted]
+
+
+def write_chat(saver: HarnessCheckpointer) -> None:
+    """Write threads with all that only LangChain and LangGraph can rebuild, for `bare_saver` to read."""
+    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+    from langgraph.types import Interrupt
+
+    call = {"name": "look", "args": {"at": [1, 2]}, "id": "call", "type": "tool_call"}
+    human = HumanMessage("hello", id="m1")
+    messages = [
+        human,
+        AIMessage("", id="m2", tool_calls=[call]),
+        ToolMessage("seen", tool_call_id="call", id="m3", artifact={"raw": b"\x00"}),
+        SystemMessage("more", id="m4", more={"a": 1}),
+    ]
+    values = {"messages": messages, "last": human, "nested": {"messages": [human]}}
+    saver.put(at("chat"), checkpoint("c1", values))
+    saver.put_writes(saver.put(at("written"), checkpoint("c1", {})), [("messages", [HumanMessage("from a task")])], "t")
+    saver.put(at("mixed"), checkpoint("c1", {"list": ["text", human]}))
+    interrupted = saver.put(at("interrupted"), checkpoint("c1", {"n": 1}))
+    saver.put_writes(interrupted, [("__interrupt__", [Interrupt("why", id="i1")])], "t")
+
+
+def run_without(names: Iterable[str], code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process in which these packages are not installed."""
+    finder = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] in {tuple(names)!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", finder + code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -608,7 +608,7 @@ def _record(
     step, ts = metadata.get("step"), checkpoint.get("ts", created_at)
     return Record(
         key=key,
-        step=step if type(step) is int else 0,
+        step=step if type(step) is int and -(2**62) <= step < 2**62 else 0,  # metadata keeps any other
         parents=(parent,) if parent is not None else (),
         created_at=checks.text(ts, "ts") if ts is not None else utc_now(),
         children=b"",
