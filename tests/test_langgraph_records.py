@@ -396,6 +396,17 @@ async def test_records_that_make_no_sense_are_refused(view: View) -> None:
     assert await view.alist("t") == []
 
 
+async def test_a_model_as_metadata_is_kept_as_it_is_or_refused(saver: FacedSaver) -> None:
+    from langchain_core.messages import HumanMessage
+
+    kept = CheckpointMetadata.model_validate({"step": 1, "writes": {"a": (1, {"b": 2})}, "own": [1]})
+    found = await saver.get_tuple(await saver.put(at(), checkpoint("c1", {}), kept))
+    assert found.metadata == dict(kept)
+    assert found.metadata["writes"]["a"] == (1, {"b": 2})
+    with pytest.raises(UnstorableValue, match="HumanMessage"):
+        await saver.put(at(), checkpoint("c2", {}), CheckpointMetadata(writes={"a": HumanMessage("x")}))
+
+
 async def test_a_step_that_no_database_holds_stays_in_the_metadata(view: View) -> None:
     given = record("c", metadata=CheckpointMetadata(step=2**70))
     await view.aput(given)

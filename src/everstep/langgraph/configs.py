@@ -87,7 +87,7 @@ def pairs(writes: object) -> list[tuple[str, Any]]:
 def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str], bool]) -> dict[str, Any]:
     """Return the metadata to keep: what was given, and the scalars of the config, but for secrets."""
     if hasattr(metadata, "model_dump"):
-        metadata = metadata.model_dump()
+        metadata = dict(metadata)  # its fields as they are, so that objects in them are refused as in a dict
     check_mappings(metadata=metadata)
     if not all(isinstance(key, str) for key in metadata or ()):
         raise InvalidInput("the keys of metadata are strings")
