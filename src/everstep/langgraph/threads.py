@@ -242,7 +242,8 @@ class Threads:
         for name, value in dict(checkpoint.get("channel_values") or {}).items():
             checks.text(name, "the name of a channel")
             version, old = versions.get(name), line.channels.get(name) if line is not None else None
-            if old is not None and new_versions is not None and name not in new_versions and old.version == version:
+            known = old is not None and version is not None and old.version == version
+            if old is not None and known and new_versions is not None and name not in new_versions:
                 written[name] = old
                 continue
             top = channels.stands_alone(name, value)
