@@ -244,7 +244,12 @@ class Channels:
         size = len(header) + sum([len(keys[name]) + value.size for name, value in values.items()])
         if size <= tree.ENTRY_MAX and not any([value.split for value in values.values()]):  # noqa: C419
             parts = [part for name, value in values.items() for part in (keys[name], value.packed or b"")]
-            return writer.packed(b"".join([header, *parts]), "checkpoint")
+            try:
+                return writer.packed(b"".join([header, *parts]), "checkpoint")
+            except UnstorableValue:
+                for name, value in values.items():
+                    codec.check_depth(value.packed or b"", 1, name)
+                raise
         entries: list[tuple[bytes, tree.Node]] = []
         for name, value in values.items():
             if value.node is None and value.packed is not None:
