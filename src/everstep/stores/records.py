@@ -34,13 +34,15 @@ def digest(*parts: bytes) -> bytes:
 def pack_record(record: Record) -> tuple[bytes, bytes]:
     """Return (info, root): what listing needs, and the root's body; each begins with its checksum."""
     parents = [_packed_id(parent[2]) if parent[:2] == record.key[:2] else list(parent) for parent in record.parents]
-    info = codec.pack(
-        [
-            _pack_time(record.created_at), parents, list(record.tags), record.summary, record.next_node,
-            record.trigger, record.kind, list(record.sizes), dict(record.metadata),
-        ],
-        "metadata",
-    )  # fmt: skip
+    fields = [
+        _pack_time(record.created_at), parents, list(record.tags), record.summary, record.next_node,
+        record.trigger, record.kind, list(record.sizes), dict(record.metadata),
+    ]  # fmt: skip
+    try:
+        info = codec.pack(fields, "checkpoint")
+    except UnstorableValue:
+        codec.pack(fields[-1], "metadata")  # by its own path
+        raise
     if record.metadata:
         codec.check_depth(info, 0, "metadata")
         _refuse_objects(record.metadata, "metadata")
