@@ -104,5 +104,7 @@ def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str],
 def _clean(value: Any) -> Any:
     # Without NUL, as with LangGraph's own savers; and without a subclass of a plain type.
     if isinstance(value, str):
-        return str(value).replace("\x00", "")
+        return str.__str__(value).replace("\x00", "")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return int(value) if isinstance(value, int) else float(value)
     return value
