@@ -104,6 +104,8 @@ def squeeze(body: bytes) -> bytes:
 
 def squeeze_fast(body: bytes) -> bytes:
     """Return the stored form of a small body that is not worth an effort."""
+    if len(body) > _SMALL_BYTES:
+        return squeeze(body)
     try:
         contexts = _idle.pop()
     except IndexError:
