@@ -361,8 +361,9 @@ class Channels:
             if isinstance(squeezed, bytes):
                 return self._codec.unpack(compress.expand(squeezed)), {}
         entries = tree.entries(node, objects)
-        if entries is None:
-            return self.plain(node, objects), {}
+        if entries is None:  # kept whole, being small, its trees as well
+            parts = codec.items(_joined(node, objects))
+            entries = {key: tree.inline(value) for key, value in zip(parts[::2], parts[1::2], strict=True)}
         named = {self._codec.unpack(key): value for key, value in entries.items()}
         kept = {name: value for name, value in named.items() if name.startswith(KEPT)}
         return {name: self.plain(value, objects) for name, value in named.items() if name not in kept}, kept
@@ -399,7 +400,7 @@ class Channels:
         inner = tree.Node(*objects[node.children], 0) if node.body == tree.REF_BODY else node
         if tree.is_list(inner):
             return Written(form, len(packed), packed, inner._replace(size=len(packed)), codec.length(packed), top=top)
-        return Written(form, len(packed), packed, node._replace(size=len(packed)))
+        return Written(form, len(packed), packed, node._replace(size=len(packed)) if node.children else None)
 
 
 @functools.lru_cache(4096)  # channels have few names

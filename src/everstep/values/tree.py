@@ -204,7 +204,7 @@ class Writer:
 
     def inline(self, packed: bytes) -> Node:
         """Write a packed value where it stands, whatever its size."""
-        return Node(b"", bytes((PACKED,)) + _number(len(packed)) + packed, len(packed))
+        return inline(packed)
 
     def placed(self, node: Node, inline_max: int = _INLINE_MAX) -> Node:
         """Return `node` itself if it is small, else a reference to it as an object."""
@@ -656,6 +656,11 @@ def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
 def is_list(node: Node) -> bool:
     """Whether `extended` can add to this node."""
     return node.body[0] == LIST
+
+
+def inline(packed: bytes) -> Node:
+    """Return the node of a packed value that stands where it is, whatever its size."""
+    return Node(b"", bytes((PACKED,)) + _number(len(packed)) + packed, len(packed))
 
 
 def entries(node: Node, objects: Mapping[bytes, Content]) -> dict[bytes, Node] | None:
