@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Overwrite
 
 from everstep.faces import run_to_end
 from everstep.langgraph import HarnessCheckpointer
 from tests.conftest import Place
-from tests.langgraph_graphs import GRAPHS, chat, delta_chat, human, in_memory, nested, shapes
+from tests.langgraph_graphs import GRAPHS, Chat, chat, delta_chat, human, in_memory, nested, shapes
 from tests.langgraph_same import assert_same
 
 CONFIG: dict[str, Any] = {"configurable": {"thread_id": "t"}}
@@ -90,7 +91,13 @@ def test_histories_are_those_of_the_in_memory_saver(saver: Any, name: str, way: 
         for given in turns:
             await runner.turn(copy.deepcopy(given))
 
-    assert_same_histories(Runner(build(saver), way), story, build)
+    assert_same_histories(Runner(build(saver), way, durability_of(name)), story, build)
+
+
+def durability_of(name: str) -> str:
+    # The channel of a join is a set that LangGraph changes in place while the step before is being saved, so that with
+    # "async" the history of these graphs depends on how fast the saver is, whichever it is.
+    return "sync" if name in ("fan", "asking") else "async"
 
 
 @pytest.mark.parametrize("way", ["stream", "astream"])
@@ -111,11 +118,11 @@ def test_histories_at_other_durabilities(tmp_path: Any, name: str, durability: s
 def test_another_process_reads_the_same(tmp_path: Any, name: str) -> None:
     """A saver that was just opened, between turns and for the history."""
     build, turns = GRAPHS[name]
-    reference = Runner(build(in_memory()), "invoke")
+    reference = Runner(build(in_memory()), "invoke", durability_of(name))
     for given in turns:
         run_to_end(reference.turn(copy.deepcopy(given)))
         with HarnessCheckpointer.from_url(str(tmp_path / "a.db")) as saver:
-            run_to_end(Runner(build(saver), "invoke").turn(copy.deepcopy(given)))
+            run_to_end(Runner(build(saver), "invoke", durability_of(name)).turn(copy.deepcopy(given)))
 
     with HarnessCheckpointer.from_url(str(tmp_path / "a.db")) as saver:
         found = shapes(run_to_end(Runner(build(saver), "invoke").history()))
@@ -184,7 +191,7 @@ def test_a_failed_node_goes_on_from_its_pending_writes(saver: Any, way: str) -> 
         asked = [found for found in await runner.history() if found.interrupts or found.next == ("ask", "beside")]
         await runner.turn(Command(resume="other"), asked[-1].config)
 
-    assert_same_histories(Runner(build(saver), way), story, build)
+    assert_same_histories(Runner(build(saver), way, "sync"), story, build)
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
@@ -197,7 +204,7 @@ def test_time_travel_in_subgraphs(saver: Any, way: str) -> None:
         assert inner.config["configurable"]["checkpoint_ns"]
         await runner.update(inner.config, {"items": ["put in"]})
         history = await runner.history({"configurable": dict(inner.config["configurable"], checkpoint_id=None)})
-        assert [found.values.get("items") for found in history][0][-1] == "put in"
+        assert history[0].values["items"][-1] == "put in"
         await runner.turn(Command(resume="answer"))
         values = (await runner.state()).values
         assert values["items"][-2:] == ["put in", "answer"]
@@ -325,7 +332,7 @@ def test_delta_history_is_that_of_the_walk_through_ancestors(saver: Any, durabil
         for name in kept:
             assert_same(_replayed(kept[name]), _replayed(expected[name]), name)
 
-    nothing = {"writes": []}
+    nothing: dict[str, Any] = {"writes": []}
     unknown = {"configurable": {"thread_id": "t", "checkpoint_id": "unknown"}}
     assert saver.get_delta_channel_history(config=unknown, channels=["a", "b"]) == {"a": nothing, "b": nothing}
     assert saver.get_delta_channel_history(config=CONFIG, channels=[]) == {}
@@ -352,9 +359,6 @@ def test_a_channel_may_become_a_delta_channel_and_go_back(saver: Any) -> None:
 
 def test_messages_may_be_changed_in_place_by_nodes(saver: Any) -> None:
     """A node that changes an old message and returns it: the next checkpoint has it changed, the ones before do not."""
-    from langgraph.graph import START, StateGraph
-
-    from tests.langgraph_graphs import Chat
 
     def edit(state: Any) -> dict[str, Any]:
         first = state["messages"][0]
