@@ -79,6 +79,20 @@ def delta_chat(checkpointer: Any) -> Any:
     return chat(checkpointer, DeltaChat)
 
 
+class Tiny(TypedDict):
+    log: Annotated[list[Any], DeltaChannel(added, snapshot_frequency=2)]
+
+
+def tiny_delta(checkpointer: Any) -> Any:
+    """Checkpoints so small that nothing in them is an object of its own."""
+    graph = StateGraph(Tiny)
+    graph.add_node("add", lambda state: {"log": [len(state["log"])]})
+    graph.add_node("idle", lambda state: {})
+    graph.add_edge(START, "add")
+    graph.add_edge("add", "idle")
+    return graph.compile(checkpointer)
+
+
 class Adding(TypedDict):
     items: Annotated[list[Any], operator.add]
     whole: list[Any]
@@ -186,6 +200,7 @@ def human(n: int) -> dict[str, Any]:
 GRAPHS: Mapping[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "chat": (chat, [human(n) for n in range(6)]),
     "delta chat": (delta_chat, [human(n) for n in range(6)]),
+    "tiny delta": (tiny_delta, [{"log": [f"in {n}"]} for n in range(4)]),
     "adding": (adding, [{"items": [n]} for n in range(3)]),
     "fan": (fan, [{"items": [n]} for n in range(3)]),
     "asking": (asking, [{"items": [0]}, Command(resume="one"), Command(resume="two"), {"items": [1]}]),

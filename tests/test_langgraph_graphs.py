@@ -16,7 +16,7 @@ from langgraph.types import Command, Overwrite
 from everstep.faces import run_to_end
 from everstep.langgraph import HarnessCheckpointer
 from tests.conftest import Place
-from tests.langgraph_graphs import GRAPHS, Chat, chat, delta_chat, human, in_memory, nested, shapes
+from tests.langgraph_graphs import GRAPHS, Chat, chat, delta_chat, human, in_memory, nested, shapes, tiny_delta
 from tests.langgraph_same import assert_same
 
 CONFIG: dict[str, Any] = {"configurable": {"thread_id": "t"}}
@@ -314,6 +314,18 @@ def test_delta_threads_with_one_saver_per_turn(tmp_path: Any, expected_after: An
 
     with HarnessCheckpointer.from_url(str(tmp_path / "a.db")) as saver:
         assert_same(delta_chat(saver).get_state(CONFIG).values, expected_after)
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_tiny_delta_threads_with_one_saver_per_turn(tmp_path: Any, durability: Any) -> None:
+    reference = tiny_delta(in_memory())
+    for n in range(7):
+        reference.invoke({"log": [f"in {n}"]}, CONFIG)
+        with HarnessCheckpointer.from_url(str(tmp_path / "a.db")) as saver:
+            tiny_delta(saver).invoke({"log": [f"in {n}"]}, CONFIG, durability=durability)
+        with HarnessCheckpointer.from_url(str(tmp_path / "a.db")) as saver:
+            saver.prune(["t"])
+            assert_same(tiny_delta(saver).get_state(CONFIG).values, reference.get_state(CONFIG).values)
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
