@@ -87,7 +87,10 @@ class HarnessCheckpointer(BaseCheckpointSaver[Any]):
 
         return cls(backend=made(SQLiteCheckpointer, {"path": url, **options}), **own)
 
-    from_conn_string = from_url
+    @classmethod
+    def from_conn_string(cls, url: str, **options: Any) -> Self:
+        """Return what `from_url` does, under the name that other savers have for it."""
+        return cls.from_url(url, **options)
 
     @property
     def backend(self) -> StoreBackend:
@@ -252,7 +255,9 @@ class HarnessCheckpointer(BaseCheckpointSaver[Any]):
         clone = self._clones.get(extra)
         if clone is None:
             clone = copy.copy(self)
-            channels = Channels(self._channels.kinds.extended(extra), self._custom)
+            if self._custom is not None and hasattr(BaseCheckpointSaver, "with_allowlist"):
+                clone._custom = super().with_allowlist(extra).serde  # LangGraph's own serializers have such a list too
+            channels = Channels(self._channels.kinds.extended(extra), clone._custom)
             clone._use(self._threads.by(channels), channels)
             clone._clones = {}
             self._clones[extra] = clone
