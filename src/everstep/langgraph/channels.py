@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from everstep.errors import CheckpointCorrupted, UnstorableValue
+from everstep.errors import CheckpointCorrupted, EverstepError, UnstorableValue
 from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.messages import Bare, Messages, Packed, Shape, Template, fields_of, shape_of
 from everstep.langgraph.quiet import QUIET
@@ -289,6 +289,8 @@ class Channels:
             raise CheckpointCorrupted("a stored channel is out of shape")
         if form in (CHAT, MESSAGE):
             messages = self._messages.built(stored)
+            if form == MESSAGE and len(messages) != 1:
+                raise CheckpointCorrupted("a stored message is out of shape")
             return messages if form == CHAT else messages[0]
         if form == FOREIGN:
             return self._loaded(stored)
@@ -299,8 +301,13 @@ class Channels:
             raise CheckpointCorrupted(
                 "the value was saved with a serializer of its own; pass it as serde= to read the thread"
             )
-        kind, data = stored
-        return self._custom.loads_typed((kind, data))
+        try:
+            kind, data = stored
+            return self._custom.loads_typed((kind, data))
+        except EverstepError:
+            raise
+        except Exception as exc:
+            raise CheckpointCorrupted(f"the serializer cannot read a stored value: {exc!r:.200}") from exc
 
     def conversation(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> list[Any]:
         """Return the messages of a list node, from templates: for readers of many checkpoints of one history."""

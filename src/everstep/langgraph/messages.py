@@ -38,6 +38,7 @@ _USUAL = {
     "ChatMessageChunk": ("chat", "ChatMessageChunk"),
 }
 _SET, _SET_WITH_ID = {"content"}, {"content", "id"}
+_OUT_OF_SHAPE = (TypeError, ValueError, AttributeError, LookupError)
 _set = object.__setattr__
 
 
@@ -114,8 +115,8 @@ class Messages:
             fields: dict[str, Any] = message.__dict__
             extra = message.__pydantic_extra__
             if (
-                fields["type"] == entry.type
-                and message.__pydantic_fields_set__ == (with_id if fields["id"] is not None else plain)
+                fields.get("type") == entry.type
+                and message.__pydantic_fields_set__ == (with_id if fields.get("id") is not None else plain)
                 and not extra
                 and extra is not None
                 and message.__pydantic_private__ is None
@@ -163,6 +164,12 @@ class Messages:
         """Return the messages of these fields, which become their own."""
         if not self._usual and not is_installed():
             return [_bare(fields) for fields in (stored if isinstance(stored, list) else [None])]
+        try:
+            return self._built(stored)
+        except _OUT_OF_SHAPE as exc:
+            raise CheckpointCorrupted("a stored message is out of shape") from exc
+
+    def _built(self, stored: Any) -> list[Any]:
         found: list[Any] = []
         usual, new, put, append = self._usual, object.__new__, object.__setattr__, found.append
         for fields in stored if isinstance(stored, list) else [None]:
@@ -189,7 +196,10 @@ class Messages:
             return [Packed(self, item) for item in packed]
         if not is_installed():
             return [Bare(_bare(fields)) for fields in stored]
-        return [self._unusual(fields) for fields in stored]
+        try:
+            return [self._unusual(fields) for fields in stored]
+        except _OUT_OF_SHAPE as exc:
+            raise CheckpointCorrupted("a stored message is out of shape") from exc
 
     def decoded(self, packed: bytes) -> Any:
         """Return a packed message."""
