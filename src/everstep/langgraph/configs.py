@@ -18,7 +18,7 @@ _PLACES = frozenset(
 )  # fmt: skip
 _SECRET = re.compile(
     r"secret|password|passwd|passphrase|credential|authorization|api_?key|private_?key|access_?key|"
-    r"(^|_)(token|auth|bearer|cookie|pwd)$",
+    r"(^|_)(token|jwt|auth|bearer|cookie|pwd)$",
     re.IGNORECASE,
 )
 
