@@ -1,0 +1,549 @@
+"""Stored bytes that try to call something do nothing but raise; strict savers; secrets; serializers of one's own."""
+
+from __future__ import annotations
+
+import enum
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import ormsgpack
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.serde.base import CipherProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.types import Interrupt, Send
+from pydantic import BaseModel, field_validator, model_validator
+
+from everstep import CheckpointCorrupted, EverstepError, UnregisteredType, UnstorableValue
+from everstep.langgraph import HarnessCheckpointer
+from everstep.langgraph.channels import Channels
+from everstep.langgraph.kinds import Kinds
+from everstep.values.registry import Registered
+from tests.langgraph_same import assert_same, assert_same_channels
+from tests.langgraph_tools import FacedSaver, at, checkpoint
+
+CALLS: list[str] = []
+
+
+@dataclass
+class Innocent:
+    a: Any = 1
+
+    def __post_init__(self) -> None:
+        CALLS.append("__post_init__")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        CALLS.append("__setattr__")
+        super().__setattr__(name, value)
+
+    def __setstate__(self, state: Any) -> None:
+        CALLS.append("__setstate__")
+
+
+class Validated(BaseModel):
+    a: Any = 1
+
+    @field_validator("a", mode="before")
+    @classmethod
+    def _field(cls, value: Any) -> Any:
+        CALLS.append("validator")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model(cls, value: Any) -> Any:
+        CALLS.append("model validator")
+        return value
+
+    def model_post_init(self, context: Any) -> None:
+        CALLS.append("model_post_init")
+
+
+class Switch(enum.Enum):
+    ON = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        CALLS.append("_missing_")
+
+
+class Row(NamedTuple):
+    a: Any
+
+
+class Ordinary:
+    def __init__(self, *args: Any) -> None:
+        CALLS.append("__init__")
+
+    def __reduce__(self) -> Any:
+        CALLS.append("__reduce__")
+        return Ordinary, ()
+
+
+class Made(type):
+    def __call__(cls, *args: Any) -> Any:
+        CALLS.append("metaclass")
+        return super().__call__(*args)
+
+
+@dataclass
+class WithMeta(metaclass=Made):
+    a: int = 1
+
+
+def function(*args: Any) -> None:
+    CALLS.append("function")
+
+
+@pytest.fixture
+def no_calls(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Whatever the bytes name is not called."""
+
+    def forbidden(*args: Any, **kwargs: Any) -> Any:
+        CALLS.append(repr(args))
+        raise AssertionError(f"called with {args}")
+
+    CALLS.clear()
+    monkeypatch.setattr(os, "system", forbidden)
+    monkeypatch.setattr(subprocess, "Popen", forbidden)
+    monkeypatch.setattr(pickle, "loads", forbidden)
+
+
+class Forged(NamedTuple):
+    """Stored as an object of any name and state."""
+
+    name: str
+    state: Any
+
+
+class Forger(Kinds):
+    def for_type(self, cls: type) -> Registered | None:
+        if cls is Forged:
+            return Registered(cls, self._forged, lambda value: value.state, lambda state: state)
+        return super().for_type(cls)
+
+    _forged = ""
+
+
+def forge(saver: HarnessCheckpointer, forged: Forged, where: str) -> None:
+    """Store what a saver of this package would never write."""
+    kinds = Forger()
+    kinds._forged = forged.name
+    channels = Channels(kinds)
+    forger = HarnessCheckpointer(backend=saver.backend)
+    forger._use(forger._threads.by(channels), channels)
+    value: Any = {"channel": forged, "below": {"a": [forged]}, "list": [forged] * 40}.get(where)
+    config = forger.put(at(), checkpoint("c1", {} if where == "write" else {"messages": [], "x": value}))
+    if where == "write":
+        forger.put_writes(config, [("x", forged)], "task")
+
+
+REFUSED: dict[str, tuple[str, Any]] = {
+    "os.system": ("os:system", ["true"]),
+    "posix.system": ("posix:system", ["true"]),
+    "Popen": ("subprocess:Popen", [["true"]]),
+    "eval": ("builtins:eval", ["1"]),
+    "exec": ("builtins:exec", "1"),
+    "import": ("builtins:__import__", ["antigravity"]),
+    "type": ("builtins:type", ["X", [], {}]),
+    "object": ("builtins:object", {}),
+    "getattr": ("builtins:getattr", []),
+    "function": (f"{__name__}:function", []),
+    "class": (f"{__name__}:Ordinary", []),
+    "method": (f"{__name__}:Innocent.__post_init__", []),
+    "through a class": (f"{__name__}:Innocent.__class__", {}),
+    "through a module": (f"{__name__}:os.system", ["true"]),
+    "through globals": (f"{__name__}:function.__globals__", {}),
+    "not imported": ("antigravity:Nothing", {}),
+    "not imported below": ("xml.sax.saxutils:XMLGenerator", {}),
+    "no such class": (f"{__name__}:Nothing", {}),
+    "no module": (":Innocent", {}),
+    "no name": (f"{__name__}:", {}),
+    "nothing": ("", {}),
+    "dots": ("....:....", {}),
+    "unregistered": ("Innocent", {}),
+    "path": ("pathlib:Path", ["/"]),
+    "ordered dict": ("collections:OrderedDict", []),
+    "partial": ("functools:partial", ["os:system"]),
+    "runnable": ("langchain_core.runnables.base:RunnableLambda", {}),
+    "main": ("__main__:Innocent", {}),
+}
+
+
+@pytest.mark.usefixtures("no_calls")
+@pytest.mark.parametrize("where", ["channel", "below", "list", "write"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_stored_names_are_refused(case: str, where: str) -> None:
+    name, state = REFUSED[case]
+    with HarnessCheckpointer() as saver:
+        forge(saver, Forged(name, state), where)
+        before = set(sys.modules)
+        for reader in (saver, HarnessCheckpointer(backend=saver.backend, strict=True)):
+            with pytest.raises(UnregisteredType):
+                reader.get_tuple(at())
+            with pytest.raises(UnregisteredType):
+                list(reader.list(at()))
+        assert set(sys.modules) == before
+        assert CALLS == []
+
+
+OUT_OF_SHAPE: dict[str, tuple[str, Any]] = {
+    "enum unknown": (f"{__name__}:Switch", ["OFF"]),
+    "enum shape": (f"{__name__}:Switch", 5),
+    "enum empty": (f"{__name__}:Switch", []),
+    "dataclass list": (f"{__name__}:Innocent", [1]),
+    "dataclass text": (f"{__name__}:Innocent", "a"),
+    "dataclass keys": (f"{__name__}:Innocent", {1: 2}),
+    "dataclass class": (f"{__name__}:Innocent", {"__class__": 5}),
+    "model dict": (f"{__name__}:Validated", {"a": 1}),
+    "model short": (f"{__name__}:Validated", [{}]),
+    "model values": (f"{__name__}:Validated", [5, None, [], None]),
+    "model fields": (f"{__name__}:Validated", [{}, None, 5, None]),
+    "named tuple": (f"{__name__}:Row", 5),
+    "deque": ("deque", 5),
+    "deque short": ("deque", [[1]]),
+    "deque length": ("deque", [[1], "x"]),
+    "pattern": ("pattern", ["(", 0]),
+    "pattern flags": ("pattern", ["a", "x"]),
+    "pattern more": ("pattern", ["a", 0, 1]),
+    "address": ("ipaddress.IPv4Address", "not one"),
+    "address int": ("ipaddress.IPv4Address", 5),
+    "array objects": ("numpy:ndarray", ["O", [1], "C", b"\0" * 8]),
+    "array objects inside": ("numpy:ndarray", [[["a", "O"]], [1], "C", b"\0" * 8]),
+    "array huge": ("numpy:ndarray", ["<i8", [2**40], "C", b""]),
+    "array short": ("numpy:ndarray", ["<i8", [4], "C", b"\0"]),
+    "array dtype": ("numpy:ndarray", ["os.system", [1], "C", b"\0"]),
+    "array shape": ("numpy:ndarray", ["<i8", "x", "C", b"\0"]),
+    "array nothing": ("numpy:ndarray", []),
+    "scalar": ("numpy:generic", ["O", b"\0" * 8]),
+    "scalar short": ("numpy:generic", ["<f8", b""]),
+    "exception": ("exception", [1]),
+    "send": ("langgraph.types:Send", 5),
+    "item": ("langgraph.store.base:Item", [1]),
+}
+
+
+@pytest.mark.usefixtures("no_calls")
+@pytest.mark.parametrize("case", OUT_OF_SHAPE)
+def test_stored_states_out_of_shape_are_typed_errors(case: str) -> None:
+    import numpy  # noqa: F401  # arrays are only rebuilt where it is imported
+
+    name, state = OUT_OF_SHAPE[case]
+    with HarnessCheckpointer() as saver:
+        forge(saver, Forged(name, state), "below")
+        with pytest.raises((CheckpointCorrupted, UnregisteredType)):
+            saver.get_tuple(at())
+        assert CALLS == []
+
+
+def test_what_is_rebuilt_runs_no_code_of_its_class() -> None:
+    values = {"innocent": Innocent(5), "validated": Validated(a=6), "switch": Switch.ON, "meta": WithMeta(7)}
+    with HarnessCheckpointer() as saver:
+        saver.put(at(), checkpoint("c1", values))
+        CALLS.clear()
+        found = saver.get(at())["channel_values"]
+        assert CALLS == []
+
+    assert_same_channels(found, values)
+
+
+MESSAGES: dict[str, dict[str, Any]] = {
+    "unknown type": {"type": "nothing", "content": "x"},
+    "no type": {"content": "x"},
+    "odd type": {"type": ["human"], "content": "x"},
+    "not a message": {"type": "human", "content": "x", "~": [f"{__name__}:Innocent"]},
+    "not a class": {"type": "human", "content": "x", "~": ["os:system"]},
+    "class of another kind": {"type": "human", "content": "x", "~": [f"{__name__}:Validated"]},
+    "odd class": {"type": "human", "content": "x", "~": [5]},
+    "odd mark": {"type": "human", "content": "x", "~": 5},
+    "odd fields set": {"type": "human", "content": "x", "~": [None, 5]},
+    "odd extra": {"type": "human", "content": "x", "~": [None, None, 5]},
+}
+
+
+class RawMessages(Channels):
+    """Stores plain dicts as if they had been messages."""
+
+    def lowered(self, value: Any, name: str) -> Any:
+        form, lowered = super().lowered(value, name)
+        return (1, lowered) if name == "messages" else (form, lowered)
+
+
+@pytest.mark.usefixtures("no_calls")
+@pytest.mark.parametrize("case", MESSAGES)
+def test_forged_messages_are_refused(case: str) -> None:
+    with HarnessCheckpointer() as saver:
+        channels = RawMessages(Kinds())
+        forger = HarnessCheckpointer(backend=saver.backend)
+        forger._use(forger._threads.by(channels), channels)
+        forger.put(at(), checkpoint("c1", {"messages": [MESSAGES[case]]}))
+        with pytest.raises((CheckpointCorrupted, UnregisteredType)):
+            saver.get_tuple(at())
+        assert CALLS == []
+
+
+class RawCodec:
+    """Writes bytes as they are given."""
+
+    def __init__(self, kinds: Kinds, packed: bytes) -> None:
+        self._codec, self._packed = kinds.codec, packed
+
+    def pack(self, value: Any, path: str = "") -> bytes:
+        return self._packed if value == "raw" else self._codec.pack(value, path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codec, name)
+
+
+@pytest.mark.parametrize("tag", [0, 9, 15, 22, 31, 38, 64, 100, 127])
+def test_unknown_tags_are_refused(tag: int) -> None:
+    with HarnessCheckpointer() as saver:
+        kinds = Kinds()
+        kinds.codec = RawCodec(kinds, ormsgpack.packb(ormsgpack.Ext(tag, b"\x93\xa2os\xa6system\xa4true")))  # type: ignore[assignment]
+        channels = Channels(kinds)
+        forger = HarnessCheckpointer(backend=saver.backend)
+        forger._use(forger._threads.by(channels), channels)
+        forger.put(at(), checkpoint("c1", {"x": "raw", "y": 1}))
+        with pytest.raises(CheckpointCorrupted):
+            saver.get_tuple(at())
+
+
+# -- strict ------------------------------------------------------------------------------------------------------------
+
+
+UNSAFE: dict[str, Callable[[], Any]] = {
+    "dataclass": Innocent,
+    "model": Validated,
+    "enum": lambda: Switch.ON,
+    "named tuple": lambda: Row(1),
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+async def test_strict_refuses_at_save_and_at_read_what_is_not_allowed(make_saver: Any, name: str) -> None:
+    value = UNSAFE[name]()
+    loose, strict = make_saver(), make_saver(strict=True)
+    with pytest.raises(UnstorableValue, match=rf"^x\[1\].*{type(value).__qualname__}.*allow="):
+        await strict.add("c1", {"x": [1, value]})
+    with pytest.raises(UnstorableValue, match="allow="):
+        await strict.put_writes(at(name="c1"), [("x", value)], "task")
+    assert await strict.keys() == []
+
+    await loose.add("c1", {"x": [1, value], "messages": [value]})
+    with pytest.raises(UnregisteredType, match=f"{type(value).__qualname__}.*allow="):
+        await strict.get_tuple(at())
+    with pytest.raises(UnregisteredType, match=type(value).__qualname__):
+        await strict.listed(at())
+
+    cls = type(value)
+    for allowed in (
+        make_saver(strict=True, allow=[cls]),
+        make_saver(strict=True, allow=[(cls.__module__, cls.__qualname__)]),
+        FacedSaver(strict.whole.with_allowlist([(cls.__module__, cls.__qualname__)]), strict.face),
+        FacedSaver(strict.whole.with_allowlist([cls]), strict.face),
+    ):
+        assert_same_channels(await allowed.values(), {"x": [1, value], "messages": [value]})
+        await allowed.add("c2", {"x": value}, "other")
+
+
+async def test_strict_keeps_what_langgraph_itself_uses(make_saver: Any) -> None:
+    values = {
+        "messages": [HumanMessage("x"), AIMessage("y", tool_calls=[])],
+        "tasks": [Send("node", {"x": 1})],
+        "interrupt": Interrupt(value=1, id="i"),
+        "plain": {"a": (1, {2}), "b": b"x"},
+    }
+    strict = make_saver(strict=True)
+    await strict.add("c1", values)
+
+    assert_same_channels(await strict.values(), values)
+
+
+class Subclass(HumanMessage):
+    pass
+
+
+def test_strict_refuses_messages_of_other_classes() -> None:
+    with HarnessCheckpointer(strict=True) as strict:
+        with pytest.raises(UnstorableValue, match=r"messages\[0\].*Subclass"):
+            strict.put(at(), checkpoint("c1", {"messages": [Subclass(content="x")]}))
+        HarnessCheckpointer(backend=strict.backend).put(at(), checkpoint("c1", {"messages": [Subclass(content="x")]}))
+        with pytest.raises(UnregisteredType, match="Subclass"):
+            strict.get(at())
+        allowed = HarnessCheckpointer(backend=strict.backend, strict=True, allow=[Subclass])
+        assert_same(allowed.get(at())["channel_values"], {"messages": [Subclass(content="x")]})
+
+
+def test_an_allow_list_does_not_reach_the_saver_it_came_from() -> None:
+    with HarnessCheckpointer(strict=True) as strict:
+        clone = strict.with_allowlist([Innocent])
+        clone.put(at(), checkpoint("c1", {"x": Innocent()}))
+        assert clone.get(at()) is not None
+        with pytest.raises(UnregisteredType):
+            strict.get(at())
+        with pytest.raises(UnregisteredType):
+            strict.with_allowlist([Switch]).get(at())
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+SECRETS = [
+    "openai_api_key", "api_key", "apikey", "OPENAI_API_KEY", "openaiApiKey", "x-api-key", "password", "db_password",
+    "passwd", "passphrase", "secret", "client_secret", "clientSecret", "aws_secret_access_key", "access_key",
+    "accessKey", "private_key", "token", "access_token", "accessToken", "auth_token", "refresh-token", "github.token",
+    "bearer", "authorization", "Authorization", "auth", "credential", "credentials", "google_credentials", "cookie",
+    "session_cookie", "pwd", "PASSWORD", "Token", "jwt", "api_token", "token_secret",
+]  # fmt: skip
+HARMLESS = [
+    "max_tokens", "token_count", "total_tokens", "tokenizer", "author", "authority", "user_id", "model", "run_id",
+    "assistant_id", "keyboard", "monkey", "key", "primary_key", "keywords", "passed", "passenger", "cookies_enabled",
+    "input_tokens", "max_completion_tokens", "token_limit", "compass", "temperature", "tokens_used",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["configurable", "metadata"])
+async def test_secrets_of_the_config_are_not_kept(saver: FacedSaver, part: str) -> None:
+    given = {name: f"value of {name}" for name in [*SECRETS, *HARMLESS]}
+    await saver.add("c1", {}, config={part: given}, metadata={"step": 1})
+
+    found = (await saver.get_tuple(at())).metadata
+    assert sorted(set(SECRETS) & set(found)) == []
+    assert sorted(set(HARMLESS) - set(found)) == []
+    assert await saver.ids(at(), filter={"api_key": "value of api_key"}) == []
+
+
+async def test_what_is_a_secret_may_be_said(make_saver: Any) -> None:
+    saver = make_saver(is_secret=lambda name: name == "colour")
+    await saver.add("c1", {}, config={"configurable": {"colour": "red", "password": "kept", "size": 3}})
+
+    assert (await saver.get_tuple(at())).metadata == {"password": "kept", "size": 3}
+
+
+def test_secrets_are_nowhere_in_the_file(tmp_path: Any) -> None:
+    path = tmp_path / "a.db"
+    with HarnessCheckpointer.from_url(str(path)) as saver:
+        config = {"configurable": {"thread_id": "t", "openai_api_key": "sk-very-secret"}, "metadata": {"token": "sk-2"}}
+        saver.put_writes(saver.put(config, checkpoint("c1", {"a": 1}), {}, {}), [("a", 2)], "task")
+    data = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert b"sk-very-secret" not in data
+    assert b"sk-2" not in data
+
+
+# -- serializers -------------------------------------------------------------------------------------------------------
+
+
+class Turned:
+    """A serializer that turns bytes round, and says what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def dumps_typed(self, value: Any) -> tuple[str, bytes]:
+        self.seen.append(value)
+        kind, data = JsonPlusSerializer().dumps_typed(value)
+        return f"turned {kind}", data[::-1]
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        return JsonPlusSerializer().loads_typed((data[0].removeprefix("turned "), data[1][::-1]))
+
+
+class OldStyle:
+    """A serializer of the time before types."""
+
+    def dumps(self, value: Any) -> bytes:
+        return repr(value).encode()[::-1]
+
+    def loads(self, data: bytes) -> Any:
+        return eval(data[::-1])
+
+
+class Cipher(CipherProtocol):
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        return "xor", bytes(byte ^ 0x5A for byte in plaintext)
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        assert ciphername == "xor"
+        return bytes(byte ^ 0x5A for byte in ciphertext)
+
+
+SERDES: dict[str, Callable[[], Any]] = {
+    "turned": Turned,
+    "old": OldStyle,
+    "encrypted": lambda: EncryptedSerializer(Cipher()),
+    "json plus": lambda: JsonPlusSerializer(pickle_fallback=True),
+}
+
+
+@pytest.mark.parametrize("name", SERDES)
+async def test_a_serializer_of_ones_own_gets_every_value(make_saver: Any, name: str) -> None:
+    saver = make_saver(serde=SERDES[name]())
+    text = "readable text " * 50
+    values = {"a": 1, "b": [text, {"x": None}], "messages": [text] * 3}
+    await saver.add("c1", values)
+    await saver.add("c2", {**values, "messages": [text] * 4}, parent="c1", versions={"a": 1, "b": 1, "messages": 2})
+    await saver.put_writes(at(name="c2"), [("a", text), ("__error__", [1])], "task")
+
+    assert_same_channels(await saver.values(name="c1"), values)
+    assert_same_channels(await saver.values(), {**values, "messages": [text] * 4})
+    assert await saver.writes() == [("task", "__error__", [1]), ("task", "a", text)]
+    with pytest.raises(EverstepError, match="serde="):
+        await make_saver().get_tuple(at())
+    assert await saver.delete_thread("t") == 2
+
+
+@pytest.mark.parametrize("name", ["turned", "old", "encrypted"])
+def test_with_a_serializer_no_value_is_readable_in_the_file(tmp_path: Any, name: str) -> None:
+    with HarnessCheckpointer.from_url(str(tmp_path / "a.db"), serde=SERDES[name]()) as saver:
+        for n in range(3):
+            config = saver.put(
+                at(), checkpoint(f"c{n}", {"a": "readable-text", "messages": ["readable-text"] * (n + 1)})
+            )
+            saver.put_writes(config, [("a", "readable-text"), ("messages", {"k": "readable-text"})], "task")
+        data = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+        assert b"readable" not in data
+        assert saver.get(at())["channel_values"] == {"a": "readable-text", "messages": ["readable-text"] * 3}
+
+
+def test_messages_go_through_the_serializer_too() -> None:
+    serde = Turned()
+    with HarnessCheckpointer(serde=serde) as saver:
+        messages = [HumanMessage("x", id="1"), AIMessage("y", id="2")]
+        saver.put(at(), checkpoint("c1", {"messages": messages}))
+        assert messages in serde.seen
+        assert saver.get(at())["channel_values"] == {"messages": messages}
+
+
+def test_a_serializer_that_fails_is_named() -> None:
+    with HarnessCheckpointer(serde=JsonPlusSerializer()) as saver:
+        with pytest.raises(UnstorableValue, match=r"^plan.*function.*serializer"):
+            saver.put(at(), checkpoint("c1", {"plan": function, "a": 1}))
+        with pytest.raises(UnstorableValue, match=r"^plan.*serializer"):
+            saver.put_writes(at(name="c1"), [("plan", lambda: 0)], "task")
+        assert list(saver.list(at())) == []
+
+
+def test_what_a_serializer_cannot_read_is_corrupted() -> None:
+    class Other(Turned):
+        def loads_typed(self, data: tuple[str, bytes]) -> Any:
+            raise ValueError("wrong key")
+
+    with HarnessCheckpointer(serde=Turned()) as saver:
+        saver.put(at(), checkpoint("c1", {"a": 1}))
+        with pytest.raises(CheckpointCorrupted, match=r"wrong key.*'t'.*'c1'"):
+            HarnessCheckpointer(backend=saver.backend, serde=Other()).get(at())
+
+
+def test_an_allow_list_reaches_a_serializer_that_has_one() -> None:
+    strict = HarnessCheckpointer(serde=JsonPlusSerializer(allowed_msgpack_modules=None))
+    clone = strict.with_allowlist([(__name__, "Innocent")])
+    clone.put(at(), checkpoint("c1", {"x": Innocent(4)}))
+
+    assert_same(clone.get(at())["channel_values"], {"x": Innocent(4)})
+    assert strict.get(at())["channel_values"] != {"x": Innocent(4)}
