@@ -402,23 +402,23 @@ async def test_of_two_ordinary_writes_in_one_place_the_first_stays(saver: FacedS
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("channel", ["__error__", "__scheduled__", "__interrupt__", "__resume__"])
-async def test_of_special_writes_the_last_stays(saver: FacedSaver, channel: str) -> None:
-    config = await saver.add("c1", {})
-    await saver.put_writes(config, [(channel, 1)], "task")
-    await saver.put_writes(config, [(channel, [2])], "task")
-    await saver.put_writes(config, [(channel, 3), (channel, 4)], "task 2")
+async def test_of_special_writes_the_last_stays(saver: FacedSaver) -> None:
+    for channel in ("__error__", "__scheduled__", "__interrupt__", "__resume__"):
+        config = await saver.add("c1", {}, channel)
+        await saver.put_writes(config, [(channel, 1)], "task")
+        await saver.put_writes(config, [(channel, [2])], "task")
+        await saver.put_writes(config, [(channel, 3), (channel, 4)], "task 2")
 
-    assert await saver.writes() == [("task", channel, [2]), ("task 2", channel, 4)]
+        assert await saver.writes(channel) == [("task", channel, [2]), ("task 2", channel, 4)]
 
 
-@pytest.mark.parametrize("channel", ["__error_source_node__", "__no_writes__", "__return__", "__pregel_tasks"])
-async def test_these_channels_are_ordinary(saver: FacedSaver, channel: str) -> None:
-    config = await saver.add("c1", {})
-    await saver.put_writes(config, [(channel, 1), (channel, 2)], "task")
-    await saver.put_writes(config, [(channel, 3)], "task")
+async def test_other_channels_of_langgraph_are_ordinary(saver: FacedSaver) -> None:
+    for channel in ("__error_source_node__", "__no_writes__", "__return__", "__pregel_tasks"):
+        config = await saver.add("c1", {}, channel)
+        await saver.put_writes(config, [(channel, 1), (channel, 2)], "task")
+        await saver.put_writes(config, [(channel, 3)], "task")
 
-    assert await saver.writes() == [("task", channel, 1), ("task", channel, 2)]
+        assert await saver.writes(channel) == [("task", channel, 1), ("task", channel, 2)]
 
 
 async def test_in_a_mixed_batch_each_write_has_its_own_rule(saver: FacedSaver) -> None:
@@ -667,22 +667,25 @@ def test_versions_grow_in_every_form() -> None:
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "config", [None, {}, {"configurable": None}, {"configurable": {}}, {"configurable": {"thread_id": None}}, "t", 3]
-)
-async def test_a_config_must_name_a_thread(saver: FacedSaver, config: Any) -> None:
-    calls: list[Callable[[], Any]] = [
-        lambda: saver.get_tuple(config),
-        lambda: saver.get(config),
-        lambda: saver.get_record(config),
-        lambda: saver.put(config, checkpoint("c1", {}), {}, {}),
-        lambda: saver.put_writes(config, [("a", 1)], "task"),
-        lambda: saver.put_writes(config, [], "task"),
-        lambda: saver.get_delta_channel_history(config=config, channels=["a"]),
+NOWHERE: list[Any] = [
+    None, {}, {"configurable": None}, {"configurable": {}}, {"configurable": {"thread_id": None}}, "t", 3,
+]  # fmt: skip
+
+
+async def test_a_config_must_name_a_thread(saver: FacedSaver) -> None:
+    calls: list[Callable[[Any], Any]] = [
+        lambda config: saver.get_tuple(config),
+        lambda config: saver.get(config),
+        lambda config: saver.get_record(config),
+        lambda config: saver.put(config, checkpoint("c1", {}), {}, {}),
+        lambda config: saver.put_writes(config, [("a", 1)], "task"),
+        lambda config: saver.put_writes(config, [], "task"),
+        lambda config: saver.get_delta_channel_history(config=config, channels=["a"]),
     ]
-    for call in calls:
-        with pytest.raises(InvalidInput, match="thread"):
-            await call()
+    for config in NOWHERE:
+        for call in calls:
+            with pytest.raises(InvalidInput, match="thread"):
+                await call(config)
     assert await saver.keys() == []
 
 
@@ -697,18 +700,17 @@ BAD_PARTS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("part", "value", "said"), BAD_PARTS)
-async def test_parts_of_a_config_must_be_names(saver: FacedSaver, part: str, value: Any, said: str) -> None:
-    config = {"configurable": {"thread_id": "t", "checkpoint_id": "c1", part: value}}
-    calls: list[Callable[[], Any]] = [
-        lambda: saver.get_tuple(config),
-        lambda: saver.put(config, checkpoint("c2", {}), {}, {}),
-        lambda: saver.put_writes(config, [("a", 1)], "task"),
-        lambda: saver.listed(config),
+async def test_parts_of_a_config_must_be_names(saver: FacedSaver) -> None:
+    calls: list[Callable[[Any], Any]] = [
+        lambda config: saver.get_tuple(config),
+        lambda config: saver.put(config, checkpoint("c2", {}), {}, {}),
+        lambda config: saver.put_writes(config, [("a", 1)], "task"),
+        lambda config: saver.listed(config),
     ]
-    for call in calls:
-        with pytest.raises(InvalidInput, match=said):
-            await call()
+    for part, value, said in BAD_PARTS:
+        for call in calls:
+            with pytest.raises(InvalidInput, match=said):
+                await call({"configurable": {"thread_id": "t", "checkpoint_id": "c1", part: value}})
     assert await saver.keys() == []
 
 
