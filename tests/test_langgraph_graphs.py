@@ -384,11 +384,11 @@ def test_messages_may_be_changed_in_place_by_nodes(saver: Any) -> None:
 
     histories = []
     for checkpointer in (saver, in_memory()):
-        app = graph.compile(checkpointer)
+        app: Any = graph.compile(checkpointer)
         for n in range(4):
             app.invoke(human(n), CONFIG, durability="sync")
         # Values alone: the pending write of the first input is changed while LangGraph has it saved in the background.
         histories.append([found.values for found in app.get_state_history(CONFIG)])
-    assert_same(*histories)
+    assert_same(histories[0], histories[1])
     first = saver.get(CONFIG)["channel_values"]["messages"][0]
     assert (first.content, first.additional_kwargs) == ("edited 4", {"edits": [1, 2, 3, 4]})

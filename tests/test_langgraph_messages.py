@@ -39,6 +39,10 @@ class Custom(HumanMessage):
     notes: list[str] = Field(default_factory=list)
 
 
+class Other(HumanMessage):
+    """A subclass with nothing of its own."""
+
+
 class Private(AIMessage):
     _seen: Any = PrivateAttr(default=0)
     _never: int = PrivateAttr()
@@ -315,6 +319,37 @@ def test_a_message_changed_in_place_is_saved_changed(change: str, read_between: 
             for reader in (saver, HarnessCheckpointer(backend=saver.backend)):
                 assert_same_channels(reader.get(at())["channel_values"], expected)
         assert_same(saver.get(at(name="c00"))["channel_values"]["messages"], before)
+
+
+def test_changes_of_what_is_not_a_field_are_saved() -> None:
+    """The class, private attributes, extra ones, and which fields were set: the fields themselves stay equal."""
+    messages: list[Any] = [HumanMessage("a", id="1"), private(), extended(), HumanMessage("b", id="2"), AIMessage("c")]
+    steps: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: messages[1]._seen["deep"].append("more"),
+        lambda: setattr(messages[1], "_seen", None),
+        lambda: messages[2].__pydantic_extra__["scores"].append(3),
+        lambda: messages[2].__pydantic_extra__.clear(),
+        lambda: setattr(messages[0], "__class__", Other),
+        lambda: messages.__setitem__(3, Other.model_validate(messages[3].model_dump())),
+        lambda: messages.__setitem__(3, HumanMessage("b", id="2")),
+        lambda: messages[3].__pydantic_fields_set__.add("name"),
+        lambda: messages[4].__pydantic_fields_set__.clear(),
+        lambda: setattr(messages[4], "__class__", HumanMessage),
+        lambda: messages.append(HumanMessage("d")),
+        lambda: messages.__setitem__(slice(0, 2), [messages[1], messages[0]]),
+    ]
+    with HarnessCheckpointer() as saver:
+        for n, step in enumerate(steps):
+            step()
+            expected = copy.deepcopy(messages)
+            versions = {"messages": n, "other": n}
+            values = {"messages": messages, "other": list(messages)}
+            parent = at(name=f"c{n - 1:02}" if n else None)
+            saver.put(parent, checkpoint(f"c{n:02}", values, versions), {}, versions)
+            for reader in (saver, HarnessCheckpointer(backend=saver.backend)):
+                found = reader.get(at())["channel_values"]
+                assert_same_channels(found, {"messages": expected, "other": expected})
 
 
 async def test_changes_at_the_ends_and_in_the_middle_on_every_store(saver: FacedSaver) -> None:

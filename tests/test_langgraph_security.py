@@ -22,7 +22,7 @@ from pydantic import BaseModel, field_validator, model_validator
 
 from everstep import CheckpointCorrupted, EverstepError, UnregisteredType, UnstorableValue
 from everstep.langgraph import HarnessCheckpointer
-from everstep.langgraph.channels import Channels
+from everstep.langgraph.channels import CHAT, Channels
 from everstep.langgraph.kinds import Kinds
 from everstep.values.registry import Registered
 from tests.langgraph_same import assert_same, assert_same_channels
@@ -270,9 +270,9 @@ MESSAGES: dict[str, dict[str, Any]] = {
 class RawMessages(Channels):
     """Stores plain dicts as if they had been messages."""
 
-    def lowered(self, value: Any, name: str) -> Any:
-        form, lowered = super().lowered(value, name)
-        return (1, lowered) if name == "messages" else (form, lowered)
+    def written(self, writer: Any, name: str, value: Any, old: Any, *, top: bool = False) -> Any:
+        written = super().written(writer, name, value, None, top=top)
+        return written._replace(form=CHAT) if name == "messages" else written
 
 
 @pytest.mark.usefixtures("no_calls")
