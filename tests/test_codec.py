@@ -551,3 +551,27 @@ def test_fractions_and_uuids_are_exact() -> None:
         back = codec.unpack(codec.pack(value))
         assert str(back) == str(value)
         assert type(back) is type(value)
+
+
+@dataclasses.dataclass
+class Guarded:
+    city: str = "Oslo"
+    calls: dataclasses.InitVar[int] = 0
+
+    @property
+    def shouted(self) -> str:
+        return self.city.upper()
+
+    @shouted.setter
+    def shouted(self, value: str) -> None:
+        raise AssertionError(f"a stored value called the setter with {value!r}")
+
+
+def test_a_forged_state_cannot_run_a_setter() -> None:
+    everstep.register(Guarded)
+    honest = codec.pack(Guarded("Bergen"))
+    assert codec.unpack(honest) == Guarded("Bergen")
+    forged = codec.pack([f"{Guarded.__module__}.Guarded", {"city": "Bergen", "shouted": "RUN"}])
+    rebuilt = codec.unpack(codec.tag_header(codec.OBJECT, len(forged)) + forged)
+    assert rebuilt == Guarded("Bergen")
+    assert vars(rebuilt) == {"city": "Bergen"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -157,10 +158,13 @@ def _dataclass_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], An
     except TypeError as exc:
         raise InvalidInput(f"{_origin(cls)} cannot be rebuilt ({exc}); pass to_state= and from_state=") from exc
     slots = [name for base in cls.__mro__ for name in _slots(base)]
+    # What has a setter of its own, as a property has: what it sets is kept, and setting it would run code.
+    guarded = {name for base in cls.__mro__ for name, held in vars(base).items() if _has_setter(held)}
 
     def to_state(value: Any) -> dict[str, Any]:
         names = dict.fromkeys([*(field.name for field in fields), *slots])
-        state = {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(value, "__dict__", {})
+        state = {name: getattr(value, name) for name in names if name not in guarded and hasattr(value, name)}
+        state |= getattr(value, "__dict__", {})
         state.pop("__orig_class__", None)  # what a generic class was written with; no part of the value
         return state
 
@@ -168,13 +172,20 @@ def _dataclass_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], An
         value: Any = object.__new__(cls)
         for field in fields:
             # A field added to the class after the value was saved gets its default.
-            if field.name not in state:
+            if field.name not in state and field.name not in guarded:
                 if field.default is not dataclasses.MISSING:
                     object.__setattr__(value, field.name, field.default)
                 elif field.default_factory is not dataclasses.MISSING:
                     object.__setattr__(value, field.name, field.default_factory())
         for name, item in state.items():
-            object.__setattr__(value, name, item)
+            if name not in guarded:
+                object.__setattr__(value, name, item)
         return value
 
     return to_state, from_state
+
+
+def _has_setter(held: Any) -> bool:
+    return hasattr(type(held), "__set__") and not isinstance(
+        held, (types.MemberDescriptorType, types.GetSetDescriptorType)
+    )
