@@ -27,6 +27,7 @@ from everstep.faces import run_to_end
 from everstep.interrupts import deferred
 from everstep.stores import sqlite, sqlite_rows
 from everstep.stores.protocol import Change, Draft, Hidden, Key, Operation, Query, Stored, Write
+from everstep.stores.records import pack_id, unpack_id
 from everstep.stores.sqlite import SQLiteStore
 from everstep.testing import follow, make_object, make_record, put
 
@@ -196,13 +197,13 @@ def _id_types(connection: apsw.Connection) -> set[tuple[str]]:
 
 @given(st.one_of(st.uuids().map(str), st.text(), st.text("0123456789abcdefABCDEF-", min_size=36, max_size=36)))
 def test_an_id_is_packed_if_it_is_the_usual_text_of_a_uuid(name: str) -> None:
-    packed = sqlite_rows.pack_id(name)
+    packed = pack_id(name)
     try:
         usual = str(UUID(name)) == name
     except ValueError:
         usual = False
     assert isinstance(packed, bytes) == usual
-    assert sqlite_rows.unpack_id(packed) == name
+    assert unpack_id(packed) == name
 
 
 @given(st.one_of(st.uuids().map(str), st.text(), st.text("0123456789abcdef-", max_size=36)))
@@ -210,9 +211,9 @@ def test_packed_ids_are_less_than_the_bound_of_a_text_if_their_texts_are_less(na
     bound = sqlite_rows._bound(name)
     number = int.from_bytes(bound) if len(bound) == 16 else 1 << 128
     if number < 1 << 128:
-        assert sqlite_rows.unpack_id(bound) >= name
+        assert unpack_id(bound) >= name
     if number > 0:
-        assert sqlite_rows.unpack_id((number - 1).to_bytes(16)) < name
+        assert unpack_id((number - 1).to_bytes(16)) < name
 
 
 @pytest.mark.parametrize("content", [b"hello" * 1000, b"\0" * 5000, b"SQLite format 3\0" + b"\xff" * 9000, b"x"])

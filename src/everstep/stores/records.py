@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -33,7 +32,7 @@ def digest(*parts: bytes) -> bytes:
 
 def pack_record(record: Record) -> tuple[bytes, bytes]:
     """Return (info, root): what listing needs, and the root's body; each begins with its checksum."""
-    parents = [_packed_id(parent[2]) if parent[:2] == record.key[:2] else list(parent) for parent in record.parents]
+    parents = [pack_id(parent[2]) if parent[:2] == record.key[:2] else list(parent) for parent in record.parents]
     fields = [
         _pack_time(record.created_at), parents, list(record.tags), record.summary, record.next_node,
         record.trigger, record.kind, list(record.sizes), dict(record.metadata),
@@ -172,6 +171,21 @@ def unpack_operation(data: bytes, seq: int, undone: bool) -> Operation:
     return Operation(kind, content, seq, undone)
 
 
+def pack_id(text: str) -> str | bytes:
+    """Return 16 bytes if an id is the usual text of a UUID, else the id unchanged."""
+    if len(text) == 36 and _UUID.fullmatch(text):
+        return bytes.fromhex(text.replace("-", ""))
+    return text
+
+
+def unpack_id(packed: str | bytes) -> str:
+    """Return what `pack_id` was given."""
+    if isinstance(packed, str):
+        return packed
+    digits = packed.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
 def packed_filter(wanted: Mapping[str, Any]) -> dict[str, bytes]:
     """Return a filter as bytes per key, ready for `matches`."""
     return {key: codec.pack(value, f"filter[{key!r}]") for key, value in wanted.items()}
@@ -201,15 +215,8 @@ def _name(key: Key, step: int) -> bytes:
 
 def _parent(parent: Any, key: Key) -> Key:
     if isinstance(parent, bytes):
-        parent = str(uuid.UUID(bytes=parent))
+        parent = unpack_id(parent)
     return Key(key.thread_id, key.namespace, parent) if isinstance(parent, str) else Key(*parent)
-
-
-def _packed_id(text: str) -> str | bytes:
-    """Return the bytes of a UUID in its usual form; any other text stays as it is."""
-    if len(text) != 36 or not _UUID.fullmatch(text):
-        return text
-    return bytes.fromhex(text.replace("-", ""))
 
 
 def _pack_time(created_at: str) -> str | int:

@@ -55,7 +55,8 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.queue import CommitQueue, Job
-from everstep.stores.sqlite_rows import Rows, pack_id
+from everstep.stores.records import pack_id
+from everstep.stores.sqlite_rows import Rows
 from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import adopt, apply, apply_writes
 

@@ -8,7 +8,6 @@ and `unpack_id` on their way out. A packed id is a BLOB, and SQLite sorts every 
 from __future__ import annotations
 
 import heapq
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from everstep.stores.protocol import (
 from everstep.stores.records import (
     matches,
     pack_common,
+    pack_id,
     pack_operation,
     pack_origin,
     pack_run,
@@ -45,6 +45,7 @@ from everstep.stores.records import (
     packed_filter,
     record_digest,
     unpack_common,
+    unpack_id,
     unpack_operation,
     unpack_origin,
     unpack_record,
@@ -973,23 +974,6 @@ def _listed(row: Sequence[Any]) -> Stored:
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------
-
-_UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-
-
-def pack_id(text: str) -> str | bytes:
-    """Return an id as it is kept: 16 bytes if it is the usual text of a UUID, else unchanged."""
-    if len(text) == 36 and _UUID.fullmatch(text):
-        return bytes.fromhex(text.replace("-", ""))
-    return text
-
-
-def unpack_id(packed: str | bytes) -> str:
-    """Return what `pack_id` was given."""
-    if isinstance(packed, str):
-        return packed
-    digits = packed.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _packed(text: str | None) -> str | bytes | None:
