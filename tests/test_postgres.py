@@ -38,10 +38,11 @@ from everstep import (
 )
 from everstep.faces import run_to_end
 from everstep.stores import postgres as module
+from everstep.stores import postgres_adopt, postgres_rows
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres_pool import Connection, Pool, _until, connect
-from everstep.stores.postgres_rows import Rows, Tables
-from everstep.stores.protocol import Change, Key, Move, Operation, Query, Write
+from everstep.stores.postgres_rows import Rows, Tables, packed_id, unpacked_id
+from everstep.stores.protocol import Change, Hidden, Key, Move, Operation, Query, Write
 from everstep.testing import follow, head_id, ids, make_object, make_record, put
 from tests import servers
 from tests.postgres_tools import OwnPostgres, Wire, own_postgres
@@ -728,6 +729,81 @@ def test_tables_of_a_newer_version_are_not_touched(own: OwnPostgres, schema: str
     own.do(f"UPDATE {schema}.everstep_meta SET version = 99")
     with pytest.raises(StoreMismatch, match="upgrade everstep"):
         run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+
+
+UUIDS = ["1f1e11da-22d8-6c65-8259-b92522cbe791", "00000000-0000-0000-0000-000000000000"]
+NAMES = [
+    *UUIDS, "plain", "", UUIDS[0].upper(), UUIDS[0] + "\n", UUIDS[0][:-1], UUIDS[0].replace("-", ""), "é" * 18,
+    "\0" * 36, "\\" * 36, "g" + UUIDS[0][1:], "{" + UUIDS[0][1:-1] + "}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_server_packs_ids_as_we_do(make: Any, url: str, name: str) -> None:
+    run(make().list_threads(1, 0))
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT everstep_packed(%b)", (name.encode(),)).fetchone() == (packed_id(name),)
+    assert unpacked_id(packed_id(name)) == name
+    assert len(packed_id(name)) == (17 if name in UUIDS else len(name.encode()))
+
+
+def test_tables_of_schema_1_are_brought_up_to_date_with_their_writes(
+    own: OwnPostgres, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(module, "SCHEMA_VERSION", 1)
+        for rows in (postgres_rows, postgres_adopt):
+            before.setattr(rows, "packed_id", str.encode)
+        old = PostgresStore(own.url, schema=schema).blocking
+        for name in NAMES:
+            run(old.commit(put(make_record(name))))
+            for task in NAMES:
+                run(old.put_writes(Key("t", "", name), [WRITE._replace(task_id=task)], []))
+        seqs = [write.seq for _, write in run(old.raw("t")).writes]
+        run(old.commit(Change(thread_id="t", hide=[Hidden("", 0, seqs[1], None, UUIDS[0])], log=Operation("x", {}))))
+        expected = run(old.raw("t"))
+        run(old.close())
+    packed = f"""SELECT (SELECT count(*) FROM {schema}.everstep_writes WHERE substr(checkpoint, 1, 1) = '\\xff'),
+                        (SELECT count(*) FROM {schema}.everstep_writes WHERE substr(task, 1, 1) = '\\xff'),
+                        (SELECT count(*) FROM {schema}.everstep_hidden WHERE substr(writes_of, 1, 1) = '\\xff')"""
+    with psycopg.connect(own.url, autocommit=True) as connection:
+        assert connection.execute(packed.encode()).fetchone() == (0, 0, 0)
+        store = PostgresStore(own.url, schema=schema).blocking
+        assert run(store.raw("t")) == expected
+        assert connection.execute(packed.encode()).fetchone() == (2 * len(NAMES), 2 * len(NAMES), 1)
+    assert len(expected.writes) == len(NAMES) ** 2
+    for name in NAMES:
+        hidden = NAMES[:2] if name == UUIDS[0] else []
+        loaded = run(store.read("t", "", name, writes=True))
+        assert {write.task_id for write in loaded.writes} == set(NAMES) - set(hidden)
+    run(store.put_writes(Key("t", "", UUIDS[1]), [WRITE._replace(task_id=UUIDS[0], body=b"later")], []))
+    assert run(store.raw("t")) == expected, "the first write stays"
+    run(store.delete("t", keys=[Key("t", "", UUIDS[1])]))
+    assert UUIDS[1] not in {key.checkpoint_id for key, _ in run(store.raw("t")).writes}
+    run(store.close())
+
+
+def test_a_role_that_does_not_own_old_tables_leaves_them_as_they_are(
+    own: OwnPostgres, schema: str, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(module, "SCHEMA_VERSION", 1)
+        run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+    own.do(f"GRANT USAGE ON SCHEMA {schema} TO {role}", f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    with pytest.raises(StoreReadOnly, match="permission denied"):
+        run(PostgresStore(own.url_of(role), schema=schema).blocking.list_threads(1, 0))
+    with psycopg.connect(own.url) as connection:
+        assert connection.execute(f"SELECT version FROM {schema}.everstep_meta".encode()).fetchone() == (1,)
+
+
+@pytest.mark.parametrize("change", [follow("t", "c"), Change(thread_id="t")], ids=["the short way", "the long way"])
+def test_writes_of_pruned_checkpoints_go_with_them(make: Any, change: Change) -> None:
+    store = make()
+    stored = [run(store.commit(put(make_record(name)))) for name in UUIDS]
+    for name in UUIDS:
+        run(store.put_writes(Key("t", "", name), [WRITE._replace(task_id=UUIDS[0])], []))
+    run(store.commit(change._replace(prune=[stored[0].seq])))
+    assert [key.checkpoint_id for key, _ in run(store.raw("t")).writes] == [UUIDS[1]]
 
 
 def test_a_table_of_somebody_else_is_not_touched(own: OwnPostgres, schema: str) -> None:

@@ -69,7 +69,7 @@ except ImportError as exc:
     raise MissingDependency("psycopg", "postgres") from exc
 
 T = TypeVar("T")
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {

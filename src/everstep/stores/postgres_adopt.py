@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from everstep.stores.postgres_rows import Rows, labels
+from everstep.stores.postgres_rows import Rows, labels, packed_id, unpacked_id
 from everstep.stores.protocol import COMMONS_MAX, Common, Key, Part, Place, RawLine, RawThread, Stored, Write
 from everstep.stores.records import (
     pack_common,
@@ -94,9 +94,9 @@ class AdoptingRows(Rows):
                WHERE l.family = %s AND l.thread = %s ORDER BY w.seq""",
             (family, thread),
         )
-        keys = [Key(thread_id, namespace.decode(), name.decode()) for namespace, name, *_ in rows]
+        keys = [Key(thread_id, namespace.decode(), unpacked_id(name)) for namespace, name, *_ in rows]
         return [
-            (key, unpack_write(key.checkpoint_id, row[2], row[4].decode(), row[3], *row[5:]))
+            (key, unpack_write(key.checkpoint_id, row[2], unpacked_id(row[4]), row[3], *row[5:]))
             for key, row in zip(keys, rows, strict=True)
         ]
 
@@ -323,7 +323,7 @@ class AdoptingRows(Rows):
                 (
                     family, [numbers[h.namespace] for h in hidden], [h.operation for h in hidden],
                     [h.after for h in hidden], [h.to for h in hidden], [h.run for h in hidden],
-                    [h.writes_of.encode() if h.writes_of is not None else None for h in hidden],
+                    [packed_id(h.writes_of) if h.writes_of is not None else None for h in hidden],
                 ),
             )  # fmt: skip
         if raw.writes:
@@ -333,8 +333,8 @@ class AdoptingRows(Rows):
                                               %s::bytea[], %s::bytea[]) AS u""",
                 (
                     family, [numbers[key.namespace] for key, _ in raw.writes], [write.seq for _, write in raw.writes],
-                    [write.idx for _, write in raw.writes], [key.checkpoint_id.encode() for key, _ in raw.writes],
-                    [write.task_id.encode() for _, write in raw.writes],
+                    [write.idx for _, write in raw.writes], [packed_id(key.checkpoint_id) for key, _ in raw.writes],
+                    [packed_id(write.task_id) for _, write in raw.writes],
                     [pack_write(key.checkpoint_id, write) for key, write in raw.writes],
                     [write.children for _, write in raw.writes],
                 ),

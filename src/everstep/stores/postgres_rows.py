@@ -1,8 +1,9 @@
 """The tables of the PostgreSQL store, as rows inside one transaction. SQL on them is here and in `postgres_adopt`.
 
 `Rows` has what the store reads and, of `transaction.Transaction`, what `apply` works on. What a user names is
-bound as bytes. A transaction locks the lines it changes, after its guard of the family's objects; a draft's bases are
-locked against deletion until it is committed, so that no sweep can take what rests on them.
+bound as bytes; the ids in `writes` and `hidden` as `packed_id` makes them. A transaction locks the lines it changes,
+after its guard of the family's objects; a draft's bases are locked against deletion until it is committed, so that no
+sweep can take what rests on them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from everstep.stores.protocol import (
 from everstep.stores.records import (
     matches,
     pack_common,
+    pack_id,
     pack_operation,
     pack_origin,
     pack_run,
@@ -44,6 +46,7 @@ from everstep.stores.records import (
     packed_filter,
     record_digest,
     unpack_common,
+    unpack_id,
     unpack_operation,
     unpack_origin,
     unpack_record,
@@ -56,7 +59,7 @@ from everstep.values.tree import FORMAT, hashes
 
 TABLES = (
     "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
-    "operations", "hidden", "guard", "alone", "below", "keep", "put", "attach",
+    "operations", "hidden", "packed", "guard", "alone", "below", "keep", "put", "attach",
 )  # fmt: skip
 
 _HIDDEN = """EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = c.family AND h.line = c.line AND h.writes_of IS NULL
@@ -317,7 +320,7 @@ class Rows:
             return
         self._do(
             "DELETE FROM {writes} WHERE family = %s AND line = %s AND checkpoint = ANY(%s)",
-            (family, line, [name for name, _ in gone]),
+            (family, line, [packed_id(name.decode()) for name, _ in gone]),
         )
         self._do(
             "UPDATE {lines} SET doomed = doomed + %s WHERE family = %s AND id = %s",
@@ -404,7 +407,7 @@ class Rows:
         )
 
     def hide(self, line: Line, hidden: Hidden) -> None:
-        writes_of = hidden.writes_of.encode() if hidden.writes_of is not None else None
+        writes_of = packed_id(hidden.writes_of) if hidden.writes_of is not None else None
         self._do(
             """INSERT INTO {hidden} (family, line, operation, after, upto, run, writes_of)
                VALUES (%s, %s, %s, %s, %s, %s, %s)""",
@@ -426,7 +429,7 @@ class Rows:
                 SELECT f.id, %s, {_NUMBER}, %s, %s, %s, %s, %s FROM {{families}} f WHERE f.id = %s
                 ON CONFLICT (family, line, checkpoint, task, idx) DO {update if write.idx < 0 else "NOTHING"}""",
             (
-                ref, write.idx, checkpoint_id.encode(), write.task_id.encode(), pack_write(checkpoint_id, write),
+                ref, write.idx, packed_id(checkpoint_id), packed_id(write.task_id), pack_write(checkpoint_id, write),
                 write.children, family,
             ),
         )  # fmt: skip
@@ -449,11 +452,12 @@ class Rows:
             if write.idx < 0 or (write.task_id, write.idx) not in kept:
                 kept[write.task_id, write.idx] = write
         values = (
-            *map(str.encode, key),
+            *_named(key.thread_id, key.namespace),
+            packed_id(key.checkpoint_id),
             *(map(str.encode, base.key) if base is not None else (None,) * 3),
             base.digest if base is not None else None,
             *columns(objects),
-            [write.task_id.encode() for write in kept.values()],
+            [packed_id(write.task_id) for write in kept.values()],
             [write.idx for write in kept.values()],
             [pack_write(key.checkpoint_id, write) for write in kept.values()],
             [write.children for write in kept.values()],
@@ -635,7 +639,7 @@ class Rows:
                JOIN {lines} l ON l.family = h.family AND l.id = h.line WHERE l.family = %s AND l.thread = %s""",
             (family, thread),
         ):
-            name = writes_of.decode() if writes_of is not None else None
+            name = unpacked_id(writes_of) if writes_of is not None else None
             hidden.setdefault(operation, []).append(Hidden(namespace.decode(), after, upto, run, name, operation))
         return hidden
 
@@ -726,12 +730,12 @@ class Rows:
     ) -> int:
         where, value = "%s", True
         if keys is not None:
-            names = [key.checkpoint_id.encode() for key in keys if key[:2] == (thread_id, namespace)]
-            where, value = "c.id = ANY(%s)", names  # type: ignore[assignment]
+            names = [key.checkpoint_id for key in keys if key[:2] == (thread_id, namespace)]
+            where, value = "c.id = ANY(%s)", [name.encode() for name in names]  # type: ignore[assignment]
             if not spare:  # writes may have come before their checkpoint
                 self._do(
                     "DELETE FROM {writes} WHERE family = %s AND line = %s AND checkpoint = ANY(%s)",
-                    (family, line, names),
+                    (family, line, [packed_id(name) for name in names]),
                 )
         elif before_step is not None:
             where, value = "c.step < %s", before_step  # type: ignore[assignment]
@@ -887,7 +891,8 @@ _LOAD_CHECKPOINT = """ SELECT 0, place, generation, seq, step, run, added, famil
 _LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"
 _LOAD_WRITES = """SELECT 2, place, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
     CROSS JOIN LATERAL (
-        SELECT * FROM {writes} w WHERE w.family = chosen.family AND w.line = chosen.line AND w.checkpoint = chosen.id
+        SELECT * FROM {writes} w WHERE w.family = chosen.family AND w.line = chosen.line
+        AND w.checkpoint = {packed}(chosen.id)
         AND NOT EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = w.family AND h.line = w.line
                         AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto) OFFSET 0
     ) w"""
@@ -899,6 +904,20 @@ def labels(metadata: Mapping[str, Any]) -> list[int] | None:
         return None
     packed = [codec.pack([key, value], "metadata") for key, value in metadata.items()]
     return [int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True) for entry in packed]
+
+
+def packed_id(text: str) -> bytes:
+    """Return an id as writes keep it: a UUID as 17 bytes that are no UTF-8, any other text as its own bytes."""
+    packed = pack_id(text)
+    return packed.encode() if isinstance(packed, str) else _UUID_MARK + packed
+
+
+def unpacked_id(packed: bytes) -> str:
+    """Return what `packed_id` was given."""
+    return unpack_id(packed[1:]) if packed[:1] == _UUID_MARK else packed.decode()
+
+
+_UUID_MARK = b"\xff"
 
 
 def columns(objects: Sequence[Object]) -> tuple[list[bytes], list[bytes], list[bytes]]:
@@ -960,7 +979,7 @@ def _loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Loaded
     stored = _stored(thread_id, namespace, family, row)
     found = [Object(*other[10:13]) for other in rows if other[0] == 1]
     attached = [
-        unpack_write(name.decode(), other[2], other[10].decode(), other[3], *other[11:13])
+        unpack_write(name.decode(), other[2], unpacked_id(other[10]), other[3], *other[11:13])
         for other in rows
         if other[0] == 2
     ]
