@@ -41,7 +41,7 @@ from everstep.stores import postgres as module
 from everstep.stores import postgres_adopt, postgres_rows
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres_pool import Connection, Pool, _until, connect
-from everstep.stores.postgres_rows import Rows, Tables, packed_id, unpacked_id
+from everstep.stores.postgres_rows import Rows, Tables, labels, packed_id, unpacked_id
 from everstep.stores.protocol import Change, Hidden, Key, Move, Operation, Query, Write
 from everstep.testing import follow, head_id, ids, make_object, make_record, put
 from tests import servers
@@ -1254,6 +1254,60 @@ def test_entries_of_the_same_label_are_told_apart(make: Any, monkeypatch: pytest
         assert ids(run(store.list_checkpoints(query))) == ["c7", "c4"]
         assert ids(run(store.list_checkpoints(replace(query, offset=1)))) == ["c4", "c1"]
         assert ids(run(store.list_checkpoints(replace(query, limit=9)))) == ["c7", "c4", "c1"]
+
+
+def labels_of_before(metadata: Any) -> list[int]:
+    """Return the labels of schema 1, one per entry."""
+    return [label for key, value in metadata.items() for label in labels({key: value}) or [hash(key)]]
+
+
+def loop_metadata(n: int) -> dict[str, Any]:
+    return {"source": "loop", "step": n, "parents": {}}
+
+
+def test_entries_that_tell_nothing_apart_have_no_label(make: Any, url: str) -> None:
+    store = make()
+    for n in range(4):
+        run(store.commit(put(make_record(f"c{n}", metadata=loop_metadata(n)))))
+    run(store.commit(put(make_record("c4", metadata={"step": 4, "parents": {}}))))
+    with psycopg.connect(url) as connection:
+        found = connection.execute("SELECT DISTINCT labels FROM everstep_checkpoints").fetchall()
+    assert sorted(len(row[0] or ()) for row in found) == [0, 1]
+
+
+@pytest.mark.parametrize("thread_id", ["t", None])
+@pytest.mark.parametrize("is_old", [False, True], ids=["", "with labels of before"])
+def test_entries_without_a_label_are_found(
+    make: Any, monkeypatch: pytest.MonkeyPatch, thread_id: str | None, is_old: bool
+) -> None:
+    store = make()
+    with monkeypatch.context() as before:
+        if is_old:
+            for name in ("postgres", "postgres_rows"):
+                before.setattr(f"everstep.stores.{name}.labels", labels_of_before)
+        for n in range(70):
+            run(store.commit(put(make_record(f"c{n}", metadata=loop_metadata(n)))))
+
+    def found(wanted: dict[str, Any], **options: Any) -> list[str]:
+        return ids(run(store.list_checkpoints(Query(thread_id=thread_id, filter=wanted, **options))))
+
+    assert found({"step": 3}) == found({"step": 3}, limit=1) == found({"step": 3, "source": "loop"}, limit=1) == ["c3"]
+    assert found({"parents": {}}, limit=2) == ["c69", "c68"]
+    assert found({"step": 3}, limit=1, offset=1) == found({"step": 70}, limit=1) == found({"step": 3}, limit=0) == []
+    assert found({"step": 3, "source": "input"}) == found({"step": 3.0}) == found({"parents": []}) == []
+
+
+def test_a_filter_without_a_label_looks_at_its_thread_alone(make: Any, url: str) -> None:
+    store = make()
+    for n in range(400):
+        thread_id = "t" if n % 20 == 0 else "other"
+        run(store.commit(put(make_record(f"c{n}", thread_id, metadata=loop_metadata(n)))))
+    counted = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'everstep_checkpoints'"
+    with Connection.connect(url) as connection:
+        found = Rows(connection, Tables(None, "everstep_")).list_checkpoints(Query(thread_id="t", filter={"step": 40}))
+        assert ids(found) == ["c40"]
+        (looked_at,) = connection.execute(counted).fetchone() or (0,)
+    assert 20 <= looked_at < 60
 
 
 def test_one_damaged_checkpoint_among_many_is_reported(make: Any, url: str) -> None:

@@ -64,6 +64,7 @@ TABLES = (
 
 _HIDDEN = """EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = c.family AND h.line = c.line AND h.writes_of IS NULL
              AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))"""
+_GROWTH = 32  # of a page in which too little matched
 _SPARED = """(c.pinned OR c.branches > 0
              OR EXISTS (SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND l.head = c.seq))"""
 _NUMBER = "nextval('{numbers}') + f.shift"  # of a family whose guard is held: see `AdoptingRows.reserve`
@@ -520,12 +521,13 @@ class Rows:
         if query.filter:
             wanted = packed_filter(query.filter)
             end = None if query.limit is None else query.offset + query.limit
-            found = self._page(query, order, end, 0)
-            matching = [stored for stored in found if matches(stored.record.metadata, wanted)]
-            if len(matching) < len(found) == end:  # labels may, once in an age, be the same for two entries
-                found = self._page(query, order, None, 0)
+            size = end
+            while True:
+                found = self._page(query, order, size, 0)
                 matching = [stored for stored in found if matches(stored.record.metadata, wanted)]
-            return matching[query.offset : end]
+                if size is None or len(found) < size or len(matching[:end]) == end:
+                    return matching[query.offset : end]
+                size *= _GROWTH  # some entries have no label; and, once in an age, two have the same
         return self._page(query, order, query.limit, query.offset)
 
     def _page(self, query: Query, order: str, limit: int | None, offset: int) -> list[Stored]:
@@ -899,10 +901,13 @@ _LOAD_WRITES = """SELECT 2, place, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.inf
 
 
 def labels(metadata: Mapping[str, Any]) -> list[int] | None:
-    """Return a number per entry of the metadata, by which filters find it; None if there are none."""
-    if not metadata:
+    """Return a number per entry of the metadata, by which filters find it; None if there are none.
+
+    LangGraph's step would fill the index, being another one each time; its parents are empty almost everywhere.
+    """
+    packed = [codec.pack([key, value], "metadata") for key, value in metadata.items() if key != "step" and value != {}]
+    if not packed:
         return None
-    packed = [codec.pack([key, value], "metadata") for key, value in metadata.items()]
     return [int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True) for entry in packed]
 
 
