@@ -1272,7 +1272,8 @@ def test_entries_that_tell_nothing_apart_have_no_label(make: Any, url: str) -> N
     run(store.commit(put(make_record("c4", metadata={"step": 4, "parents": {}}))))
     with psycopg.connect(url) as connection:
         found = connection.execute("SELECT DISTINCT labels FROM everstep_checkpoints").fetchall()
-    assert sorted(len(row[0] or ()) for row in found) == [0, 1]
+    assert sorted(len(row[0]) if row[0] is not None else 0 for row in found) == [0, 1]
+    assert (None,) in found
 
 
 @pytest.mark.parametrize("thread_id", ["t", None])

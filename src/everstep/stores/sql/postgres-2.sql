@@ -41,7 +41,9 @@ BEGIN
     END IF;
     SELECT nextval('{numbers}') + shift INTO _seq FROM {families} WHERE id = _family;
     INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info, children, root)
-        VALUES (_family, _line, _seq, _run, _added, _step, 0, false, _id, _labels, _info, _children, _root);
+        VALUES (_family, _line, _seq, _run, _added, _step, 0, false, _id,
+                _labels || NULL::bigint[],  -- a flat copy: an array as plpgsql holds it takes some ten bytes more
+                _info, _children, _root);
     FOREACH _victim IN ARRAY _prune LOOP
         DELETE FROM {checkpoints} WHERE family = _family AND line = _line AND seq = _victim
             AND NOT pinned AND branches = 0 RETURNING added, id INTO _gone, _name;
