@@ -696,7 +696,14 @@ def test_unknown_options_are_refused_by_name() -> None:
         everstep.open("postgresql://localhost/x", pool_max=3)
 
 
-def test_processes_that_start_at_once_make_the_tables_once(own: OwnPostgres, schema: str) -> None:
+@pytest.mark.parametrize("version", [0, 1])
+def test_processes_that_start_at_once_make_the_tables_once(
+    own: OwnPostgres, schema: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if version:
+        with monkeypatch.context() as before:
+            before.setattr(module, "SCHEMA_VERSION", version)
+            run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
     script = """if True:
         import sys, warnings
         from everstep.faces import run_to_end
