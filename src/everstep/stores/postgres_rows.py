@@ -905,7 +905,11 @@ def labels(metadata: Mapping[str, Any]) -> list[int] | None:
 
     LangGraph's step would fill the index, being another one each time; its parents are empty almost everywhere.
     """
-    packed = [codec.pack([key, value], "metadata") for key, value in metadata.items() if key != "step" and value != {}]
+    packed = [
+        codec.pack([key, value], "metadata")
+        for key, value in metadata.items()
+        if key != "step" and (type(value) is not dict or value)
+    ]
     if not packed:
         return None
     return [int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True) for entry in packed]
