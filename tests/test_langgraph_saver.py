@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 import everstep
@@ -34,6 +35,16 @@ async def test_what_is_put_is_what_get_tuple_gives(saver: FacedSaver) -> None:
     assert found.parent_config == at(name="c1")
     assert found.pending_writes == []
     assert await saver.get(config) == given
+
+
+async def test_short_conversations_grow_in_any_channel(saver: FacedSaver) -> None:
+    messages = [AIMessage("a", id="1"), HumanMessage("b", id="2"), AIMessage("c" * 2000, id="3"), HumanMessage("d")]
+    for n in range(1, 5):
+        parent = f"c{n - 1}" if n > 1 else None
+        await saver.add(f"c{n}", {"other": messages[:n]}, parent=parent, versions={"other": n})
+
+    for n in range(1, 5):
+        assert await saver.values(name=f"c{n}") == {"other": messages[:n]}
 
 
 async def test_a_first_checkpoint_has_no_parent(saver: FacedSaver) -> None:

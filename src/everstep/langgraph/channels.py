@@ -86,7 +86,7 @@ class Channels:
 
     def written(self, writer: tree.Writer, name: str, value: Any, old: Written | None, *, top: bool = False) -> Written:
         """Write a value; `old` is what stood there before; `top`: a list stands by itself, not in a mapping."""
-        if old is not None and old.shape is not None and type(value) is list:
+        if old is not None and old.is_list and old.shape is not None and type(value) is list:
             grown = self._grown(writer, name, value, old, old.shape)
             if grown is not None:
                 return grown
