@@ -97,7 +97,8 @@ class Channels:
             packed = self._codec.pack(lowered, name)
             if len(packed) <= tree.ENTRY_MAX:
                 return Written(form, len(packed), packed, None)
-            node = writer.value(lowered, name, tree.ENTRY_MAX, 1)
+            # From the bytes: another thread may be changing the value, and all of its parts are to be of one moment.
+            node = writer.packed(packed, name, tree.ENTRY_MAX, 1)
             return Written(form, node.size, None, node)
         kept = old.length if old is not None and old.is_list and old.form == form and old.length <= len(lowered) else 0
         if old is not None and not (kept and self._is_same(lowered[:kept], old, name)):
@@ -197,11 +198,11 @@ class Channels:
         """Write a pending write: its form and its node."""
         form, lowered = self.lowered(value, name)
         if isinstance(form, dict):
-            return PLAIN, writer.value(value, name)
+            return PLAIN, writer.packed(self._codec.pack(value, name), name)
         if form in (CHAT, MESSAGE):  # as a list node, whose items are the same objects as those of the conversation
             packed = [self._codec.pack(message, name) for message in lowered]
             return form, writer.extended_packed(tree.EMPTY_LIST, packed, name)
-        return form, writer.value(lowered, name)
+        return form, writer.packed(self._codec.pack(lowered, name), name)
 
     def lowered(self, value: Any, name: str) -> tuple[Form, Any]:
         """Return the form of a value and what is packed for it."""
@@ -226,7 +227,7 @@ class Channels:
 
     def _lowered_dict(self, value: dict[str, Any]) -> tuple[Form, Any]:
         lowered, forms = dict(value), dict[str, int]()
-        for key, item in value.items():
+        for key, item in list(lowered.items()):
             if type(item) is list and item:
                 messages, form = self._messages.lowered(item), CHAT
             elif hasattr(item, "__pydantic_fields_set__"):
@@ -345,11 +346,8 @@ class Channels:
                 continue
             below = groups.get(part)
             if below is None:
-                content = objects.get(part)
-                if content is None:
-                    raise tree.MissingObject(part)
                 below = []
-                self._collect(tree.group_parts(level, *content), objects, below)
+                self._collect(tree.group_parts(level, *tree.content_of(part, objects)), objects, below)
                 if len(groups) > _TEMPLATES_MAX:
                     groups.clear()
                 groups[part] = below
@@ -404,7 +402,7 @@ class Channels:
     ) -> Written:
         """Return a value that was read as it was written, so that its successor can be written from it."""
         packed = _joined(node, objects)
-        inner = tree.Node(*objects[node.children], 0) if node.body == tree.REF_BODY else node
+        inner = tree.Node(*tree.content_of(node.children, objects), 0) if node.body == tree.REF_BODY else node
         if tree.is_list(inner):
             return Written(form, len(packed), packed, inner._replace(size=len(packed)), codec.length(packed), top=top)
         return Written(form, len(packed), packed, node._replace(size=len(packed)) if node.children else None)

@@ -45,6 +45,7 @@ _OPTIONS = (
 )
 _hidden = threading.local()  # an interrupt that the packer hides
 _PLAIN = frozenset((type(None), bool, float, bytes))
+_COPIED = frozenset((list, dict))
 _END = ormsgpack.packb(b"\xe5everstep.end")  # follows a value when it is unpacked, so that rubbish behind it shows
 
 
@@ -216,7 +217,7 @@ class Codec:
     def packs_to(self, value: Any, packed: bytes) -> bool:
         """Whether `value` packs to these bytes, which hold no bytes value: then a quick look is an exact one."""
         try:
-            return ormsgpack.packb(value, self._tagged_fast, _OPTIONS) == packed
+            return self._packed_at_once(value) == packed
         except (TypeError, EverstepError, RuntimeError):  # `pack` will say what is wrong
             interrupt, _hidden.interrupt = getattr(_hidden, "interrupt", None), None
             if interrupt is not None:
@@ -245,11 +246,22 @@ class Codec:
         return tag, content
 
     def _pack_fast(self, value: Any) -> bytes:
-        packed = ormsgpack.packb(value, self._tagged_fast, _OPTIONS)
+        packed = self._packed_at_once(value)
         # The packer writes a bytearray as bytes. Where the bytes marker cannot be seen there is none.
         if (0xC4 in packed or 0xC5 in packed or 0xC6 in packed) and _holds_buffer(value):
             raise TypeError("a bytearray needs the careful way")
         return packed
+
+    def _packed_at_once(self, value: Any) -> bytes:
+        """Return what the packer makes of `value`, though another thread may be changing it.
+
+        Without a callback nothing else runs meanwhile. With one it does, and the packer reads beyond the end of a list
+        that has shrunk, so it gets containers of its own.
+        """
+        try:
+            return ormsgpack.packb(value, None, _OPTIONS)
+        except TypeError:
+            return ormsgpack.packb(_own_containers(value, 0), self._tagged_fast, _OPTIONS)
 
     def _tagged_fast(self, value: Any) -> ormsgpack.Ext:
         """Return the extension value for `value`; the packer calls this for what it does not know."""
@@ -332,6 +344,19 @@ DEFAULT = Codec(registry, "its class is not registered; call everstep.register(c
 """With the classes that were registered."""
 
 pack, unpack, unpack_parts, opened = DEFAULT.pack, DEFAULT.unpack, DEFAULT.unpack_parts, DEFAULT.opened
+
+
+def _own_containers(value: Any, depth: int) -> Any:
+    """Return `value` with new lists and dicts; what they hold is the same."""
+    kind = type(value)
+    if depth > DEPTH_MAX:
+        raise TypeError("a value that nests too deep, or contains itself, needs the careful way")
+    if kind is list:
+        return [_own_containers(item, depth + 1) if type(item) in _COPIED else item for item in value.copy()]
+    if kind is dict:
+        pairs = value.copy().items()
+        return {key: _own_containers(item, depth + 1) if type(item) in _COPIED else item for key, item in pairs}
+    return value
 
 
 def _packed_set(items: list[bytes]) -> bytes:

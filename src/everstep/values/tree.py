@@ -667,9 +667,7 @@ def entries(node: Node, objects: Mapping[bytes, Content]) -> dict[bytes, Node] |
     """Return the values of a mapping node by packed key, without opening them; None if it is kept whole."""
     children, body = node.children, node.body
     if body == REF_BODY:
-        if children not in objects:
-            raise MissingObject(children)
-        children, body = objects[children]
+        children, body = content_of(children, objects)
     if body[:1] != bytes((MAP,)):
         return None
     pending, found = opened(children, body).parts[::-1], dict[bytes, Node]()
@@ -678,11 +676,17 @@ def entries(node: Node, objects: Mapping[bytes, Content]) -> dict[bytes, Node] |
         if level == 0:
             key, value = pair(part)
             found[key] = value
-        elif part.children in objects:
-            pending.extend(opened_group(level, *objects[part.children])[::-1])
         else:
-            raise MissingObject(part.children)
+            pending.extend(opened_group(level, *content_of(part.children, objects))[::-1])
     return found
+
+
+def content_of(key: bytes, objects: Mapping[bytes, Content]) -> Content:
+    """Return an object; `objects` may be a memory that another thread takes things out of."""
+    content = objects.get(key)
+    if content is None:
+        raise MissingObject(key)
+    return content
 
 
 def reachable(children: bytes, children_of: Callable[[bytes], bytes | None]) -> tuple[set[bytes], list[bytes]]:
