@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 
 import everstep
+from everstep.langgraph import HarnessCheckpointer
+from everstep.langgraph.quiet import QUIET
 from everstep.values import codec, tree
-from tests.langgraph_tools import FacedSaver
+from tests.langgraph_tools import FacedSaver, at, checkpoint
 
 
 class Meddling:
@@ -69,3 +75,32 @@ def test_an_object_that_leaves_memory_is_said_to_be_missing() -> None:
 
     with pytest.raises(tree.MissingObject):
         tree.entries(node, Forgetful())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_has_the_collector_as_it_was_though_a_thread_was_building() -> None:
+    saver = HarnessCheckpointer()
+    saver.put(at(), checkpoint("c1", {"messages": [HumanMessage("x", id="1")]}))
+    inside, leave = threading.Event(), threading.Event()
+
+    def build() -> None:
+        with QUIET:
+            inside.set()
+            leave.wait(60)
+
+    builder = threading.Thread(target=build)
+    builder.start()
+    try:
+        assert inside.wait(60)
+        assert not gc.isenabled()
+        child = os.fork()
+        if child == 0:
+            before = gc.isenabled()
+            list(saver.list(at()))
+            os._exit(0 if before and gc.isenabled() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not gc.isenabled()
+    finally:
+        leave.set()
+        builder.join()
+    assert gc.isenabled()

@@ -11,6 +11,8 @@ import gc
 import threading
 from types import TracebackType
 
+from everstep import forks
+
 _lock = threading.Lock()
 _inside = 0
 _was_enabled = False
@@ -18,6 +20,22 @@ _was_enabled = False
 
 class Quiet:
     """While inside, the collector does not start by itself. Several threads may be inside at once."""
+
+    rest_order = 4
+
+    def __init__(self) -> None:
+        forks.register(self)
+
+    def rest(self) -> None:
+        _lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:
+        global _inside
+        if in_child and _inside > 0:  # those who were inside are not in the child
+            _inside = 0
+            if _was_enabled:
+                gc.enable()
+        _lock.release()
 
     def __enter__(self) -> None:
         global _inside, _was_enabled
