@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from everstep import MISSING, Diff, Difference
 from everstep.diff import compare
-from everstep.values import codec
+from everstep.values import codec, tree
 from tests.test_tree import message
 from tests.test_walk import Shelf
 
@@ -86,6 +86,21 @@ def test_the_way_back_is_the_mirror_image(ma: list[Any], mb: list[Any], sa: Any,
 
 
 # -- mappings
+
+
+def test_values_that_another_release_grouped_otherwise_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages, big = [message(n) for n in range(100)], {str(n): "x" * n for n in range(100)}
+    state = {"big": big, "t": tuple(range(2000))}
+    shelf = Shelf()
+    old = shelf.root(messages, state)
+    monkeypatch.setattr(tree, "_GROUP_ODDS", 32)
+    new, more = shelf.root(messages, state), shelf.root(messages, state | {"n": 1})
+    moved = shelf.root(messages, state | {"big": dict(reversed(big.items()))})
+
+    assert old != new
+    assert shelf.run(compare(old, new)) == []
+    assert [d.path for d in shelf.run(compare(old, moved))] == ["state.big"]
+    assert [d.path for d in shelf.run(compare(old, more))] == ["state.n"]
 
 
 def test_a_change_is_reported_where_it_is() -> None:

@@ -71,7 +71,13 @@ def _value(walker: Walker, path: str, a: Node | None, b: Node | None) -> Need[li
         changes = yield from _mapping(walker, path, mappings[0], mappings[1])
     elif lists[0] is not None and lists[1] is not None:
         changes = yield from _list(walker, path, lists[0], lists[1])
-    return changes or [_Change(path, a, b)]
+    return changes or (yield from _unlike(walker, path, a, b))
+
+
+def _unlike(walker: Walker, path: str, a: Node, b: Node) -> Need[list[_Change]]:
+    """Report two nodes as a whole, unless they are the same value, grouped in other ways by two releases."""
+    before, after = yield from walker.packed([a, b])
+    return [] if before == after else [_Change(path, a, b)]
 
 
 def _mapping(walker: Walker, path: str, a: Entries, b: Entries) -> Need[list[_Change]]:
@@ -85,7 +91,7 @@ def _messages(walker: Walker, a: Node, b: Node) -> Need[list[_Change]]:
         return []
     before, after = yield from together([walker.messages(a), walker.messages(b)])
     changes = yield from _list(walker, "messages", before, after, named=True)
-    return changes or [_Change("messages", a, b)]
+    return changes or (yield from _unlike(walker, "messages", a, b))
 
 
 class _Pair(NamedTuple):
