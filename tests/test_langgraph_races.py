@@ -12,7 +12,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 import everstep
-from everstep.langgraph import HarnessCheckpointer
+from everstep.langgraph import HarnessCheckpointer, channels
 from everstep.langgraph.quiet import QUIET
 from everstep.values import codec, tree
 from tests.langgraph_tools import FacedSaver, at, checkpoint
@@ -104,3 +104,16 @@ def test_a_child_has_the_collector_as_it_was_though_a_thread_was_building() -> N
         leave.set()
         builder.join()
     assert gc.isenabled()
+
+
+def test_what_is_remembered_of_large_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "_TEMPLATES_BYTES_MAX", 1 << 20)
+    saver = HarnessCheckpointer()
+    for n in range(100):
+        saver.put(at(f"t{n}"), checkpoint("c1", {"messages": [HumanMessage(str(n) * 50_000, id=str(n))]}))
+
+    found = [len(saved.checkpoint["channel_values"]["messages"][0].content) for saved in saver.list(None)]
+
+    assert len(found) == 100
+    assert min(found) == 50_000
+    assert len(saver._channels._templates) < 30

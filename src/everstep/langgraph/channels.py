@@ -31,6 +31,7 @@ KEPT = (SEED, WRITES)
 """How the names of trees in the rest of a checkpoint begin: what values of delta channels are made from."""
 
 _TEMPLATES_MAX = 1 << 16
+_TEMPLATES_BYTES_MAX = 32 << 20
 _MANY_BYTES = 1 << 16
 _ROOT_BYTES = 128  # a mapping up to this size stands in the root itself
 
@@ -76,6 +77,7 @@ class Channels:
         self.kinds, self._custom = kinds, custom
         self._codec, self._messages = kinds.codec, Messages(kinds)
         self._templates: dict[bytes, Template | Packed | Bare] = {}
+        self._templates_bytes = 0  # about: readers may come at once
         self._groups: dict[bytes, list[bytes | tree.Node]] = {}
 
     # -- writing
@@ -321,9 +323,11 @@ class Channels:
             bodies = [_joined(tree.Node(key, tree.REF_BODY, 0), objects) for key in missing]
             fresh = dict(zip(missing, self._messages.templates(bodies), strict=True))
             found.update(fresh)
-            if len(known) > _TEMPLATES_MAX:
+            if len(known) > _TEMPLATES_MAX or self._templates_bytes > _TEMPLATES_BYTES_MAX:
                 known.clear()
+                self._templates_bytes = 0
             known.update(fresh)
+            self._templates_bytes += sum(map(len, bodies))
         templates = [found[part] if isinstance(part, bytes) else part for part in parts]
         with QUIET:
             return [
