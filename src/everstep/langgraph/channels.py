@@ -97,11 +97,13 @@ class Channels:
             return self._mixed(writer, name, form, lowered)
         if type(lowered) is not list:
             packed = self._codec.pack(lowered, name)
+            if old is not None and old.form == form and old.packed == packed:
+                return old
             if len(packed) <= tree.ENTRY_MAX:
                 return Written(form, len(packed), packed, None)
             # From the bytes: another thread may be changing the value, and all of its parts are to be of one moment.
             node = writer.packed(packed, name, tree.ENTRY_MAX, 1)
-            return Written(form, node.size, None, node)
+            return Written(form, node.size, packed, node)
         kept = old.length if old is not None and old.is_list and old.form == form and old.length <= len(lowered) else 0
         if old is not None and not (kept and self._is_same(lowered[:kept], old, name)):
             old, kept = None, 0
