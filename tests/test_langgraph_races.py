@@ -12,8 +12,9 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 import everstep
-from everstep.langgraph import HarnessCheckpointer, channels
+from everstep.langgraph import HarnessCheckpointer, channels, threads
 from everstep.langgraph.quiet import QUIET
+from everstep.repository import Encoded, encoded
 from everstep.values import codec, tree
 from tests.langgraph_tools import FacedSaver, at, checkpoint
 
@@ -117,3 +118,27 @@ def test_what_is_remembered_of_large_messages_is_bounded(monkeypatch: pytest.Mon
     assert len(found) == 100
     assert min(found) == 50_000
     assert len(saver._channels._templates) < 30
+
+
+def test_a_large_dict_of_which_one_value_changed_sends_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    def counted(nodes: Any, writer: tree.Writer, base: Any) -> Encoded:
+        sent.append(len(writer.objects))
+        return encoded(nodes, writer, base)
+
+    monkeypatch.setattr(threads, "encoded", counted)
+    saver, value = HarnessCheckpointer(), {str(n): "x" * n for n in range(2000)}
+    for n in range(1, 5):
+        value = value if n == 4 else value | {"7": f"changed {n}" * 20}
+        versions = {"value": n}
+        saver.put(
+            at(name=f"c{n - 1}" if n > 1 else None), checkpoint(f"c{n}", {"value": value}, versions), {}, versions
+        )
+
+    assert sent[0] > 500
+    assert max(sent[1:3]) < 10
+    assert sent[3] == 0
+    assert saver.get(at(name="c4"))["channel_values"] == {"value": value}
+    others = HarnessCheckpointer(backend=saver.backend.store)
+    assert others.get(at(name="c3"))["channel_values"] == {"value": value}

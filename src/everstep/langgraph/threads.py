@@ -34,6 +34,7 @@ SPECIAL_WRITES = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__
 _LINES_BYTES_MAX = 32 << 20
 _LINE_OVERHEAD = 2048
 _MET_MAX = 4096
+_FEW_OBJECTS = 32  # so many are sent sooner than those of the parent are looked up
 _PAGE_FIRST, _PAGE_MAX = 16, 128
 _OWN_FIELDS = ("id", "ts", "channel_values", "channel_versions", "versions_seen", "updated_channels", "v")
 
@@ -263,6 +264,10 @@ class Threads:
             rest.update(self._delta_written(writer, name, delta, whole=line is None))
         node = conversation.node if conversation is not None else None
         nodes = [node or tree.EMPTY_LIST, channels.mapping(writer, others), channels.envelope(writer, envelope, rest)]
+        if line is not None and len(writer.objects) > _FEW_OBJECTS:
+            for name, old in line.channels.items():
+                if old.node is not None and not old.is_list and written.get(name) is not old:
+                    writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
         values = encoded(nodes, writer, line.base if line is not None else None)
         return _WrittenCheckpoint(values, {**written, **others}, rest)
 
