@@ -15,9 +15,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from everstep.errors import CheckpointCorrupted, UnregisteredType
+from everstep.errors import CheckpointCorrupted, MissingDependency, UnregisteredType
 from everstep.langgraph.kinds import Kinds, safe_class
 from everstep.values import registry
+
+try:
+    from pydantic import BaseModel
+except ImportError as exc:
+    raise MissingDependency("pydantic", "langgraph") from exc
 
 MARK = "~"
 """The key of what the fields do not say: [class, fields that were set, extra, private]; None where it is usual."""
@@ -39,7 +44,19 @@ _USUAL = {
 }
 _SET, _SET_WITH_ID = {"content"}, {"content", "id"}
 _OUT_OF_SHAPE = (TypeError, ValueError, AttributeError, LookupError)
-_set = object.__setattr__
+
+
+def _setter(name: str) -> Callable[[Any, Any], None]:
+    """Return what sets an attribute of a pydantic model as it is: twice as fast as `object.__setattr__`."""
+    slot: Any = BaseModel.__dict__.get(name)
+    if hasattr(slot, "__set__"):
+        setter: Callable[[Any, Any], None] = slot.__set__
+        return setter
+    return lambda model, value: object.__setattr__(model, name, value)
+
+
+_set_fields, _set_given = _setter("__dict__"), _setter("__pydantic_fields_set__")
+_set_extra, _set_private = _setter("__pydantic_extra__"), _setter("__pydantic_private__")
 
 
 class _Class(NamedTuple):
@@ -171,7 +188,8 @@ class Messages:
 
     def _built(self, stored: Any) -> list[Any]:
         found: list[Any] = []
-        usual, new, put, append = self._usual, object.__new__, object.__setattr__, found.append
+        usual, new, append = self._usual, object.__new__, found.append
+        set_fields, set_given, set_extra, set_private = _set_fields, _set_given, _set_extra, _set_private
         for fields in stored if isinstance(stored, list) else [None]:
             if type(fields) is not dict:
                 raise CheckpointCorrupted("a stored message is out of shape")
@@ -182,10 +200,10 @@ class Messages:
             if len(fields) != count:
                 _fill(cls, fields)
             message = new(cls)
-            put(message, "__dict__", fields)
-            put(message, "__pydantic_fields_set__", {"content"} if fields["id"] is None else {"content", "id"})
-            put(message, "__pydantic_extra__", {})
-            put(message, "__pydantic_private__", None)
+            set_fields(message, fields)
+            set_given(message, {"content"} if fields["id"] is None else {"content", "id"})
+            set_extra(message, {})
+            set_private(message, None)
             append(message)
         return found
 
@@ -295,19 +313,19 @@ class Template:
         for name, fresh in self._fresh:
             fields[name] = fresh()
         extra, private = self._extra, self._private
-        _set(message, "__dict__", fields)
-        _set(message, "__pydantic_fields_set__", self._given.copy())
-        _set(message, "__pydantic_extra__", {} if extra == {} else copied(extra))
-        _set(message, "__pydantic_private__", private if private is None else copied(private))
+        _set_fields(message, fields)
+        _set_given(message, self._given.copy())
+        _set_extra(message, copied(extra) if extra else extra if extra is None else {})
+        _set_private(message, private if private is None else copied(private))
         return message
 
     def made(self) -> Any:
         """Return the message that this is the only copy of."""
         message = object.__new__(self._cls)
-        _set(message, "__dict__", self._fields)
-        _set(message, "__pydantic_fields_set__", self._given.copy())
-        _set(message, "__pydantic_extra__", self._extra)
-        _set(message, "__pydantic_private__", self._private)
+        _set_fields(message, self._fields)
+        _set_given(message, self._given.copy())
+        _set_extra(message, self._extra)
+        _set_private(message, self._private)
         return message
 
 

@@ -15,9 +15,10 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from everstep import checks, forks
-from everstep.errors import BaseGone, CheckpointCorrupted, InvalidInput
+from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput
 from everstep.keeper import Keeper
 from everstep.langgraph.channels import CHAT, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Written
+from everstep.langgraph.quiet import QUIET
 from everstep.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
 from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Query, Record, Stored, Write
 from everstep.types import utc_now
@@ -36,6 +37,7 @@ _LINE_OVERHEAD = 2048
 _MET_MAX = 4096
 _FEW_OBJECTS = 32  # so many are sent sooner than those of the parent are looked up
 _PAGE_FIRST, _PAGE_MAX = 16, 128
+_AHEAD_MAX = 8  # checkpoints decoded before they are asked for
 _OWN_FIELDS = ("id", "ts", "channel_values", "channel_versions", "versions_seen", "updated_channels", "v")
 
 
@@ -403,8 +405,8 @@ class Threads:
         return await self._saved(loaded, line)
 
     async def listed(self, query: Query, limit: int | None) -> AsyncIterator[Saved]:
-        """Yield checkpoints, the greatest id first. Nothing is held between two of them."""
-        page, left = _PAGE_FIRST, limit
+        """Yield checkpoints, the greatest id first; a few are decoded ahead. The store holds nothing meanwhile."""
+        page, left, ahead = _PAGE_FIRST, limit, 1
         while left is None or left > 0:
             size = page if left is None else min(page, left)
             listed = await self._store.list_checkpoints(replace(query, limit=size))
@@ -415,8 +417,12 @@ class Threads:
                 known = {stored.record.key for stored in listed}
                 listed += [stored for stored in ties if stored.record.key not in known]
             keys = [stored.record.key for stored in listed if stored.record.kind == KIND][:left]
-            for loaded in await self._store.read_many(keys, writes=True):
-                yield await self._saved(loaded)
+            loaded = await self._store.read_many(keys, writes=True)
+            await self._prepare(loaded)
+            while loaded:
+                for saved in await self._saved_some(loaded[:ahead]):
+                    yield saved
+                loaded, ahead = loaded[ahead:], min(ahead * 2, _AHEAD_MAX)
             if left is not None:
                 left -= len(keys)
             if last is None or query.checkpoint_id is not None:
@@ -434,21 +440,51 @@ class Threads:
 
     async def _saved(self, loaded: Loaded, line: Line | None = None) -> Saved:
         """Return a checkpoint that was read, with its values; `line` is what is remembered of it."""
-        record = loaded.stored.record
         envelope, values = await self._decoded(loaded, lambda *opened: self._values(line, *opened))
-        checkpoint = {
-            "v": envelope["v"],
-            "id": record.key.checkpoint_id,
-            "ts": record.created_at,
-            "channel_values": values,
-            "channel_versions": envelope["channel_versions"],
-            "versions_seen": envelope["versions_seen"],
-        }
-        if "updated_channels" in envelope:
-            checkpoint["updated_channels"] = envelope["updated_channels"]
-        checkpoint.update(envelope.get("more", {}))
-        writes = await self._decoded_writes(loaded) if loaded.writes else []
-        return Saved(loaded.stored, checkpoint, writes, tuple(envelope.get("absent", ())), envelope.get("odd", {}))
+        writes: list[tuple[str, str, Any]] = []
+        if loaded.writes:
+            children = b"".join([write.children for write in loaded.writes])
+            writes = self._written_values(loaded, await self._repository.objects(loaded.stored.family, children))
+        return _assembled(loaded.stored, envelope, values, writes)
+
+    async def _prepare(self, page: Sequence[Loaded]) -> None:
+        """Fetch what these checkpoints and their writes need, at once."""
+        held, missing = self._repository.memory.contents, dict[str, set[bytes]]()
+        for loaded in page:
+            for children in (loaded.stored.record.children, *(write.children for write in loaded.writes)):
+                unknown = [key for key in tree.hashes(children) if key not in held]
+                missing.setdefault(loaded.stored.family, set()).update(unknown)
+        for family, keys in missing.items():
+            if keys:
+                fetched = await self._store.fetch(family, keys)
+                try:
+                    self._repository.memory.add(verified(fetched))
+                except CheckpointCorrupted:
+                    pass  # said when the checkpoint is read that needs it
+
+    async def _saved_some(self, some: Sequence[Loaded]) -> list[Saved]:
+        """Return checkpoints that were read, with their values: what is at hand in one pause of the collector."""
+        found: list[Saved] = []
+        while len(found) < len(some):
+            with QUIET:
+                for loaded in some[len(found) :]:
+                    saved = self._at_hand(loaded)
+                    if saved is None:
+                        break
+                    found.append(saved)
+            if len(found) < len(some):
+                found.append(await self._saved(some[len(found)]))
+        return found
+
+    def _at_hand(self, loaded: Loaded) -> Saved | None:
+        """Return a checkpoint with its values if all of it is in memory, and right."""
+        objects = self._repository.memory.contents
+        try:
+            _check_kind(loaded.stored)
+            envelope, values = self._values(None, loaded.stored.record, objects)
+            return _assembled(loaded.stored, envelope, values, self._written_values(loaded, objects))
+        except EverstepError:
+            return None  # `_saved` fetches what is missing, and says what is wrong
 
     async def _decoded(self, loaded: Loaded, work: Callable[[Record, Mapping[bytes, tree.Content]], T]) -> T:
         """Return what `work` makes of a record and its objects, fetching what is not at hand."""
@@ -508,10 +544,7 @@ class Threads:
         }
         return _line(stored, found, rest)
 
-    async def _decoded_writes(self, loaded: Loaded) -> list[tuple[str, str, Any]]:
-        objects = await self._repository.objects(
-            loaded.stored.family, b"".join([write.children for write in loaded.writes])
-        )
+    def _written_values(self, loaded: Loaded, objects: Mapping[bytes, tree.Content]) -> list[tuple[str, str, Any]]:
         return [
             (write.task_id, write.channel, self._channels.value(write.body[0], _node(write), objects))
             for write in loaded.writes
@@ -597,6 +630,25 @@ class Threads:
             below = await self._store.fetch(family, tree.hashes(children)) if children else []
             await self._store.put_writes(record.key, loaded.writes, below)
         return Base(record.key, stored.digest), set(objects)
+
+
+def _assembled(
+    stored: Stored, envelope: Mapping[str, Any], values: dict[str, Any], writes: list[tuple[str, str, Any]]
+) -> Saved:
+    """Return a checkpoint in LangGraph's shape."""
+    record = stored.record
+    checkpoint = {
+        "v": envelope["v"],
+        "id": record.key.checkpoint_id,
+        "ts": record.created_at,
+        "channel_values": values,
+        "channel_versions": envelope["channel_versions"],
+        "versions_seen": envelope["versions_seen"],
+    }
+    if "updated_channels" in envelope:
+        checkpoint["updated_channels"] = envelope["updated_channels"]
+    checkpoint.update(envelope.get("more", {}))
+    return Saved(stored, checkpoint, writes, tuple(envelope.get("absent", ())), envelope.get("odd", {}))
 
 
 def _line(stored: Stored, channels: Mapping[str, Written], rest: Mapping[str, Written]) -> Line:
