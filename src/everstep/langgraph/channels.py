@@ -57,6 +57,8 @@ class Written(NamedTuple):
     """It stands by itself, not in a mapping."""
     shape: Shape | None = None
     """Of a list of messages all of which are usual: they are compared in few steps."""
+    copies: Copies | None = None
+    """Of a list of messages."""
     split: bool = False
     """A mapping around it is split too, however small: its messages are objects of their own."""
     version: Any = None
@@ -67,6 +69,26 @@ class Written(NamedTuple):
         return self.length >= 0
 
     custom: Any = None
+
+
+class Copies:
+    """The messages of a conversation to make copies of, once it has been read again: copies share their texts."""
+
+    __slots__ = ("owner", "reads", "state")
+
+    def __init__(self, owner: Channels, reads: int = 0, state: _Ready | None = None) -> None:
+        self.owner, self.reads, self.state = owner, reads, state
+
+    def grown(self, added: list[bytes]) -> Copies:
+        """Return the same for a conversation to which these messages were added."""
+        state = self.state
+        return Copies(self.owner, self.reads, None if state is None else _Ready(state.done, state.pending + added))
+
+
+class _Ready(NamedTuple):
+    done: list[Template | Packed | Bare]
+    pending: list[bytes]
+    """Messages that were added since, packed."""
 
 
 class Channels:
@@ -114,7 +136,9 @@ class Channels:
         before = memoryview(old.packed)[len(codec.array_header(kept)) :] if old is not None and old.packed else b""
         has_bytes = codec.holds_bytes(lowered if old is not None and old.has_bytes else fresh)
         shape = shape_of(value, lowered) if form == CHAT and not has_bytes else None
-        return self._list(writer, name, form, old, before, added, top)._replace(has_bytes=has_bytes, shape=shape)
+        copies = Copies(self) if form == CHAT else None
+        written = self._list(writer, name, form, old, before, added, top)
+        return written._replace(has_bytes=has_bytes, shape=shape, copies=copies)
 
     def _grown(self, writer: tree.Writer, name: str, value: list[Any], old: Written, shape: Shape) -> Written | None:
         """Return a conversation that has grown, or is as it was; None if something else happened to it."""
@@ -132,7 +156,11 @@ class Channels:
         before = memoryview(old.packed)[len(codec.array_header(kept)) :]
         has_bytes, new = codec.holds_bytes(lowered), shape_of(fresh, lowered)
         written = self._list(writer, name, CHAT, old, before, added, old.top)
-        return written._replace(has_bytes=has_bytes, shape=shape + new if new is not None and not has_bytes else None)
+        return written._replace(
+            has_bytes=has_bytes,
+            shape=shape + new if new is not None and not has_bytes else None,
+            copies=old.copies.grown(added) if old.copies is not None else None,
+        )
 
     def _mixed(self, writer: tree.Writer, name: str, forms: dict[str, int], lowered: dict[str, Any]) -> Written:
         """Write a dict that holds messages, each as an object of its own: the same ones come again in other places."""
@@ -388,7 +416,26 @@ class Channels:
         if written.size < _MANY_BYTES:
             return self.read(written.form, self._codec.unpack(written.packed or b""))
         with QUIET:
+            templates = self._ready(written)
+            if templates is not None:
+                return [template.copy() for template in templates]
             return self.read(written.form, self._codec.unpack(written.packed or b""))
+
+    def _ready(self, written: Written) -> list[Template | Packed | Bare] | None:
+        """Return the messages of a conversation to copy; None if it is read for the first time, or is none."""
+        copies = written.copies
+        if copies is None or copies.owner is not self or written.packed is None:
+            return None
+        copies.reads += 1
+        state = copies.state
+        if state is None:
+            whole = self._messages.templates_of([written.packed]) if copies.reads > 1 else None
+            if whole is None:
+                return None
+            state = copies.state = _Ready(whole, [])
+        elif state.pending:
+            state = copies.state = _Ready([*state.done, *self._messages.templates(state.pending)], [])
+        return state.done
 
     def opened(
         self, forms: Mapping[str, Form], node: tree.Node, objects: Mapping[bytes, tree.Content]
@@ -410,7 +457,10 @@ class Channels:
         packed = _joined(node, objects)
         inner = tree.Node(*tree.content_of(node.children, objects), 0) if node.body == tree.REF_BODY else node
         if tree.is_list(inner):
-            return Written(form, len(packed), packed, inner._replace(size=len(packed)), codec.length(packed), top=top)
+            written = Written(
+                form, len(packed), packed, inner._replace(size=len(packed)), codec.length(packed), top=top
+            )
+            return written._replace(copies=Copies(self)) if form == CHAT else written
         return Written(form, len(packed), packed, node._replace(size=len(packed)) if node.children else None)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, MissingDependency, UnregisteredType
 from everstep.langgraph.kinds import Kinds, safe_class
-from everstep.values import registry
+from everstep.values import codec, registry
 
 try:
     from pydantic import BaseModel
@@ -208,10 +208,16 @@ class Messages:
         return found
 
     def templates(self, packed: list[bytes]) -> list[Template | Packed | Bare]:
-        """Return what copies of stored messages are made from."""
-        stored, plain = self._kinds.codec.unpack_list(packed)
-        if not plain:  # some message has parts that cannot be copied safely
-            return [Packed(self, item) for item in packed]
+        """Return what copies of packed messages are made from."""
+        whole = self.templates_of([codec.array_header(len(packed)), *packed])
+        # Some message may have parts that cannot be copied safely.
+        return whole if whole is not None else [Packed(self, item) for item in packed]
+
+    def templates_of(self, parts: list[bytes]) -> list[Template | Packed | Bare] | None:
+        """Return what copies of a packed list of messages are made from; None if they cannot be copied safely."""
+        stored, plain = self._kinds.codec.unpack_and_tell(parts)
+        if not plain:
+            return None
         if not is_installed():
             return [Bare(_bare(fields)) for fields in stored]
         try:

@@ -32,7 +32,7 @@ KIND = "langgraph"
 SPECIAL_WRITES = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__resume__": -4}
 """Channels of which a task has one write, the last one; other writes are numbered by their place."""
 
-_LINES_BYTES_MAX = 32 << 20
+_LINES_BYTES_MAX = 64 << 20
 _LINE_OVERHEAD = 2048
 _MET_MAX = 4096
 _FEW_OBJECTS = 32  # so many are sent sooner than those of the parent are looked up
@@ -652,7 +652,8 @@ def _assembled(
 
 
 def _line(stored: Stored, channels: Mapping[str, Written], rest: Mapping[str, Written]) -> Line:
-    size = sum([len(value.packed or b"") for value in (*channels.values(), *rest.values())]) + _LINE_OVERHEAD
+    # Twice: as bytes, and as what copies are made from.
+    size = 2 * sum([len(value.packed or b"") for value in (*channels.values(), *rest.values())]) + _LINE_OVERHEAD
     return Line(Base(stored.record.key, stored.digest), channels, rest, size)
 
 

@@ -232,11 +232,10 @@ class Codec:
         """Return the value whose bytes are the joined `parts`."""
         return _Reader(self.types).read([b"\x92", *parts, _END])
 
-    def unpack_list(self, items: list[bytes]) -> tuple[list[Any], bool]:
-        """Return the values of packed items, and whether they are plain: lists, dicts with text keys, and scalars."""
+    def unpack_and_tell(self, parts: list[bytes]) -> tuple[Any, bool]:
+        """Return what `unpack_parts` does, and whether it is plain: lists, dicts with text keys, and scalars."""
         reader = _Reader(self.types)
-        values: list[Any] = reader.read([b"\x92", array_header(len(items)), *items, _END])
-        return values, not reader.tagged
+        return reader.read([b"\x92", *parts, _END]), not reader.tagged
 
     def opened(self, value: Any, path: str) -> tuple[int, list[Any]]:
         """Return (tag, items) of a value that is stored as a tagged list, so that a large one can be split."""
