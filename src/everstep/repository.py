@@ -546,9 +546,14 @@ def to_metadata(stored: Stored) -> CheckpointMetadata:
 
 
 def encoded(
-    nodes: Sequence[tree.Node], writer: tree.Writer, base: Base | None, size_bytes_max: int | None = None
+    nodes: Sequence[tree.Node],
+    writer: tree.Writer,
+    base: Base | None,
+    size_bytes_max: int | None = None,
+    *,
+    thorough: bool = False,
 ) -> Encoded:
-    """Return written nodes ready to be committed."""
+    """Return written nodes ready to be committed; `thorough`: smaller, and slower."""
     total = sum(node.size for node in nodes)
     if total > tree.VALUE_BYTES_MAX:
         raise UnstorableValue("checkpoint", f"{total:,} bytes", f"the limit is {tree.VALUE_BYTES_MAX:,}")
@@ -557,7 +562,7 @@ def encoded(
     if size_bytes_max is not None and added > size_bytes_max:
         raise SnapshotTooLarge(added, size_bytes_max)
     sizes = tuple(node.size for node in nodes)
-    squeezed = squeezed_objects(writer.objects)
+    squeezed = squeezed_objects(writer.objects, thorough=thorough)
     return Encoded(children, body, sizes, writer.objects, squeezed, nodes, added, base)
 
 
@@ -589,9 +594,9 @@ def copied(value: Any, path: str) -> Any:
     return codec.unpack(packed)
 
 
-def squeezed_objects(contents: Mapping[bytes, tree.Content]) -> list[Object]:
+def squeezed_objects(contents: Mapping[bytes, tree.Content], *, thorough: bool = False) -> list[Object]:
     """Return objects as a store takes them."""
-    bodies = compress.squeeze_all([body for _, body in contents.values()])
+    bodies = compress.squeeze_all([body for _, body in contents.values()], thorough=thorough)
     return [Object(key, below, body) for (key, (below, _)), body in zip(contents.items(), bodies, strict=True)]
 
 

@@ -270,7 +270,7 @@ class Threads:
             for name, old in line.channels.items():
                 if old.node is not None and not old.is_list and written.get(name) is not old:
                     writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
-        values = encoded(nodes, writer, line.base if line is not None else None)
+        values = encoded(nodes, writer, line.base if line is not None else None, thorough=True)
         return _WrittenCheckpoint(values, {**written, **others}, rest)
 
     async def put_writes(self, key: Key, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
@@ -292,11 +292,11 @@ class Threads:
         if line is not None and not line.fresh.isdisjoint(objects):
             new = {name: content for name, content in objects.items() if name not in line.fresh}
             try:
-                await self._store.put_writes(key, writes, squeezed_objects(new), line.base)
+                await self._store.put_writes(key, writes, squeezed_objects(new, thorough=True), line.base)
                 return
             except BaseGone:
                 pass  # deleted or replaced meanwhile
-        await self._store.put_writes(key, writes, squeezed_objects(objects))
+        await self._store.put_writes(key, writes, squeezed_objects(objects, thorough=True))
 
     # -- delta channels: their values live in the writes of ancestors, so each checkpoint keeps the list of these
 
@@ -621,7 +621,7 @@ class Threads:
             parents=tuple(parent._replace(thread_id=target) for parent in record.parents),
         )
         sent = {key: content for key, content in objects.items() if key not in known}
-        draft = Draft(record, squeezed_objects(sent), (base,) if base is not None else ())
+        draft = Draft(record, squeezed_objects(sent, thorough=True), (base,) if base is not None else ())
         stored = await self._store.commit(Change(target, record.key.namespace, build=lambda _: draft, head="newer"))
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")

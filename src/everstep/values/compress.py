@@ -115,11 +115,11 @@ def squeeze_fast(body: bytes) -> bytes:
     return ZSTD_DICTIONARY + packed if len(packed) < len(body) else PLAIN + body
 
 
-def squeeze_all(bodies: Sequence[bytes]) -> list[bytes]:
-    """Return `squeeze` of each. A few are worth more effort than a thousand."""
+def squeeze_all(bodies: Sequence[bytes], *, thorough: bool = False) -> list[bytes]:
+    """Return `squeeze` of each; `thorough` takes longer over a few, to save a tenth more."""
     found = []
     with _contexts() as contexts:
-        compress_small = contexts.compress_few if len(bodies) <= _FEW else contexts.compress_small
+        compress_small = contexts.compress_few if thorough and len(bodies) <= _FEW else contexts.compress_small
         for body in bodies:
             size = len(body)
             if size < _WORTH_BYTES:
