@@ -123,9 +123,9 @@ def test_what_is_remembered_of_large_messages_is_bounded(monkeypatch: pytest.Mon
 def test_a_large_dict_of_which_one_value_changed_sends_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 
-    def counted(nodes: Any, writer: tree.Writer, base: Any) -> Encoded:
+    def counted(nodes: Any, writer: tree.Writer, base: Any, **options: Any) -> Encoded:
         sent.append(len(writer.objects))
-        return encoded(nodes, writer, base)
+        return encoded(nodes, writer, base, **options)
 
     monkeypatch.setattr(threads, "encoded", counted)
     saver, value = HarnessCheckpointer(), {str(n): "x" * n for n in range(2000)}

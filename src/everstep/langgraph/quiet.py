@@ -51,8 +51,9 @@ class Quiet:
         global _inside
         with _lock:
             _inside -= 1
-            if _inside == 0 and _was_enabled:
-                gc.enable()
+            is_over = _inside == 0 and _was_enabled
+        if is_over:  # without the lock: a collection may begin at once, and what it ends may wait for other locks
+            gc.enable()
 
 
 QUIET = Quiet()
