@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -548,6 +549,8 @@ def test_threads_that_fork_at_once_do_not_lock_each_other(tmp_path: Path) -> Non
         worker.start()
     for worker in workers:
         worker.join(60)
+        if worker.is_alive():
+            faulthandler.dump_traceback()  # who waits for whom
         assert not worker.is_alive()
     for engine in engines:
         assert engine.get_latest("t").metadata.step == 24  # type: ignore[union-attr]
