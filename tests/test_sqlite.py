@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import everstep
-from everstep import CheckpointCorrupted, StoreClosed, StoreError, StoreFull, StoreMismatch, StoreReadOnly
+from everstep import CheckpointCorrupted, StoreClosed, StoreError, StoreFull, StoreMismatch, StoreReadOnly, interrupts
 from everstep.errors import CommitUnknown, StoreUnavailable
 from everstep.faces import run_to_end
 from everstep.interrupts import deferred
@@ -578,6 +578,20 @@ def test_deferred_signals_are_all_handled_and_handlers_put_back() -> None:
         assert [signal.getsignal(number) for number in numbers] == [strike, strike]
     finally:
         for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_nothing_is_kept_where_all_signals_are_ignored() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    try:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        for _ in range(3):
+            with deferred():
+                pass
+        assert not interrupts._active
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 

@@ -34,7 +34,8 @@ class deferred:  # noqa: N801  # used like a function
                 if callable(handler):
                     self._handlers.append((number, handler))
                     signal.signal(number, self._note)
-            _active.append(self)
+            if self._handlers:  # a process whose signals are all ignored has nothing to put back
+                _active.append(self)
         except BaseException:
             self.restore()
             raise
@@ -77,7 +78,7 @@ def _after_in_child() -> None:
     if threading.get_ident() != _main:
         _main = threading.get_ident()
         while _active:
-            _active[-1].restore()
+            _active.pop().restore()
 
 
 os.register_at_fork(after_in_child=_after_in_child)
