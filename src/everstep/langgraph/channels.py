@@ -45,8 +45,8 @@ class Written(NamedTuple):
 
     form: Form
     size: int
-    packed: bytes | None
-    """The whole value, packed; None for a large value that is no list."""
+    packed: bytes
+    """The whole value, packed."""
     node: tree.Node | None
     """As a part of a mapping, None as long as it has not been one; a list node if it `is_list`."""
     length: int = -1
@@ -67,8 +67,6 @@ class Written(NamedTuple):
     def is_list(self) -> bool:
         """Whether `node` is a list node that can be extended."""
         return self.length >= 0
-
-    custom: Any = None
 
 
 class Copies:
@@ -133,7 +131,7 @@ class Channels:
         if old is not None and not fresh:
             return old
         added = [self._codec.pack(item, f"{name}[{kept + n}]") for n, item in enumerate(fresh)]
-        before = memoryview(old.packed)[len(codec.array_header(kept)) :] if old is not None and old.packed else b""
+        before = memoryview(old.packed)[len(codec.array_header(kept)) :] if old is not None else b""
         has_bytes = codec.holds_bytes(lowered if old is not None and old.has_bytes else fresh)
         shape = shape_of(value, lowered) if form == CHAT and not has_bytes else None
         copies = Copies(self) if form == CHAT else None
@@ -144,7 +142,7 @@ class Channels:
         """Return a conversation that has grown, or is as it was; None if something else happened to it."""
         kept = old.length
         fields = fields_of(value[:kept], shape) if len(value) >= kept else None
-        if fields is None or old.packed is None or not self._codec.packs_to(fields, old.packed):
+        if fields is None or not self._codec.packs_to(fields, old.packed):
             return None
         fresh = value[kept:]
         if not fresh:
@@ -158,7 +156,7 @@ class Channels:
         written = self._list(writer, name, CHAT, old, before, added, old.top)
         return written._replace(
             has_bytes=has_bytes,
-            shape=shape + new if new is not None and not has_bytes else None,
+            shape=shape.with_more(new) if new is not None and not has_bytes else None,
             copies=old.copies.grown(added) if old.copies is not None else None,
         )
 
@@ -183,8 +181,6 @@ class Channels:
 
     def _is_same(self, items: list[Any], old: Written, name: str) -> bool:
         """Whether these items are exactly those that were written."""
-        if old.packed is None:
-            return False
         if not old.has_bytes:
             return self._codec.packs_to(items, old.packed)
         return self._codec.pack(items, name) == old.packed
@@ -192,12 +188,12 @@ class Channels:
     def extended(self, writer: tree.Writer, name: str, old: Written | None, items: Sequence[Any]) -> Written:
         """Write a plain list with items added at its end, without looking at those it has."""
         before, length = b"", 0
-        if old is not None and old.packed is not None:
+        if old is not None:
             length = codec.length(old.packed)
             before = old.packed[len(codec.array_header(length)) :]
         added = [self._codec.pack(item, f"{name}[{length + n}]") for n, item in enumerate(items)]
         if old is not None and not old.is_list:  # it was kept whole so far
-            added, before = [*codec.items(old.packed or b"\x90"), *added], b""
+            added, before = [*codec.items(old.packed), *added], b""
             old = None
         return self._list(writer, name, PLAIN, old, before, added, top=False)
 
@@ -222,8 +218,6 @@ class Channels:
 
     def whole(self, writer: tree.Writer, name: str, old: Written) -> Written:
         """Write a value again whose objects may be gone."""
-        if old.packed is None:
-            raise CheckpointCorrupted(f"the parent's channel {name!r} was deleted while it was needed; try again")
         return old._replace(node=writer.packed_list(old.packed, name, 1) if old.is_list else None, top=False)
 
     def pending(self, writer: tree.Writer, name: str, value: Any) -> tuple[int, tree.Node]:
@@ -275,17 +269,17 @@ class Channels:
         keys = {name: _packed_name(name) for name in values}
         header = codec.map_header(len(values))
         size = len(header) + sum([len(keys[name]) + value.size for name, value in values.items()])
-        if size <= tree.ENTRY_MAX and not any([value.split for value in values.values()]):  # noqa: C419
-            parts = [part for name, value in values.items() for part in (keys[name], value.packed or b"")]
+        if size <= tree.ENTRY_MAX and not any(value.split for value in values.values()):
+            parts = [part for name, value in values.items() for part in (keys[name], value.packed)]
             try:
                 return writer.packed(b"".join([header, *parts]), "checkpoint")
             except UnstorableValue:
                 for name, value in values.items():
-                    codec.check_depth(value.packed or b"", 1, name)
+                    codec.check_depth(value.packed, 1, name)
                 raise
         entries: list[tuple[bytes, tree.Node]] = []
         for name, value in values.items():
-            if value.node is None and value.packed is not None:
+            if value.node is None:
                 value = values[name] = value._replace(node=writer.packed(value.packed, name, tree.ENTRY_MAX, 1))
             node = value.node or tree.EMPTY_LIST
             entries.append((keys[name], writer.placed(node) if value.is_list else node))
@@ -345,7 +339,7 @@ class Channels:
     def conversation(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> list[Any]:
         """Return the messages of a list node, from templates: for readers of many checkpoints of one history."""
         parts: list[bytes | tree.Node] = []
-        self._collect(tree.list_parts(node.children, node.body), objects, parts)
+        self._collect(tree.opened(node.children, node.body).parts, objects, parts)
         known = self._templates
         found = {part: known.get(part) for part in parts if isinstance(part, bytes)}
         missing = [key for key, template in found.items() if template is None]
@@ -368,23 +362,24 @@ class Channels:
 
     def _collect(
         self,
-        parts: Iterable[tuple[int, bytes | tree.Node]],
+        parts: Iterable[tree.Part],
         objects: Mapping[bytes, tree.Content],
         found: list[bytes | tree.Node],
     ) -> None:
         """Add the items of a list in order: the hash of an object, or a node that stands in the list itself."""
         groups = self._groups
-        for level, part in parts:
-            if level == 0 or isinstance(part, tree.Node):
-                found.append(part)
+        for level, node in parts:
+            key = node.children
+            if level == 0:
+                found.append(key if node.body == tree.REF_BODY else node)
                 continue
-            below = groups.get(part)
+            below = groups.get(key)
             if below is None:
                 below = []
-                self._collect(tree.group_parts(level, *tree.content_of(part, objects)), objects, below)
+                self._collect(tree.opened_group(level, *tree.content_of(key, objects)), objects, below)
                 if len(groups) > _TEMPLATES_MAX:
                     groups.clear()
-                groups[part] = below
+                groups[key] = below
             found.extend(below)
 
     def value(self, form: Form, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
@@ -414,17 +409,17 @@ class Channels:
     def unwritten(self, written: Written) -> Any:
         """Return the value that was written."""
         if written.size < _MANY_BYTES:
-            return self.read(written.form, self._codec.unpack(written.packed or b""))
+            return self.read(written.form, self._codec.unpack(written.packed))
         with QUIET:
             templates = self._ready(written)
             if templates is not None:
                 return [template.copy() for template in templates]
-            return self.read(written.form, self._codec.unpack(written.packed or b""))
+            return self.read(written.form, self._codec.unpack(written.packed))
 
     def _ready(self, written: Written) -> list[Template | Packed | Bare] | None:
         """Return the messages of a conversation to copy; None if it is read for the first time, or is none."""
         copies = written.copies
-        if copies is None or copies.owner is not self or written.packed is None:
+        if copies is None or copies.owner is not self:
             return None
         copies.reads += 1
         state = copies.state

@@ -74,7 +74,8 @@ class Shape(NamedTuple):
     classes: list[type]
     given: list[frozenset[str]]
 
-    def __add__(self, other: Shape) -> Shape:  # type: ignore[override]  # as of two lists, not of two tuples
+    def with_more(self, other: Shape) -> Shape:
+        """Return the shape of these messages and the others behind them."""
         return Shape(self.classes + other.classes, self.given + other.given)
 
 
@@ -84,7 +85,7 @@ _extra, _private = operator.attrgetter("__pydantic_extra__"), operator.attrgette
 
 def shape_of(messages: Sequence[Any], lowered: Sequence[dict[str, Any]]) -> Shape | None:
     """Return the shape of messages; None if something about one of them is not usual."""
-    if any([MARK in fields for fields in lowered]):  # noqa: C419  # faster as a list
+    if any(MARK in fields for fields in lowered):
         return None
     return Shape(list(map(type, messages)), [frozenset(given) for given in map(_given, messages)])
 
@@ -147,15 +148,14 @@ class Messages:
             append(marked)
         return found
 
-    def _class(self, cls: type, base: type) -> _Class | None:
+    def _class(self, cls: Any, base: type) -> _Class | None:
         if not issubclass(cls, base):
             return None
         known = self._kinds.for_type(cls)
         if known is None or registry.for_type(cls) is not None or ":" not in known.name:
             return None
         usual = [kind for kind, (module, name) in _USUAL.items() if known.name == _full(module, name)]
-        fields: dict[str, Any] = cls.model_fields  # type: ignore[attr-defined]  # it is a pydantic model
-        entry = self._classes[cls] = _Class(usual[0] if usual else None, known.name, len(fields))
+        entry = self._classes[cls] = _Class(usual[0] if usual else None, known.name, len(cls.model_fields))
         return entry
 
     def _marked(self, message: Any, entry: _Class) -> dict[str, Any] | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from everstep.backends import (
     MemoryCheckpointer,
@@ -73,6 +74,35 @@ class CheckpointRecord(BaseModel):
     metadata: CheckpointMetadata = Field(default_factory=CheckpointMetadata)
     parent_checkpoint_id: str | None = None
     thread_id: str
+
+
+class OnBackend:
+    """What a saver and a view have in common: a backend, what they were made with, and their end."""
+
+    _backend: StoreBackend
+    _config: CheckpointerConfig
+
+    @property
+    def backend(self) -> StoreBackend:
+        """The backend below: a saver, a view or an engine on it sees the same threads."""
+        return self._backend
+
+    @property
+    def config(self) -> CheckpointerConfig:
+        """What it was made with."""
+        return self._config
+
+    async def aclose(self) -> None:
+        """Let go of the store."""
+        await self._backend.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
 
 def backend_of(config: CheckpointerConfig) -> StoreBackend:

@@ -2,7 +2,7 @@
 
 A list of a thousand messages is some ten thousand objects, all of which stay: collections in between look at them again
 and again and find nothing, and take most of the time. The switch is the process's, so the pause is kept as short as the
-building itself, nothing else runs inside it, and it is left as it was found. See docs/decisions/0009-langgraph.md.
+building itself, nothing waits inside it, and it is left as it was found. See docs/decisions/0009-langgraph.md.
 """
 
 from __future__ import annotations

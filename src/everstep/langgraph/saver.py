@@ -12,17 +12,17 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from everstep import checks
-from everstep.backends import MemoryCheckpointer, StoreBackend
+from everstep.backends import MemoryCheckpointer, SQLiteCheckpointer, StoreBackend
 from everstep.config import SnapshotConfig
 from everstep.errors import InvalidInput
 from everstep.faces import run_to_end
-from everstep.factory import backend_from_url
+from everstep.factory import backend_from_url, made
 from everstep.keeper import Keeper
 from everstep.langgraph import configs
 from everstep.langgraph.base import BaseCheckpointSaver, SavedTuple, maybe_add_typed_methods, new_checkpoint_id
 from everstep.langgraph.channels import Channels
 from everstep.langgraph.kinds import Kinds
-from everstep.langgraph.models import CheckpointerConfig, CheckpointRecord, backend_of, record_of
+from everstep.langgraph.models import CheckpointerConfig, CheckpointRecord, OnBackend, backend_of, record_of
 from everstep.langgraph.threads import Saved, Threads
 from everstep.stores.protocol import Key, Query, Store
 
@@ -31,7 +31,7 @@ Config = Any
 """LangGraph's RunnableConfig."""
 
 
-class HarnessCheckpointer(BaseCheckpointSaver[Any]):
+class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
     """A checkpointer for LangGraph on any store of Everstep. Works without LangGraph too."""
 
     def __init__(
@@ -82,25 +82,12 @@ class HarnessCheckpointer(BaseCheckpointSaver[Any]):
             return cls(backend=backend_from_url(url, options), **own)
         if url == ":memory:":
             return cls(backend=MemoryCheckpointer(), **own)
-        from everstep.backends import SQLiteCheckpointer
-        from everstep.factory import made
-
         return cls(backend=made(SQLiteCheckpointer, {"path": url, **options}), **own)
 
     @classmethod
     def from_conn_string(cls, url: str, **options: Any) -> Self:
         """Return what `from_url` does, under the name that other savers have for it."""
         return cls.from_url(url, **options)
-
-    @property
-    def backend(self) -> StoreBackend:
-        """The backend below; an engine on it sees the same threads."""
-        return self._backend
-
-    @property
-    def config(self) -> CheckpointerConfig:
-        """What the saver was made with."""
-        return self._config
 
     # -- reading
 
@@ -267,10 +254,6 @@ class HarnessCheckpointer(BaseCheckpointSaver[Any]):
         """Let go of the store."""
         run_to_end(self._backend.store.blocking.close())
 
-    async def aclose(self) -> None:
-        """Let go of the store."""
-        await self._backend.close()
-
     def __enter__(self) -> Self:
         return self
 
@@ -278,14 +261,6 @@ class HarnessCheckpointer(BaseCheckpointSaver[Any]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 _OWN_OPTIONS = ("serde", "strict", "allow", "retention", "is_secret")

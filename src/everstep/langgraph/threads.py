@@ -7,17 +7,16 @@ commit that the parent is still what the line says; if not, everything is writte
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from everstep import checks, forks
+from everstep import checks
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput
 from everstep.keeper import Keeper
 from everstep.langgraph.channels import CHAT, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Written
+from everstep.langgraph.lines import Line, Lines, line_of
 from everstep.langgraph.quiet import QUIET
 from everstep.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
 from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Query, Record, Stored, Write
@@ -32,24 +31,10 @@ KIND = "langgraph"
 SPECIAL_WRITES = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__resume__": -4}
 """Channels of which a task has one write, the last one; other writes are numbered by their place."""
 
-_LINES_BYTES_MAX = 64 << 20
-_LINE_OVERHEAD = 2048
-_MET_MAX = 4096
 _FEW_OBJECTS = 32  # so many are sent sooner than those of the parent are looked up
 _PAGE_FIRST, _PAGE_MAX = 16, 128
 _AHEAD_MAX = 8  # checkpoints decoded before they are asked for
 _OWN_FIELDS = ("id", "ts", "channel_values", "channel_versions", "versions_seen", "updated_channels", "v")
-
-
-class Line(NamedTuple):
-    """A checkpoint as it was written: what the next one is written from."""
-
-    base: Base
-    channels: Mapping[str, Written]
-    rest: Mapping[str, Written]
-    size: int
-    fresh: frozenset[bytes] = frozenset()
-    """The objects that came with it."""
 
 
 class Saved(NamedTuple):
@@ -82,7 +67,7 @@ class _WrittenCheckpoint(NamedTuple):
     rest: Mapping[str, Written]
 
     def line(self, stored: Stored) -> Line:
-        return _line(stored, self.channels, self.rest)._replace(fresh=frozenset(self.values.objects))
+        return line_of(stored, self.channels, self.rest)._replace(fresh=frozenset(self.values.objects))
 
 
 class _Opened(NamedTuple):
@@ -93,61 +78,6 @@ class _Opened(NamedTuple):
     envelope: dict[str, Any]
     rest: Mapping[str, tree.Node]
     """What delta channels are made from."""
-
-
-class Lines:
-    """The lines that both faces remember. Bounded."""
-
-    rest_order = 2
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lines: OrderedDict[Key, Line] = OrderedDict()
-        self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._size = 0
-        forks.register(self)
-
-    def rest(self) -> None:
-        self._lock.acquire()
-
-    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
-        self._lock.release()
-
-    def get(self, key: Key) -> Line | None:
-        return self._lines.get(key)
-
-    def add(self, line: Line) -> None:
-        key = line.base.key
-        with self._lock:
-            self._drop(key)
-            self._lines[key] = line
-            self._size += line.size
-            self._met[key[:2]] = None
-            self._met.move_to_end(key[:2])
-            if len(self._met) > _MET_MAX:
-                self._met.popitem(last=False)
-            while self._size > _LINES_BYTES_MAX and len(self._lines) > 1:
-                self._drop(next(iter(self._lines)))
-
-    def has(self, thread_id: str, namespace: str) -> bool:
-        """Whether something of this namespace was met lately, so that most objects are in memory."""
-        return (thread_id, namespace) in self._met
-
-    def drop(self, key: Key) -> None:
-        with self._lock:
-            self._drop(key)
-
-    def forget(self, thread_id: str) -> None:
-        with self._lock:
-            for key in [key for key in self._lines if key.thread_id == thread_id]:
-                self._drop(key)
-            for met in [met for met in self._met if met[0] == thread_id]:
-                del self._met[met]
-
-    def _drop(self, key: Key) -> None:
-        line = self._lines.pop(key, None)
-        if line is not None:
-            self._size -= line.size
 
 
 class Threads:
@@ -517,7 +447,7 @@ class Threads:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what a checkpoint is besides its values, and these."""
         opened, channels = self._open(record, objects), self._channels
-        if line is not None and all([written.packed is not None for written in line.channels.values()]):  # noqa: C419
+        if line is not None:
             return opened.envelope, {name: channels.unwritten(value) for name, value in line.channels.items()}
         values: dict[str, Any] = channels.plain(opened.state, objects)
         for name, form in opened.envelope.get("forms", {}).items():
@@ -542,7 +472,7 @@ class Threads:
             name: channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
             for name, node in opened.rest.items()
         }
-        return _line(stored, found, rest)
+        return line_of(stored, found, rest)
 
     def _written_values(self, loaded: Loaded, objects: Mapping[bytes, tree.Content]) -> list[tuple[str, str, Any]]:
         return [
@@ -604,13 +534,20 @@ class Threads:
             for start in range(0, len(keys), _PAGE_MAX):
                 for loaded in await self._store.read_many(keys[start : start + _PAGE_MAX], writes=True):
                     base, known = await self._copy(loaded, target, base, known)
-        stored_keys = {key for key, _ in raw.writes}
-        early = [key for key in stored_keys if await self._store.read(*key) is None]
-        for key in early:  # writes whose checkpoint has not come yet
-            writes = [write for k, write in raw.writes if k == key]
-            objects = await self._store.fetch(raw.family, tree.hashes(b"".join([w.children for w in writes])))
-            await self._store.put_writes(key._replace(thread_id=target), writes, objects)
+        every = Query(thread_id=source, namespace=None, hidden="also")
+        there = {stored.record.key for stored in await self._store.list_checkpoints(every)}
+        early: dict[Key, list[Write]] = {}  # writes whose checkpoint has not come yet
+        for key, write in raw.writes:
+            if key not in there:
+                early.setdefault(key, []).append(write)
+        for key, writes in early.items():
+            await self._copy_writes(raw.family, key._replace(thread_id=target), writes)
         self._forget(target)
+
+    async def _copy_writes(self, family: str, key: Key, writes: Sequence[Write]) -> None:
+        children = b"".join([write.children for write in writes])
+        objects = await self._store.fetch(family, tree.hashes(children)) if children else []
+        await self._store.put_writes(key, writes, objects)
 
     async def _copy(self, loaded: Loaded, target: str, base: Base | None, known: set[bytes]) -> tuple[Base, set[bytes]]:
         _check_kind(loaded.stored)
@@ -626,9 +563,7 @@ class Threads:
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
         if loaded.writes:
-            children = b"".join([write.children for write in loaded.writes])
-            below = await self._store.fetch(family, tree.hashes(children)) if children else []
-            await self._store.put_writes(record.key, loaded.writes, below)
+            await self._copy_writes(family, record.key, loaded.writes)
         return Base(record.key, stored.digest), set(objects)
 
 
@@ -649,12 +584,6 @@ def _assembled(
         checkpoint["updated_channels"] = envelope["updated_channels"]
     checkpoint.update(envelope.get("more", {}))
     return Saved(stored, checkpoint, writes, tuple(envelope.get("absent", ())), envelope.get("odd", {}))
-
-
-def _line(stored: Stored, channels: Mapping[str, Written], rest: Mapping[str, Written]) -> Line:
-    # Twice: as bytes, and as what copies are made from.
-    size = 2 * sum([len(value.packed or b"") for value in (*channels.values(), *rest.values())]) + _LINE_OVERHEAD
-    return Line(Base(stored.record.key, stored.digest), channels, rest, size)
 
 
 def _node(write: Write) -> tree.Node:

@@ -7,11 +7,9 @@ from anywhere, so their ids need not grow.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from everstep import checks
-from everstep.backends import StoreBackend
 from everstep.errors import AmbiguousCheckpoint, InvalidInput
 from everstep.langgraph.channels import Channels
 from everstep.langgraph.kinds import Kinds
@@ -19,6 +17,7 @@ from everstep.langgraph.models import (
     CheckpointBackend,
     CheckpointerConfig,
     CheckpointRecord,
+    OnBackend,
     backend_of,
     moment,
     record_of,
@@ -28,7 +27,7 @@ from everstep.stores.protocol import Key, Query
 from everstep.types import utc_now
 
 
-class RecordBackend:
+class RecordBackend(OnBackend):
     """Records in, records out. What was put comes back equal."""
 
     kind: CheckpointBackend
@@ -40,16 +39,6 @@ class RecordBackend:
         self._config = (config or CheckpointerConfig()).model_copy(update={"backend": self.kind})
         self._backend = backend_of(self._config)
         self._threads = Threads(self._backend.repository, Channels(Kinds()))
-
-    @property
-    def backend(self) -> StoreBackend:
-        """The backend below: a saver or an engine on it sees the same threads."""
-        return self._backend
-
-    @property
-    def config(self) -> CheckpointerConfig:
-        """What the view was made with."""
-        return self._config
 
     async def aput(self, record: CheckpointRecord) -> str:
         """Store the record, which becomes the head of its namespace, and return its checkpoint id.
@@ -99,18 +88,6 @@ class RecordBackend:
     async def adelete(self, thread_id: str) -> int:
         """Delete the thread with all its namespaces, and return how many records it had."""
         return await self._threads.delete_thread(checks.thread_id(thread_id))
-
-    async def aclose(self) -> None:
-        """Let go of the store."""
-        await self._backend.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def _namespace(self, thread_id: str, checkpoint_id: str) -> str | None:
         query = Query(thread_id=thread_id, namespace=None, checkpoint_id=checkpoint_id, hidden="also")

@@ -37,7 +37,8 @@ _INLINE_MAX = 48  # a part up to this size stands in its parent, where it is wri
 ITEM_MAX = 4096  # an item of a list is written once, so it is kept whole up to this size
 ENTRY_MAX = 1024  # a value of a mapping is changed in place, so it is split sooner
 _TEXT_MAX = 16384  # strings and bytes beyond this are cut by content
-_GROUP_MIN, _GROUP_MAX, _GROUP_ODDS = 4, 32, 96  # a group ends after a part with odds of 96 in 256
+_GROUP_MIN, _GROUP_MAX = 4, 32
+_GROUP_ODDS, _PAIRS_ODDS = 96, 32  # in 256: that a group ends after a part; a mapping has no open end that is rewritten
 _LEVELS_MAX = 32
 
 PACKED, REF, LIST, MAP, TEXT, BYTES, TAG, REST, GROUP, PAIRS, NODES, WHOLE, RAW = range(13)
@@ -292,6 +293,7 @@ class Levels:
 
     def __init__(self, writer: Writer, tails: list[list[Node]], cuts: list[list[int]], kind: int) -> None:
         self._writer, self.tails, self.cuts, self._kind = writer, tails, cuts, kind
+        self._odds = _PAIRS_ODDS if kind == PAIRS else _GROUP_ODDS
 
     def takes(self, level: int) -> bool:
         """Whether a finished group of this level can be added as it is: nothing below it is open."""
@@ -318,7 +320,7 @@ class Levels:
         if count < _GROUP_MIN:
             return
         mixed = cuts[-1] * 0x9E3B + cuts[-2] * 0x79B1 + cuts[-3] * 0x85EB + cuts[-4] * 0xC2B3
-        if (mixed >> 8) & 0xFF >= _GROUP_ODDS and count < _GROUP_MAX:
+        if (mixed >> 8) & 0xFF >= self._odds and count < _GROUP_MAX:
             return
         children, body = self._written(level)
         key = self._writer.store(children, bytes((self._kind if level == 0 else NODES,)) + body)
@@ -587,56 +589,6 @@ class Reader:
     def _refs(self, cursor: _Cursor, out: list[bytes]) -> None:
         for key in cursor.refs(cursor.number()):
             self._node(self._object(key), out)
-
-
-def list_parts(children: bytes, body: bytes) -> list[tuple[int, bytes | Node]]:
-    """Return the parts of a list in order: (level, hash) of a finished group, (0, hash) or (0, node) of an item."""
-    cursor = _Cursor(children, body)
-    found: list[tuple[int, bytes | Node]] = []
-    try:
-        if cursor.byte() != LIST:
-            raise CheckpointCorrupted("a stored list is out of shape")
-        cursor.number()
-        cursor.number()
-        top = cursor.number() - 1
-        if not 0 <= top < _LEVELS_MAX:
-            raise CheckpointCorrupted("a stored list has an impossible height")
-        for level in range(top, 0, -1):
-            found.extend([(level, key) for key in cursor.refs(cursor.number())])
-        _item_parts(cursor, found)
-        cursor.finish()
-    except IndexError as exc:
-        raise CheckpointCorrupted("a stored list cannot be read") from exc
-    return found
-
-
-def group_parts(level: int, children: bytes, body: bytes) -> list[tuple[int, bytes | Node]]:
-    """Return the parts of a finished group of a list, like `list_parts`."""
-    cursor = _Cursor(children, body)
-    found: list[tuple[int, bytes | Node]] = []
-    try:
-        kind = cursor.byte()
-        if level == 1 and kind == GROUP:
-            _item_parts(cursor, found)
-        elif level > 1 and kind == NODES:
-            found.extend([(level - 1, key) for key in cursor.refs(len(children) // HASH_BYTES)])
-        cursor.finish()
-    except IndexError as exc:
-        raise CheckpointCorrupted("a stored list cannot be read") from exc
-    if not found:
-        raise CheckpointCorrupted("a stored list is out of shape")
-    return found
-
-
-def _item_parts(cursor: _Cursor, found: list[tuple[int, bytes | Node]]) -> None:
-    while run := cursor.number():
-        if run & 1:
-            for _ in range(run >> 1):
-                at, child = cursor.at, cursor.child
-                _skip(cursor)
-                found.append((0, Node(cursor.children[child : cursor.child], cursor.body[at : cursor.at], 0)))
-        else:
-            found.extend([(0, key) for key in cursor.refs(run >> 1)])
 
 
 def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:

@@ -1,0 +1,89 @@
+"""What was put or read last, as it was written: what the next checkpoint is written from. Both faces share it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from everstep import forks
+from everstep.langgraph.channels import Written
+from everstep.stores.protocol import Base, Key, Stored
+
+_LINES_BYTES_MAX = 64 << 20
+_LINE_OVERHEAD = 2048
+_MET_MAX = 4096
+
+
+class Line(NamedTuple):
+    """A checkpoint as it was written: what the next one is written from."""
+
+    base: Base
+    channels: Mapping[str, Written]
+    rest: Mapping[str, Written]
+    size: int
+    fresh: frozenset[bytes] = frozenset()
+    """The objects that came with it."""
+
+
+def line_of(stored: Stored, channels: Mapping[str, Written], rest: Mapping[str, Written]) -> Line:
+    """Return the line of a checkpoint with these values."""
+    # Twice: as bytes, and as what copies are made from.
+    size = 2 * sum([len(value.packed) for value in (*channels.values(), *rest.values())]) + _LINE_OVERHEAD
+    return Line(Base(stored.record.key, stored.digest), channels, rest, size)
+
+
+class Lines:
+    """The lines that both faces remember. Bounded."""
+
+    rest_order = 2
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: OrderedDict[Key, Line] = OrderedDict()
+        self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._size = 0
+        forks.register(self)
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._lock.release()
+
+    def get(self, key: Key) -> Line | None:
+        return self._lines.get(key)
+
+    def add(self, line: Line) -> None:
+        key = line.base.key
+        with self._lock:
+            self._drop(key)
+            self._lines[key] = line
+            self._size += line.size
+            self._met[key[:2]] = None
+            self._met.move_to_end(key[:2])
+            if len(self._met) > _MET_MAX:
+                self._met.popitem(last=False)
+            while self._size > _LINES_BYTES_MAX and len(self._lines) > 1:
+                self._drop(next(iter(self._lines)))
+
+    def has(self, thread_id: str, namespace: str) -> bool:
+        """Whether something of this namespace was met lately, so that most objects are in memory."""
+        return (thread_id, namespace) in self._met
+
+    def drop(self, key: Key) -> None:
+        with self._lock:
+            self._drop(key)
+
+    def forget(self, thread_id: str) -> None:
+        with self._lock:
+            for key in [key for key in self._lines if key.thread_id == thread_id]:
+                self._drop(key)
+            for met in [met for met in self._met if met[0] == thread_id]:
+                del self._met[met]
+
+    def _drop(self, key: Key) -> None:
+        line = self._lines.pop(key, None)
+        if line is not None:
+            self._size -= line.size
