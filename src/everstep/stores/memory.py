@@ -544,14 +544,22 @@ class MemoryStore:
     def hide(self, line: Line, hidden: Hidden) -> None:
         self._threads[line.thread_id].hidden.setdefault(hidden.operation, []).append(hidden)
 
-    def show(self, thread_id: str, operation: int) -> None:
-        self._threads[thread_id].hidden.pop(operation, None)
+    def show(self, thread_id: str, operation: int) -> list[Hidden]:
+        return self._threads[thread_id].hidden.pop(operation, [])
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
         writes = line.ref.writes.setdefault(checkpoint_id, {})
         place = write.task_id, write.idx
         if write.idx < 0 or place not in writes:
             writes[place] = write._replace(seq=self._next())
+
+    def writes(self, line: Line, checkpoint_id: str) -> list[Write]:
+        return list(line.ref.writes.get(checkpoint_id, {}).values())
+
+    def move_write(self, line: Line, checkpoint_id: str, write: Write, idx: int) -> None:
+        writes = line.ref.writes[checkpoint_id]
+        del writes[write.task_id, write.idx]
+        writes[write.task_id, idx] = write._replace(idx=idx)
 
     def reserve(self, family: str, count: int) -> int:  # noqa: ARG002  # all families are numbered together
         self._seq += count

@@ -415,12 +415,14 @@ class Rows:
             (*line.ref, hidden.operation, hidden.after, hidden.to, hidden.run, writes_of),
         )
 
-    def show(self, thread_id: str, operation: int) -> None:
-        self._do(
+    def show(self, thread_id: str, operation: int) -> list[Hidden]:
+        rows = self._all(
             """DELETE FROM {hidden} h USING {names} n, {lines} l WHERE n.name = %s AND l.family = n.family
-               AND l.thread = n.thread AND h.family = l.family AND h.line = l.id AND h.operation = %s""",
+               AND l.thread = n.thread AND h.family = l.family AND h.line = l.id AND h.operation = %s
+               RETURNING l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation""",
             (thread_id.encode(), operation),
         )
+        return [_hidden(row) for row in rows]
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
         family, ref = line.ref
@@ -434,6 +436,20 @@ class Rows:
                 write.children, family,
             ),
         )  # fmt: skip
+
+    def writes(self, line: Line, checkpoint_id: str) -> list[Write]:
+        rows = self._all(
+            """SELECT seq, task, idx, info, children FROM {writes} WHERE family = %s AND line = %s AND checkpoint = %s
+               FOR UPDATE""",
+            (*line.ref, packed_id(checkpoint_id)),
+        )
+        return [unpack_write(checkpoint_id, seq, unpacked_id(task), *rest) for seq, task, *rest in rows]
+
+    def move_write(self, line: Line, checkpoint_id: str, write: Write, idx: int) -> None:
+        place = *line.ref, packed_id(checkpoint_id), packed_id(write.task_id)
+        where = "family = %s AND line = %s AND checkpoint = %s AND task = %s AND idx = %s"
+        self._do(f"DELETE FROM {{writes}} WHERE {where}", (*place, idx))
+        self._do(f"UPDATE {{writes}} SET idx = %s WHERE {where}", (idx, *place, write.idx))
 
     # -- the short way: one round trip
 
@@ -636,13 +652,13 @@ class Rows:
 
     def _hidden_of(self, family: int, thread: int) -> dict[int, list[Hidden]]:
         hidden: dict[int, list[Hidden]] = {}
-        for namespace, after, upto, run, writes_of, operation in self._all(
+        for row in self._all(
             """SELECT l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation FROM {hidden} h
                JOIN {lines} l ON l.family = h.family AND l.id = h.line WHERE l.family = %s AND l.thread = %s""",
             (family, thread),
         ):
-            name = unpacked_id(writes_of) if writes_of is not None else None
-            hidden.setdefault(operation, []).append(Hidden(namespace.decode(), after, upto, run, name, operation))
+            stretch = _hidden(row)
+            hidden.setdefault(stretch.operation, []).append(stretch)
         return hidden
 
     def _runs(self, family: int, condition: str, thread: int = 0) -> dict[int, tuple[Place, ...]]:
@@ -913,6 +929,13 @@ def labels(metadata: Mapping[str, Any]) -> list[int] | None:
     if not packed:
         return None
     return [int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True) for entry in packed]
+
+
+def _hidden(row: Sequence[Any]) -> Hidden:
+    namespace, after, upto, run, writes_of, operation = row
+    return Hidden(
+        namespace.decode(), after, upto, run, unpacked_id(writes_of) if writes_of is not None else None, operation
+    )
 
 
 def packed_id(text: str) -> bytes:

@@ -31,7 +31,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from everstep.values.walk import Root
 
 __all__ = [
-    "ANY", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Hidden", "Key", "Loaded",
+    "ANY", "ASIDE", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Hidden", "Key", "Loaded",
     "Move", "Object", "Operation", "Part", "Pin", "Place", "Query", "RawLine", "RawThread", "Record", "Root", "Store",
     "Stored", "Swept", "Thread", "Write",
 ]  # fmt: skip
@@ -141,7 +141,8 @@ class Move(NamedTuple):
 class Hidden(NamedTuple):
     """A stretch of a namespace that is stored but not listed: `after` < seq <= `to`, of one run or (None) of all.
 
-    With `writes_of` it is the pending writes of that checkpoint that are hidden instead, by their own seq.
+    With `writes_of` it is the pending writes of that checkpoint that are hidden instead, by their own seq. They are put
+    aside: what the same task writes anew is kept beside them, and makes room if they are shown again.
     """
 
     namespace: str
@@ -214,6 +215,14 @@ class Change(NamedTuple):
     """Operations (by seq) whose data is replaced and whose mark as undone is turned over; else HeadMoved."""
     log_thread: str | None = None
     """The thread of the family whose log `log` and `amend` are about; None: this one."""
+    beside: Sequence[Draft] = ()
+    """More checkpoints, each the first of a namespace of this thread, and its head from now on."""
+    writes: Sequence[tuple[Key, Write]] = ()
+    """Pending writes of the new checkpoints. The objects they need are in the drafts."""
+
+
+ASIDE: Final = 1 << 32
+"""Pending writes that are hidden stand at an idx beyond this, so that their places are free."""
 
 
 class Write(NamedTuple):

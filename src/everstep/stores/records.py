@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
-from everstep.stores.protocol import Common, Key, Operation, Place, Record, Root, Write
+from everstep.stores.protocol import ASIDE, Common, Key, Operation, Place, Record, Root, Write
 from everstep.values import codec, compress, registry
 
 DIGEST_BYTES = 8
@@ -121,7 +121,8 @@ def unpack_write(checkpoint_id: str, seq: int, task_id: str, idx: int, data: byt
 
 
 def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:
-    return checkpoint_id.encode(), task_id.encode(), b"%d" % idx, children
+    place = idx % ASIDE if idx >= 0 else -(-idx % ASIDE)  # the same for one that is put aside
+    return checkpoint_id.encode(), task_id.encode(), b"%d" % place, children
 
 
 def pack_common(common: Common, one: str, other: str) -> bytes:

@@ -35,6 +35,7 @@ from everstep.stores.redis_items import (
     pack_objects,
     pack_run,
     pack_write,
+    raw_writes,
     unpack_hidden,
     unpack_item,
     unpack_log,
@@ -121,6 +122,7 @@ class Plan(Adopting):
         self._numbers: list[int] = []
         self._checks: dict[tuple[str, str, bytes], bytes] = {}
         self._commands: list[list[Any]] = []
+        self._written: dict[tuple[str, str, str], dict[tuple[str, int], Write]] = {}
         self._pruned: Sequence[int] = ()
         self._family: str | None = None
         self._new_family_number = 0
@@ -421,12 +423,15 @@ class Plan(Adopting):
         self._do("HSET", f"thread:{escaped(line.thread_id)}:hidden", field, pack_hidden(hidden))
         self._changed.add(line.thread_id)
 
-    def show(self, thread_id: str, operation: int) -> None:
-        key = f"thread:{escaped(thread_id)}:hidden"
-        for field in self._script("get", "HKEYS", key):
+    def show(self, thread_id: str, operation: int) -> list[Hidden]:
+        key, found = f"thread:{escaped(thread_id)}:hidden", list[Hidden]()
+        held = self._script("get", "HGETALL", key)
+        for field, value in zip(held[::2], held[1::2], strict=True):
             if field.startswith(b"%d:" % operation):
                 self._do("HDEL", key, field)
+                found.append(unpack_hidden(value))
         self._changed.add(thread_id)
+        return found
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
         name = f"thread:{line_name(line.thread_id, line.namespace)}"
@@ -434,3 +439,23 @@ class Plan(Adopting):
         command = "HSET" if write.idx < 0 else "HSETNX"
         self._do(command, f"{name}:writes:{checkpoint_id}", field, b"%d %b" % (self._number(), value))
         self._do("SADD", f"{name}:written", checkpoint_id)
+
+    def writes(self, line: Line, checkpoint_id: str) -> list[Write]:
+        where = line.thread_id, line.namespace, checkpoint_id
+        if where not in self._written:
+            key = f"thread:{line_name(*where[:2])}:writes:{checkpoint_id}"
+            held = self._script("get", "HGETALL", key)
+            for field, value in zip(held[::2], held[1::2], strict=True):
+                self._check("field", key, field, value)
+            self._written[where] = {(write.task_id, write.idx): write for write in raw_writes(checkpoint_id, held)}
+        return list(self._written[where].values())
+
+    def move_write(self, line: Line, checkpoint_id: str, write: Write, idx: int) -> None:
+        key = f"thread:{line_name(line.thread_id, line.namespace)}:writes:{checkpoint_id}"
+        moved = write._replace(idx=idx)
+        self._do("HDEL", key, pack_write(checkpoint_id, write)[0])
+        field, value = pack_write(checkpoint_id, moved)
+        self._do("HSET", key, field, b"%d %b" % (write.seq, value))
+        held = self._written[line.thread_id, line.namespace, checkpoint_id]
+        del held[write.task_id, write.idx]
+        held[write.task_id, idx] = moved

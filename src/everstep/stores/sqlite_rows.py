@@ -161,14 +161,20 @@ class Rows:
         return [loaded for loaded in found if loaded is not None]
 
     def _writes(self, line: int, checkpoint_id: str) -> list[Write]:
-        rows = self._execute(
-            """SELECT seq, task, idx, info, children FROM writes w WHERE line = ?1 AND checkpoint = ?2
-               AND NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = ?1 AND h.writes_of = ?2
+        found = self._written(
+            line,
+            checkpoint_id,
+            """AND NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = ?1 AND h.writes_of = ?2
                                AND w.seq > h.after AND w.seq <= h.upto)""",
+        )
+        return sorted(found, key=lambda write: (write.task_path, write.task_id, write.idx))
+
+    def _written(self, line: int, checkpoint_id: str, condition: str = "") -> list[Write]:
+        rows = self._execute(
+            f"SELECT seq, task, idx, info, children FROM writes w WHERE line = ?1 AND checkpoint = ?2 {condition}",
             (line, pack_id(checkpoint_id)),
         )
-        found = [unpack_write(checkpoint_id, seq, unpack_id(task), *rest) for seq, task, *rest in rows]
-        return sorted(found, key=lambda write: (write.task_path, write.task_id, write.idx))
+        return [unpack_write(checkpoint_id, seq, unpack_id(task), *rest) for seq, task, *rest in rows]
 
     def find(self, checkpoint_id: str) -> list[Key]:
         rows = self._execute(
@@ -613,8 +619,11 @@ class Rows:
             (line.ref, hidden.operation, hidden.after, hidden.to, hidden.run, _packed(hidden.writes_of)),
         )
 
-    def show(self, thread_id: str, operation: int) -> None:
+    def show(self, thread_id: str, operation: int) -> list[Hidden]:
+        thread = self._execute("SELECT id FROM threads WHERE name = ?", (thread_id,)).get
+        found = self._hidden(thread).get(operation, []) if thread is not None else []
         self._execute(f"DELETE FROM hidden WHERE operation = ? AND line IN ({_LINES_OF_NAME})", (operation, thread_id))
+        return found
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
         self._execute(
@@ -630,6 +639,15 @@ class Rows:
                 pack_write(checkpoint_id, write), write.children,
             ),
         )  # fmt: skip
+
+    def writes(self, line: Line, checkpoint_id: str) -> list[Write]:
+        return self._written(line.ref, checkpoint_id)
+
+    def move_write(self, line: Line, checkpoint_id: str, write: Write, idx: int) -> None:
+        self._execute(
+            "UPDATE OR REPLACE writes SET idx = ? WHERE line = ? AND checkpoint = ? AND task = ? AND idx = ?",
+            (idx, line.ref, pack_id(checkpoint_id), pack_id(write.task_id), write.idx),
+        )
 
     def delete(
         self,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, InvalidInput
 from everstep.stores.protocol import (
     ANY,
+    ASIDE,
     Base,
     Change,
     Common,
@@ -99,8 +100,18 @@ class Transaction(Protocol):
 
     def set_operation(self, thread_id: str, operation: Operation) -> None: ...
     def hide(self, line: Line, hidden: Hidden) -> None: ...
-    def show(self, thread_id: str, operation: int) -> None: ...
+    def show(self, thread_id: str, operation: int) -> list[Hidden]:
+        """Lift the stretches that an operation hides, and return them."""
+        ...
+
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None: ...
+    def writes(self, line: Line, checkpoint_id: str) -> Sequence[Write]:
+        """Return all writes of a checkpoint, hidden ones included."""
+        ...
+
+    def move_write(self, line: Line, checkpoint_id: str, write: Write, idx: int) -> None:
+        """Give a write another idx; what stands there is replaced."""
+        ...
 
     # -- what comes from another store: see `adopt`
 
@@ -140,8 +151,9 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     if change.origin is not None:
         origin = _found(tx, change.origin)
     family = _family(tx, change, line, origin)
-    for base in draft.bases if draft is not None else ():
+    for base in [base for each in (draft, *change.beside) if each is not None for base in each.bases]:
         _check_base(tx, base, head, family)
+    beside = [(each, _packed(each, change._replace(namespace=each.record.key.namespace))) for each in change.beside]
     operation = _Operation(tx, change, family, origin) if is_operation else None
 
     is_new = line is None
@@ -155,6 +167,14 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
             stored = tx.replace(line, existing, packed)
         else:
             stored = _insert(tx, change, line, draft, packed, is_new)
+    for each, its_packed in beside:
+        own = tx.create(change.thread_id, each.record.key.namespace, line.family)
+        tx.add_objects(line.family, each.objects)
+        _insert(tx, change._replace(head="always"), own, each, its_packed, True)
+    for key, write in change.writes:
+        written = tx.line(change.thread_id, key.namespace)
+        if written is not None:
+            tx.put_write(written, key.checkpoint_id, write)
     if operation is not None:
         operation.apply(tx, change, stored)
     if change.prune and (stored is None or stored.run != stored.seq):
@@ -356,9 +376,34 @@ def _apply_log(tx: Transaction, change: Change) -> None:
     logged = tx.add_operation(log_thread, change.log) if change.log is not None else 0
     for operation in change.amend:
         tx.set_operation(log_thread, operation)
-    for seq in change.show:
-        tx.show(change.thread_id, seq)
+    shown = [hidden for seq in change.show for hidden in tx.show(change.thread_id, seq)]
     for hidden in change.hide:
         line = tx.line(change.thread_id, hidden.namespace)
         if line is not None:
             tx.hide(line, hidden._replace(operation=hidden.operation or logged))
+            _put_aside(tx, line, hidden)
+    for hidden in shown:
+        line = tx.line(change.thread_id, hidden.namespace)
+        if line is not None:
+            _put_back(tx, line, hidden)
+
+
+def _put_aside(tx: Transaction, line: Line, hidden: Hidden) -> None:
+    """Free the places of pending writes that are hidden."""
+    if hidden.writes_of is None:
+        return
+    held = tx.writes(line, hidden.writes_of)
+    offset = (1 + max([abs(write.idx) // ASIDE for write in held], default=0)) * ASIDE
+    for write in held:
+        if hidden.after < write.seq <= hidden.to and abs(write.idx) < ASIDE:
+            tx.move_write(line, hidden.writes_of, write, write.idx + (offset if write.idx >= 0 else -offset))
+
+
+def _put_back(tx: Transaction, line: Line, hidden: Hidden) -> None:
+    """Give pending writes that are shown again the places they had."""
+    if hidden.writes_of is None:
+        return
+    for write in tx.writes(line, hidden.writes_of):
+        if hidden.after < write.seq <= hidden.to and abs(write.idx) >= ASIDE:
+            idx = write.idx % ASIDE if write.idx >= 0 else -(-write.idx % ASIDE)
+            tx.move_write(line, hidden.writes_of, write, idx)
