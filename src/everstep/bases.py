@@ -16,6 +16,7 @@ from everstep.errors import InvalidInput
 from everstep.merge import Merged, merge
 from everstep.types import Conflict
 from everstep.values import tree
+from everstep.values.codec import Codec
 from everstep.values.walk import Need, Root
 
 P = TypeVar("P")
@@ -38,9 +39,14 @@ class Bases(Generic[P]):
         root_of: Callable[[P], Awaitable[Root]],
         below: Callable[[Sequence[P], P], Sequence[P]],
         walk: Callable[[Need[Merged], Mapping[bytes, tree.Content]], Awaitable[Merged]],
+        view: Callable[[Root], Root] = lambda root: root,
+        reader: Codec | None = None,
     ) -> None:
-        """`below` gives the best common ancestors of some checkpoints taken together and another one."""
-        self._root_of, self._below, self._walk = root_of, below, walk
+        """`below` gives the best common ancestors of some checkpoints taken together and another one.
+
+        `view` gives the part of a checkpoint's values that is merged, `reader` reads them.
+        """
+        self._root_of, self._below, self._walk, self._view, self._reader = root_of, below, walk, view, reader
 
     async def merged(self, ancestors: Sequence[P]) -> MergeBase:
         """Return the base that all of these make together."""
@@ -61,7 +67,8 @@ class Bases(Generic[P]):
             return conflict.ours
 
         objects = {**older.objects, **one.objects}
-        need = merge(older.root, one.root, other, resolve=note, uncertain=uncertain)
+        roots = [self._view(root) for root in (older.root, one.root, other)]
+        need = merge(roots[0], roots[1], roots[2], resolve=note, uncertain=uncertain, reader=self._reader)
         found = await self._walk(need, objects)
         return MergeBase(root_of_nodes(found.nodes), uncertain | frozenset(seen), {**objects, **found.objects})
 

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from everstep.messages import Facts, Name, id_of, name_path, unique_names
 from everstep.types import MISSING, Difference
+from everstep.values.codec import Codec
 from everstep.values.tree import Node
 from everstep.values.walk import (
     Entries,
@@ -42,9 +43,9 @@ class _Change(NamedTuple):
         return "removed" if self.after is None else "changed"
 
 
-def compare(a: Root, b: Root) -> Need[list[Difference]]:
+def compare(a: Root, b: Root, codec: Codec | None = None) -> Need[list[Difference]]:
     """Return what changed from `a` to `b`: messages, state, tools_result, each in its own order."""
-    walker = Walker([a, b])
+    walker = Walker([a, b], codec)
     before, after = yield from together([walker.values(a), walker.values(b)])
     found = yield from together(
         [

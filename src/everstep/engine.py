@@ -277,15 +277,22 @@ class CheckpointEngine(Closing):
         return await self._timeline.branch(source, branch_name)
 
     async def merge_branch(
-        self, branch_thread_id: str, into_thread_id: str, *, resolve: Resolve = None, namespace: str = ""
+        self,
+        branch_thread_id: str,
+        into_thread_id: str,
+        *,
+        resolve: Resolve = None,
+        namespace: str = "",
+        graph: Any = None,
     ) -> str:
         """Merge what a branch did into another thread of its family and return the id of the merge.
 
         Both changed one path differently: MergeConflict, and nothing is written, unless `resolve` says what to do:
-        "ours", "theirs", a mapping path -> value, or a function of the Conflict.
+        "ours", "theirs", a mapping path -> value, or a function of the Conflict. On threads of a LangGraph saver,
+        `graph` (compiled or not) lets the reducers of its channels decide.
         """
         branch, into = checks.thread_id(branch_thread_id), checks.thread_id(into_thread_id)
-        return await self._timeline.merge(branch, into, resolve, checks.namespace(namespace))
+        return await self._timeline.merge(branch, into, resolve, checks.namespace(namespace), graph)
 
     # -- keeping
 

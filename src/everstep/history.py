@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from everstep.stores.protocol import Hidden, Key, Place, Stored, Thread
+from everstep.adapters import described
+from everstep.stores.protocol import Hidden, Key, Place, Stored, Thread, Write
 
 
 def later(thread: Thread, target: Stored) -> list[Hidden]:
@@ -52,6 +53,18 @@ def _is_of(thread: Thread, run: int, namespace: str) -> bool:
     """Whether a run may belong to the namespace: one that follows nothing says nothing about it."""
     own = [place for place in thread.runs[run] if place.key.thread_id == thread.thread_id]
     return not own or own[0].key.namespace == namespace
+
+
+def writes(found: Iterable[Write], key: Key, thread: Thread) -> list[Hidden]:
+    """Return the stretches of these pending writes, which are visible; what is hidden already is not among them."""
+    gaps = [h.to for held in thread.hidden.values() for h in held if (h.namespace, h.writes_of) == key[1:]]
+    stretches: list[Hidden] = []
+    for seq in sorted(write.seq for write in found):
+        if stretches and not any(stretches[-1].to < gap < seq for gap in gaps):
+            stretches[-1] = stretches[-1]._replace(to=seq)
+        else:
+            stretches.append(Hidden(key.namespace, seq - 1, seq, None, key.checkpoint_id))
+    return stretches
 
 
 def is_hidden(stored: Stored, stretches: Iterable[Hidden]) -> bool:
@@ -139,20 +152,21 @@ def _node(stored: Stored, threads: Mapping[str, Thread]) -> dict[str, Any]:
     record = stored.record
     thread = threads.get(record.key.thread_id)
     head = thread.heads.get(record.key.namespace) if thread is not None else None
+    tags, summary = described(record)
     return {
         "id": record.key.checkpoint_id,
         "thread_id": record.key.thread_id,
         "namespace": record.key.namespace,
         "step": record.step,
-        "tags": list(record.tags),
-        "summary": record.summary,
+        "tags": list(tags),
+        "summary": summary,
         "created_at": record.created_at,
         "next_node": record.next_node,
         "trigger": record.trigger,
         "parents": [parent.checkpoint_id for parent in record.parents],
         "size_bytes": sum(record.sizes),
         "head": head is not None and head[0] == record.key.checkpoint_id,
-        "branch": branch_name(record.tags) if record.step == 0 else None,
+        "branch": branch_name(record.tags) if record.step == 0 or record.kind else None,
         "pinned": stored.pinned,
         "hidden": stored.hidden,
     }

@@ -21,6 +21,7 @@ from everstep.conversation import Slot, Woven, weave
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.types import MISSING, Conflict
 from everstep.values import codec, tree
+from everstep.values.codec import Codec
 from everstep.values.tree import Content, Node, Part
 from everstep.values.walk import Need, Root, Values, Walker, bare, key_path, ready, together
 
@@ -87,16 +88,19 @@ def merge(
     *,
     resolve: Resolve = None,
     uncertain: frozenset[str] = frozenset(),
+    ours_count: Callable[[str], bool] | None = None,
+    reader: Codec | None = None,
 ) -> Need[Merged]:
     """Return `ours` with what `theirs` did since `base`.
 
     A path that both changed, each in its own way, is a conflict, unless `resolve` settles it. At and below the
-    `uncertain` paths the base counts for nothing: where the sides differ there, they are in conflict.
+    `uncertain` paths the base counts for nothing: where the sides differ there, they are in conflict. What `ours_count`
+    says of the messages, or of a key of the state, decides whether it stays as in ours whatever theirs did.
     """
     _check_resolve(resolve)
-    walker = Walker([base, ours, theirs])
+    walker = Walker([base, ours, theirs], reader)
     b, o, t = yield from together([walker.values(root) for root in (base, ours, theirs)])
-    planner = _Planner(walker, uncertain)
+    planner = _Planner(walker, uncertain, ours_count)
     plans = yield from together(
         [
             planner.messages(bare(b.messages), bare(o.messages), bare(t.messages)),
@@ -144,16 +148,18 @@ def _new_objects(walker: Walker, nodes: Iterable[Node], sides: Iterable[Root]) -
 class _Planner:
     """Decides, path by path, whose value is taken."""
 
-    def __init__(self, walker: Walker, uncertain: frozenset[str]) -> None:
-        self._walker, self._uncertain = walker, uncertain
+    def __init__(
+        self, walker: Walker, uncertain: frozenset[str], ours_count: Callable[[str], bool] | None = None
+    ) -> None:
+        self._walker, self._uncertain, self._ours_count = walker, uncertain, ours_count
 
     def value(
         self, path: str, base: Node | None, ours: Node | None, theirs: Node | None, certain: bool = True
     ) -> Need[_Plan]:
         certain = certain and path not in self._uncertain
-        if ours == theirs:
+        if ours == theirs or (self._ours_count is not None and self._ours_count(path)):
             return ours
-        if certain and base in (ours, theirs) and not self._uncertain_below(path):
+        if certain and base in (ours, theirs) and not self._is_opened(path):
             return theirs if ours == base else ours
         if ours is not None and theirs is not None:
             container = yield from self._mapping(path, base, ours, theirs, certain)
@@ -170,8 +176,11 @@ class _Planner:
                 return ours
         return (yield from self.value("tools_result", base, ours, theirs))
 
-    def _uncertain_below(self, path: str) -> bool:
+    def _is_opened(self, path: str) -> bool:
         """Whether a container must be opened although a side left it alone."""
+        return self._uncertain_below(path) or (self._ours_count is not None and path == "state")
+
+    def _uncertain_below(self, path: str) -> bool:
         return any(below.startswith((f"{path}.", f"{path}[")) for below in self._uncertain)
 
     def _mapping(
@@ -215,7 +224,7 @@ class _Planner:
         container.parts.update(zip(open_keys, plans, strict=True))
 
     def messages(self, base: Node, ours: Node, theirs: Node) -> Need[_Plan]:
-        if ours == theirs:
+        if ours == theirs or (self._ours_count is not None and self._ours_count("messages")):
             return ours
         if "messages" in self._uncertain:
             return _Clash("messages", base, ours, theirs)

@@ -31,6 +31,8 @@ class Undo(NamedTuple):
     newest: Mapping[str, int]
     """By namespace: what is newer than this is new, and will be hidden."""
     pins: Sequence[Pin] = ()
+    since: int | None = None
+    """If it is about the whole thread: what is newer than this is new in the namespaces that `newest` does not name."""
 
 
 class Swap(NamedTuple):
@@ -90,19 +92,29 @@ def _stood_on(found: Entry, entries: Sequence[Entry]) -> int:
 
 def undo_of(found: Entry) -> Undo:
     """Return what it takes to swap an operation."""
-    thread_id, heads, hide, newest, pins = found.data["undo"]
+    thread_id, heads, hide, newest, pins, *rest = found.data["undo"]
     return Undo(
         thread_id,
         dict(heads),
         [Hidden(*stretch)._replace(operation=found.seq) for stretch in hide],
         dict(newest),
         [Pin(Key(*key), pinned) for key, pinned in pins],
+        *rest,
     )
 
 
-def swapped(found: Entry, undo: Undo, thread: Thread) -> Swap:
-    """Return what to hide now, and the entry as it is after the swap."""
-    hide = list(undo.hide)
+def written(found: Entry, undo: Undo, thread: Thread) -> set[tuple[str, str]]:
+    """Return the checkpoints (namespace, id) whose pending writes a swap exchanges: those hidden, those shown."""
+    details = found.data["details"]
+    stretches = [*undo.hide, *thread.hidden.get(found.seq, ())]
+    places = {(h.namespace, h.writes_of) for h in stretches if h.writes_of is not None}
+    return places | ({(details["namespace"], details["checkpoint_id"])} if found.kind == "rewind" else set())
+
+
+def swapped(found: Entry, undo: Undo, thread: Thread, writes: Sequence[Hidden]) -> Swap:
+    """Return what to hide now, and the entry as it is after the swap; `writes` are those pending now."""
+    hide = [stretch for stretch in undo.hide if stretch.writes_of is None]
+    hide += [stretch._replace(operation=found.seq) for stretch in writes]
     for namespace, newest in undo.newest.items():
         if thread.newest.get(namespace, 0) > newest:
             hide.append(Hidden(namespace, newest, thread.newest[namespace], operation=found.seq))
@@ -112,6 +124,7 @@ def swapped(found: Entry, undo: Undo, thread: Thread) -> Swap:
         thread.hidden.get(found.seq, ()),
         {name: thread.newest.get(name, 0) for name in undo.newest},
         [Pin(pin.key, not pin.pinned) for pin in undo.pins],
+        max(thread.newest.values(), default=0) if undo.since is not None else None,
     )
     data = {**found.data, "undo": _packed(back)}
     return Swap(hide, Entry(found.kind, data, found.seq, undone=not found.undone))
@@ -128,6 +141,7 @@ def renumbered(
     undo = undo._replace(
         hide=[renumbered_stretch(stretch, checkpoint, operation, write) for stretch in undo.hide],
         newest={namespace: checkpoint(newest) for namespace, newest in undo.newest.items()},
+        since=checkpoint(undo.since) if undo.since is not None else None,
     )
     after, made_at_seq = operation(found.data["after"]), checkpoint(found.data["made_at_seq"])
     return entry._replace(data={**found.data, "after": after, "made_at_seq": made_at_seq, "undo": _packed(undo)})
@@ -153,4 +167,5 @@ def _packed(undo: Undo) -> list[Any]:
         [list(stretch[:5]) for stretch in undo.hide],
         dict(undo.newest),
         [[list(pin.key), pin.pinned] for pin in undo.pins],
+        *([undo.since] if undo.since is not None else []),
     ]

@@ -253,8 +253,10 @@ class PlainTimeline:
         await self._backend.put(dataclasses.replace(origin, metadata=metadata))
         return thread_id
 
-    async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str) -> str:
+    async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str:
         """Merge the head of one thread into another."""
+        if graph is not None:
+            raise InvalidInput("graph= is for threads of a LangGraph saver, which this backend does not hold")
         self._only_root(namespace)
         if branch == into:
             raise InvalidInput(f"thread {into!r} cannot be merged into itself")

@@ -15,6 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from everstep import forks
+from everstep.adapters import adapter_of, described
 from everstep.errors import (
     BaseGone,
     CheckpointCorrupted,
@@ -250,7 +251,7 @@ class Repository:
         if loaded is None:
             return None
         try:
-            return loaded.stored, self._decode(loaded.stored.record, await self._objects_of(loaded))
+            return self._opened(loaded.stored, await self._objects_of(loaded))
         except CheckpointCorrupted as exc:
             if loaded.objects:
                 raise exc.located(*loaded.stored.record.key[::2]) from exc
@@ -259,7 +260,7 @@ class Repository:
         if loaded is None:
             return None
         try:
-            return loaded.stored, self._decode(loaded.stored.record, verified(loaded.objects))
+            return self._opened(loaded.stored, verified(loaded.objects))
         except CheckpointCorrupted as exc:
             raise exc.located(*loaded.stored.record.key[::2]) from exc
 
@@ -481,6 +482,15 @@ class Repository:
         self.memory.add(fetched)
         return fetched
 
+    def _opened(self, stored: Stored, objects: dict[bytes, tree.Content]) -> tuple[Stored, list[Any]]:
+        """Return a checkpoint and its values, as the engine shows them."""
+        adapter = adapter_of(stored.record.kind)
+        if adapter is None:
+            return stored, self._decode(stored.record, objects)
+        with _stack_checked():
+            values, next_node = adapter.opened(stored.record, objects)
+        return stored._replace(record=stored.record._replace(next_node=next_node)), values
+
     def _decode(self, record: Record, objects: dict[bytes, tree.Content]) -> list[Any]:
         total = sum(record.sizes)
         if total > tree.VALUE_BYTES_MAX:
@@ -527,6 +537,7 @@ def to_checkpoint(stored: Stored, values: Sequence[Any]) -> Checkpoint:
 def to_metadata(stored: Stored) -> CheckpointMetadata:
     """Return what callers see of a record."""
     record = stored.record
+    tags, summary = described(record)
     parents = [parent.checkpoint_id for parent in record.parents]
     return CheckpointMetadata(
         thread_id=record.key.thread_id,
@@ -534,8 +545,8 @@ def to_metadata(stored: Stored) -> CheckpointMetadata:
         step=record.step,
         parent_checkpoint_id=parents[0] if parents else None,
         created_at=record.created_at,
-        tags=list(record.tags),
-        summary=record.summary,
+        tags=list(tags),
+        summary=summary,
         parents=parents,
         namespace=record.key.namespace,
         trigger=record.trigger,

@@ -13,8 +13,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from everstep import checks, history, oplog
+from everstep.adapters import Adapter, WayBack, adapter_of
 from everstep.backends import StoreBackend
-from everstep.bases import Bases, root_of_nodes
+from everstep.bases import Bases, MergeBase, root_of_nodes
 from everstep.config import SnapshotConfig
 from everstep.diff import compare
 from everstep.errors import (
@@ -40,6 +41,7 @@ from everstep.stores.protocol import (
     Draft,
     Hidden,
     Key,
+    Loaded,
     Move,
     Object,
     Pin,
@@ -107,7 +109,7 @@ class Timeline(Protocol):
     async def operations(self, thread_id: str, limit: int) -> list[Operation]: ...
     async def pin(self, key: Key, *, pinned: bool) -> None: ...
     async def branch(self, source: Key, name: str) -> str: ...
-    async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str) -> str: ...
+    async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str: ...
     async def collect(self, thread_id: str | None, *, dry_run: bool) -> GCReport: ...
     async def close(self) -> None: ...
 
@@ -242,7 +244,12 @@ class StoreTimeline:
         before, after = await self._required(a), await self._required(b)
         try:
             families = [before.family, after.family]
-            changes = await self._repository.walk(compare(_root(before), _root(after)), families)
+            adapter = adapter_of(before.record.kind) or adapter_of(after.record.kind)
+            codec = adapter.codec if adapter is not None else None
+            roots = [_shown_root(_root(each)) if each.record.kind else _root(each) for each in (before, after)]
+            changes = await self._repository.walk(compare(roots[0], roots[1], codec), families)
+            if adapter is not None:
+                changes = [change for change in changes if not adapter.is_internal_path(change.path)]
         except CheckpointCorrupted as exc:
             await self._required(a)  # deleted meanwhile?
             await self._required(b)
@@ -275,33 +282,40 @@ class StoreTimeline:
                 f"checkpoint {key.checkpoint_id!r} was left behind by an earlier operation; undo() brings it back, "
                 "branch() starts a thread from it"
             )
-        head, following = thread.heads.get(key.namespace, (None, 0))[0], history.later(thread, target)
-        before = await self._store.count(Query(thread_id=key.thread_id, namespace=key.namespace))
-        depth = await self._count(key, following)
-        last_write = max([write.seq for write in loaded.writes], default=0)
-        hide = [Hidden(key.namespace, 0, last_write, None, key.checkpoint_id)] if loaded.writes else []
-        if later != "keep" and depth:
-            hide += following
-        result = TimeTravelResult(await self._checkpoint(target), key.thread_id, depth, before)
-        if head == key.checkpoint_id and not hide:
+        adapter = adapter_of(target.record.kind)
+        if adapter is not None:
+            back = await adapter.way_back(self._store, thread, loaded)
+        else:
+            back = await self._way_back(thread, loaded)
+        head = thread.heads.get(key.namespace, (None, 0))[0]
+        hide = [*back.writes, *(back.later if later != "keep" else ())]
+        result = TimeTravelResult(await self._checkpoint(target), key.thread_id, back.depth, back.before)
+        doomed = history.all_later(thread, target) if adapter is None else back.later
+        if not hide and all(thread.heads.get(name, (None, 0))[0] == found for name, found in back.heads.items()):
             if later == "delete":
-                await self._delete_later(key, history.all_later(thread, target), None)
+                await self._delete_later(key.thread_id, doomed, None)
             return result
         details = {
             "checkpoint_id": key.checkpoint_id,
             "from": head,
             "later": later,
-            "left_behind": depth,
+            "left_behind": back.depth,
             "namespace": key.namespace,
         }
-        undo = oplog.Undo(key.thread_id, {key.namespace: head}, [], {key.namespace: thread.newest[key.namespace]})
+        undo = oplog.Undo(
+            key.thread_id,
+            {name: thread.heads.get(name, (None, 0))[0] for name in back.heads},
+            [],
+            {name: thread.newest[name] for name in back.heads},
+            since=max(thread.newest.values()) if adapter is not None else None,
+        )
         entry = oplog.entry("rewind", details, undo, await self._top(key.thread_id), thread.newest[key.namespace])
         await self._store.commit(
             Change(
                 thread_id=key.thread_id,
                 namespace=key.namespace,
                 expect=head,
-                moves=[Move(key.namespace, key.checkpoint_id)],
+                moves=[Move(*move) for move in back.heads.items()],
                 hide=hide,
                 commons=_commons_after(thread, target),
                 log=entry,
@@ -309,8 +323,20 @@ class StoreTimeline:
         )
         self._changed(key.thread_id)
         if later == "delete":
-            await self._delete_later(key, history.all_later(thread, target), entry)
+            await self._delete_later(key.thread_id, doomed, entry)
         return result
+
+    async def _way_back(self, thread: Thread, target: Loaded) -> WayBack:
+        """Return what a rewind of a thread of the engine's own does: it is about one namespace."""
+        key, following = target.stored.record.key, history.later(thread, target.stored)
+        depth = await self._count(key, following)
+        return WayBack(
+            heads={key.namespace: key.checkpoint_id},
+            later=following if depth else [],
+            writes=history.writes(target.writes, key, thread),
+            depth=depth,
+            before=await self._store.count(Query(thread_id=key.thread_id, namespace=key.namespace)),
+        )
 
     async def _count(self, key: Key, following: Sequence[Hidden]) -> int:
         """Return how many visible checkpoints came later."""
@@ -324,13 +350,12 @@ class StoreTimeline:
             ]
         )
 
-    async def _delete_later(self, key: Key, stretches: Sequence[Hidden], entry: Entry | None) -> None:
+    async def _delete_later(self, thread_id: str, stretches: Sequence[Hidden], entry: Entry | None) -> None:
         """Delete what came later on a line, hidden ones included, and the entry of the rewind in the log."""
-        thread_id, namespace, _ = key
         doomed: list[Key] = []
         for stretch in stretches:
             query = Query(
-                thread_id=thread_id, namespace=namespace, after_seq=stretch.after, run=stretch.run,
+                thread_id=thread_id, namespace=stretch.namespace, after_seq=stretch.after, run=stretch.run,
                 before_seq=stretch.to + 1, hidden="also",
             )  # fmt: skip
             doomed += [stored.record.key for stored in await self._store.list_checkpoints(query)]
@@ -375,7 +400,8 @@ class StoreTimeline:
         for pin in undo.pins:
             if await self._store.read(*pin.key) is None:
                 raise CannotUndo(f"{entry.kind}: the checkpoint {pin.key.checkpoint_id!r} was deleted, which is final")
-        swap = oplog.swapped(entry, undo, thread)
+        undo = await self._about_all(undo, thread)
+        swap = oplog.swapped(entry, undo, thread, await self._pending(entry, undo, thread))
         await self._check_heads(entry, undo, swap, thread)
         namespace = next(iter(undo.heads), "")
         expect = thread.heads.get(namespace, (None, 0))[0]
@@ -393,6 +419,31 @@ class StoreTimeline:
             )
         )
         self._changed(undo.thread_id)
+
+    async def _about_all(self, undo: oplog.Undo, thread: Thread) -> oplog.Undo:
+        """Add the namespaces that have got something new, if the operation is about the whole thread."""
+        if undo.since is None:
+            return undo
+        heads, newest = dict(undo.heads), dict(undo.newest)
+        for name in thread.newest:
+            if name not in newest and thread.newest[name] > undo.since:
+                query = Query(
+                    thread_id=thread.thread_id, namespace=name, before_seq=undo.since + 1, order="id", limit=1
+                )
+                older = await self._store.list_checkpoints(query)
+                heads[name] = older[0].record.key.checkpoint_id if older else None
+                newest[name] = undo.since
+        return undo._replace(heads=heads, newest=newest)
+
+    async def _pending(self, entry: Entry, undo: oplog.Undo, thread: Thread) -> list[Hidden]:
+        """Return the pending writes that stand where a swap puts others."""
+        found: list[Hidden] = []
+        for place in sorted(oplog.written(entry, undo, thread)):
+            key = Key(thread.thread_id, *place)
+            loaded = await self._store.read(*key, writes=True)
+            if loaded is not None:
+                found += history.writes(loaded.writes, key, thread)
+        return found
 
     async def _check_heads(self, entry: Entry, undo: oplog.Undo, swap: oplog.Swap, thread: Thread) -> None:
         """Refuse to go to a head that is gone, or that something else hides: it would be one that nobody sees."""
@@ -447,27 +498,25 @@ class StoreTimeline:
         """Start a thread at a checkpoint and return the new thread's id."""
         thread_id = branch_id(source.thread_id, name)
         origin = await self._required(source)
-        record = new_record(
-            Key(thread_id, source.namespace, checkpoint_id(thread_id, 0)),
-            0,
-            (source,),
-            tags=("branch", name),
-            summary=f"Branch '{name}' from {source.checkpoint_id}",
-            next_node=origin.record.next_node,
-            kind=origin.record.kind,
-        )
-        record = _with_root(record, _root(origin))
-        undo = oplog.Undo(thread_id, {source.namespace: None}, [], {source.namespace: 0})
+        adapter = adapter_of(origin.record.kind)
+        if adapter is not None:
+            origin, drafts, writes = await adapter.beginning(self._repository, origin, thread_id, name)
+        else:
+            drafts, writes = [_first_of_branch(origin, thread_id, name)], []
+        namespaces = [draft.record.key.namespace for draft in drafts]
+        undo = oplog.Undo(thread_id, dict.fromkeys(namespaces), [], dict.fromkeys(namespaces, 0))
+        undo = undo._replace(since=0 if adapter is not None else None)
         details = {"checkpoint_id": source.checkpoint_id, "thread_id": thread_id, "name": name}
-        draft = Draft(record, (), (Base(source, origin.digest),))
         try:
             await self._store.commit(
                 Change(
                     thread_id=thread_id,
-                    namespace=source.namespace,
-                    build=lambda _: draft,
-                    origin=source,
+                    namespace=namespaces[0],
+                    build=lambda _: drafts[0],
+                    origin=origin.record.key,
                     commons={source.thread_id: Common(origin.place, _root(origin))},
+                    beside=drafts[1:],
+                    writes=writes,
                     log=oplog.entry("branch", details, undo, await self._top(source.thread_id), origin.seq),
                     log_thread=source.thread_id,
                 )
@@ -477,17 +526,17 @@ class StoreTimeline:
         self._keeper.forget(source.thread_id)
         return thread_id
 
-    async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str) -> str:
+    async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str:
         """Merge the head of one thread into another and return the merge's id."""
         if branch == into:
             raise InvalidInput(f"thread {into!r} cannot be merged into itself")
         while True:
             try:
-                return await self._merge(branch, into, resolve, namespace)
+                return await self._merge(branch, into, resolve, namespace, graph)
             except (HeadMoved, BaseGone):
                 continue
 
-    async def _merge(self, branch: str, into: str, resolve: Resolve, namespace: str) -> str:
+    async def _merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any) -> str:
         ours, theirs = await self._head(into, namespace), await self._head(branch, namespace)
         if ours.family != theirs.family:
             raise InvalidInput(
@@ -504,19 +553,34 @@ class StoreTimeline:
             raise InvalidInput(f"threads {branch!r} and {into!r} have no checkpoint in common")
         if theirs.place in bases:
             return ours.record.key.checkpoint_id  # everything is merged already
-        base = await self._bases(thread).merged(bases)
-        walk = merge_roots(base.root, _root(ours), _root(theirs), resolve=resolve, uncertain=base.uncertain)
+        adapter = adapter_of(ours.record.kind)
+        if graph is not None and adapter is None:
+            raise InvalidInput(f"graph= is for threads of a LangGraph saver; thread {into!r} is the engine's own")
+        base = await self._bases(thread, adapter).merged(bases)
         try:
-            merged = await self._repository.walk(walk, [ours.family], base.objects)
+            if adapter is None:
+                draft = await self._merged(ours, theirs, base, bases, resolve)
+            else:
+                draft = await adapter.merged(
+                    self._repository, (ours, theirs), base, bases, resolve=resolve, graph=graph
+                )
         except CheckpointCorrupted:
             await self._same_heads(ours, theirs)
             raise
+        return await self._commit_merge(ours, theirs, draft, thread)
+
+    async def _merged(
+        self, ours: Stored, theirs: Stored, base: MergeBase, bases: Sequence[Place], resolve: Resolve
+    ) -> Draft:
+        walk = merge_roots(base.root, _root(ours), _root(theirs), resolve=resolve, uncertain=base.uncertain)
+        merged = await self._repository.walk(walk, [ours.family], base.objects)
         if merged.conflicts:
             raise MergeConflict(merged.conflicts)
         if not self._config.delta_snapshots:
             merged = await self._unsplit(merged, ours.family)
-        record = _merge_record(ours, theirs, bases)
-        return await self._commit_merge(ours, theirs, record, merged, thread)
+        record = _with_root(_merge_record(ours, theirs, bases), root_of_nodes(merged.nodes))
+        objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
+        return Draft(record, objects, tuple(Base(stored.record.key, stored.digest) for stored in (ours, theirs)))
 
     async def _unsplit(self, merged: Merged, family: str) -> Merged:
         """Return merged values as one object."""
@@ -525,20 +589,19 @@ class StoreTimeline:
         writer = tree.Writer()
         return Merged([writer.whole(values, "checkpoint")], writer.objects, [])
 
-    async def _commit_merge(self, ours: Stored, theirs: Stored, record: Record, merged: Merged, thread: Thread) -> str:
+    async def _commit_merge(self, ours: Stored, theirs: Stored, draft: Draft, thread: Thread) -> str:
         into, namespace, head = ours.record.key
-        record = _with_root(record, root_of_nodes(merged.nodes))
-        objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
-        bases = tuple(Base(stored.record.key, stored.digest) for stored in (ours, theirs))
+        record = draft.record
         newest = max(thread.newest[namespace], ours.seq)
         undo = oplog.Undo(into, {namespace: head}, [], {namespace: newest})
+        undo = undo._replace(since=max(thread.newest.values()) if record.kind else None)
         details = {"from": theirs.record.key.thread_id, "checkpoint_id": record.key.checkpoint_id}
         stored = await self._store.commit(
             Change(
                 thread_id=into,
                 namespace=namespace,
                 expect=head,
-                build=lambda _: Draft(record, objects, bases),
+                build=lambda _: draft,
                 commons={theirs.record.key.thread_id: Common(theirs.place, _root(theirs))},
                 log=oplog.entry("merge", details, undo, await self._top(into), newest),
             )
@@ -548,11 +611,12 @@ class StoreTimeline:
             await self._keeper.upkeep(self._store, stored)
         return record.key.checkpoint_id
 
-    def _bases(self, thread: Thread) -> Bases[Place]:
+    def _bases(self, thread: Thread, adapter: Adapter | None) -> Bases[Place]:
         return Bases(
             lambda place: self._base_root(place, thread),
             lambda places, other: history.common_below(places, other, thread.ancestry),
             lambda need, objects: self._repository.walk(need, [thread.family], objects),
+            *((_shown_root, adapter.merge_codec) if adapter is not None else ()),
         )
 
     async def _base_root(self, place: Place, thread: Thread) -> Root:
@@ -616,7 +680,7 @@ class StoreTimeline:
 
     async def _checkpoint(self, stored: Stored) -> Checkpoint:
         """Return a checkpoint; a large one is read when it is looked at."""
-        if sum(stored.record.sizes) > _EAGER_BYTES:
+        if sum(stored.record.sizes) > _EAGER_BYTES and not stored.record.kind:
             return self._unread(stored)
         loaded = await self._repository.load(*stored.record.key)
         if loaded is None:
@@ -644,6 +708,19 @@ def branch_id(thread_id: str, name: str) -> str:
             f"the limit is {checks.THREAD_ID_BYTES_MAX:,}: choose a shorter name, or branch nearer the root"
         )
     return made
+
+
+def _first_of_branch(origin: Stored, thread_id: str, name: str) -> Draft:
+    source = origin.record.key
+    record = new_record(
+        Key(thread_id, source.namespace, checkpoint_id(thread_id, 0)),
+        0,
+        (source,),
+        tags=("branch", name),
+        summary=f"Branch '{name}' from {source.checkpoint_id}",
+        next_node=origin.record.next_node,
+    )
+    return Draft(_with_root(record, _root(origin)), (), (Base(source, origin.digest),))
 
 
 def _merge_record(ours: Stored, theirs: Stored, bases: Sequence[Place]) -> Record:
@@ -677,6 +754,11 @@ def next_node_change(before: str, after: str) -> list[Difference]:
 
 def _root(stored: Stored) -> Root:
     return Root(stored.record.children, stored.record.body, stored.record.sizes)
+
+
+def _shown_root(root: Root) -> Root:
+    """Return what is shown of an adapter's values: it keeps its own where the results of tools are."""
+    return root_of_nodes([*tree.nodes(*root)[:2], tree.EMPTY_MAP])
 
 
 def _with_root(record: Record, root: Root) -> Record:

@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-__all__ = ["BaseCheckpointSaver", "CheckpointTuple", "SavedTuple", "maybe_add_typed_methods", "new_checkpoint_id"]
+__all__ = [
+    "BaseCheckpointSaver",
+    "CheckpointTuple",
+    "SavedTuple",
+    "maybe_add_typed_methods",
+    "new_checkpoint_id",
+    "next_version",
+    "number_of",
+]
 
 V = TypeVar("V")
 
@@ -69,11 +78,33 @@ class SavedTuple(CheckpointTuple):
 _last_ticks = 0
 
 
-def new_checkpoint_id() -> str:
-    """Return a UUID of version 6: later ones are greater, within one process always."""
+def new_checkpoint_id(after: Iterable[str] = ()) -> str:
+    """Return a UUID of version 6: later ones are greater, within one process always, and than those in `after`."""
     global _last_ticks
-    ticks = max(time.time_ns() // 100 + 0x01B21DD213814000, _last_ticks + 1)
+    ticks = max([time.time_ns() // 100 + 0x01B21DD213814000, _last_ticks + 1, *(1 + _ticks(old) for old in after)])
     _last_ticks = ticks
     high = (ticks >> 12) & 0xFFFFFFFFFFFF
     tail = int.from_bytes(os.urandom(8), "big") & 0x3FFFFFFFFFFFFFFF
     return str(uuid.UUID(int=(high << 80) | (6 << 76) | ((ticks & 0xFFF) << 64) | (2 << 62) | tail))
+
+
+def _ticks(checkpoint_id: str) -> int:
+    try:
+        found = uuid.UUID(checkpoint_id)
+    except ValueError:
+        return 0
+    return (found.int >> 80) << 12 | (found.int >> 64) & 0xFFF if found.version == 6 else 0
+
+
+def next_version(current: Any) -> Any:
+    """Return the version of a channel after `current`: a number, or text of the form that other savers gave it."""
+    if isinstance(current, str):
+        return f"{number_of(current) + 1:032}.0000000000000000"
+    return number_of(current) + 1
+
+
+def number_of(version: Any) -> int:
+    """Return the number in a version."""
+    if version is None:
+        return 0
+    return int(version.split(".")[0]) if isinstance(version, str) else int(version)

@@ -279,6 +279,11 @@ _SPECIAL_BY_NAME: dict[str, Registered] = {
 }
 
 
+def special_for_name(name: str) -> Registered | None:
+    """Return how a class with a way of its own is rebuilt."""
+    return _SPECIAL_BY_NAME.get(name)
+
+
 def _special(cls: type) -> Registered | None:
     if cls in _SPECIAL:
         return _SPECIAL[cls]

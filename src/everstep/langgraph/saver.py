@@ -19,7 +19,13 @@ from everstep.faces import run_to_end
 from everstep.factory import backend_from_url, made
 from everstep.keeper import Keeper
 from everstep.langgraph import configs
-from everstep.langgraph.base import BaseCheckpointSaver, SavedTuple, maybe_add_typed_methods, new_checkpoint_id
+from everstep.langgraph.base import (
+    BaseCheckpointSaver,
+    SavedTuple,
+    maybe_add_typed_methods,
+    new_checkpoint_id,
+    next_version,
+)
 from everstep.langgraph.channels import Channels
 from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.models import CheckpointerConfig, CheckpointRecord, OnBackend, backend_of, record_of
@@ -229,12 +235,7 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
 
     def get_next_version(self, current: Any, channel: None = None) -> Any:  # noqa: ARG002  # LangGraph's signature
         """Return the version after `current`: a number, or text of the form that other savers gave it."""
-        if current is None:
-            return 1
-        if isinstance(current, str):
-            number = int(current.split(".")[0])
-            return f"{number + 1:032}.0000000000000000"
-        return int(current) + 1
+        return next_version(current)
 
     def with_allowlist(self, extra_allowlist: Collection[Any]) -> Self:
         """Return this saver with more classes that it rebuilds; connections and memory are shared."""
@@ -366,7 +367,8 @@ async def _prune(threads: Threads, thread_ids: Sequence[str], strategy: str) -> 
 
 def _tuple(saved: Saved) -> SavedTuple:
     record = saved.stored.record
-    parents = record.parents
+    # A branch begins at a checkpoint of another thread, which is no parent to LangGraph.
+    parents = [parent for parent in record.parents if parent.thread_id == record.key.thread_id]
     return SavedTuple(
         cast(Any, configs.config_of(*record.key)),
         cast(Any, saved.checkpoint),

@@ -138,6 +138,8 @@ class Threads:
         if parent is not None and stored.run != stored.seq:
             self._lines.drop(parent)  # it has been continued: rarely needed again
         if self._keeper is not None:
+            if stored.run == stored.seq:
+                self._keeper.forget(key.thread_id)  # the head was moved, maybe by somebody else: plan anew
             await self._keeper.upkeep(self._store, stored)
         return stored
 
@@ -555,7 +557,11 @@ class Threads:
         objects = await self._repository.objects(family, record.children)
         record = record._replace(
             key=record.key._replace(thread_id=target),
-            parents=tuple(parent._replace(thread_id=target) for parent in record.parents),
+            parents=tuple(
+                parent._replace(thread_id=target)
+                for parent in record.parents
+                if parent.thread_id == loaded.stored.record.key.thread_id
+            ),
         )
         sent = {key: content for key, content in objects.items() if key not in known}
         draft = Draft(record, squeezed_objects(sent, thorough=True), (base,) if base is not None else ())

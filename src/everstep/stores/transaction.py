@@ -157,7 +157,7 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     operation = _Operation(tx, change, family, origin) if is_operation else None
 
     is_new = line is None
-    if draft is not None and line is not None and head is None and change.head == "always" and not change.moves:
+    if draft is not None and line is not None and head is None and change.head != "never" and not change.moves:
         _check_not_taken_back(tx, line)
     line = line or tx.create(change.thread_id, change.namespace, family)
     stored = None

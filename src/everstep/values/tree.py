@@ -823,3 +823,4 @@ def _read_list(node: Node) -> tuple[int, int, list[list[Node]], list[list[int]]]
 
 
 EMPTY_LIST = Node(b"", bytes((LIST, 0, 1, 1, 0)), 1)
+EMPTY_MAP = Node(b"", bytes((PACKED, 1)) + codec.map_header(0), 1)

@@ -100,9 +100,11 @@ def ready(value: R) -> Need[R]:
 class Walker:
     """One look around: remembers every object it has seen or made, and asks for each only once."""
 
-    def __init__(self, roots: Iterable[Root] = ()) -> None:
+    def __init__(self, roots: Iterable[Root] = (), reader: codec.Codec | None = None) -> None:
+        """`reader` turns bytes into values and back; None: as the engine does."""
         self.objects: dict[bytes, Content] = {}
-        self.writer = tree.Writer(objects=self.objects)
+        self._codec = reader or codec.DEFAULT
+        self.writer = tree.Writer(objects=self.objects, packer=self._codec)
         self._answer: Mapping[bytes, Content] = {}
         self._size_max = sum([sum(root.sizes) for root in roots]) or tree.VALUE_BYTES_MAX
 
@@ -344,7 +346,7 @@ class Walker:
         """Return the Python values of nodes, and `absent` for None."""
         packed = yield from self.packed([node for node in nodes if node is not None])
         found = iter(packed)
-        return [absent if node is None else codec.unpack(next(found)) for node in nodes]
+        return [absent if node is None else self._codec.unpack(next(found)) for node in nodes]
 
 
 def read_values(root: Root) -> Need[list[Any]]:

@@ -1,0 +1,243 @@
+"""The engine's operations on threads that a saver wrote: going back, branching, merging.
+
+LangGraph finds out what to run next from a checkpoint, its pending writes, and the checkpoints of subgraphs that were
+written while it was the newest. So what is undone, or taken along, is always all three. The ids of tasks, and with them
+the namespaces of subgraphs (`node:task|node:task`), follow from the id of the checkpoint that started them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from everstep import history
+from everstep.adapters import Beginning, WayBack
+from everstep.bases import MergeBase
+from everstep.errors import InvalidInput
+from everstep.langgraph import plainly
+from everstep.langgraph.merging import KINDS, merged
+from everstep.langgraph.threads import KIND
+from everstep.merge import Resolve
+from everstep.repository import Repository, squeezed_objects
+from everstep.stores.protocol import (
+    Base,
+    Draft,
+    Hidden,
+    Key,
+    Loaded,
+    Place,
+    Query,
+    Record,
+    Store,
+    Stored,
+    Thread,
+    Write,
+)
+from everstep.values.tree import Content
+
+_PAGE = 256
+_NO_TASK = "00000000-0000-0000-0000-000000000000"
+"""The task of what did not come from a task, such as the answer to an interrupt."""
+
+
+class _LangGraph:
+    """See `adapters.Adapter`."""
+
+    codec = plainly.CODEC
+    merge_codec = KINDS.codec
+
+    def opened(self, record: Record, objects: Mapping[bytes, Content]) -> tuple[list[Any], str]:
+        return plainly.opened(record, objects)
+
+    def described(self, record: Record) -> tuple[tuple[str, ...], str]:
+        return plainly.described(record)
+
+    def is_internal_path(self, path: str) -> bool:
+        return plainly.is_internal_path(path)
+
+    async def way_back(self, store: Store, thread: Thread, target: Loaded) -> WayBack:
+        """Leave behind, in every namespace, what has a greater id than `target`."""
+        key = target.stored.record.key
+        doomed = await _greater(store, key)
+        heads: dict[str, str | None] = {key.namespace: key.checkpoint_id}
+        heads.update(_above(target.stored.record))
+        for namespace in {stored.record.key.namespace for stored in doomed} - heads.keys():
+            older = Query(
+                thread_id=key.thread_id, namespace=namespace, before_id=key.checkpoint_id, order="id", limit=1
+            )
+            left = await store.list_checkpoints(older)
+            heads[namespace] = left[0].record.key.checkpoint_id if left else None
+        writes = history.writes(target.writes, key, thread)
+        for above, tasks in _running(target.stored.record).items():
+            loaded = await store.read(*above, writes=True)
+            if loaded is None:
+                raise InvalidInput(
+                    f"checkpoint {key.checkpoint_id!r} is of a subgraph, and the checkpoint {above.checkpoint_id!r} of "
+                    "the graph around it is not stored any more; rewind to one of the graph itself"
+                )
+            writes += history.writes([write for write in loaded.writes if _is_of(write, tasks)], above, thread)
+        return WayBack(
+            heads,
+            await _stretches(store, key.thread_id, doomed),
+            writes,
+            len([stored for stored in doomed if stored.record.key.namespace == key.namespace]),
+            await store.count(Query(thread_id=key.thread_id, namespace=key.namespace)),
+        )
+
+    async def beginning(self, repository: Repository, source: Stored, thread_id: str, name: str) -> Beginning:
+        """Take along the checkpoint under its own id, what its unfinished tasks have done, and subgraphs' memory."""
+        store, key = repository.store, source.record.key
+        running = _running(source.record)
+        chosen = {above.namespace: above for above in running}
+        chosen[key.namespace] = key
+        root = Key(key.thread_id, "", chosen[""].checkpoint_id) if "" in chosen else key
+        chosen = await _memories(store, root, source) | chosen
+        keys = [chosen.pop(root.namespace), *chosen.values()]
+        loaded = await store.read_many(keys, writes=True)
+        if [found.stored.record.key for found in loaded] != keys:
+            raise InvalidInput(
+                f"checkpoint {key.checkpoint_id!r} cannot be branched from: one that it needs was deleted"
+            )
+        writes, drafts = list[tuple[Key, Write]](), list[Draft]()
+        for found in loaded:
+            tasks = running.get(found.stored.record.key)
+            kept = [write for write in found.writes if tasks is None or not _is_of(write, tasks)]
+            draft = await _draft(repository, found.stored, kept, thread_id)
+            writes += [(draft.record.key, write) for write in kept]
+            drafts.append(draft)
+        first = drafts[0].record._replace(
+            tags=("branch", name), summary=f"Branch '{name}' from {source.record.key.checkpoint_id}"
+        )
+        return Beginning(loaded[0].stored, [drafts[0]._replace(record=first), *drafts[1:]], writes)
+
+    async def merged(
+        self,
+        repository: Repository,
+        sides: tuple[Stored, Stored],
+        base: MergeBase,
+        bases: Sequence[Place],
+        *,
+        resolve: Resolve,
+        graph: Any,
+    ) -> Draft:
+        return await merged(repository, sides, base, bases, resolve=resolve, graph=graph)
+
+
+ADAPTER = _LangGraph()
+
+
+async def _greater(store: Store, key: Key) -> list[Stored]:
+    """Return the visible checkpoints of a saver with a greater id, in all namespaces."""
+    found: list[Stored] = []
+    offset = 0
+    while True:
+        query = Query(thread_id=key.thread_id, namespace=None, order="id", limit=_PAGE, offset=offset)
+        listed = await store.list_checkpoints(query)
+        greater = [stored for stored in listed if stored.record.key.checkpoint_id > key.checkpoint_id]
+        found += [stored for stored in greater if stored.record.kind == KIND]
+        if len(greater) < _PAGE:
+            return found
+        offset += _PAGE
+
+
+async def _stretches(store: Store, thread_id: str, doomed: Sequence[Stored]) -> list[Hidden]:
+    """Return the stretches that hold these checkpoints and no other visible one."""
+    if not doomed:
+        return []
+    gone = {stored.seq for stored in doomed}
+    query = Query(thread_id=thread_id, namespace=None, after_seq=min(gone) - 1, order="oldest")
+    found: dict[str, list[Hidden]] = {}
+    is_open: dict[str, bool] = {}
+    for stored in await store.list_checkpoints(query):
+        namespace = stored.record.key.namespace
+        stretches = found.setdefault(namespace, [])
+        if stored.seq not in gone:
+            is_open[namespace] = False
+        elif is_open.get(namespace):
+            stretches[-1] = stretches[-1]._replace(to=stored.seq)
+        else:
+            stretches.append(Hidden(namespace, stored.seq - 1, stored.seq))
+            is_open[namespace] = True
+    return [stretch for stretches in found.values() for stretch in stretches]
+
+
+def _above(record: Record) -> dict[str, str]:
+    """Return the checkpoints of the graphs around a subgraph that it was written under: ids by namespace."""
+    parents = record.metadata.get("parents")
+    if not record.key.namespace or not isinstance(parents, Mapping):
+        return {}
+    return {
+        namespace: checkpoint_id
+        for namespace, checkpoint_id in parents.items()
+        if namespace != record.key.namespace and isinstance(namespace, str) and isinstance(checkpoint_id, str)
+    }
+
+
+def _running(record: Record) -> dict[Key, str | None]:
+    """Return, by checkpoint above a subgraph's, the task that the subgraph runs in; None: it is not known which."""
+    found: dict[Key, str | None] = {}
+    for namespace, checkpoint_id in _above(record).items():
+        rest = record.key.namespace.removeprefix(namespace).removeprefix("|")
+        _, _, task = rest.partition("|")[0].partition(":")
+        found[Key(record.key.thread_id, namespace, checkpoint_id)] = task or None
+    return found
+
+
+def _is_of(write: Write, task: str | None) -> bool:
+    """Whether a pending write is undone when a task is: its own, and answers to interrupts, which are for any."""
+    return task is None or write.task_id == task or (write.task_id == _NO_TASK and write.channel == "__resume__")
+
+
+async def _memories(store: Store, root: Key, source: Stored) -> dict[str, Key]:
+    """Return the checkpoints of subgraphs that go with a checkpoint of the graph: by namespace, the last ones.
+
+    These are what its own tasks have written (until the next step of the graph), and those of namespaces without a
+    task, where a subgraph keeps its memory from call to call.
+    """
+    thread = await store.thread(root.thread_id)
+    if thread is None or not thread.heads.keys() - {root.namespace}:
+        return {}
+    begun = await store.read(*root)
+    if begun is None:
+        return {}
+    found: dict[str, Key] = {}
+    hidden: Literal["no", "also"] = "also" if begun.stored.hidden else "no"
+    last, offset = begun.stored.seq, 0
+    until = source.seq + 1 if source.record.key != root else None
+    while True:
+        query = Query(
+            thread_id=root.thread_id, namespace=None, after_seq=begun.stored.seq, before_seq=until, order="oldest",
+            hidden=hidden, limit=_PAGE, offset=offset,
+        )  # fmt: skip
+        listed = await store.list_checkpoints(query)
+        for stored in listed:
+            namespace = stored.record.key.namespace
+            if namespace == root.namespace:
+                return found | await _lasting(store, thread, root, last, found)
+            last = stored.seq
+            if stored.record.kind == KIND and _above(stored.record).get(root.namespace) == root.checkpoint_id:
+                found[namespace] = stored.record.key
+        if len(listed) < _PAGE:
+            return found | await _lasting(store, thread, root, last, found)
+        offset += _PAGE
+
+
+async def _lasting(store: Store, thread: Thread, root: Key, last: int, known: Mapping[str, Key]) -> dict[str, Key]:
+    found: dict[str, Key] = {}
+    for namespace in thread.heads.keys() - known.keys() - {root.namespace}:
+        if ":" not in namespace:
+            query = Query(thread_id=root.thread_id, namespace=namespace, before_seq=last + 1, order="id", limit=1)
+            listed = await store.list_checkpoints(query)
+            if listed and listed[0].record.kind == KIND:
+                found[namespace] = listed[0].record.key
+    return found
+
+
+async def _draft(repository: Repository, source: Stored, writes: Sequence[Write], thread_id: str) -> Draft:
+    """Return a checkpoint as the first of another thread. Its values are shared; so are those of its writes."""
+    record = source.record
+    copy = record._replace(key=record.key._replace(thread_id=thread_id), parents=(record.key,), tags=(), summary="")
+    children = b"".join([write.children for write in writes])
+    # The store has them; they are sent so that no sweep takes them before this commits.
+    objects = await repository.objects(source.family, children) if children else {}
+    return Draft(copy, squeezed_objects(objects, thorough=True), (Base(record.key, source.digest),))

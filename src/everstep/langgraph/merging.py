@@ -1,0 +1,471 @@
+"""Merging threads that a saver wrote: channel by channel, into a checkpoint from which the graph goes on.
+
+What comes next is taken from one side, ours: LangGraph's own channels, and what each node has seen, only make sense
+together. The values of the graph's channels are merged by the three-way rules; with the graph at hand, a channel that
+has a reducer gets what theirs wrote since the common ancestor, applied to ours. Reducers are functions of somebody's
+own, so a way to apply it is taken only if it turns the ancestor's value into theirs, exactly.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from everstep.bases import MergeBase, root_of_nodes
+from everstep.errors import CheckpointCorrupted, InvalidInput, MergeConflict
+from everstep.langgraph import plainly
+from everstep.langgraph.base import new_checkpoint_id, next_version, number_of
+from everstep.langgraph.channels import LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Form, Written
+from everstep.langgraph.kinds import Kinds
+from everstep.langgraph.messages import Messages, base_class
+from everstep.langgraph.threads import KIND
+from everstep.merge import Resolve, merge
+from everstep.repository import Repository, squeezed_objects
+from everstep.stores.protocol import Base, Draft, Key, Place, Query, Record, Root, Stored, Write
+from everstep.types import MISSING, Conflict, utc_now
+from everstep.values import codec, tree
+
+KINDS = Kinds()
+"""The classes that the values of a merge may have: those that are imported."""
+
+_STEPS_MAX = 10_000
+_COUNTERS = "counters_since_delta_snapshot"
+
+
+class Side(NamedTuple):
+    """A checkpoint, opened."""
+
+    channels: Mapping[str, Written]
+    envelope: Mapping[str, Any]
+    rest: Mapping[str, Written]
+    """What delta channels are made from."""
+    objects: Mapping[bytes, tree.Content]
+
+
+async def merged(
+    repository: Repository,
+    sides: tuple[Stored, Stored],
+    base: MergeBase,
+    bases: Sequence[Place],
+    *,
+    resolve: Resolve,
+    graph: Any,
+) -> Draft:
+    """Return the checkpoint that has ours with what theirs did since their common ancestors."""
+    ours, theirs = sides
+    if graph is not None:
+        _reducers(graph)
+    rest_on = [Base(stored.record.key, stored.digest) for stored in sides]
+    if ours.place in bases:  # nothing happened since: all is as in theirs
+        counters = theirs.record.metadata.get(_COUNTERS)
+        return Draft(await _record(repository, sides, _root(theirs), counters), (), rest_on)
+    merger = _Merger(repository, sides, base, frozenset(place.key.checkpoint_id for place in bases), graph)
+    await merger.open()
+    nodes, objects = await merger.nodes(resolve)
+    record = await _record(repository, sides, root_of_nodes(nodes), merger.counters())
+    return Draft(record, squeezed_objects(objects, thorough=True), rest_on)
+
+
+async def _record(repository: Repository, sides: tuple[Stored, Stored], root: Root, counters: Any) -> Record:
+    """Return the record of the merge. Its id is greater than every other of the thread."""
+    ours, theirs = sides
+    into, namespace, _ = ours.record.key
+    greatest = await repository.store.list_checkpoints(
+        Query(thread_id=into, namespace=None, order="id", hidden="also", limit=1)
+    )
+    step = ours.record.step + 1
+    metadata = {"source": "update", "step": step, "parents": ours.record.metadata.get("parents", {})}
+    return Record(
+        key=Key(into, namespace, new_checkpoint_id(after=[stored.record.key.checkpoint_id for stored in greatest])),
+        step=step,
+        parents=(ours.record.key, theirs.record.key),
+        created_at=utc_now(),
+        children=root.children,
+        body=root.body,
+        sizes=root.sizes,
+        tags=("merge",),
+        summary=f"Merge {theirs.record.key.thread_id} into {into}",
+        kind=KIND,
+        metadata=metadata | ({_COUNTERS: counters} if counters else {}),
+    )
+
+
+class _Merger:
+    """One merge."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        sides: tuple[Stored, Stored],
+        base: MergeBase,
+        base_ids: frozenset[str],
+        graph: Any,
+    ) -> None:
+        self._repository, self._stored, self._base, self._graph = repository, sides, base, graph
+        self._base_ids = base_ids
+        self._channels, self._messages = Channels(KINDS), Messages(KINDS)
+        self._writer = tree.Writer(packer=KINDS.codec)
+        self._reduced: dict[str, Written] = {}
+        self._delta_names: set[str] = set()
+        self._moved_deltas: list[str] = []
+
+    async def open(self) -> None:
+        """Read the three checkpoints."""
+        ours, theirs = self._stored
+        self._ours, self._theirs = [await self._side(_root(stored), stored.family) for stored in (ours, theirs)]
+        self._before = await self._side(
+            self._base.root, ours.family, self._base.objects, self._ours.envelope.get("forms", {})
+        )
+
+    async def _side(
+        self,
+        root: Root,
+        family: str,
+        at_hand: Mapping[bytes, tree.Content] = MappingProxyType({}),
+        usual_forms: Mapping[str, Form] = MappingProxyType({}),
+    ) -> Side:
+        nodes = tree.nodes(*root)
+        if len(nodes) != 3:
+            raise CheckpointCorrupted("a stored checkpoint is out of shape")
+        needed = tree.reachable(root.children, lambda key: at_hand[key][0] if key in at_hand else None)[1]
+        objects = {**at_hand, **await self._repository.objects(family, b"".join(needed))}
+        conversation, others, rest = nodes
+        envelope, kept = self._channels.opened_envelope(rest, objects)
+        forms = envelope.get("forms", {}) if envelope else usual_forms  # of several ancestors there is only a view
+        seeds = envelope.get("seeds", {})
+        found = self._channels.opened(forms, others, objects)
+        if LIST_CHANNEL in forms and LIST_CHANNEL not in found:
+            found[LIST_CHANNEL] = self._channels.thawed(forms[LIST_CHANNEL], conversation, objects, top=True)
+        deltas = {
+            name: self._channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
+            for name, node in kept.items()
+        }
+        return Side(found, envelope, deltas, objects)
+
+    async def nodes(self, resolve: Resolve) -> tuple[list[tree.Node], dict[bytes, tree.Content]]:
+        """Return the values of the merge, and the objects they need."""
+        deltas, clashes = self._deltas(resolve)
+        if self._graph is not None:
+            await self._reduce()
+        channels, objects = await self._three_way(resolve, clashes)
+        channels.update(self._reduced)
+        for name, (value, _) in deltas.items():
+            if value is not None:
+                channels[name] = value
+        envelope = self._envelope(channels)
+        rest: dict[str, Written] = {}
+        for _, kept in deltas.values():
+            rest.update(kept)
+        seeds = {name[len(SEED) :]: value.form for name, value in rest.items() if name.startswith(SEED) and value.form}
+        envelope.pop("seeds", None)
+        if seeds:
+            envelope["seeds"] = seeds
+        conversation = channels.pop(LIST_CHANNEL) if _stands_alone(channels) else None
+        nodes = [
+            conversation.node if conversation is not None and conversation.node is not None else tree.EMPTY_LIST,
+            self._channels.mapping(self._writer, channels),
+            self._channels.envelope(self._writer, envelope, rest),
+        ]
+        return nodes, {**objects, **self._writer.objects}
+
+    # -- the three-way rules
+
+    async def _three_way(
+        self, resolve: Resolve, clashes: Sequence[Conflict]
+    ) -> tuple[dict[str, Written], dict[bytes, tree.Content]]:
+        """Merge the channels path by path. What is decided elsewhere stays as in ours meanwhile."""
+        sides = [self._base.root, *(_root(stored) for stored in self._stored)]
+        views = [root_of_nodes([*tree.nodes(*root)[:2], tree.EMPTY_MAP]) for root in sides]
+        walk = merge(
+            views[0],
+            views[1],
+            views[2],
+            resolve=self._lowering(resolve),
+            uncertain=self._base.uncertain,
+            ours_count=self._is_decided,
+            reader=KINDS.codec,
+        )
+        found = await self._repository.walk(walk, [self._stored[0].family], self._base.objects)
+        if found.conflicts or clashes:
+            raise MergeConflict([*found.conflicts, *clashes])
+        objects = {**self._ours.objects, **self._theirs.objects, **found.objects}
+        forms = {name: self._form(name) for name in {**self._ours.channels, **self._theirs.channels}}
+        channels = self._channels.opened(forms, found.nodes[1], objects)
+        if LIST_CHANNEL in forms and LIST_CHANNEL not in channels:
+            conversation = self._channels.thawed(forms[LIST_CHANNEL], found.nodes[0], objects, top=True)
+            channels[LIST_CHANNEL] = conversation if conversation.length else conversation._replace(form=PLAIN)
+        return {name: value for name, value in channels.items() if name in forms}, found.objects
+
+    def _is_decided(self, path: str) -> bool:
+        """Whether a path is not for the three-way rules: LangGraph's own, and what reducers decided."""
+        if plainly.is_internal_path(path):
+            return True
+        decided = {plainly.path_of(name) for name in self._reduced.keys() | self._delta_names}
+        return path in decided or (path == LIST_CHANNEL and LIST_CHANNEL in self._reduced)
+
+    def _form(self, name: str) -> Form:
+        """Return in which form a merged value is kept."""
+        ours, theirs = self._ours.channels.get(name), self._theirs.channels.get(name)
+        if ours is None or theirs is None:
+            side = ours or theirs
+            return side.form if side is not None else PLAIN
+        if ours.form == theirs.form or plainly.is_internal(name):
+            return ours.form
+        if isinstance(ours.form, dict) or isinstance(theirs.form, dict):
+            return {**_keys(ours.form), **_keys(theirs.form)}
+        return max(ours.form, theirs.form)  # an empty list has no form of its own
+
+    def _lowering(self, resolve: Resolve) -> Resolve:
+        """Return `resolve` with messages among its values as they are kept."""
+        if resolve is None or isinstance(resolve, str):
+            return resolve
+        if isinstance(resolve, Mapping):
+            return {path: self._lowered(path, value) for path, value in resolve.items()}
+        decide: Callable[[Conflict], Any] = resolve
+        return lambda conflict: self._lowered(conflict.path, decide(conflict))
+
+    def _lowered(self, path: str, value: Any) -> Any:
+        base = base_class()
+        if base is None:
+            return value
+        if isinstance(value, list) and any(isinstance(item, base) for item in value):
+            return self._messages.lowered(_as_messages(value)) or value
+        if isinstance(value, base):
+            found = self._messages.lowered([value])
+            return found[0] if found and path.startswith("messages[") else found or value
+        return value
+
+    # -- what the checkpoint is besides its values
+
+    def _envelope(self, channels: Mapping[str, Written]) -> dict[str, Any]:
+        """Return ours, with a new version for every channel whose value is not as in ours."""
+        envelope = dict(self._ours.envelope)
+        versions = dict(envelope["channel_versions"])
+        known = [*versions.values(), *self._theirs.envelope["channel_versions"].values()]
+        newest = next_version(max(known, key=number_of, default=None))
+        changed = [
+            name
+            for name in {**self._ours.channels, **channels}
+            if (channels[name].packed if name in channels else None)
+            != (self._ours.channels[name].packed if name in self._ours.channels else None)
+        ]
+        changed += [name for name in self._moved_deltas if name not in changed]
+        for name in changed:
+            versions[name] = newest
+        envelope["channel_versions"] = versions
+        if "updated_channels" in envelope:
+            envelope["updated_channels"] = sorted(changed)
+        forms = {name: value.form for name, value in channels.items() if value.form != PLAIN}
+        if _stands_alone(channels):
+            forms.setdefault(LIST_CHANNEL, PLAIN)
+        envelope.pop("forms", None)
+        if forms:
+            envelope["forms"] = forms
+        return envelope
+
+    # -- delta channels
+
+    def _deltas(self, resolve: Resolve) -> tuple[dict[str, tuple[Written | None, dict[str, Written]]], list[Conflict]]:
+        """Return, by channel, its value or what that is made from: a stored value and the writes since."""
+        found: dict[str, tuple[Written | None, dict[str, Written]]] = {}
+        clashes: list[Conflict] = []
+        self._delta_names = {
+            name.removeprefix(WRITES)
+            for side in (self._ours, self._theirs)
+            for name in side.rest
+            if name.startswith(WRITES)
+        }
+        for name in sorted(self._delta_names):
+            before, ours, theirs = [_delta(side, name) for side in (self._before, self._ours, self._theirs)]
+            side, chosen = self._ours, ours
+            if theirs not in (before, ours) and (ours == before or resolve == "theirs"):
+                side, chosen = self._theirs, theirs
+            elif theirs not in (before, ours) and resolve != "ours":
+                if not (ours.seed == theirs.seed == before.seed and _begin(ours, before) and _begin(theirs, before)):
+                    clashes.append(Conflict(plainly.path_of(name), MISSING, MISSING, MISSING))
+                    continue
+                chosen = ours._replace(items=ours.items + theirs.items[len(before.items) :])
+            if chosen != ours:
+                self._moved_deltas.append(name)
+            found[name] = self._made_of(name, _seed(side, name), chosen.items)
+        return found, clashes
+
+    def _made_of(
+        self, name: str, seed: Written | None, items: Sequence[bytes]
+    ) -> tuple[Written | None, dict[str, Written]]:
+        if not items and seed is not None:
+            return seed, {}
+        kept: dict[str, Written] = {}
+        if seed is not None:
+            kept[SEED + name] = self._channels.whole(self._writer, name, seed)
+        written = [KINDS.codec.unpack(item) for item in items]
+        kept[WRITES + name] = self._channels.extended(self._writer, name, None, written)
+        return None, kept
+
+    def counters(self) -> dict[str, Any]:
+        """Return LangGraph's counters for delta channels."""
+        ours, theirs = [stored.record.metadata.get(_COUNTERS) or {} for stored in self._stored]
+        return {**theirs, **ours, **{name: theirs[name] for name in self._moved_deltas if name in theirs}}
+
+    # -- reducers
+
+    async def _reduce(self) -> None:
+        """Decide the channels of the graph that have a reducer and that both sides changed."""
+        specs = _reducers(self._graph)
+        open_names = []
+        for name in specs:
+            before, ours, theirs = [
+                side.channels[name].packed if name in side.channels else None
+                for side in (self._before, self._ours, self._theirs)
+            ]
+            if ours is not None and theirs is not None and before not in (ours, theirs):
+                open_names.append(name)
+        if not open_names:
+            return
+        steps = await self._steps(open_names)
+        shared = await self._shared(open_names)
+        for name in open_names:
+            own = [[write for write in step if write.channel == name] for step in steps]
+            value = await self._applied(specs[name], name, own, shared)
+            if value is not MISSING:
+                top = self._channels.stands_alone(name, value)
+                written = self._channels.written(self._writer, name, value, None, top=top)
+                self._reduced[name] = written
+
+    async def _applied(self, spec: Any, name: str, steps: Sequence[Sequence[Write]], shared: Set[_Place]) -> Any:
+        """Return ours with what theirs wrote; MISSING: no way to do it turns the ancestor's value into theirs."""
+        before, ours, theirs = [
+            self._channels.unwritten(side.channels[name]) if name in side.channels else MISSING
+            for side in (self._before, self._ours, self._theirs)
+        ]
+        written = await self._values(steps)
+        fresh = await self._values([[write for write in step if _place(write) not in shared] for step in steps])
+        # What both did before they parted, or in the same way, cannot be told from the values alone.
+        is_plain = ours != theirs and not any(_place(write) in shared for step in steps for write in step)
+        guesses = _guesses(before, theirs) if is_plain else ()
+        for updates, applied in [(written, fresh), *((way, way) for way in guesses)]:
+            try:
+                if self._packed(name, _updated(spec, before, updates)) == self._theirs.channels[name].packed:
+                    return _updated(spec, ours, applied)
+            except Exception:  # noqa: S112  # a reducer that does not take it: another way may do
+                continue
+        return MISSING
+
+    def _packed(self, name: str, value: Any) -> bytes:
+        top = self._channels.stands_alone(name, value)
+        return self._channels.written(tree.Writer(packer=KINDS.codec), name, value, None, top=top).packed
+
+    async def _steps(self, names: Collection[str]) -> list[list[Write]]:
+        """Return what theirs wrote to these channels since the ancestor, step by step."""
+        steps: list[list[Write]] = []
+        parents, seen = self._stored[1].record.parents, set[Key]()
+        while parents and parents[0] not in seen and len(seen) < _STEPS_MAX:
+            seen.add(parents[0])
+            loaded = await self._repository.store.read(*parents[0], writes=True)
+            if loaded is None:
+                break
+            steps.append([write for write in loaded.writes if write.channel in names])
+            if loaded.stored.record.key.checkpoint_id in self._base_ids:
+                break
+            parents = loaded.stored.record.parents
+        return steps[::-1]
+
+    async def _shared(self, names: Collection[str]) -> set[_Place]:
+        """Return the writes that were pending where the threads parted: ours have them too."""
+        into, namespace, _ = self._stored[0].record.key
+        keys = [Key(into, namespace, name) for name in self._base_ids]
+        found = await self._repository.store.read_many(keys, writes=True)
+        return {_place(write) for loaded in found for write in loaded.writes if write.channel in names}
+
+    async def _values(self, steps: Sequence[Sequence[Write]]) -> list[list[Any]]:
+        children = b"".join([write.children for step in steps for write in step])
+        objects = await self._repository.objects(self._stored[1].family, children)
+        return [
+            [
+                self._channels.value(write.body[0], tree.Node(write.children, write.body[1:], write.size), objects)
+                for write in step
+            ]
+            for step in steps
+            if step
+        ]
+
+
+_Place = tuple[str, int, str, bytes, bytes]
+
+
+def _place(write: Write) -> _Place:
+    """Return what tells a write from others, wherever it stands."""
+    return write.task_id, write.idx, write.channel, write.children, write.body
+
+
+class _Delta(NamedTuple):
+    """What the value of a delta channel is made from."""
+
+    seed: bytes | None
+    items: tuple[bytes, ...]
+
+
+def _delta(side: Side, name: str) -> _Delta:
+    value, writes = _seed(side, name), side.rest.get(WRITES + name)
+    items = codec.items(writes.packed) if writes is not None and name not in side.channels else ()
+    return _Delta(value.packed if value is not None else None, tuple(items))
+
+
+def _seed(side: Side, name: str) -> Written | None:
+    """Return the last value of a delta channel that was stored."""
+    return side.channels.get(name) or side.rest.get(SEED + name)
+
+
+def _begin(longer: _Delta, shorter: _Delta) -> bool:
+    return longer.items[: len(shorter.items)] == shorter.items
+
+
+def _reducers(graph: Any) -> dict[str, Any]:
+    """Return the channels of a graph that gather what is written to them."""
+    channels = getattr(graph, "channels", None)
+    if not isinstance(channels, Mapping):
+        raise InvalidInput(f"graph= takes a compiled graph (or a StateGraph), not {type(graph).__name__}")
+    names = {"BinaryOperatorAggregate", "Topic"}
+    return {
+        name: spec
+        for name, spec in channels.items()
+        if isinstance(name, str)
+        and not plainly.is_internal(name)
+        and names & {cls.__name__ for cls in type(spec).__mro__}
+    }
+
+
+def _guesses(before: Any, theirs: Any) -> Iterator[list[list[Any]]]:
+    """Yield what may have been written: what a list has more at its end, or the value as a whole."""
+    start = before if isinstance(before, list) else []
+    if isinstance(theirs, list) and theirs[: len(start)] == start:
+        yield [[theirs[len(start) :]]]
+    yield [[theirs]]
+
+
+def _updated(spec: Any, value: Any, steps: Sequence[Sequence[Any]]) -> Any:
+    """Return the value of a channel after these steps. The caller's own objects are not changed."""
+    channel = spec.copy() if value is MISSING else spec.from_checkpoint(copy.deepcopy(value))
+    for step in steps:
+        channel.update(copy.deepcopy(list(step)))
+    return channel.checkpoint()
+
+
+def _as_messages(values: list[Any]) -> list[Any]:
+    from langchain_core.messages import convert_to_messages  # it is there: one of the values is a message
+
+    return convert_to_messages(values)
+
+
+def _stands_alone(channels: Mapping[str, Written]) -> bool:
+    return LIST_CHANNEL in channels and channels[LIST_CHANNEL].top
+
+
+def _keys(form: Form) -> dict[str, int]:
+    return form if isinstance(form, dict) else {}
+
+
+def _root(stored: Stored) -> Root:
+    return Root(stored.record.children, stored.record.body, stored.record.sizes)
