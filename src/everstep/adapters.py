@@ -65,6 +65,18 @@ class Adapter(Protocol):
         """Return how a branch begins."""
         ...
 
+    def lasting(self, thread: Thread) -> list[str]:
+        """Return the namespaces in which something is remembered from call to call."""
+        ...
+
+    def taken_over(self, source: Stored, thread_id: str) -> Draft:
+        """Return a checkpoint as the first of its namespace in another thread."""
+        ...
+
+    def subgraph(self, graph: Any, namespace: str) -> Any:
+        """Return the graph that runs in a namespace, or None."""
+        ...
+
     async def merged(
         self,
         repository: Any,

@@ -7,6 +7,7 @@ again on what is there then. `plain.py` is the same for a backend that has only 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -70,6 +71,8 @@ from everstep.values.walk import read_values
 
 _ASKED_MAX = 1000  # threads that are asked for a common state that is not stored any more
 _EAGER_BYTES = 1 << 18  # a checkpoint up to this size is read at once with a rewind
+
+_EMPTY = root_of_nodes([tree.EMPTY_LIST, tree.EMPTY_MAP, tree.EMPTY_MAP])
 
 Resolve = str | Mapping[str, Any] | Callable[[Conflict], Any] | None
 
@@ -546,9 +549,7 @@ class StoreTimeline:
         thread = await self._store.thread(into, ancestry=True)
         if thread is None:
             raise HeadMoved(into, ours.record.key.checkpoint_id, None)
-        runs = thread.ancestry
-        one, other = history.ancestors(ours.place, runs), history.ancestors(theirs.place, runs)
-        bases = history.common_ancestors(one, other, runs)
+        bases = _common(ours, theirs, thread)
         if not bases:
             raise InvalidInput(f"threads {branch!r} and {into!r} have no checkpoint in common")
         if theirs.place in bases:
@@ -556,22 +557,59 @@ class StoreTimeline:
         adapter = adapter_of(ours.record.kind)
         if graph is not None and adapter is None:
             raise InvalidInput(f"graph= is for threads of a LangGraph saver; thread {into!r} is the engine's own")
-        base = await self._bases(thread, adapter).merged(bases)
         try:
             if adapter is None:
-                draft = await self._merged(ours, theirs, base, bases, resolve)
+                drafts = [await self._merged(ours, theirs, thread, bases, resolve)]
             else:
-                draft = await adapter.merged(
-                    self._repository, (ours, theirs), base, bases, resolve=resolve, graph=graph
-                )
+                drafts = await self._merged_by(adapter, ours, theirs, thread, bases, resolve, graph)
         except CheckpointCorrupted:
             await self._same_heads(ours, theirs)
             raise
-        return await self._commit_merge(ours, theirs, draft, thread)
+        return await self._commit_merge(ours, theirs, drafts, thread)
+
+    async def _merged_by(
+        self,
+        adapter: Adapter,
+        ours: Stored,
+        theirs: Stored,
+        thread: Thread,
+        bases: Sequence[Place],
+        resolve: Resolve,
+        graph: Any,
+    ) -> list[Draft]:
+        """Return the checkpoints of a merge: the first is that of the namespace, others are what subgraphs remember."""
+        base = await self._bases(thread, adapter).merged(bases)
+        drafts = [
+            await adapter.merged(self._repository, (ours, theirs), base, bases, resolve=resolve, graph=graph),
+        ]
+        other = await self._store.thread(theirs.record.key.thread_id)
+        for name in adapter.lasting(other) if other is not None and not ours.record.key.namespace else ():
+            changed = await self._head(theirs.record.key.thread_id, name)
+            if name not in thread.heads:
+                drafts.append(adapter.taken_over(changed, thread.thread_id))
+                continue
+            own = await self._head(thread.thread_id, name)
+            parted = _common(own, changed, thread)
+            if changed.place in parted:
+                continue
+            before = await self._bases(thread, adapter).merged(parted) if parted else MergeBase(_EMPTY)
+            settle = None if isinstance(resolve, Mapping) else resolve
+            within = adapter.subgraph(graph, name)
+            try:
+                draft = await adapter.merged(
+                    self._repository, (own, changed), before, parted, resolve=settle, graph=within
+                )
+            except MergeConflict as exc:
+                raise MergeConflict(
+                    [dataclasses.replace(each, path=f"{name}: {each.path}") for each in exc.conflicts]
+                ) from None
+            drafts.append(draft)
+        return drafts
 
     async def _merged(
-        self, ours: Stored, theirs: Stored, base: MergeBase, bases: Sequence[Place], resolve: Resolve
+        self, ours: Stored, theirs: Stored, thread: Thread, bases: Sequence[Place], resolve: Resolve
     ) -> Draft:
+        base = await self._bases(thread, None).merged(bases)
         walk = merge_roots(base.root, _root(ours), _root(theirs), resolve=resolve, uncertain=base.uncertain)
         merged = await self._repository.walk(walk, [ours.family], base.objects)
         if merged.conflicts:
@@ -589,9 +627,9 @@ class StoreTimeline:
         writer = tree.Writer()
         return Merged([writer.whole(values, "checkpoint")], writer.objects, [])
 
-    async def _commit_merge(self, ours: Stored, theirs: Stored, draft: Draft, thread: Thread) -> str:
+    async def _commit_merge(self, ours: Stored, theirs: Stored, drafts: Sequence[Draft], thread: Thread) -> str:
         into, namespace, head = ours.record.key
-        record = draft.record
+        record = drafts[0].record
         newest = max(thread.newest[namespace], ours.seq)
         undo = oplog.Undo(into, {namespace: head}, [], {namespace: newest})
         undo = undo._replace(since=max(thread.newest.values()) if record.kind else None)
@@ -601,13 +639,14 @@ class StoreTimeline:
                 thread_id=into,
                 namespace=namespace,
                 expect=head,
-                build=lambda _: draft,
+                build=lambda _: drafts[0],
+                beside=drafts[1:],
                 commons={theirs.record.key.thread_id: Common(theirs.place, _root(theirs))},
                 log=oplog.entry("merge", details, undo, await self._top(into), newest),
             )
         )
         self._changed(into)
-        if stored is not None:
+        if stored is not None and not record.kind:  # an adapter's thread is kept as its own policy says
             await self._keeper.upkeep(self._store, stored)
         return record.key.checkpoint_id
 
@@ -736,6 +775,12 @@ def _merge_record(ours: Stored, theirs: Stored, bases: Sequence[Place]) -> Recor
         next_node=(theirs if unmoved else ours).record.next_node,
         kind=ours.record.kind,
     )
+
+
+def _common(ours: Stored, theirs: Stored, thread: Thread) -> list[Place]:
+    """Return the best common ancestors of two checkpoints."""
+    runs = thread.ancestry
+    return history.common_ancestors(history.ancestors(ours.place, runs), history.ancestors(theirs.place, runs), runs)
 
 
 def _commons_after(thread: Thread, target: Stored) -> dict[str, Common]:

@@ -110,6 +110,19 @@ class _LangGraph:
         )
         return Beginning(loaded[0].stored, [drafts[0]._replace(record=first), *drafts[1:]], writes)
 
+    def lasting(self, thread: Thread) -> list[str]:
+        return [namespace for namespace in thread.heads if _is_lasting(namespace)]
+
+    def taken_over(self, source: Stored, thread_id: str) -> Draft:
+        """Return it under its own id. Its values are shared."""
+        record = source.record
+        copy = record._replace(key=record.key._replace(thread_id=thread_id), parents=(record.key,), tags=(), summary="")
+        return Draft(copy, (), (Base(record.key, source.digest),))
+
+    def subgraph(self, graph: Any, namespace: str) -> Any:
+        found = graph.get_subgraphs(recurse=True) if hasattr(graph, "get_subgraphs") else ()
+        return dict(found).get(namespace)
+
     async def merged(
         self,
         repository: Repository,
@@ -225,7 +238,7 @@ async def _memories(store: Store, root: Key, source: Stored) -> dict[str, Key]:
 async def _lasting(store: Store, thread: Thread, root: Key, last: int, known: Mapping[str, Key]) -> dict[str, Key]:
     found: dict[str, Key] = {}
     for namespace in thread.heads.keys() - known.keys() - {root.namespace}:
-        if ":" not in namespace:
+        if _is_lasting(namespace):
             query = Query(thread_id=root.thread_id, namespace=namespace, before_seq=last + 1, order="id", limit=1)
             listed = await store.list_checkpoints(query)
             if listed and listed[0].record.kind == KIND:
@@ -233,11 +246,14 @@ async def _lasting(store: Store, thread: Thread, root: Key, last: int, known: Ma
     return found
 
 
+def _is_lasting(namespace: str) -> bool:
+    """Whether a namespace is that of a subgraph with a memory of its own: it is not bound to one task."""
+    return bool(namespace) and ":" not in namespace
+
+
 async def _draft(repository: Repository, source: Stored, writes: Sequence[Write], thread_id: str) -> Draft:
     """Return a checkpoint as the first of another thread. Its values are shared; so are those of its writes."""
-    record = source.record
-    copy = record._replace(key=record.key._replace(thread_id=thread_id), parents=(record.key,), tags=(), summary="")
     children = b"".join([write.children for write in writes])
     # The store has them; they are sent so that no sweep takes them before this commits.
     objects = await repository.objects(source.family, children) if children else {}
-    return Draft(copy, squeezed_objects(objects, thorough=True), (Base(record.key, source.digest),))
+    return ADAPTER.taken_over(source, thread_id)._replace(objects=squeezed_objects(objects, thorough=True))

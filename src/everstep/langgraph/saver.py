@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from everstep import checks
 from everstep.backends import MemoryCheckpointer, SQLiteCheckpointer, StoreBackend
-from everstep.config import SnapshotConfig
+from everstep.config import CheckpointGC, SnapshotConfig
+from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
 from everstep.faces import run_to_end
 from everstep.factory import backend_from_url, made
@@ -94,6 +95,11 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
     def from_conn_string(cls, url: str, **options: Any) -> Self:
         """Return what `from_url` does, under the name that other savers have for it."""
         return cls.from_url(url, **options)
+
+    @property
+    def engine(self) -> CheckpointEngine:
+        """What rewinds, branches, compares and merges the saver's threads. It applies no retention of its own."""
+        return CheckpointEngine(self._backend, SnapshotConfig(gc_policy=CheckpointGC.KEEP_ALL))
 
     # -- reading
 

@@ -216,7 +216,7 @@ class Change(NamedTuple):
     log_thread: str | None = None
     """The thread of the family whose log `log` and `amend` are about; None: this one."""
     beside: Sequence[Draft] = ()
-    """More checkpoints, each the first of a namespace of this thread, and its head from now on."""
+    """More new checkpoints, each in another namespace of this thread, and its head from now on."""
     writes: Sequence[tuple[Key, Write]] = ()
     """Pending writes of the new checkpoints. The objects they need are in the drafts."""
 

@@ -168,9 +168,10 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
         else:
             stored = _insert(tx, change, line, draft, packed, is_new)
     for each, its_packed in beside:
-        own = tx.create(change.thread_id, each.record.key.namespace, line.family)
+        own = tx.line(change.thread_id, each.record.key.namespace)
+        made = own or tx.create(change.thread_id, each.record.key.namespace, line.family)
         tx.add_objects(line.family, each.objects)
-        _insert(tx, change._replace(head="always"), own, each, its_packed, True)
+        _insert(tx, change._replace(head="always"), made, each, its_packed, own is None)
     for key, write in change.writes:
         written = tx.line(change.thread_id, key.namespace)
         if written is not None:
