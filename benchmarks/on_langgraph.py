@@ -20,6 +20,7 @@ import gc
 import json
 import os
 import random
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -37,9 +38,10 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from benchmarks import plots
+from benchmarks import plots, savers
 from benchmarks.common import files_bytes, ratio, report
 from benchmarks.savers import everstep_saver
+from everstep.langgraph import HarnessCheckpointer
 from tests import servers
 
 QUICK = bool(os.environ.get("EVERSTEP_BENCH_QUICK"))
@@ -283,6 +285,34 @@ def langgraph_tasks(folder: Path) -> None:
     with servers.PostgresServer() as server:
         rate = asyncio.run(_on_postgres(_database(server, "postgres"), _database(server, "everstep"), rounds))
     report("LangGraph: 8 tasks, a pool of 10, against AsyncPostgresSaver", f"{rate:.1f}x", ">= 3x", rate >= 3)
+
+
+def langgraph_branch(folder: Path) -> None:
+    """A branch of a thread with 1,200 checkpoints: at its head, in the middle, at its beginning."""
+    with contextlib.closing(HarnessCheckpointer.from_url(f"sqlite:///{folder / 'branch.db'}")) as saver:
+        graph = savers.chat(saver)
+        for turn in range(MARK):
+            savers.take_turn(graph, turn)
+        engine = saver.engine.sync
+        points = engine.list_time_travel_points("t", limit=3 * MARK)
+        branches = 30
+        objects, seconds = _objects(folder / "branch.db"), list[float]()
+        for n in range(branches):
+            point = points[(0, len(points) // 2, -1)[n % 3]]
+            started = time.perf_counter()
+            engine.branch(point.checkpoint_id, f"branch {n}", thread_id="t")
+            seconds.append(time.perf_counter() - started)
+        added = _objects(folder / "branch.db") - objects
+    name = f"LangGraph: a branch of {len(points):,} checkpoints"
+    report(name, f"{statistics.median(seconds) * 1e3:.1f} ms", "< 10 ms", statistics.median(seconds) < 0.01)
+    report(f"{name}, values it copies", f"{added}", "0", added == 0)
+
+
+def _objects(path: Path) -> int:
+    """Return how many objects a file holds: values, and parts of them."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM objects").fetchone()
+    return int(count)
 
 
 async def _on_sqlite(folder: Path, rounds: int) -> float:

@@ -20,7 +20,7 @@ from tests.test_walk import Shelf
 def changes(a: tuple[Any, ...], b: tuple[Any, ...], *, whole: tuple[bool, bool] = (False, False)) -> list[Difference]:
     shelf = Shelf()
     roots = [shelf.root(*fields, whole=one) for fields, one in zip((a, b), whole, strict=True)]
-    found: list[Difference] = shelf.run(compare(*roots))
+    found: list[Difference] = shelf.run(compare(roots[0], roots[1]))
     return found
 
 
