@@ -83,6 +83,15 @@ def _is_hidden_whole(run: int, namespace: str, hidden: Iterable[Hidden]) -> bool
     return any(h.namespace == namespace and h.run in (None, run) and h.after < run <= h.to for h in hidden)
 
 
+def is_unmoved(stored: Stored, bases: Sequence[Place]) -> bool:
+    """Whether nothing happened since one of these places: it is that checkpoint, or the beginning of a branch there."""
+    key, parents = stored.record.key, stored.record.parents
+    if stored.place in bases:
+        return True
+    begins = len(parents) == 1 and parents[0].thread_id != key.thread_id
+    return begins and parents[0] in [place.key for place in bases]
+
+
 # -- ancestors ---------------------------------------------------------------------------------------------------------
 
 Runs = Mapping[int, Sequence[Place]]

@@ -765,14 +765,13 @@ def _first_of_branch(origin: Stored, thread_id: str, name: str) -> Draft:
 def _merge_record(ours: Stored, theirs: Stored, bases: Sequence[Place]) -> Record:
     into, namespace, _ = ours.record.key
     step = ours.record.step + 1
-    unmoved = any(ours.place == place for place in bases)
     return new_record(
         Key(into, namespace, checkpoint_id(into, step)),
         step,
         (ours.record.key, theirs.record.key),
         tags=("merge",),
         summary=f"Merge {theirs.record.key.thread_id} into {into}",
-        next_node=(theirs if unmoved else ours).record.next_node,
+        next_node=(theirs if history.is_unmoved(ours, bases) else ours).record.next_node,
         kind=ours.record.kind,
     )
 

@@ -9,15 +9,16 @@ own, so a way to apply it is taken only if it turns the ancestor's value into th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from everstep.bases import MergeBase, root_of_nodes
 from everstep.errors import CheckpointCorrupted, InvalidInput, MergeConflict
+from everstep.history import is_unmoved
 from everstep.langgraph import plainly
 from everstep.langgraph.base import new_checkpoint_id, next_version, number_of
-from everstep.langgraph.channels import LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Form, Written
+from everstep.langgraph.channels import FOREIGN, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Form, Written
 from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.messages import Messages, base_class
 from everstep.langgraph.threads import KIND
@@ -58,7 +59,7 @@ async def merged(
     if graph is not None:
         _reducers(graph)
     rest_on = [Base(stored.record.key, stored.digest) for stored in sides]
-    if ours.place in bases:  # nothing happened since: all is as in theirs
+    if is_unmoved(ours, bases):  # all is as in theirs
         counters = theirs.record.metadata.get(_COUNTERS)
         return Draft(await _record(repository, sides, _root(theirs), counters), (), rest_on)
     merger = _Merger(repository, sides, base, frozenset(place.key.checkpoint_id for place in bases), graph)
@@ -107,7 +108,8 @@ class _Merger:
         self._base_ids = base_ids
         self._channels, self._messages = Channels(KINDS), Messages(KINDS)
         self._writer = tree.Writer(packer=KINDS.codec)
-        self._reduced: dict[str, Written] = {}
+        self._decided: dict[str, Written | None] = {}
+        """Channels that are not for the three-way rules; None: it is not there."""
         self._delta_names: set[str] = set()
         self._moved_deltas: list[str] = []
 
@@ -147,13 +149,12 @@ class _Merger:
     async def nodes(self, resolve: Resolve) -> tuple[list[tree.Node], dict[bytes, tree.Content]]:
         """Return the values of the merge, and the objects they need."""
         deltas, clashes = self._deltas(resolve)
+        self._opaque(resolve, clashes)
         if self._graph is not None:
             await self._reduce()
         channels, objects = await self._three_way(resolve, clashes)
-        channels.update(self._reduced)
-        for name, (value, _) in deltas.items():
-            if value is not None:
-                channels[name] = value
+        decided = {**self._decided, **{name: value for name, (value, _) in deltas.items() if value is not None}}
+        channels = {name: value for name, value in {**channels, **decided}.items() if value is not None}
         envelope = self._envelope(channels)
         rest: dict[str, Written] = {}
         for _, kept in deltas.values():
@@ -191,31 +192,44 @@ class _Merger:
         if found.conflicts or clashes:
             raise MergeConflict([*found.conflicts, *clashes])
         objects = {**self._ours.objects, **self._theirs.objects, **found.objects}
-        forms = {name: self._form(name) for name in {**self._ours.channels, **self._theirs.channels}}
-        channels = self._channels.opened(forms, found.nodes[1], objects)
-        if LIST_CHANNEL in forms and LIST_CHANNEL not in channels:
-            conversation = self._channels.thawed(forms[LIST_CHANNEL], found.nodes[0], objects, top=True)
-            channels[LIST_CHANNEL] = conversation if conversation.length else conversation._replace(form=PLAIN)
-        return {name: value for name, value in channels.items() if name in forms}, found.objects
+        channels = self._channels.opened({}, found.nodes[1], objects)
+        if any(_stands_alone(side.channels) for side in (self._ours, self._theirs)) and LIST_CHANNEL not in channels:
+            channels[LIST_CHANNEL] = self._channels.thawed(PLAIN, found.nodes[0], objects, top=True)
+        formed = {name: value._replace(form=self._form(name, value)) for name, value in channels.items()}
+        return formed, found.objects
 
     def _is_decided(self, path: str) -> bool:
         """Whether a path is not for the three-way rules: LangGraph's own, and what reducers decided."""
         if plainly.is_internal_path(path):
             return True
-        decided = {plainly.path_of(name) for name in self._reduced.keys() | self._delta_names}
-        return path in decided or (path == LIST_CHANNEL and LIST_CHANNEL in self._reduced)
+        decided = {plainly.path_of(name) for name in self._decided.keys() | self._delta_names}
+        return path in decided or (path == LIST_CHANNEL and LIST_CHANNEL in self._decided)
 
-    def _form(self, name: str) -> Form:
-        """Return in which form a merged value is kept."""
-        ours, theirs = self._ours.channels.get(name), self._theirs.channels.get(name)
-        if ours is None or theirs is None:
-            side = ours or theirs
-            return side.form if side is not None else PLAIN
-        if ours.form == theirs.form or plainly.is_internal(name):
-            return ours.form
-        if isinstance(ours.form, dict) or isinstance(theirs.form, dict):
-            return {**_keys(ours.form), **_keys(theirs.form)}
-        return max(ours.form, theirs.form)  # an empty list has no form of its own
+    def _form(self, name: str, value: Written) -> Form:
+        """Return in which form a merged value is kept: that of the side it is from, or of both."""
+        sides = [side.channels[name] for side in (self._ours, self._theirs) if name in side.channels]
+        for side in sides:
+            if side.packed == value.packed:
+                return side.form
+        forms = [side.form for side in sides]
+        if any(isinstance(form, dict) for form in forms):
+            return {key: kind for form in forms if isinstance(form, dict) for key, kind in form.items()}
+        # An empty list has no form of its own.
+        return max([form for form in forms if isinstance(form, int)], default=PLAIN) if value.length else PLAIN
+
+    def _opaque(self, resolve: Resolve, clashes: list[Conflict]) -> None:
+        """Decide the channels that a serializer of somebody's own packed: nobody can look into them."""
+        for name in {**self._ours.channels, **self._theirs.channels}:
+            before, ours, theirs = [side.channels.get(name) for side in (self._before, self._ours, self._theirs)]
+            if FOREIGN not in [side.form for side in (ours, theirs) if side is not None] or plainly.is_internal(name):
+                continue
+            packed = [side.packed if side is not None else None for side in (before, ours, theirs)]
+            if packed[2] in packed[:2] or resolve == "ours":
+                self._decided[name] = ours
+            elif packed[1] == packed[0] or resolve == "theirs":
+                self._decided[name] = theirs
+            else:
+                clashes.append(Conflict(plainly.path_of(name), MISSING, MISSING, MISSING))
 
     def _lowering(self, resolve: Resolve) -> Resolve:
         """Return `resolve` with messages among its values as they are kept."""
@@ -320,7 +334,7 @@ class _Merger:
                 side.channels[name].packed if name in side.channels else None
                 for side in (self._before, self._ours, self._theirs)
             ]
-            if ours is not None and theirs is not None and before not in (ours, theirs):
+            if ours is not None and theirs is not None and before not in (ours, theirs) and name not in self._decided:
                 open_names.append(name)
         if not open_names:
             return
@@ -331,8 +345,7 @@ class _Merger:
             value = await self._applied(specs[name], name, own, shared)
             if value is not MISSING:
                 top = self._channels.stands_alone(name, value)
-                written = self._channels.written(self._writer, name, value, None, top=top)
-                self._reduced[name] = written
+                self._decided[name] = self._channels.written(self._writer, name, value, None, top=top)
 
     async def _applied(self, spec: Any, name: str, steps: Sequence[Sequence[Write]], shared: Set[_Place]) -> Any:
         """Return ours with what theirs wrote; MISSING: no way to do it turns the ancestor's value into theirs."""
@@ -343,8 +356,9 @@ class _Merger:
         written = await self._values(steps)
         fresh = await self._values([[write for write in step if _place(write) not in shared] for step in steps])
         # What both did before they parted, or in the same way, cannot be told from the values alone.
-        is_plain = ours != theirs and not any(_place(write) in shared for step in steps for write in step)
-        guesses = _guesses(before, theirs) if is_plain else ()
+        is_plain = self._ours.channels[name].packed != self._theirs.channels[name].packed
+        is_plain = is_plain and not any(_place(write) in shared for step in steps for write in step)
+        guesses = self._guesses(name, theirs) if is_plain else ()
         for updates, applied in [(written, fresh), *((way, way) for way in guesses)]:
             try:
                 if self._packed(name, _updated(spec, before, updates)) == self._theirs.channels[name].packed:
@@ -352,6 +366,15 @@ class _Merger:
             except Exception:  # noqa: S112  # a reducer that does not take it: another way may do
                 continue
         return MISSING
+
+    def _guesses(self, name: str, theirs: Any) -> list[list[list[Any]]]:
+        """Return what may have been written: what a list has more at its end, or the value as a whole."""
+        old, ways = self._before.channels.get(name), [[[theirs]]]
+        if isinstance(theirs, list):
+            before = codec.items(old.packed) if old is not None and codec.is_list(old.packed) else []
+            if codec.items(self._theirs.channels[name].packed)[: len(before)] == before:
+                ways.insert(0, [[theirs[len(before) :]]])
+        return ways
 
     def _packed(self, name: str, value: Any) -> bytes:
         top = self._channels.stands_alone(name, value)
@@ -437,14 +460,6 @@ def _reducers(graph: Any) -> dict[str, Any]:
     }
 
 
-def _guesses(before: Any, theirs: Any) -> Iterator[list[list[Any]]]:
-    """Yield what may have been written: what a list has more at its end, or the value as a whole."""
-    start = before if isinstance(before, list) else []
-    if isinstance(theirs, list) and theirs[: len(start)] == start:
-        yield [[theirs[len(start) :]]]
-    yield [[theirs]]
-
-
 def _updated(spec: Any, value: Any, steps: Sequence[Sequence[Any]]) -> Any:
     """Return the value of a channel after these steps. The caller's own objects are not changed."""
     channel = spec.copy() if value is MISSING else spec.from_checkpoint(copy.deepcopy(value))
@@ -461,10 +476,6 @@ def _as_messages(values: list[Any]) -> list[Any]:
 
 def _stands_alone(channels: Mapping[str, Written]) -> bool:
     return LIST_CHANNEL in channels and channels[LIST_CHANNEL].top
-
-
-def _keys(form: Form) -> dict[str, int]:
-    return form if isinstance(form, dict) else {}
 
 
 def _root(stored: Stored) -> Root:
