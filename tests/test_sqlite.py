@@ -20,6 +20,7 @@ import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langgraph.checkpoint.sqlite import SqliteSaver
 
 import everstep
 from everstep import CheckpointCorrupted, StoreClosed, StoreError, StoreFull, StoreMismatch, StoreReadOnly, interrupts
@@ -835,3 +836,11 @@ def test_a_sweep_beside_writers_takes_nothing_they_need(path: Path) -> None:
         stop.set()
         sweeper.join(60)
         assert failures == []
+
+
+def test_a_file_of_langgraphs_own_saver_is_named_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "stock.db"
+    with SqliteSaver.from_conn_string(str(path)) as stock:
+        stock.setup()
+    with pytest.raises(StoreMismatch, match="import_langgraph"):
+        run_to_end(SQLiteStore(path).blocking.read("t"))

@@ -6,6 +6,7 @@ Each method is written once, as a coroutine over a store; the blocking twin driv
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -80,9 +81,10 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         self._blocking = threads.over(self._backend.repository.over(self._backend.store.blocking))
 
     @classmethod
-    def from_url(cls, url: str, **options: Any) -> Self:
+    def from_url(cls, url: str | os.PathLike[str], **options: Any) -> Self:
         """Return a saver on the store at `url`; a plain path means SQLite. Options are the saver's or the store's."""
         own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
+        url = os.fspath(url) if isinstance(url, os.PathLike) else url
         if not isinstance(url, str):
             raise InvalidInput(f"a store's URL is a string, not {type(url).__name__}")
         if "://" in url:
@@ -92,7 +94,7 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         return cls(backend=made(SQLiteCheckpointer, {"path": url, **options}), **own)
 
     @classmethod
-    def from_conn_string(cls, url: str, **options: Any) -> Self:
+    def from_conn_string(cls, url: str | os.PathLike[str], **options: Any) -> Self:
         """Return what `from_url` does, under the name that other savers have for it."""
         return cls.from_url(url, **options)
 

@@ -665,7 +665,7 @@ def _prepare(connection: apsw.Connection, path: Path) -> None:
     if version == 0 and application in (0, APPLICATION_ID):
         version, application = _migrate(connection, path)
     if application != APPLICATION_ID:
-        raise StoreMismatch(f"{path} is a SQLite database of another application; give the store a file of its own")
+        raise _of_another(connection, path)
     if version > SCHEMA_VERSION:
         raise StoreMismatch(
             f"{path} was written by a newer Everstep: its schema is {version}, this one knows {SCHEMA_VERSION}; "
@@ -686,6 +686,15 @@ def _prepare(connection: apsw.Connection, path: Path) -> None:
         connection.pragma("journal_mode", "wal")
 
 
+def _of_another(connection: apsw.Connection, path: Path) -> StoreMismatch:
+    """Return the error for a file that is not ours; whoever changes savers is told how to move in."""
+    advice = "give the store a file of its own"
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    if {"checkpoints", "writes"} <= tables:
+        advice = f"it looks like LangGraph's own: everstep.langgraph.import_langgraph reads it into a new one; {advice}"
+    return StoreMismatch(f"{path} is a SQLite database of another application; {advice}")
+
+
 def _migrate(connection: apsw.Connection, path: Path) -> tuple[int, int]:
     """Bring the schema up to date, one numbered file at a time; two processes may try at once."""
     connection.create_scalar_function("pack_id", cast(Callable[..., str | bytes], pack_id), 1)
@@ -693,7 +702,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> tuple[int, int]:
     try:
         version, application = connection.pragma("user_version"), connection.pragma("application_id")
         if version == 0 and application == 0 and connection.execute("SELECT 1 FROM sqlite_schema").get is not None:
-            raise StoreMismatch(f"{path} is a SQLite database of another application; give the store a file of its own")
+            raise _of_another(connection, path)
         for number in range(max(version + 1, SCHEMA_FIRST), SCHEMA_VERSION + 1):
             connection.execute(resources.files("everstep.stores").joinpath(f"sql/sqlite-{number}.sql").read_text())
             connection.execute(f"PRAGMA user_version={number}; PRAGMA application_id={APPLICATION_ID}")
