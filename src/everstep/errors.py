@@ -11,6 +11,11 @@
   x HeadMoved             another writer was first; nothing was written
   x MergeConflict         both sides changed the same paths; nothing was written
   x CannotUndo            nothing to undo or redo, or its data is gone (also a ValueError)
+  x TaskError             about a task of a TaskManager
+    + TaskNotFound        (also a LookupError)
+    + TaskExists          that id is taken; nothing was written
+    + TaskRunning         somebody else runs it
+    + TaskLost            somebody else has taken it over; nothing was written since
   x UnsupportedByBackend  this backend cannot do that
   x MissingDependency     an optional package is not installed (also an ImportError)
   x StoreError            the store said no; the driver's error is `__cause__`
@@ -141,6 +146,43 @@ class MergeConflict(EverstepError):
             "or a function that takes a Conflict and returns the value (MISSING removes it)"
         )
         self.conflicts = list(conflicts)
+
+
+class TaskError(EverstepError):
+    """Something about a task of a TaskManager."""
+
+    def __init__(self, task_id: str, what: str) -> None:
+        super().__init__(f"task {task_id!r} {what}")
+        self.task_id = task_id
+
+
+class TaskNotFound(TaskError, LookupError):
+    """No task has that id."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(task_id, "does not exist; list_tasks() shows what there is")
+
+
+class TaskExists(TaskError):
+    """The id of a new task is taken. Nothing was written."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(task_id, "exists; resume_task goes on with it, a new task needs another id")
+
+
+class TaskRunning(TaskError):
+    """Another caller runs the task."""
+
+    def __init__(self, task_id: str, host: str, pid: int) -> None:
+        super().__init__(task_id, f"is run by process {pid} on {host}; wait=True waits for its end")
+        self.host, self.pid = host, pid
+
+
+class TaskLost(TaskError):
+    """The task was taken over, or deleted, while this process was not renewing its claim. Nothing was written since."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(task_id, "is not this process's any more: it was taken over or deleted meanwhile")
 
 
 class UnsupportedByBackend(EverstepError):

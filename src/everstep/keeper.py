@@ -11,9 +11,10 @@ import itertools
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from everstep import forks
 from everstep.config import CheckpointGC, SnapshotConfig
@@ -47,6 +48,23 @@ class _Plan:
     grid: Grid
     good_for: int
     """How many more commits it is good for."""
+
+
+class Scope(NamedTuple):
+    """What a collection takes in: the threads of adapters too."""
+
+    over: Callable[[Collection[Stored]], Collection[str]]
+    """Of the heads of a thread: the namespaces that are over, so that their heads go as well."""
+    whole_threads: bool = False
+    """A thread of which the policy keeps nothing but what is spared goes whole, unless something of it is pinned or a
+    living branch began there."""
+
+
+class _Gone(NamedTuple):
+    keys: list[Key]
+    heads: list[Key]
+    """Those that go although the store would spare them."""
+    whole: bool = False
 
 
 class Keeper:
@@ -175,8 +193,11 @@ class Keeper:
             self._sweeping.add(thread.family)
 
     def _doomed(self, candidates: Sequence[tuple[Key, Item]], thread: Thread) -> list[tuple[Key, Item]]:
+        return [(key, item) for key, item in self._let_go(candidates) if not _is_head(key, thread)]
+
+    def _let_go(self, candidates: Sequence[tuple[Key, Item]]) -> list[tuple[Key, Item]]:
         gone = {item.seq for item in let_go(self._policy, self._param, [i for _, i in candidates], datetime.now(UTC))}
-        return [(key, item) for key, item in candidates if item.seq in gone and not _is_head(key, thread)]
+        return [(key, item) for key, item in candidates if item.seq in gone]
 
     async def _visible(self, store: Store, line: Line, thread: Thread) -> tuple[list[tuple[Key, Item]], bool]:
         """Return the oldest visible checkpoints that are not spared, and whether these are all."""
@@ -204,18 +225,22 @@ class Keeper:
 
     # -- all at once
 
-    async def collect(self, store: Store, thread_id: str | None, *, dry_run: bool) -> GCReport:
-        """Apply the policy to a thread, or to all, and sweep what became free."""
+    async def collect(
+        self, store: Store, thread_id: str | None, *, dry_run: bool, scope: Scope | None = None
+    ) -> GCReport:
+        """Apply the policy to a thread, or to all, and sweep what became free.
+
+        An adapter's threads are kept whole, unless a `scope` takes them in.
+        """
         report = GCReport(dry_run=dry_run)
         families: dict[str, list[Key]] = {}
         async for thread in _threads(store, thread_id):
-            gone = await self._gone(store, thread, report)
-            families.setdefault(thread.family, []).extend(gone)
+            gone = await self._gone(store, thread, report, scope)
+            families.setdefault(thread.family, []).extend(gone.keys + gone.heads)
             report.threads += 1
-            if not dry_run and gone:
-                self.forget(thread.thread_id)
-                gone = gone[: (await store.delete(thread.thread_id, keys=gone, spare=True)).checkpoints]
-            report.checkpoints += len(gone)
+            report.checkpoints += (
+                await self._delete(store, thread, gone) if not dry_run else len(gone.keys + gone.heads)
+            )
             entries = await _stale_operations(store, thread.thread_id)
             if not dry_run and entries:
                 await store.delete(thread.thread_id, keys=[], operations=entries)
@@ -226,19 +251,50 @@ class Keeper:
             report.size_bytes += swept.size_bytes
         return report
 
-    async def _gone(self, store: Store, thread: Thread, report: GCReport) -> list[Key]:
-        """Return what the policy lets go of a thread that the engine wrote."""
-        found: list[Key] = []
+    async def _delete(self, store: Store, thread: Thread, gone: _Gone) -> int:
+        """Delete what is to go of a thread and return how many checkpoints went."""
+        name, count = thread.thread_id, 0
+        if gone.keys or gone.heads:
+            self.forget(name)
+        if gone.keys:
+            count += (await store.delete(name, keys=gone.keys, spare=True)).checkpoints
+        if gone.heads:
+            count += (await store.delete(name, keys=gone.heads)).checkpoints
+        if gone.whole and not await store.count(Query(thread_id=name, namespace=None, hidden="also")):
+            await store.delete(name)  # writes that wait for a checkpoint
+        return count
+
+    async def _gone(self, store: Store, thread: Thread, report: GCReport, scope: Scope | None) -> _Gone:
+        """Return what the policy lets go of a thread."""
+        over: Collection[str] = ()
+        if scope is not None:
+            idle = await self._idle(store, thread) if scope.whole_threads and not thread.spared else []
+            if idle:
+                report.hidden += sum(stored.hidden for stored in idle)
+                return _Gone([], [stored.record.key for stored in idle], whole=True)
+            heads = [Key(thread.thread_id, namespace, head[0]) for namespace, head in thread.heads.items()]
+            over = scope.over([loaded.stored for loaded in await store.read_many(heads)])
+        found = _Gone([], [])
         for namespace in thread.newest:
             line = thread.thread_id, namespace
             listed = await store.list_checkpoints(_query(line))
-            if any(stored.record.kind for stored in listed):
-                continue  # an adapter's thread: kept whole unless that adapter has a policy
+            if scope is None and any(stored.record.kind for stored in listed):
+                continue  # an adapter's thread
             hidden = await store.list_checkpoints(_query(line, hidden=True))
             buried = self._doomed([(s.record.key, _item(s)) for s in hidden], thread)
             report.hidden += len(buried)
-            found += [key for key, _ in (*self._doomed(_candidates(listed, thread, whole=True), thread), *buried)]
+            visible = self._doomed(_candidates(listed, thread, whole=True), thread)
+            if namespace in over:
+                candidates = [(s.record.key, _item(s)) for s in listed if _is_head(s.record.key, thread)]
+                found.heads.extend(key for key, _ in self._let_go(candidates))
+            found.keys.extend(key for key, _ in (*visible, *buried))
         return found
+
+    async def _idle(self, store: Store, thread: Thread) -> list[Stored]:
+        """Return all there is of a thread if the policy lets go of all of it."""
+        listed = await store.list_checkpoints(Query(thread_id=thread.thread_id, namespace=None, hidden="also"))
+        gone = self._let_go([(stored.record.key, _item(stored)) for stored in listed])
+        return listed if len(gone) == len(listed) else []
 
 
 def _candidates(listed: Sequence[Stored], thread: Thread, whole: bool) -> list[tuple[Key, Item]]:

@@ -56,6 +56,7 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.protocol import Operation as Entry
 from everstep.types import (
+    TASK_NAMESPACE,
     Checkpoint,
     CheckpointMetadata,
     Conflict,
@@ -237,8 +238,10 @@ class StoreTimeline:
                 pending.extend(branch for branch in thread.branches if branch not in threads)
         listed, total = list[Stored](), 0
         for name in threads:
-            listed += await self._store.list_checkpoints(Query(thread_id=name, namespace=None, limit=limit))
+            listed += await self._store.list_checkpoints(Query(thread_id=name, namespace=None, limit=limit + 1))
             total += await self._store.count(Query(thread_id=name, namespace=None))
+            total -= await self._store.count(Query(thread_id=name, namespace=TASK_NAMESPACE))
+        listed = [stored for stored in listed if stored.record.key.namespace != TASK_NAMESPACE]
         listed = sorted(listed, key=lambda stored: stored.seq, reverse=True)[:limit]
         return history.tree(thread_id, listed, threads, runs, total)
 

@@ -17,6 +17,9 @@ from everstep.errors import InvalidInput
 
 T = TypeVar("T")
 
+TASK_NAMESPACE = "everstep:task"
+"""Of a thread that is a task: what is known of it besides its checkpoints, and no part of its history."""
+
 
 def utc_now() -> str:
     """Return the present time as ISO 8601 in UTC. For people to read: nothing is ordered by it."""

@@ -230,6 +230,11 @@ class Channels:
             return form, writer.extended_packed(tree.EMPTY_LIST, packed, name)
         return form, writer.packed(self._codec.pack(lowered, name), name)
 
+    def packed(self, value: Any, name: str) -> tuple[Form, bytes]:
+        """Return a value that is kept by itself: its form and its bytes. `unpacked` gives it back."""
+        form, lowered = self.lowered(value, name)
+        return form, self._codec.pack(lowered, name)
+
     def lowered(self, value: Any, name: str) -> tuple[Form, Any]:
         """Return the form of a value and what is packed for it."""
         if self._custom is not None:
@@ -322,6 +327,10 @@ class Channels:
         if form == FOREIGN:
             return self._loaded(stored)
         raise CheckpointCorrupted(f"a stored channel has the unknown form {form}")
+
+    def unpacked(self, form: Form, packed: bytes) -> Any:
+        """Return the value that `packed` was called with."""
+        return self.read(form, self._codec.unpack(packed))
 
     def _loaded(self, stored: list[Any]) -> Any:
         if self._custom is None:

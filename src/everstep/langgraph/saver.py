@@ -31,7 +31,7 @@ from everstep.langgraph.base import (
 from everstep.langgraph.channels import Channels
 from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.models import CheckpointerConfig, CheckpointRecord, OnBackend, backend_of, record_of
-from everstep.langgraph.threads import Saved, Threads
+from everstep.langgraph.threads import Fence, Saved, Threads
 from everstep.stores.protocol import Key, Query, Store
 
 T = TypeVar("T")
@@ -258,6 +258,18 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
             clone._clones = {}
             self._clones[extra] = clone
         return cast(Self, clone)
+
+    @property
+    def channels(self) -> Channels:
+        """How it keeps values."""
+        return self._channels
+
+    def behind(self, fence: Fence) -> Self:
+        """Return this saver as one that puts nothing once the fence is gone; connections and memory are shared."""
+        clone = copy.copy(self)
+        clone._use(self._threads.behind(fence), self._channels)
+        clone._clones = {}
+        return clone
 
     def close(self) -> None:
         """Let go of the store."""

@@ -7,10 +7,10 @@ commit that the parent is still what the line says; if not, everything is writte
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from everstep import checks
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput
@@ -19,8 +19,8 @@ from everstep.langgraph.channels import CHAT, LIST_CHANNEL, PLAIN, SEED, WRITES,
 from everstep.langgraph.lines import Line, Lines, line_of
 from everstep.langgraph.quiet import QUIET
 from everstep.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
-from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Query, Record, Stored, Write
-from everstep.types import utc_now
+from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Query, Record, Store, Stored, Write
+from everstep.types import TASK_NAMESPACE, utc_now
 from everstep.values import tree
 
 T = TypeVar("T")
@@ -80,6 +80,17 @@ class _Opened(NamedTuple):
     """What delta channels are made from."""
 
 
+class Fence(Protocol):
+    """A checkpoint that must be stored for anything to be put: whoever takes it away stops the writer behind it."""
+
+    @property
+    def base(self) -> Base:
+        """Where the fence stands now."""
+
+    async def find(self, store: Store) -> None:
+        """Look where it stands now; raise what the writer is to be told if it is gone."""
+
+
 class Threads:
     """Puts, reads, lists and deletes over one face of a store."""
 
@@ -89,18 +100,24 @@ class Threads:
         channels: Channels,
         keeper: Keeper | None = None,
         lines: Lines | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self._repository, self._channels, self._keeper = repository, channels, keeper
         self._lines = lines or Lines()
+        self._fence = fence
         self._store = repository.store
 
     def over(self, repository: Repository) -> Threads:
         """Return the same over another face of the store."""
-        return Threads(repository, self._channels, self._keeper, self._lines)
+        return Threads(repository, self._channels, self._keeper, self._lines, self._fence)
 
     def by(self, channels: Channels) -> Threads:
         """Return the same by other rules for values."""
-        return Threads(self._repository, channels, self._keeper, self._lines)
+        return Threads(self._repository, channels, self._keeper, self._lines, self._fence)
+
+    def behind(self, fence: Fence) -> Threads:
+        """Return the same as one that puts nothing once the fence is gone. The store checks it in the same commit."""
+        return Threads(self._repository, self._channels, self._keeper, self._lines, fence)
 
     # -- putting
 
@@ -132,7 +149,7 @@ class Threads:
             stored = await self._commit(record, written.values, head)
         except BaseGone:
             written = self._write(checkpoint, None, None, deltas, odd)
-            stored = await self._commit(record, written.values, head)
+            stored = await self._refenced(lambda: self._commit(record, written.values, head))
         self._repository.memory.add(written.values.objects)
         self._lines.add(written.line(stored))
         if parent is not None and stored.run != stored.seq:
@@ -143,14 +160,26 @@ class Threads:
             await self._keeper.upkeep(self._store, stored)
         return stored
 
+    async def _refenced(self, put: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what `put` does; the fence may have been moved by its owner meanwhile."""
+        while True:
+            try:
+                return await put()
+            except BaseGone:
+                if self._fence is None:
+                    raise
+                await self._fence.find(self._store)
+
     async def _commit(self, record: Record, values: Encoded, moves: Literal["always", "newer"]) -> Stored:
         thread_id, namespace, _ = record.key
+        fences = (self._fence.base,) if self._fence is not None else ()
         due = self._keeper.due((thread_id, namespace)) if self._keeper is not None else []
 
         def build(head: Stored | None) -> Draft:
             if head is not None:
                 _check_kind(head)
-            return values.draft(record)
+            draft = values.draft(record)
+            return draft._replace(bases=(*draft.bases, *fences)) if fences else draft
 
         change = Change(thread_id, namespace, build=build, head=moves, prune=[item.seq for item in due])
         try:
@@ -220,6 +249,10 @@ class Threads:
 
     async def _attach(self, key: Key, writes: Sequence[Write], objects: Mapping[bytes, tree.Content]) -> None:
         """Put writes; what came with the checkpoint itself, as an input does, is not sent again."""
+        if self._fence is not None:  # the one base that a store looks at
+            fence, packed = self._fence, squeezed_objects(objects, thorough=True)
+            await self._refenced(lambda: self._store.put_writes(key, writes, packed, fence.base))
+            return
         line = self._lines.get(key)
         if line is not None and not line.fresh.isdisjoint(objects):
             new = {name: content for name, content in objects.items() if name not in line.fresh}
@@ -363,11 +396,18 @@ class Threads:
 
     async def newest(self, thread_id: str, limit: int | None) -> list[Saved]:
         """Return a thread's checkpoints in all namespaces, the one that was put last first. Without their writes."""
-        listed = await self._store.list_checkpoints(Query(thread_id=thread_id, namespace=None, limit=limit))
-        found: list[Saved] = []
-        for start in range(0, len(listed), _PAGE_MAX):
-            keys = [stored.record.key for stored in listed[start : start + _PAGE_MAX]]
-            found += [await self._saved(loaded) for loaded in await self._store.read_many(keys)]
+        keys, found = list[Key](), list[Saved]()
+        query = Query(thread_id=thread_id, namespace=None, limit=limit)
+        while limit is None or len(keys) < limit:
+            listed = await self._store.list_checkpoints(query)
+            keys += [stored.record.key for stored in _own(listed)]
+            if limit is None or len(listed) < limit:
+                break
+            query = replace(query, offset=query.offset + limit)
+        keys = keys[:limit]
+        for start in range(0, len(keys), _PAGE_MAX):
+            some = await self._store.read_many(keys[start : start + _PAGE_MAX])
+            found += [await self._saved(loaded) for loaded in some]
         return found
 
     async def _saved(self, loaded: Loaded, line: Line | None = None) -> Saved:
@@ -486,10 +526,11 @@ class Threads:
 
     async def delete_thread(self, thread_id: str) -> int:
         """Delete a thread with all its namespaces, and return how many checkpoints it had."""
+        others = await self._store.count(Query(thread_id=thread_id, namespace=TASK_NAMESPACE, hidden="also"))
         deleted = await self._store.delete(thread_id)
         self._forget(thread_id)
         await reclaim(self._store, deleted, thread_id)
-        return deleted.checkpoints
+        return max(deleted.checkpoints - others, 0)
 
     async def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints that these runs wrote, in all threads."""
@@ -508,7 +549,8 @@ class Threads:
             thread = await self._store.thread(thread_id)
             if thread is None:
                 continue
-            listed = await self._store.list_checkpoints(Query(thread_id=thread_id, namespace=None, hidden="also"))
+            query = Query(thread_id=thread_id, namespace=None, hidden="also")
+            listed = _own(await self._store.list_checkpoints(query))
             for stored in listed[:1]:
                 _check_kind(stored)
             heads = {(namespace, head[0]) for namespace, head in thread.heads.items()}
@@ -530,6 +572,8 @@ class Threads:
         if raw is None or source == target:
             return
         for namespace in raw.lines:
+            if namespace == TASK_NAMESPACE:
+                continue  # who runs this one does not run its copy
             query = Query(thread_id=source, namespace=namespace, order="oldest")
             keys = [stored.record.key for stored in await self._store.list_checkpoints(query)]
             base, known = None, set[bytes]()
@@ -643,6 +687,11 @@ def _delta_channels(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) 
     counted = metadata.get("counters_since_delta_snapshot") or {}
     values = checkpoint.get("channel_values") or {}
     return [name for name in counted if name not in values]
+
+
+def _own(listed: Sequence[Stored]) -> list[Stored]:
+    """Return what is a graph's of what a thread holds."""
+    return [stored for stored in listed if stored.record.key.namespace != TASK_NAMESPACE]
 
 
 def _check_kind(stored: Stored) -> None:

@@ -24,7 +24,7 @@ from everstep.langgraph.models import (
 )
 from everstep.langgraph.threads import Threads
 from everstep.stores.protocol import Key, Query
-from everstep.types import utc_now
+from everstep.types import TASK_NAMESPACE, utc_now
 
 
 class RecordBackend(OnBackend):
@@ -91,7 +91,8 @@ class RecordBackend(OnBackend):
 
     async def _namespace(self, thread_id: str, checkpoint_id: str) -> str | None:
         query = Query(thread_id=thread_id, namespace=None, checkpoint_id=checkpoint_id, hidden="also")
-        found = [stored.record.key for stored in await self._backend.store.list_checkpoints(query)]
+        listed = [stored.record.key for stored in await self._backend.store.list_checkpoints(query)]
+        found = [key for key in listed if key.namespace != TASK_NAMESPACE]
         if len(found) > 1:
             raise AmbiguousCheckpoint(checkpoint_id, [(key.thread_id, key.namespace) for key in found])
         return found[0].namespace if found else None

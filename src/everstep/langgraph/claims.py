@@ -1,0 +1,247 @@
+"""Who runs a task: one record per task, in a namespace of its own of the task's thread, and the claim it holds.
+
+A claim is a lease: `until` is renewed while the task runs. The head of the namespace is compared and swapped, and the
+record before goes in the same commit, so that there is one record, and the claim's own. Every checkpoint of the run is
+committed behind it, as behind a fence: the store refuses what comes after a takeover, whatever clocks say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from everstep.errors import HeadMoved, TaskLost, TaskRunning
+from everstep.faces import run_to_end
+from everstep.repository import Repository
+from everstep.steps import checkpoint_id, new_record
+from everstep.stores.protocol import Base, Key, Query, Record, Store, Stored
+from everstep.types import TASK_NAMESPACE, utc_now
+
+logger = logging.getLogger("everstep")
+
+RETURNED, FAILED = "returned", "failed"
+"""How the last run ended; "" if it did not."""
+
+_RENEWALS_PER_LEASE = 3
+
+
+class Owner(NamedTuple):
+    """A process, so that it can be told from a later one with its number, and one run in it."""
+
+    host: str
+    pid: int
+    machine: str
+    """The boot and the namespace of process numbers; "" where there is no telling."""
+    started: str
+    run: str
+
+
+def this_process() -> Owner:
+    """Return this process, for a new run."""
+    return Owner(socket.gethostname(), os.getpid(), _machine(), _started(os.getpid()) or "", secrets.token_hex(8))
+
+
+def is_dead(owner: Owner) -> bool:
+    """Whether the process has ended for certain: it was on this machine, and is not there any more."""
+    if not owner.machine or owner.machine != _machine():
+        return False
+    started = _started(owner.pid)
+    return started is not None and started != owner.started
+
+
+@functools.lru_cache(maxsize=1)
+def _machine() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str | None:
+    """Return when a process was started, in ticks since boot; "" if it has ended; None if that cannot be told."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()  # the name before may hold anything
+        return "" if fields[0] in "ZX" else fields[19]
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)  # a process of another user may be hidden from /proc
+    except ProcessLookupError:
+        return ""
+    except OSError:
+        pass
+    return None
+
+
+class Task(NamedTuple):
+    """What is kept of a task besides its checkpoints."""
+
+    created_at: str
+    owner: Owner | None = None
+    until: float = 0.0
+    """Seconds since 1970 by the owner's clock: so long is it the owner's."""
+    ended: str = ""
+    error: Mapping[str, Any] | None = None
+    """The last failure: `type`, `text`, and the `checkpoint_id` it happened after."""
+    input: Mapping[str, Any] | None = None
+    """What it is to begin with, as long as there is no checkpoint: `form` and `value`, or `refused`: why not."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether somebody runs it, as far as can be told."""
+        return self.owner is not None and self.until > time.time() and not is_dead(self.owner)
+
+
+class Found(NamedTuple):
+    """A task as it is stored."""
+
+    task: Task
+    stored: Stored
+
+
+class Claims:
+    """The records of tasks over one face of a store."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository, self._store = repository, repository.store
+
+    async def find(self, task_id: str) -> Found | None:
+        """Return the record of a task, without its input."""
+        loaded = await self._store.read(task_id, TASK_NAMESPACE)
+        return Found(_task(loaded.stored.record), loaded.stored) if loaded is not None else None
+
+    async def given(self, found: Found) -> Mapping[str, Any] | None:
+        """Return the input that is kept with the record."""
+        loaded = await self._repository.load(*found.stored.record.key)
+        return loaded[1][1].get("input") if loaded is not None else None
+
+    async def take(self, task_id: str, found: Found | None, lease_seconds: float, given: Any = None) -> Claim:
+        """Claim a task: a new one (None), or one as it was found. HeadMoved if it is not so any more."""
+        if found is not None and found.task.runs and found.task.owner is not None:
+            raise TaskRunning(task_id, found.task.owner.host, found.task.owner.pid)
+        task = found.task if found is not None else Task(utc_now())
+        kept = given if found is None else await self.given(found)
+        task = task._replace(owner=this_process(), until=time.time() + lease_seconds, input=kept)
+        stored = await self.swap(task_id, task, found.stored if found is not None else None)
+        claim = Claim(task_id, task, stored, lease_seconds, self._repository)
+        # Mostly there is nothing: a record goes with the next one. What stayed would be a fence for its old owner.
+        listed = await self._store.list_checkpoints(Query(thread_id=task_id, namespace=TASK_NAMESPACE, hidden="also"))
+        stray = [other.record.key for other in listed if other.seq < stored.seq]
+        if stray:
+            await self._store.delete(task_id, keys=stray)
+        return claim
+
+    async def swap(self, task_id: str, task: Task, before: Stored | None) -> Stored:
+        """Put a record in the place of another, or (None) where there is none; HeadMoved if that is not so."""
+        return await self._repository.save(
+            task_id,
+            ([], {"input": dict(task.input)} if task.input is not None else {}, {}),
+            lambda head: _record(task_id, task, head),
+            namespace=TASK_NAMESPACE,
+            expect=before.record.key.checkpoint_id if before is not None else None,
+            prune=[before.seq] if before is not None else [],
+        )
+
+
+class Claim:
+    """A task that this process runs: renewed by a thread until it is let go, and a fence around what the run puts."""
+
+    def __init__(self, task_id: str, task: Task, stored: Stored, lease_seconds: float, repository: Repository) -> None:
+        self.task_id, self.task = task_id, task
+        self._stored, self._lease = stored, lease_seconds
+        self._claims = Claims(repository)
+        self._blocking = Claims(repository.over(repository.store.blocking))
+        self._ended = threading.Event()
+        self._lost = False
+        self._pid = os.getpid()
+
+    # -- as a fence
+
+    @property
+    def base(self) -> Base:
+        """Where the claim stands now."""
+        if self._lost or os.getpid() != self._pid:
+            raise TaskLost(self.task_id)
+        return Base(self._stored.record.key, self._stored.digest)
+
+    async def find(self, store: Store) -> None:
+        """Look where it stands now; TaskLost if it is not this run's any more."""
+        loaded = await store.read(self.task_id, TASK_NAMESPACE)
+        if loaded is None or _task(loaded.stored.record).owner != self.task.owner or os.getpid() != self._pid:
+            self._lost = True
+            raise TaskLost(self.task_id)
+        self._stored = loaded.stored
+
+    # -- as a lease
+
+    @contextlib.contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renew the lease meanwhile."""
+        # A thread on both faces: an event loop may be busy for longer than a lease.
+        thread = threading.Thread(target=self._renew, name=f"everstep-claim-{self.task_id}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._lease / _RENEWALS_PER_LEASE):
+            try:
+                run_to_end(self._swapped(self._blocking, self.task._replace(until=time.time() + self._lease)))
+            except TaskLost:
+                if self._ended.is_set():
+                    return
+                logger.warning("task %r was taken over while this process was not renewing its claim", self.task_id)
+                return
+            except Exception:  # tried again before the lease runs out, and nothing is lost if it does
+                if not self._ended.is_set():
+                    logger.warning("the claim of task %r could not be renewed", self.task_id, exc_info=True)
+
+    async def release(self, ended: str, error: Mapping[str, Any] | None, *, begun: bool) -> None:
+        """Let the task go: it may be run by others from now on. TaskLost if it is."""
+        task = self.task._replace(owner=None, until=0.0, ended=ended, error=error)
+        await self._swapped(self._claims, task._replace(input=None) if begun else task)
+
+    async def _swapped(self, claims: Claims, task: Task) -> None:
+        """Put another record in the place of this claim's, wherever that is by now."""
+        while True:
+            try:
+                self._stored = await claims.swap(self.task_id, task, self._stored)
+                return
+            except HeadMoved:
+                await self.find(claims._store)
+
+
+def _record(task_id: str, task: Task, head: Stored | None) -> Record:
+    step = head.record.step + 1 if head is not None else 1
+    kept = {
+        "created_at": task.created_at,
+        "owner": list(task.owner) if task.owner is not None else None,
+        "until": task.until,
+        "ended": task.ended,
+        "error": dict(task.error) if task.error is not None else None,
+    }
+    return new_record(
+        Key(task_id, TASK_NAMESPACE, checkpoint_id(task_id, step)),
+        step,
+        (head.record.key,) if head is not None else (),
+        summary=f"Task: {'running' if task.owner else task.ended or 'stopped'}",
+        metadata={"task": kept},
+    )
+
+
+def _task(record: Record) -> Task:
+    kept = record.metadata["task"]
+    owner = Owner(*kept["owner"]) if kept["owner"] is not None else None
+    return Task(kept["created_at"], owner, kept["until"], kept["ended"], kept["error"])

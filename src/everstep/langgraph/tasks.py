@@ -1,0 +1,603 @@
+"""Workflows that outlive their process: tasks that are created, looked at, resumed, rolled back and deleted.
+
+A task is a thread of the checkpointer: its checkpoints are LangGraph's, and what is known besides (who runs it, how it
+ended) is one record beside them: see `claims`. Each method is written once, as a coroutine over a face; only the graph
+itself is called in two ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+import threading
+import time
+import uuid
+from collections.abc import Coroutine, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+from everstep import checks
+from everstep.engine import CheckpointEngine
+from everstep.errors import (
+    HeadMoved,
+    InvalidInput,
+    MissingDependency,
+    StoreError,
+    TaskExists,
+    TaskLost,
+    TaskNotFound,
+    TaskRunning,
+    UnstorableValue,
+)
+from everstep.faces import run_to_end
+from everstep.langgraph.claims import FAILED, RETURNED, Claim, Claims, Found
+from everstep.langgraph.cleanup import cleanup_old_checkpoints, cleanup_old_checkpoints_sync
+from everstep.langgraph.retries import asafe_invoke, safe_invoke
+from everstep.langgraph.saver import HarnessCheckpointer
+
+__all__ = ["TaskManager", "asafe_invoke", "cleanup_old_checkpoints", "cleanup_old_checkpoints_sync", "safe_invoke"]
+
+logger = logging.getLogger("everstep")
+
+T = TypeVar("T")
+
+_ABSENT: Final = object()
+_LOGS = 5
+_PAUSE_FIRST, _PAUSE_MAX = 0.02, 1.0
+_PAGE = 100
+
+
+class _Blocking:
+    """What blocking callers do in their own way."""
+
+    def __init__(self, saver: HarnessCheckpointer) -> None:
+        self.saver = saver
+        repository = saver.backend.blocking.repository
+        self.store, self.claims = repository.store, Claims(repository)
+
+    async def invoke(self, graph: Any, given: Any, config: Any, **options: Any) -> Any:
+        return graph.invoke(given, config, **options)
+
+    async def state(self, graph: Any, config: Any) -> Any:
+        return graph.get_state(config)
+
+    async def history(self, graph: Any, config: Any, limit: int | None) -> list[Any]:
+        return list(graph.get_state_history(config, limit=limit))
+
+    async def saved(self, config: Any) -> Any:
+        return self.saver.get_tuple(config)
+
+    async def listed(self, config: Any, limit: int | None) -> list[Any]:
+        return list(self.saver.list(config, limit=limit))
+
+    async def rewind(self, task_id: str, checkpoint_id: str) -> None:
+        CheckpointEngine(self.saver.backend).sync.rewind(checkpoint_id, thread_id=task_id, namespace="")
+
+    async def delete(self, task_id: str) -> None:
+        self.saver.delete_thread(task_id)
+
+    async def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def to_end(self, last: Coroutine[Any, Any, T]) -> T:
+        return await last
+
+
+class _Awaiting:
+    """The same for asynchronous callers."""
+
+    def __init__(self, saver: HarnessCheckpointer) -> None:
+        self.saver = saver
+        self.store, self.claims = saver.backend.store, Claims(saver.backend.repository)
+        self._last: set[asyncio.Future[Any]] = set()
+
+    async def invoke(self, graph: Any, given: Any, config: Any, **options: Any) -> Any:
+        return await graph.ainvoke(given, config, **options)
+
+    async def state(self, graph: Any, config: Any) -> Any:
+        return await graph.aget_state(config)
+
+    async def history(self, graph: Any, config: Any, limit: int | None) -> list[Any]:
+        return [state async for state in graph.aget_state_history(config, limit=limit)]
+
+    async def saved(self, config: Any) -> Any:
+        return await self.saver.aget_tuple(config)
+
+    async def listed(self, config: Any, limit: int | None) -> list[Any]:
+        return [saved async for saved in self.saver.alist(config, limit=limit)]
+
+    async def rewind(self, task_id: str, checkpoint_id: str) -> None:
+        await CheckpointEngine(self.saver.backend).rewind(checkpoint_id, thread_id=task_id, namespace="")
+
+    async def delete(self, task_id: str) -> None:
+        await self.saver.adelete_thread(task_id)
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def to_end(self, last: Coroutine[Any, Any, T]) -> T:
+        """Return what `last` does, which is done even if the caller is cancelled meanwhile."""
+        running = asyncio.ensure_future(last)
+        self._last.add(running)
+        running.add_done_callback(self._last.discard)
+        return await asyncio.shield(running)
+
+
+_Face = _Blocking | _Awaiting
+
+
+class TaskManager:
+    """Runs a graph as tasks that can be resumed by any process. Each method has an `a` twin for event loops.
+
+    One manager is for one graph; any number of managers, threads and processes may use it with the same store.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        checkpointer: HarnessCheckpointer,
+        *,
+        config: Mapping[str, Any] | None = None,
+        context: Any = None,
+        durability: str = "sync",
+        lease_seconds: float = 30.0,
+    ) -> None:
+        """Run `graph`, compiled or not, with this checkpointer; a compiled graph is copied, not changed.
+
+        `config` and `context` are passed to every run. With the default `durability` a node that has finished never
+        runs again; LangGraph's "async" saves it while the next one runs already. A process that has not renewed its
+        claim for `lease_seconds` may be replaced; one that is known to be dead is replaced at once.
+        """
+        if not isinstance(checkpointer, HarnessCheckpointer):
+            raise InvalidInput(f"checkpointer is a HarnessCheckpointer, not {type(checkpointer).__name__}")
+        if isinstance(lease_seconds, bool) or not isinstance(lease_seconds, (int, float)) or not lease_seconds > 0:
+            raise InvalidInput(f"lease_seconds is a number above 0, not {checks.shown(lease_seconds)}")
+        if config is not None and not isinstance(config, Mapping):
+            raise InvalidInput(f"config is a dict, not {type(config).__name__}")
+        self._saver, self._lease = checkpointer, float(lease_seconds)
+        self._graph = _compiled(graph, checkpointer)
+        self._config = dict(config or {})
+        self._options: dict[str, Any] = {"durability": durability}
+        if context is not None:
+            self._options["context"] = context
+        self._blocking, self._awaiting = _Blocking(checkpointer), _Awaiting(checkpointer)
+        self._started: set[asyncio.Task[Any]] = set()
+
+    # -- running
+
+    def create_task(self, input: Any, *, task_id: str | None = None) -> str:  # noqa: A002  # the published name
+        """Begin a task, run it to its end, an interrupt or a failure, and return its id.
+
+        A failure is logged and kept: `get_task_status` shows it, `resume_task` goes on from there. TaskExists if the
+        id is taken.
+        """
+        return run_to_end(self._create(self._blocking, input, task_id))
+
+    async def acreate_task(self, input: Any, *, task_id: str | None = None) -> str:  # noqa: A002  # the same
+        """Begin a task, run it to its end, an interrupt or a failure, and return its id; see `create_task`."""
+        return await self._create(self._awaiting, input, task_id)
+
+    def start_task(self, input: Any, *, task_id: str | None = None) -> str:  # noqa: A002  # the same
+        """Begin a task that runs on a thread of its own, and return its id once it is claimed.
+
+        The thread does not keep the process alive, since at its end nodes cannot be started any more: what is not
+        finished then can be resumed. `wait_task` waits.
+        """
+        claim = run_to_end(self._begin(self._blocking, input, task_id))
+
+        def run() -> None:
+            run_to_end(self._logged(self._run(self._blocking, claim, input), claim.task_id))
+
+        context = contextvars.copy_context()
+        name = f"everstep-task-{claim.task_id}"
+        threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
+        return claim.task_id
+
+    async def astart_task(self, input: Any, *, task_id: str | None = None) -> str:  # noqa: A002  # the same
+        """Begin a task that runs in the event loop, and return its id once it is claimed.
+
+        If the loop ends before the task does, it can be resumed.
+        """
+        claim = await self._begin(self._awaiting, input, task_id)
+        running = asyncio.create_task(self._logged(self._run(self._awaiting, claim, input), claim.task_id))
+        self._started.add(running)
+        running.add_done_callback(self._started.discard)
+        return claim.task_id
+
+    def resume_task(self, task_id: str, resume: Any = _ABSENT, *, wait: bool = False) -> Any:
+        """Go on with a task where it stopped, and return its values.
+
+        `resume` answers an interrupt. A task that is finished returns its values and runs nothing; one that somebody
+        else runs is TaskRunning, or waited for. A failure is kept as by `create_task`, and raised: there is no id to
+        return, and values of a failed run are none.
+        """
+        return run_to_end(self._resume(self._blocking, task_id, resume, wait))
+
+    async def aresume_task(self, task_id: str, resume: Any = _ABSENT, *, wait: bool = False) -> Any:
+        """Go on with a task where it stopped, and return its values; see `resume_task`."""
+        return await self._resume(self._awaiting, task_id, resume, wait)
+
+    def rollback_task(self, task_id: str, checkpoint_id: str, *, wait: bool = False) -> Any:
+        """Take a task back to a checkpoint of its history, go on from there, and return its values.
+
+        What came later is hidden: the engine's `undo` brings it back.
+        """
+        return run_to_end(self._rollback(self._blocking, task_id, checkpoint_id, wait))
+
+    async def arollback_task(self, task_id: str, checkpoint_id: str, *, wait: bool = False) -> Any:
+        """Take a task back to a checkpoint, go on from there, and return its values; see `rollback_task`."""
+        return await self._rollback(self._awaiting, task_id, checkpoint_id, wait)
+
+    def wait_task(self, task_id: str, timeout: float | None = None) -> dict[str, Any]:
+        """Wait until nobody runs the task, or for so many seconds, and return its status."""
+        return run_to_end(self._wait(self._blocking, task_id, timeout))
+
+    async def await_task(self, task_id: str, timeout: float | None = None) -> dict[str, Any]:
+        """Wait until nobody runs the task, or for so many seconds, and return its status."""
+        return await self._wait(self._awaiting, task_id, timeout)
+
+    # -- looking
+
+    def get_task_status(self, task_id: str) -> dict[str, Any]:
+        """Return how a task stands: see the documentation for the keys."""
+        return run_to_end(self._status(self._blocking, task_id))
+
+    async def aget_task_status(self, task_id: str) -> dict[str, Any]:
+        """Return how a task stands: see the documentation for the keys."""
+        return await self._status(self._awaiting, task_id)
+
+    def get_task_history(self, task_id: str, *, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return the task's checkpoints, the newest first: what ran before each, and what is to run after it."""
+        return run_to_end(self._history(self._blocking, task_id, limit))
+
+    async def aget_task_history(self, task_id: str, *, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return the task's checkpoints, the newest first: what ran before each, and what is to run after it."""
+        return await self._history(self._awaiting, task_id, limit)
+
+    def list_tasks(self, limit: int = 50, offset: int = 0) -> list[dict[str, Any]]:
+        """Return the status of each task, the most recently active first. Threads that are no tasks are left out."""
+        return run_to_end(self._list(self._blocking, limit, offset))
+
+    async def alist_tasks(self, limit: int = 50, offset: int = 0) -> list[dict[str, Any]]:
+        """Return the status of each task, the most recently active first. Threads that are no tasks are left out."""
+        return await self._list(self._awaiting, limit, offset)
+
+    # -- deleting
+
+    def delete_task(self, task_id: str, *, force: bool = False) -> bool:
+        """Delete a task with all its checkpoints, and return whether there was one.
+
+        TaskRunning while somebody runs it, unless `force`: then the run stops with TaskLost at its next checkpoint.
+        """
+        return run_to_end(self._delete(self._blocking, task_id, force))
+
+    async def adelete_task(self, task_id: str, *, force: bool = False) -> bool:
+        """Delete a task with all its checkpoints, and return whether there was one; see `delete_task`."""
+        return await self._delete(self._awaiting, task_id, force)
+
+    # -- each method once
+
+    async def _create(self, face: _Face, given: Any, task_id: str | None) -> str:
+        claim = await self._begin(face, given, task_id)
+        try:
+            await self._run(face, claim, given)
+        except TaskLost:
+            raise
+        except Exception:
+            if _is_ending():
+                raise
+            logger.exception("task %r failed; resume_task goes on with it", claim.task_id)
+        return claim.task_id
+
+    async def _logged(self, run: Coroutine[Any, Any, Any], task_id: str) -> None:
+        """Do a run that nobody waits for."""
+        try:
+            await run
+        except Exception:
+            if not _is_ending():
+                logger.exception("task %r failed; resume_task goes on with it", task_id)
+
+    async def _begin(self, face: _Face, given: Any, task_id: str | None) -> Claim:
+        """Claim a new task."""
+        task_id = checks.thread_id(task_id) if task_id is not None else str(uuid.uuid4())
+        if await face.store.read(task_id) is not None:
+            raise TaskExists(task_id)
+        try:
+            return await face.claims.take(task_id, None, self._lease, self._kept(given))
+        except HeadMoved:
+            raise TaskExists(task_id) from None
+
+    def _kept(self, given: Any) -> dict[str, Any]:
+        """Return an input as it is kept until there is a checkpoint."""
+        try:
+            form, packed = self._saver.channels.packed(given, "input")
+        except (UnstorableValue, InvalidInput) as exc:
+            return {"refused": str(exc)}
+        return {"form": form, "value": packed}
+
+    async def _run(self, face: _Face, claim: Claim, given: Any) -> Any:
+        """Run the graph as the owner of a claim, and let the claim go in the end, whatever that is."""
+        graph = self._graph.copy({"checkpointer": self._saver.behind(claim)})
+        try:
+            with claim.renewed():
+                values = await face.invoke(graph, given, self._of(claim.task_id), **self._options)
+        except TaskLost:
+            raise
+        except Exception as error:
+            ended = "" if _is_ending() else FAILED
+            await face.to_end(self._let_go(face, claim, ended, error))
+            raise
+        except BaseException:  # an interruption from outside is no failure: the task can be resumed
+            await face.to_end(self._let_go(face, claim, ""))
+            raise
+        await face.to_end(self._let_go(face, claim, RETURNED))
+        return values
+
+    async def _let_go(self, face: _Face, claim: Claim, ended: str, error: Exception | None = None) -> None:
+        """Let a claim go and keep how the run ended. If that fails, the claim runs out by itself."""
+        try:
+            head = await face.store.read(claim.task_id)
+            last = head.stored.record.key.checkpoint_id if head is not None else None
+            failure = claim.task.error if ended != RETURNED else None
+            if ended == FAILED and error is not None:
+                failure = {"type": type(error).__name__, "text": _text(error), "checkpoint_id": last}
+            await claim.release(ended, failure, begun=head is not None)
+        except (StoreError, TaskLost):
+            logger.warning("how the run of task %r ended could not be kept", claim.task_id, exc_info=True)
+
+    async def _claimed(self, face: _Face, task_id: str, wait: bool) -> tuple[Claim, Any] | Any:
+        """Return the claim of a task that is not finished, and its state; of a finished one the state alone."""
+        for pause in _pauses():
+            found = await face.claims.find(task_id)
+            if found is None or not found.task.runs:
+                state = await face.state(self._graph, self._of(task_id))
+                if found is None and _checkpoint_id(state) is None:
+                    raise TaskNotFound(task_id)
+                if _is_finished(state):
+                    return None, state
+                try:
+                    claim = await face.claims.take(task_id, found, self._lease)
+                except HeadMoved:
+                    continue  # somebody else was first
+                return claim, await face.state(self._graph, self._of(task_id))
+            if not wait and found.task.owner is not None:
+                raise TaskRunning(task_id, found.task.owner.host, found.task.owner.pid)
+            await face.pause(pause)
+        raise RuntimeError("waiting has no end")
+
+    async def _resume(self, face: _Face, task_id: str, resume: Any, wait: bool) -> Any:
+        task_id = checks.thread_id(task_id)
+        claim, state = await self._claimed(face, task_id, wait)
+        if claim is None:
+            return self._output(state)
+        try:
+            given = self._going_on(claim, state, resume)
+        except BaseException:
+            await face.to_end(self._let_go(face, claim, claim.task.ended))
+            raise
+        if _is_finished(state):  # by somebody else, just before it was claimed
+            await face.to_end(self._let_go(face, claim, RETURNED))
+            return self._output(state)
+        return await self._run(face, claim, given)
+
+    def _going_on(self, claim: Claim, state: Any, resume: Any) -> Any:
+        """Return what a task is to go on with."""
+        if _checkpoint_id(state) is not None:
+            return None if resume is _ABSENT else _command()(resume=resume)
+        if resume is not _ABSENT:
+            raise InvalidInput(f"task {claim.task_id!r} has not begun yet: there is nothing to answer")
+        kept = claim.task.input or {"refused": "it was not kept"}
+        if "refused" in kept:
+            raise InvalidInput(
+                f"task {claim.task_id!r} failed before its first checkpoint, and its input could not be stored "
+                f"({kept['refused']}); delete it and create it again"
+            )
+        return self._saver.channels.unpacked(kept["form"], kept["value"])
+
+    async def _rollback(self, face: _Face, task_id: str, checkpoint_id: str, wait: bool) -> Any:
+        task_id, checkpoint_id = checks.thread_id(task_id), checks.checkpoint_id(checkpoint_id)
+        claim = await self._any_claim(face, task_id, wait)
+        try:
+            await face.rewind(task_id, checkpoint_id)
+            state = await face.state(self._graph, self._of(task_id))
+        except BaseException:
+            await face.to_end(self._let_go(face, claim, claim.task.ended))
+            raise
+        if _is_finished(state):
+            await face.to_end(self._let_go(face, claim, RETURNED))
+            return self._output(state)
+        return await self._run(face, claim, None)
+
+    async def _any_claim(self, face: _Face, task_id: str, wait: bool) -> Claim:
+        """Return the claim of a task, finished or not."""
+        for pause in _pauses():
+            found = await face.claims.find(task_id)
+            if found is None and await face.store.read(task_id) is None:
+                raise TaskNotFound(task_id)
+            try:
+                return await face.claims.take(task_id, found, self._lease)
+            except HeadMoved:
+                continue
+            except TaskRunning:
+                if not wait:
+                    raise
+            await face.pause(pause)
+        raise RuntimeError("waiting has no end")
+
+    async def _wait(self, face: _Face, task_id: str, timeout: float | None) -> dict[str, Any]:
+        task_id = checks.thread_id(task_id)
+        end = None if timeout is None else time.monotonic() + timeout
+        for pause in _pauses():
+            found = await face.claims.find(task_id)
+            left = None if end is None else end - time.monotonic()
+            if found is None or not found.task.runs or (left is not None and left <= 0):
+                break
+            await face.pause(pause if left is None else min(pause, left))
+        return await self._status(face, task_id)
+
+    async def _status(self, face: _Face, task_id: str) -> dict[str, Any]:
+        task_id = checks.thread_id(task_id)
+        found = await face.claims.find(task_id)
+        state = await face.state(self._graph, self._of(task_id))
+        last = _checkpoint_id(state)
+        if found is None and last is None:
+            return {"task_id": task_id, "status": "not_found"}
+        saved = await face.saved(state.config) if last is not None else None
+        values = state.values if isinstance(state.values, Mapping) else {}
+        logs = values.get("logs")
+        return {
+            "task_id": task_id,
+            "status": _status(found, state),
+            "stage": _stage(self._graph, values, saved),
+            "next": list(state.next or dict.fromkeys(task.name for task in state.tasks)),
+            "updated_at": state.created_at or (found.stored.record.created_at if found is not None else None),
+            "logs": list(logs)[-_LOGS:] if isinstance(logs, (list, tuple)) else [],
+            "error": _error(found, state),
+            "interrupts": [asked.value for asked in state.interrupts],
+        }
+
+    async def _history(self, face: _Face, task_id: str, limit: int | None) -> list[dict[str, Any]]:
+        config = self._of(checks.thread_id(task_id))
+        limit = checks.count(limit, "limit") if limit is not None else None
+        states = await face.history(self._graph, config, limit)
+        here = {"configurable": {**config["configurable"], "checkpoint_ns": ""}}
+        saved = {each.checkpoint_id: each for each in await face.listed(here, limit)}
+        found = []
+        for state in states:
+            name = state.config["configurable"]["checkpoint_id"]
+            values = state.values if isinstance(state.values, Mapping) else {}
+            metadata = state.metadata or {}
+            found.append(
+                {
+                    "checkpoint_id": name,
+                    "stage": _stage(self._graph, values, saved.get(name)),
+                    "next": list(state.next),
+                    "step": metadata.get("step"),
+                    "source": metadata.get("source"),
+                    "created_at": state.created_at,
+                }
+            )
+        return found
+
+    async def _list(self, face: _Face, limit: int, offset: int) -> list[dict[str, Any]]:
+        limit, offset = checks.count(limit, "limit"), checks.count(offset, "offset")
+        found: list[str] = []
+        start = 0
+        while len(found) < offset + limit:
+            page = await face.store.list_threads(_PAGE, start)
+            for stored in page:
+                name = stored.record.key.thread_id
+                if len(found) < offset + limit and await face.claims.find(name) is not None:
+                    found.append(name)
+            if len(page) < _PAGE:
+                break
+            start += _PAGE
+        listed = [await self._status(face, name) for name in found[offset:]]
+        return [status for status in listed if status["status"] != "not_found"]
+
+    async def _delete(self, face: _Face, task_id: str, force: bool) -> bool:
+        task_id = checks.thread_id(task_id)
+        if not force:
+            try:
+                await self._any_claim(face, task_id, wait=False)  # so that nobody begins meanwhile
+            except TaskNotFound:
+                return False
+        elif await face.claims.find(task_id) is None and await face.store.read(task_id) is None:
+            return False
+        await face.delete(task_id)
+        return True
+
+    def _of(self, task_id: str) -> dict[str, Any]:
+        """Return the config of a task."""
+        inner = {**self._config.get("configurable", {}), "thread_id": task_id}
+        return {**self._config, "configurable": inner}
+
+    def _output(self, state: Any) -> Any:
+        """Return the values of a finished task as the graph itself would."""
+        names = self._graph.output_channels
+        if isinstance(names, str) or not isinstance(state.values, Mapping):
+            return state.values
+        return {name: state.values[name] for name in names if name in state.values}
+
+
+def _pauses() -> Iterator[float]:
+    """Yield how long to wait before looking again: longer each time, and never the same for two that wait."""
+    pause = _PAUSE_FIRST
+    while True:
+        yield pause * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
+        pause = min(pause * 1.5, _PAUSE_MAX)
+
+
+def _compiled(graph: Any, checkpointer: HarnessCheckpointer) -> Any:
+    if hasattr(graph, "compile"):
+        return graph.compile(checkpointer=checkpointer)
+    if not all(hasattr(graph, name) for name in ("copy", "invoke", "get_state", "output_channels")):
+        raise InvalidInput(f"graph is a graph of LangGraph, compiled or not, not {type(graph).__name__}")
+    return graph.copy({"checkpointer": checkpointer})
+
+
+def _command() -> Any:
+    try:
+        from langgraph.types import Command
+    except ImportError as exc:
+        raise MissingDependency("langgraph", "langgraph") from exc
+    return Command
+
+
+def _is_ending() -> bool:
+    """Whether this process is about to end: then nodes cannot be started any more, which is no failure of theirs."""
+    return not threading.main_thread().is_alive()
+
+
+def _checkpoint_id(state: Any) -> str | None:
+    return state.config["configurable"].get("checkpoint_id") if state.created_at is not None else None
+
+
+def _is_finished(state: Any) -> bool:
+    # `next` leaves out what has run but is not part of a checkpoint yet; `tasks` does not.
+    return _checkpoint_id(state) is not None and not state.tasks
+
+
+def _status(found: Found | None, state: Any) -> str:
+    if found is not None and found.task.runs:
+        return "running"
+    if _is_finished(state):
+        return "finished"
+    if found is not None and (found.task.owner is not None or not found.task.ended):
+        return "stopped"
+    if found is not None:
+        return "failed" if found.task.ended == FAILED else "interrupted"
+    if any(task.error is not None for task in state.tasks):
+        return "failed"
+    return "interrupted" if state.interrupts else "stopped"
+
+
+def _error(found: Found | None, state: Any) -> str | None:
+    """Return the failure that the task has not got past."""
+    if _is_finished(state):
+        return None
+    kept = found.task.error if found is not None else None
+    if kept is not None and kept["checkpoint_id"] == _checkpoint_id(state):
+        return f"{kept['type']}: {kept['text']}"
+    errors = [str(task.error) for task in state.tasks if task.error is not None]
+    return errors[0] if errors else None
+
+
+def _stage(graph: Any, values: Mapping[str, Any], saved: Any) -> Any:
+    """Return the state's own `current_stage`, or the nodes that ran last; None if none did."""
+    if values.get("current_stage") is not None:
+        return values["current_stage"]
+    seen = saved.checkpoint["versions_seen"] if saved is not None else {}
+    last = {name: max(seen[name].values()) for name in seen if name in graph.nodes and seen[name]}
+    last.pop("__start__", None)
+    newest = max(last.values(), default=None)
+    return ", ".join(sorted(name for name in last if last[name] == newest)) or None
+
+
+def _text(error: Exception) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be read"
+    return text.encode("utf-8", "replace").decode()[:10_000]
