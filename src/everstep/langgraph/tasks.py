@@ -384,6 +384,8 @@ class TaskManager:
     def _going_on(self, claim: Claim, state: Any, resume: Any) -> Any:
         """Return what a task is to go on with."""
         if _checkpoint_id(state) is not None:
+            if resume is None:  # to LangGraph that is no answer, unless it is one by name
+                resume = {asked.id: None for asked in state.interrupts} or _ABSENT
             return None if resume is _ABSENT else _command()(resume=resume)
         if resume is not _ABSENT:
             raise InvalidInput(f"task {claim.task_id!r} has not begun yet: there is nothing to answer")
