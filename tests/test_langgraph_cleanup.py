@@ -12,10 +12,10 @@ import everstep
 from everstep import errors
 from everstep.faces import run_to_end
 from everstep.langgraph import HarnessCheckpointer
-from everstep.langgraph.tasks import cleanup_old_checkpoints, cleanup_old_checkpoints_sync
+from everstep.langgraph.tasks import TaskManager, cleanup_old_checkpoints, cleanup_old_checkpoints_sync
 from everstep.stores.protocol import Query
 from tests.langgraph_tools import FacedSaver, at, checkpoint
-from tests.test_langgraph_tasks import Script, TaskManager, log
+from tests.test_langgraph_tasks import Script, log
 
 TASK = "6f1e1315-d859-61c3-8003-4caf3dd1f4ba"
 

@@ -35,7 +35,7 @@ class Flaky:
         self.failures, self.ran = list(failures), list[str]()
 
     def graph(self, checkpointer: Any) -> Any:
-        graph = StateGraph(Work)
+        graph: Any = StateGraph(Work)
         graph.add_node("first", self._first)
         graph.add_node("second", self._second)
         graph.add_edge(START, "first")
@@ -151,7 +151,8 @@ async def test_a_question_is_a_result_and_an_answer_is_tried_again(
             raise failures.pop()
         return {"logs": [answer]}
 
-    app = StateGraph(Work).add_node("ask", ask).add_edge(START, "ask").compile(saver.whole)
+    graph: Any = StateGraph(Work)
+    app = graph.add_node("ask", ask).add_edge(START, "ask").compile(saver.whole)
     asked = await tried(app, {"logs": []})
     assert [question.value for question in asked["__interrupt__"]] == ["?"]
     assert await tried(app, Command(resume="yes")) == {"logs": ["yes"]}

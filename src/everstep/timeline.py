@@ -432,7 +432,7 @@ class StoreTimeline:
             return undo
         heads, newest = dict(undo.heads), dict(undo.newest)
         for name in thread.newest:
-            if name not in newest and thread.newest[name] > undo.since:
+            if name not in newest and name != TASK_NAMESPACE and thread.newest[name] > undo.since:
                 query = Query(
                     thread_id=thread.thread_id, namespace=name, before_seq=undo.since + 1, order="id", limit=1
                 )

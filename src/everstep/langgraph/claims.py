@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from everstep.errors import HeadMoved, TaskLost, TaskRunning
 from everstep.faces import run_to_end
 from everstep.repository import Repository
-from everstep.steps import checkpoint_id, new_record
+from everstep.steps import new_record
 from everstep.stores.protocol import Base, Key, Query, Record, Store, Stored
 from everstep.types import TASK_NAMESPACE, utc_now
 
@@ -233,7 +233,7 @@ def _record(task_id: str, task: Task, head: Stored | None) -> Record:
         "error": dict(task.error) if task.error is not None else None,
     }
     return new_record(
-        Key(task_id, TASK_NAMESPACE, checkpoint_id(task_id, step)),
+        Key(task_id, TASK_NAMESPACE, f"!task-{step}-{secrets.token_hex(4)}"),  # less than the ids of a graph
         step,
         (head.record.key,) if head is not None else (),
         summary=f"Task: {'running' if task.owner else task.ended or 'stopped'}",
