@@ -138,11 +138,12 @@ async def test_pins_and_beginnings_of_branches_stay(
     await planted.line(30, 20, 10, thread="origin")
     engine = everstep.CheckpointEngine(saver.whole.backend).sync
     engine.pin("c1", thread_id="t", namespace="")
-    engine.branch("c2", "other", thread_id="origin", namespace="")
+    branch = engine.branch("c2", "other", thread_id="origin", namespace="")
     for whole in (False, True):
         await cleaned(saver.whole, 7, whole_threads=whole)
         assert await planted.ids() == ["c1", "c3"]
         assert await planted.ids("origin") == ["c2", "c3"]
+        assert await planted.ids(branch) == ["c2"]  # it is older than the branch
 
 
 async def test_threads_of_the_engine_go_by_the_same_rule(saver: FacedSaver, cleaned: Callable[..., Any]) -> None:

@@ -292,9 +292,19 @@ class Keeper:
 
     async def _idle(self, store: Store, thread: Thread) -> list[Stored]:
         """Return all there is of a thread if the policy lets go of all of it."""
+        if thread.origin is not None and await self._is_new(store, thread.thread_id, thread.origin):
+            return []
         listed = await store.list_checkpoints(Query(thread_id=thread.thread_id, namespace=None, hidden="also"))
         gone = self._let_go([(stored.record.key, _item(stored)) for stored in listed])
         return listed if len(gone) == len(listed) else []
+
+    async def _is_new(self, store: Store, branch: str, origin: Key) -> bool:
+        """Whether a branch began lately: what it began with may be older."""
+        for entry in await store.operations(origin.thread_id, _OPERATIONS_MAX):
+            if entry.kind == "branch" and entry.data["details"].get("thread_id") == branch:
+                began = Item(0, 0, entry.data["created_at"])
+                return not let_go(self._policy, self._param, [began], datetime.now(UTC))
+        return False
 
 
 def _candidates(listed: Sequence[Stored], thread: Thread, whole: bool) -> list[tuple[Key, Item]]:
