@@ -195,6 +195,30 @@ async def test_a_task_that_failed_before_its_first_checkpoint_begins_again(
     assert record.state == {}  # the input is not needed any more
 
 
+async def test_what_has_run_but_is_in_no_checkpoint_is_not_finished(
+    make: Callable[..., Faced], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill between a node's results and the checkpoint that takes them in."""
+    script = Script(act=log("act"))
+    tasks = make(script.graph())
+    put, left = HarnessCheckpointer._put, [2]
+
+    async def twice(self: Any, *args: Any) -> Any:
+        if not left[0]:
+            raise errors.StoreUnavailable("not now")
+        left[0] -= 1
+        return await put(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HarnessCheckpointer, "_put", twice)
+        await tasks.create_task({"logs": []}, task_id="t")
+    status = await tasks.get_task_status("t")
+    assert (status["status"], status["next"]) == ("failed", ["act"])
+    assert await tasks.resume_task("t") == {"logs": ["act"]}
+    assert script.ran == ["act"]
+    assert (await tasks.get_task_status("t"))["status"] == "finished"
+
+
 async def test_an_input_that_cannot_be_stored_says_so(make: Callable[..., Faced]) -> None:
     tasks = make(Script(act=log(1)).graph())
     await tasks.create_task({"logs": [threading.Lock()]}, task_id="t")

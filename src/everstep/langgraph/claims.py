@@ -46,7 +46,8 @@ class Owner(NamedTuple):
 
 def this_process() -> Owner:
     """Return this process, for a new run."""
-    return Owner(socket.gethostname(), os.getpid(), _machine(), _started(os.getpid()) or "", secrets.token_hex(8))
+    started = _started(os.getpid()) if _machine() else None
+    return Owner(socket.gethostname(), os.getpid(), _machine(), started or "", secrets.token_hex(8))
 
 
 def is_dead(owner: Owner) -> bool:

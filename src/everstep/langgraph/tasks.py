@@ -24,6 +24,7 @@ from everstep.errors import (
     InvalidInput,
     MissingDependency,
     StoreError,
+    TaskError,
     TaskExists,
     TaskLost,
     TaskNotFound,
@@ -36,7 +37,18 @@ from everstep.langgraph.cleanup import cleanup_old_checkpoints, cleanup_old_chec
 from everstep.langgraph.retries import asafe_invoke, safe_invoke
 from everstep.langgraph.saver import HarnessCheckpointer
 
-__all__ = ["TaskManager", "asafe_invoke", "cleanup_old_checkpoints", "cleanup_old_checkpoints_sync", "safe_invoke"]
+__all__ = [
+    "TaskError",
+    "TaskExists",
+    "TaskLost",
+    "TaskManager",
+    "TaskNotFound",
+    "TaskRunning",
+    "asafe_invoke",
+    "cleanup_old_checkpoints",
+    "cleanup_old_checkpoints_sync",
+    "safe_invoke",
+]
 
 logger = logging.getLogger("everstep")
 
