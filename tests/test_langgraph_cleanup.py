@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from langgraph.types import Command
 
 import everstep
 from everstep import errors
@@ -14,6 +15,7 @@ from everstep.faces import run_to_end
 from everstep.langgraph import HarnessCheckpointer
 from everstep.langgraph.tasks import TaskManager, cleanup_old_checkpoints, cleanup_old_checkpoints_sync
 from everstep.stores.protocol import Query
+from tests.langgraph_graphs import GRAPHS, in_memory, nested
 from tests.langgraph_tools import FacedSaver, at, checkpoint
 from tests.test_langgraph_tasks import Script, log
 
@@ -177,6 +179,23 @@ async def test_tasks_can_be_resumed_after_it(saver: FacedSaver, cleaned: Callabl
     assert tasks.resume_task("t") == {"logs": ["look", "act", "end"]}
     await cleaned(saver.whole, 0, whole_threads=True)
     assert tasks.get_task_status("t") == {"task_id": "t", "status": "not_found"}
+
+
+async def test_a_question_in_a_subgraph_can_be_answered_after_it(
+    saver: FacedSaver, cleaned: Callable[..., Any]
+) -> None:
+    first, *_ = GRAPHS["nested"][1]
+    found = []
+    for checkpointer in (saver.whole, in_memory()):
+        app = nested(checkpointer)
+        app.invoke(first, at("t"))
+        if checkpointer is saver.whole:
+            assert (await cleaned(checkpointer, 0)).checkpoints > 0
+        found.append(app.invoke(Command(resume="yes"), at("t")))
+    assert found[0] == found[1]
+    namespaces = {key[1] for key in await saver.keys(at("t", None))}
+    await cleaned(saver.whole, 0)
+    assert {key[1] for key in await saver.keys(at("t", None))} < namespaces  # what is over goes
 
 
 @pytest.mark.parametrize("days", [-1, float("nan"), "7", True, None])

@@ -166,6 +166,16 @@ async def test_a_failure_that_was_got_past_is_not_shown_while_the_task_goes_on(m
     assert [(status["status"], status["error"]) for status in seen] == [("running", "Broken: no"), ("running", None)]
 
 
+async def test_a_node_that_failed_and_then_asks_has_no_failure(make: Callable[..., Faced]) -> None:
+    script = Script(act=fail())
+    tasks = make(script.graph())
+    await tasks.create_task({"logs": []}, task_id="t")
+    script.acts["act"] = lambda _: {"logs": [interrupt("?")]}
+    await tasks.resume_task("t")
+    status = await tasks.get_task_status("t")
+    assert (status["status"], status["error"], status["interrupts"]) == ("interrupted", None, ["?"])
+
+
 async def test_a_task_that_failed_before_its_first_checkpoint_begins_again(
     make: Callable[..., Faced], saver: FacedSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

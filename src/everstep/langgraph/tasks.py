@@ -18,7 +18,6 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from everstep import checks
-from everstep.engine import CheckpointEngine
 from everstep.errors import (
     HeadMoved,
     InvalidInput,
@@ -84,7 +83,7 @@ class _Blocking:
         return list(self.saver.list(config, limit=limit))
 
     async def rewind(self, task_id: str, checkpoint_id: str) -> None:
-        CheckpointEngine(self.saver.backend).sync.rewind(checkpoint_id, thread_id=task_id, namespace="")
+        self.saver.engine.sync.rewind(checkpoint_id, thread_id=task_id, namespace="")
 
     async def delete(self, task_id: str) -> None:
         self.saver.delete_thread(task_id)
@@ -120,7 +119,7 @@ class _Awaiting:
         return [saved async for saved in self.saver.alist(config, limit=limit)]
 
     async def rewind(self, task_id: str, checkpoint_id: str) -> None:
-        await CheckpointEngine(self.saver.backend).rewind(checkpoint_id, thread_id=task_id, namespace="")
+        await self.saver.engine.rewind(checkpoint_id, thread_id=task_id, namespace="")
 
     async def delete(self, task_id: str) -> None:
         await self.saver.adelete_thread(task_id)
@@ -589,7 +588,7 @@ def _status(found: Found | None, state: Any) -> str:
 
 def _error(found: Found | None, state: Any) -> str | None:
     """Return the failure that the task has not got past."""
-    if _is_finished(state):
+    if _is_finished(state) or (found is not None and found.task.ended == RETURNED):
         return None
     kept = found.task.error if found is not None else None
     if kept is not None and kept["checkpoint_id"] == _checkpoint_id(state):
