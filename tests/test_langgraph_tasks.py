@@ -21,6 +21,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
@@ -205,6 +206,29 @@ async def test_a_task_that_failed_before_its_first_checkpoint_begins_again(
     assert record.state == {}  # the input is not needed any more
 
 
+@pytest.mark.parametrize("kind", ["memory"], indirect=True)
+async def test_an_input_is_kept_by_the_rules_of_the_saver(
+    make_saver: Callable[..., Any], face: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    class Noting(JsonPlusSerializer):
+        def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+            seen.append(obj)
+            return super().dumps_typed(obj)
+
+    tasks = Faced(TaskManager(Script(act=log("act")).graph(), make_saver(serde=Noting()).whole), face)
+
+    async def refuse(*_: Any) -> Any:
+        raise errors.StoreUnavailable("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HarnessCheckpointer, "_put", refuse)
+        await tasks.create_task({"logs": ["in"]}, task_id="t")
+    assert seen == [{"logs": ["in"]}]
+    assert await tasks.resume_task("t") == {"logs": ["in", "act"]}
+
+
 async def test_what_has_run_but_is_in_no_checkpoint_is_not_finished(
     make: Callable[..., Faced], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,14 +377,13 @@ async def test_tasks_are_listed_the_last_active_first(make: Callable[..., Faced]
     assert await tasks.list_tasks(limit=5, offset=2) == listed[2:]
 
 
+@pytest.mark.parametrize("face", ["blocking"], indirect=True)  # an event loop takes it for itself
 async def test_an_interruption_from_outside_leaves_the_task_to_be_resumed(make: Callable[..., Faced]) -> None:
     def stop(_: Any) -> Any:
         raise KeyboardInterrupt
 
     script = Script(look=log("look"), act=stop)
     tasks = make(script.graph())
-    if tasks._face == "async":
-        return  # an event loop takes it for itself
     with pytest.raises(KeyboardInterrupt):
         await tasks.create_task({"logs": []}, task_id="t")
     status = await tasks.get_task_status("t")
@@ -818,6 +841,7 @@ async def test_other_parts_leave_the_record_alone(make: Callable[..., Faced], sa
     assert [each.namespace for each in backend.sync.list_threads()] == [""]
     engine = everstep.CheckpointEngine(backend).sync
     tree = engine.get_checkpoint_tree("t")
+    assert TASK_NAMESPACE not in everstep.draw(tree)
     assert len(tree["nodes"]) == tree["total_checkpoints"] == len(await saver.keys(config))
 
     await saver.copy_thread("t", "copy")
@@ -1033,14 +1057,15 @@ def test_a_process_that_ends_leaves_what_it_started_to_be_resumed(
 ) -> None:
     url, options = shared
     code = (
-        "import json, sys, threading\n"
+        "import json, sys, time\n"
         "from pathlib import Path\n"
         "from everstep.langgraph import HarnessCheckpointer\n"
         "from everstep.langgraph.tasks import TaskManager\n"
         "from tests.task_worker import steps\n"
         "saver = HarnessCheckpointer.from_url(sys.argv[1], **json.loads(sys.argv[2]))\n"
         "TaskManager(steps(Path(sys.argv[3]), holds='second'), saver).start_task({'logs': []}, task_id='t')\n"
-        "while 'second' not in Path(sys.argv[3]).read_text() if Path(sys.argv[3]).exists() else True: pass\n"
+        "while 'second' not in Path(sys.argv[3]).read_text() if Path(sys.argv[3]).exists() else True:\n"
+        "    time.sleep(0.01)\n"
     )
     file = tmp_path / "ran"
     process = subprocess.Popen(
