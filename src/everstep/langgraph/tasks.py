@@ -357,8 +357,8 @@ class TaskManager:
         except (StoreError, TaskLost):
             logger.warning("how the run of task %r ended could not be kept", claim.task_id, exc_info=True)
 
-    async def _claimed(self, face: _Face, task_id: str, wait: bool) -> tuple[Claim, Any] | Any:
-        """Return the claim of a task that is not finished, and its state; of a finished one the state alone."""
+    async def _claimed(self, face: _Face, task_id: str, wait: bool) -> tuple[Claim | None, Any]:
+        """Return the claim of a task that is not finished, and its state; of a finished one only the state."""
         for pause in _pauses():
             found = await face.claims.find(task_id)
             if found is None or not found.task.runs:
