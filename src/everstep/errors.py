@@ -192,8 +192,9 @@ class UnsupportedByBackend(EverstepError):
 class MissingDependency(EverstepError, ImportError):
     """An optional package is needed for this and is not installed."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install 'everstep[{extra}]'")
+    def __init__(self, package: str, extra: str = "", *, instead: str = "") -> None:
+        what = instead or f"pip install 'everstep[{extra}]'"
+        super().__init__(f"{package} is not installed; run: {what}")
         self.package, self.extra = package, extra
 
 

@@ -1,6 +1,7 @@
 """Everstep as a checkpointer for LangGraph. Start at `saver`."""
 
 from everstep.langgraph.models import CheckpointBackend, CheckpointerConfig, CheckpointMetadata, CheckpointRecord
+from everstep.langgraph.moving import ImportProgress, ImportReport, aimport_langgraph, import_langgraph
 from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.langgraph.views import MemoryBackend, PostgresBackend, RedisBackend, SQLiteBackend
 
@@ -10,8 +11,12 @@ __all__ = [
     "CheckpointRecord",
     "CheckpointerConfig",
     "HarnessCheckpointer",
+    "ImportProgress",
+    "ImportReport",
     "MemoryBackend",
     "PostgresBackend",
     "RedisBackend",
     "SQLiteBackend",
+    "aimport_langgraph",
+    "import_langgraph",
 ]

@@ -50,6 +50,16 @@ class Saved(NamedTuple):
     """What was in the checkpoint but not as LangGraph has it."""
 
 
+class Pending(NamedTuple):
+    """A write of a task, with its number and the place of the task."""
+
+    task_id: str
+    idx: int
+    channel: str
+    value: Any
+    task_path: str = ""
+
+
 class Delta(NamedTuple):
     """What the value of a channel without one is made from."""
 
@@ -131,7 +141,7 @@ class Threads:
         *,
         odd: Mapping[str, Any] = MappingProxyType({}),
         created_at: str | None = None,
-        head: Literal["always", "newer"] = "newer",
+        head: Literal["always", "newer", "never"] = "newer",
     ) -> Stored:
         """Put a checkpoint. A channel that `new_versions` does not name is as in the parent; None: look at all.
 
@@ -170,7 +180,7 @@ class Threads:
                     raise
                 await self._fence.find(self._store)
 
-    async def _commit(self, record: Record, values: Encoded, moves: Literal["always", "newer"]) -> Stored:
+    async def _commit(self, record: Record, values: Encoded, moves: Literal["always", "newer", "never"]) -> Stored:
         thread_id, namespace, _ = record.key
         fences = (self._fence.base,) if self._fence is not None else ()
         due = self._keeper.due((thread_id, namespace)) if self._keeper is not None else []
@@ -236,16 +246,27 @@ class Threads:
 
     async def put_writes(self, key: Key, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
         """Attach a task's writes to a checkpoint, which may not be there yet."""
-        writer = tree.Writer(packer=self._channels.kinds.codec)
-        rows: dict[int, Write] = {}
+        rows: dict[int, Pending] = {}
         for position, (channel, value) in enumerate(writes):
-            form, node = self._channels.pending(writer, channel, value)
             idx = SPECIAL_WRITES.get(channel, position)
-            rows[idx] = Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path)
-        if not rows:
-            return
-        await self._attach(key, list(rows.values()), writer.objects)
-        self._repository.memory.add(writer.objects)
+            rows[idx] = Pending(task_id, idx, channel, value, task_path)
+        await self.attach(key, list(rows.values()))
+
+    async def attach(self, key: Key, pending: Sequence[Pending]) -> None:
+        """Attach writes of any tasks to a checkpoint, which may not be there yet."""
+        if pending:
+            rows, objects = self.written(pending)
+            await self._attach(key, rows, objects)
+            self._repository.memory.add(objects)
+
+    def written(self, pending: Sequence[Pending]) -> tuple[list[Write], Mapping[bytes, tree.Content]]:
+        """Return writes as they are stored, and the objects they are made of."""
+        writer = tree.Writer(packer=self._channels.kinds.codec)
+        rows: list[Write] = []
+        for task_id, idx, channel, value, task_path in pending:
+            form, node = self._channels.pending(writer, channel, value)
+            rows.append(Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path))
+        return rows, writer.objects
 
     async def _attach(self, key: Key, writes: Sequence[Write], objects: Mapping[bytes, tree.Content]) -> None:
         """Put writes; what came with the checkpoint itself, as an input does, is not sent again."""
@@ -368,6 +389,11 @@ class Threads:
             line = await self._decoded(loaded, lambda *opened: self._thaw(loaded.stored, *opened))
             self._lines.add(line)
         return await self._saved(loaded, line)
+
+    async def warm(self, key: Key) -> None:
+        """Have a checkpoint at hand, if it is there: the next one is written from it."""
+        if self._lines.get(key) is None:
+            await self.get(*key, writes=False)
 
     async def listed(self, query: Query, limit: int | None) -> AsyncIterator[Saved]:
         """Yield checkpoints, the greatest id first; a few are decoded ahead. The store holds nothing meanwhile."""

@@ -162,6 +162,10 @@ class PostgresStore:
     async def count(self, query: Query) -> int:
         return await self._read(lambda rows: rows.count(query))
 
+    async def size_bytes(self) -> int:
+        """Return what the tables take on disk, with their indexes."""
+        return await self._read(lambda rows: rows.size_bytes())
+
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         return await self._read(lambda rows: rows.list_threads(limit, offset, headless))
 

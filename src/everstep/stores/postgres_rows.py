@@ -575,6 +575,12 @@ class Rows:
         found: int = self._one(f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where} AND {lines}", values)[0]
         return found
 
+    def size_bytes(self) -> int:
+        sql = "SELECT sum(pg_total_relation_size(to_regclass(name)))::bigint FROM unnest(%(names)s::text[]) AS name"
+        names = [self._tables("{" + name + "}") for name in TABLES]  # what is no table counts nothing
+        found: int = self._one(sql, {"names": names})[0]
+        return found
+
     def _where(self, query: Query) -> tuple[str, str, dict[str, Any]]:
         """Return what a query asks of lines and what of checkpoints, and the values in it."""
         values = {

@@ -99,6 +99,11 @@ class SQLiteStore:
         """The database file."""
         return self._database.path
 
+    async def size_bytes(self) -> int:
+        """Return what the files take on disk."""
+        files = (self.path, *(Path(f"{self.path}{end}") for end in ("-wal", "-shm")))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     async def commit(self, change: Change) -> Stored | None:
         return await self._driver.write(lambda tx: apply(tx, change), change.thread_id)
 

@@ -1,0 +1,613 @@
+"""Moving in: the threads of LangGraph's own savers, with everything that belongs to them.
+
+Each thread is read as of one moment, row by row, parents first, and put the way the saver puts it: so what did not
+change is shared, delta channels keep their lists, and the head is the one that the stock saver gives. What was done is
+found in the target, never kept elsewhere: whoever is killed goes on later. In the end both sides are read again, ours
+and what the stock saver reads, and compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+from everstep import checks
+from everstep.engine import CheckpointEngine
+from everstep.errors import CheckpointCorrupted, EverstepError, InvalidInput
+from everstep.faces import SyncFace, run_to_end
+from everstep.langgraph import configs
+from everstep.langgraph.base import maybe_add_typed_methods
+from everstep.langgraph.quiet import QUIET
+from everstep.langgraph.same import difference
+from everstep.langgraph.saver import HarnessCheckpointer
+from everstep.langgraph.stock import Entry, Source, open_source, stock_serializer
+from everstep.langgraph.threads import KIND, Pending, Saved, Threads
+from everstep.stores.protocol import Key, Query, Store, Stored, Write
+
+_PAGE = 128
+_LISTED = 1000
+_TOLD_EACH = 32  # checkpoints between two calls of `progress`
+_LINE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What `import_langgraph` did."""
+
+    threads: int = 0
+    """Threads that are now in the target as they are in the source."""
+    checkpoints: int = 0
+    """Checkpoints that were put."""
+    writes: int = 0
+    """Pending writes that were attached."""
+    skipped: int = 0
+    """Checkpoints that were there already."""
+    verified: int = 0
+    """Checkpoints that were read again and compared with what the stock saver reads, with their writes."""
+    secrets: int = 0
+    """Entries of metadata that were left behind, because their names are those of secrets."""
+    bytes_read: int = 0
+    """Bytes of checkpoints and writes that were read from the source; those read to compare do not count."""
+    source_bytes: int = 0
+    """What the source takes on disk."""
+    target_bytes_before: int | None = None
+    target_bytes: int | None = None
+    """What the target takes on disk, all of its threads; None: it cannot tell."""
+    seconds: float = 0.0
+
+    @property
+    def mb_per_second(self) -> float:
+        """How fast the source was read, all in all."""
+        return self.bytes_read / 1e6 / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class ImportProgress:
+    """How far an import is. Totals are those of the beginning, or more if the source has grown."""
+
+    threads_done: int
+    threads_total: int
+    checkpoints_done: int
+    checkpoints_total: int
+    bytes_read: int
+    checkpoints_verified: int = 0
+
+
+Progress = Callable[[ImportProgress], object]
+
+
+def import_langgraph(
+    source_url: Any,
+    target: Any,
+    *,
+    thread_ids: Iterable[str] | None = None,
+    serde: Any = None,
+    verify: bool = True,
+    progress: Progress | None = None,
+    quiet: bool = False,
+) -> ImportReport:
+    """Bring the threads of LangGraph's SQLite or Postgres saver over, and return what was done: all, or `thread_ids`.
+
+    `source_url` is `sqlite:///path`, a plain path, or `postgresql://...`; it is never changed. `target` is a saver, a
+    backend, a store, or a URL. Checkpoints, namespaces, pending writes, metadata and delta channels come along, the
+    ids as they are, so a graph goes on where it was. Metadata whose names are those of secrets are left behind.
+
+    Run it again after a crash, or later: it goes on where it stopped, and brings what is new. A thread of the target
+    that is not a copy of the source's, or that has gone on there, is InvalidInput, and stays as it is. With `verify`
+    each thread is read again from both sides, there by the stock saver, and compared: a difference is
+    CheckpointCorrupted. `serde` is the serializer of the source if it is not the stock one. `progress` is called with
+    an ImportProgress now and then. Unless `quiet`, the sizes before and after are printed in the end.
+    """
+    return run_to_end(_import(source_url, target, thread_ids, serde, verify, progress, quiet, threading.Event()))
+
+
+async def aimport_langgraph(
+    source_url: Any,
+    target: Any,
+    *,
+    thread_ids: Iterable[str] | None = None,
+    serde: Any = None,
+    verify: bool = True,
+    progress: Progress | None = None,
+    quiet: bool = False,
+) -> ImportReport:
+    """Do what `import_langgraph` does on a worker thread, on which `progress` is called as well."""
+    stop = threading.Event()
+    work = asyncio.ensure_future(
+        asyncio.to_thread(
+            lambda: run_to_end(_import(source_url, target, thread_ids, serde, verify, progress, quiet, stop))
+        )
+    )
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([work])  # nothing goes on behind the caller's back
+        work.exception()
+        raise
+
+
+class _Stopped(Exception):
+    """The caller does not want the rest. Within this module only."""
+
+
+async def _import(
+    source_url: Any,
+    target: Any,
+    thread_ids: Iterable[str] | None,
+    serde: Any,
+    verify: bool,
+    progress: Progress | None,
+    quiet: bool,
+    stop: threading.Event,
+) -> ImportReport:
+    if isinstance(thread_ids, str):
+        raise InvalidInput(f"thread_ids is a list of thread ids, not the string {thread_ids!r:.100}")
+    names = None if thread_ids is None else [checks.thread_id(name) for name in dict.fromkeys(thread_ids)]
+    source = open_source(source_url, maybe_add_typed_methods(serde) if serde is not None else stock_serializer())
+    try:
+        async with _opened(target) as saver:
+            mover = _Mover(source, saver, verify, _Teller(progress, quiet), stop)
+            return await mover.run(names)
+    finally:
+        source.close()
+
+
+@asynccontextmanager
+async def _opened(target: Any) -> AsyncIterator[HarnessCheckpointer]:
+    """Give a saver on the target; one that was opened here is closed in the end."""
+    if isinstance(target, HarnessCheckpointer):
+        yield target
+        return
+    if not isinstance(target, str):
+        target = target._driven if isinstance(target, SyncFace) else target
+        yield HarnessCheckpointer(backend=target.checkpointer if isinstance(target, CheckpointEngine) else target)
+        return
+    if target.startswith("memory:") or target == ":memory:":
+        raise InvalidInput(f"the target {target!r} would be gone at once; pass an open saver")
+    saver = HarnessCheckpointer.from_url(target)
+    try:
+        yield saver
+    finally:
+        saver.close()
+
+
+class _Teller:
+    """Tells how far it is: to a function, and on the terminal."""
+
+    def __init__(self, progress: Progress | None, quiet: bool) -> None:
+        self._progress, self._quiet = progress, quiet
+        self._shows_line = not quiet and sys.stderr.isatty()
+        self._told = 0.0
+
+    def tell(self, now: ImportProgress) -> None:
+        if self._progress is not None:
+            self._progress(now)
+        if self._shows_line and time.monotonic() - self._told >= _LINE_SECONDS:
+            self._told = time.monotonic()
+            text = (
+                f"{now.threads_done:,} of {now.threads_total:,} threads, {now.checkpoints_done:,} of "
+                f"{now.checkpoints_total:,} checkpoints, {_mb(now.bytes_read)} read"
+            )
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def end(self, report: ImportReport) -> None:
+        if self._quiet:
+            return
+        if self._shows_line and self._told:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        print(
+            f"imported {report.threads:,} threads: {report.checkpoints:,} checkpoints, {report.writes:,} writes; "
+            f"{report.skipped:,} were there, {report.verified:,} verified, {report.secrets:,} secrets left behind; "
+            f"{report.seconds:.1f} s, {report.mb_per_second:.0f} MB/s"
+        )
+        before, after = report.target_bytes_before, "of a size that this store cannot tell"
+        if report.target_bytes is not None:
+            after = _mb(report.target_bytes) + (f", of which {_mb(before)} were there" if before else "")
+        print(f"before: {_mb(report.source_bytes)}; after: {after}")
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 100_000 else f"{size_bytes / 1e3:,.1f} kB"
+
+
+# -- one import --------------------------------------------------------------------------------------------------------
+
+
+class _Plan(NamedTuple):
+    """What there is of a thread on both sides."""
+
+    thread_id: str
+    entries: Sequence[Entry]
+    """Of the source, parents first."""
+    written: Mapping[Key, Sequence[tuple[str, int]]]
+    """Its pending writes, by task and number."""
+    heads: Mapping[str, str]
+    there: Mapping[Key, Stored]
+    """Of the target."""
+    gone_on: bool
+    """Somebody has worked with the thread in the target."""
+
+    @property
+    def missing(self) -> list[Entry]:
+        """What the target lacks."""
+        return [entry for entry in self.entries if entry.key not in self.there]
+
+    @property
+    def early(self) -> list[Key]:
+        """Checkpoints that have writes but are not stored."""
+        stored = {entry.key for entry in self.entries}
+        return [key for key in self.written if key not in stored]
+
+
+class _Mover:
+    """One import, under way."""
+
+    def __init__(
+        self, source: Source, saver: HarnessCheckpointer, verify: bool, teller: _Teller, stop: threading.Event
+    ) -> None:
+        self._source, self._teller, self._stop = source, teller, stop
+        repository = saver._backend.repository
+        self._store: Store = repository.store.blocking
+        # Without retention: what is imported shall be there, at least until the saver's next put.
+        self._threads = Threads(repository.over(self._store), saver._channels)
+        self._codec = saver._channels.kinds.codec
+        self._is_secret = saver._is_secret
+        self._stock = source.saver() if verify else None
+        self.report = ImportReport()
+        self._threads_total = self._checkpoints_total = 0
+
+    async def run(self, names: Sequence[str] | None) -> ImportReport:
+        began = time.monotonic()
+        counts = self._source.threads()
+        for name in names or ():
+            if name not in counts:
+                raise InvalidInput(f"there is no thread {name!r} in the source")
+        chosen = list(counts) if names is None else [name for name in counts if name in set(names)]
+        self._threads_total, self._checkpoints_total = len(chosen), sum(counts[name] for name in chosen)
+        before = await self._target_bytes()
+        for name in chosen:
+            with self._source.reading():
+                await self._thread(name)
+            self._count(threads=1)
+            self._tell()
+        self.report = replace(
+            self.report,
+            source_bytes=self._source.size_bytes(),
+            target_bytes_before=before,
+            target_bytes=await self._target_bytes(),
+            seconds=time.monotonic() - began,
+        )
+        self._teller.end(self.report)
+        return self.report
+
+    async def _target_bytes(self) -> int | None:
+        size = getattr(self._store, "size_bytes", None)
+        return cast(int, await size()) if size is not None else None
+
+    def _count(self, **more: int) -> None:
+        self.report = replace(self.report, **{name: getattr(self.report, name) + n for name, n in more.items()})
+
+    def _tell(self) -> None:
+        report = self.report
+        done = report.checkpoints + report.skipped
+        self._teller.tell(
+            ImportProgress(
+                report.threads,
+                max(report.threads, self._threads_total),
+                done,
+                max(done, self._checkpoints_total),
+                report.bytes_read,
+                report.verified,
+            )
+        )
+
+    def _go_on(self, done: int) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        if done % _TOLD_EACH == 0:
+            self._tell()
+
+    # -- a thread
+
+    async def _thread(self, thread_id: str) -> None:
+        plan = await self._plan(checks.thread_id(thread_id))
+        missing = plan.missing
+        known = [entry for entry in plan.entries if entry.key in plan.there]
+        self._check_known(plan, known)
+        if plan.gone_on and missing:
+            raise _gone_on(thread_id)
+        if missing and known:
+            await self._compare(plan, known, writes=False)
+        self._count(skipped=len(known))
+        if not plan.gone_on:
+            await self._make_whole([entry.key for entry in known], plan.written)
+        heads = {name: head for name, (head, _) in (await self._heads(thread_id)).items()}
+        for done, entry in enumerate(missing):
+            self._go_on(done)
+            await self._put(entry, plan, heads)
+        for key in plan.early:
+            await self._attach(key)
+        await self._compare(plan, plan.entries, writes=not plan.gone_on)
+
+    async def _plan(self, thread_id: str) -> _Plan:
+        entries = _parents_first(self._source.entries(thread_id))
+        there = {stored.record.key: stored async for stored in self._listed(thread_id)}
+        ours = {entry.key for entry in entries}
+        gone_on = any(
+            Key(thread_id, namespace, head) not in ours for namespace, (head, _) in (await self._heads(thread_id)).items()
+        )
+        written, heads = self._source.written(thread_id), self._source.heads(thread_id)
+        return _Plan(thread_id, entries, written, heads, there, gone_on)
+
+    async def _listed(self, thread_id: str) -> AsyncIterator[Stored]:
+        query = Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=_LISTED)
+        while page := await self._store.list_checkpoints(query):
+            for stored in page:
+                if stored.record.kind != KIND:
+                    raise InvalidInput(
+                        f"thread {thread_id!r} of the target was not written by a LangGraph saver; import into another "
+                        "store, or leave it out with thread_ids="
+                    )
+                yield stored
+            query = replace(query, after_seq=page[-1].seq)
+
+    async def _heads(self, thread_id: str) -> Mapping[str, tuple[str, int]]:
+        thread = await self._store.thread(thread_id)
+        return thread.heads if thread is not None else {}
+
+    def _check_known(self, plan: _Plan, known: Iterable[Entry]) -> None:
+        """Refuse a thread in which an id stands for something else. Looks at no values."""
+        for entry in known:
+            record = plan.there[entry.key].record
+            parents = (entry.parent,) if entry.parent is not None else ()
+            metadata, _ = self._without_secrets(self._source.metadata(entry.key))
+            if record.parents != parents or self._differs(_sorted(record.metadata), _sorted(metadata), ""):
+                raise InvalidInput(
+                    f"checkpoint {entry.key.checkpoint_id!r} of thread {entry.key.thread_id!r} stands in the target with "
+                    "another parent or other metadata: the thread there is not a copy of the source's; delete it "
+                    "there (delete_thread), import into another store, or leave it out with thread_ids="
+                )
+
+    def _without_secrets(self, metadata: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        kept = {name: value for name, value in metadata.items() if not self._is_secret(name)}
+        return kept, len(metadata) - len(kept)
+
+    # -- putting
+
+    async def _put(self, entry: Entry, plan: _Plan, heads: dict[str, str]) -> None:
+        key, parent = entry
+        with QUIET:
+            row = self._source.row(entry)
+        metadata, secrets = self._without_secrets(row.metadata)
+        if parent is not None:
+            await self._threads.warm(parent)
+        head, last = heads.get(key.namespace), plan.heads[key.namespace]
+        moves = key.checkpoint_id == last or head is None or (head != last and key.checkpoint_id > head)
+        try:
+            parent_id = parent.checkpoint_id if parent is not None else None
+            await self._threads.put(
+                key, parent_id, row.checkpoint, metadata, None, head="always" if moves else "never"
+            )  # fmt: skip
+        except EverstepError as exc:
+            exc.add_note(f"thread {key.thread_id!r}, checkpoint {key.checkpoint_id!r}")
+            raise
+        if moves:
+            heads[key.namespace] = key.checkpoint_id
+        self._count(checkpoints=1, secrets=secrets, bytes_read=row.size_bytes)
+        if key in plan.written:
+            await self._attach(key)
+
+    async def _attach(self, key: Key) -> None:
+        pending, size = self._source.writes(key)
+        await self._threads.attach(key, pending)
+        self._count(writes=len(pending), bytes_read=size)
+
+    async def _make_whole(self, known: Sequence[Key], written: Mapping[Key, Sequence[tuple[str, int]]]) -> None:
+        """Attach what checkpoints that are there lack of their writes, before anything follows them."""
+        wanted = [key for key in known if key in written]
+        for start in range(0, len(wanted), _PAGE):
+            page = wanted[start : start + _PAGE]
+            found = {loaded.stored.record.key: loaded.writes for loaded in await self._store.read_many(page, writes=True)}
+            for key in page:
+                there = {(write.task_id, write.idx): write for write in found.get(key, ())}
+                # Special writes (an interrupt, say) are replaced by later ones, so these are looked at.
+                if any(idx < 0 or (task_id, idx) not in there for task_id, idx in written[key]):
+                    await self._attach_lacking(key, there)
+
+    async def _attach_lacking(self, key: Key, there: Mapping[tuple[str, int], Write]) -> None:
+        pending, size = self._source.writes(key)
+        lacking: list[Pending] = []
+        for one, write in zip(pending, self._threads.written(pending)[0], strict=True):
+            old = there.get((one.task_id, one.idx))
+            if old is None or (one.idx < 0 and old._replace(seq=0) != write):
+                lacking.append(one)
+        await self._threads.attach(key, lacking)
+        self._count(writes=len(lacking), bytes_read=size if lacking else 0)
+
+    # -- comparing
+
+    async def _compare(self, plan: _Plan, entries: Sequence[Entry], *, writes: bool) -> None:
+        """Read checkpoints again from both sides; CheckpointCorrupted if they differ."""
+        if self._stock is None:
+            return
+        by_namespace: dict[str, dict[Key, Entry]] = {}
+        for entry in entries:
+            by_namespace.setdefault(entry.key.namespace, {})[entry.key] = entry
+        for namespace, wanted in by_namespace.items():
+            await self._compare_namespace(plan, namespace, wanted, writes)
+        if not writes:
+            return
+        self._count(verified=len(entries))
+        heads = await self._heads(plan.thread_id)
+        for namespace in by_namespace:
+            stock = self._stock.get_tuple(_config(plan.thread_id, namespace))
+            expected, found = stock.config["configurable"]["checkpoint_id"], heads.get(namespace, (None, 0))[0]
+            if found != expected:
+                raise _differs_at(Key(plan.thread_id, namespace, expected), f"the head is {found!r}", None)
+
+    async def _compare_namespace(self, plan: _Plan, namespace: str, wanted: dict[Key, Entry], writes: bool) -> None:
+        query = Query(thread_id=plan.thread_id, namespace=namespace, order="id", hidden="also")
+        histories = _Histories(self, wanted) if writes else None
+        left = set(wanted)
+        async for saved in self._threads.listed(query, None):
+            key = saved.stored.record.key
+            if key not in left:
+                continue
+            left.discard(key)
+            self._go_on(len(left))
+            with QUIET:
+                expected = cast(Any, self._stock).get_tuple(_config(*key))
+                self._compare_one(wanted[key], saved, expected, writes)
+            if histories is not None:
+                await histories.check(wanted[key], saved, expected)
+        for key in left:
+            raise _differs_at(key, "it is missing", None)
+
+    def _compare_one(self, entry: Entry, saved: Saved, expected: Any, writes: bool) -> None:
+        key, record = entry.key, saved.stored.record
+        parent = expected.parent_config
+        named = record.parents[0].checkpoint_id if record.parents else None
+        if named != (parent["configurable"]["checkpoint_id"] if parent is not None else None):
+            raise _differs_at(key, "it has another parent", None)
+        metadata, _ = self._without_secrets(expected.metadata)
+        self._expect(key, _sorted(record.metadata), _sorted(metadata), "metadata")
+        found, wanted = dict(saved.checkpoint), dict(expected.checkpoint)
+        values, wanted_values = found.pop("channel_values"), wanted.pop("channel_values", None) or {}
+        for name in sorted(values.keys() | wanted_values.keys()):
+            if name not in values or name not in wanted_values:
+                raise _differs_at(key, "a channel is on one side only", name)
+            self._expect(key, values[name], wanted_values[name], name)
+        for name in sorted(found.keys() | wanted.keys()):
+            if name not in wanted and name in saved.absent:
+                continue
+            if name not in wanted or name not in found:
+                raise _differs_at(key, "a field is on one side only", name)
+            self._expect(key, found[name], wanted[name], name)
+        if writes:
+            self._expect(key, list(saved.writes), list(expected.pending_writes or ()), "pending writes")
+
+    def _expect(self, key: Key, found: Any, expected: Any, path: str) -> None:
+        where = self._differs(found, expected, path)
+        if where is not None:
+            raise _differs_at(key, "a value differs", where)
+
+    def _differs(self, found: Any, expected: Any, path: str) -> str | None:
+        return difference(found, expected, path, self._codec)
+
+
+class _Histories:
+    """Compares what delta channels are made from, the greatest id first.
+
+    The stock saver is asked at the ends of lines; in between, a checkpoint must have what its parent has and the
+    writes that the stock saver gave for the parent: to ask it everywhere would take the square of the time.
+    """
+
+    def __init__(self, mover: _Mover, wanted: Mapping[Key, Entry]) -> None:
+        self._mover, self._wanted = mover, wanted
+        self._followed = {entry.parent for entry in wanted.values()}
+        self._waiting: dict[Key, list[tuple[Key, Mapping[str, Any]]]] = {}
+        """By parent: checkpoints that follow it, and their histories."""
+
+    async def check(self, entry: Entry, saved: Saved, expected: Any) -> None:
+        key, parent = entry
+        values = expected.checkpoint.get("channel_values") or {}
+        names = [name for name in expected.metadata.get("counters_since_delta_snapshot") or {} if name not in values]
+        own = await self._read(key, names)
+        for child, histories in self._waiting.pop(key, ()):
+            for name, history in histories.items():
+                self._mover._expect(child, history, await self._made(key, name, own, expected), f"history of {name}")
+        if not names:
+            return
+        comes_later = parent is not None and parent in self._wanted and parent < key
+        if key not in self._followed or not comes_later:
+            stock = cast(Any, self._mover._stock).get_delta_channel_history(config=_config(*key), channels=names)
+            for name in names:
+                self._mover._expect(key, own[name], _ordered(stock[name]), f"history of {name}")
+        if parent is not None and comes_later:
+            self._waiting.setdefault(parent, []).append((key, own))
+
+    async def _read(self, key: Key, names: Sequence[str]) -> dict[str, Any]:
+        found = await self._mover._threads.history(*key, names) if names else {}
+        return {name: _ordered(history) for name, history in found.items()}
+
+    async def _made(self, parent: Key, name: str, own: Mapping[str, Any], expected: Any) -> dict[str, Any]:
+        """Return the history of a checkpoint that follows `parent`, which the stock saver reads as `expected`."""
+        values = expected.checkpoint.get("channel_values") or {}
+        writes = [write for write in expected.pending_writes or () if write[1] == name]
+        if name in values:
+            return {"seed": values[name], "writes": writes}
+        history = own[name] if name in own else (await self._read(parent, [name]))[name]
+        return {**history, "writes": [*history["writes"], *writes]}
+
+
+def _ordered(history: Mapping[str, Any]) -> dict[str, Any]:
+    writes = [tuple(write) for write in history["writes"]]
+    return {"seed": history["seed"], "writes": writes} if "seed" in history else {"writes": writes}
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+def _parents_first(entries: Iterable[Entry]) -> list[Entry]:
+    """Return checkpoints by id, but none before its parent: the order in which the saver would have put them."""
+    by_key = {entry.key: entry for entry in entries}
+    children: dict[Key, list[Entry]] = {}
+    ready: list[tuple[str, str]] = []
+    for entry in by_key.values():
+        if entry.parent in by_key:
+            children.setdefault(entry.parent, []).append(entry)
+        else:
+            ready.append((entry.key.checkpoint_id, entry.key.namespace))
+    heapq.heapify(ready)
+    thread_id = next(iter(by_key)).thread_id if by_key else ""
+    found = list(_popped(thread_id, ready, by_key, children))
+    for key in sorted(by_key, key=lambda key: key.checkpoint_id):  # what goes in circles
+        found.append(by_key[key])
+    return found
+
+
+def _popped(
+    thread_id: str, ready: list[tuple[str, str]], by_key: dict[Key, Entry], children: Mapping[Key, Sequence[Entry]]
+) -> Iterator[Entry]:
+    while ready:
+        checkpoint_id, namespace = heapq.heappop(ready)
+        entry = by_key.pop(Key(thread_id, namespace, checkpoint_id))
+        for child in children.get(entry.key, ()):
+            heapq.heappush(ready, (child.key.checkpoint_id, child.key.namespace))
+        yield entry
+
+
+def _config(thread_id: str, namespace: str, checkpoint_id: str | None = None) -> dict[str, Any]:
+    config = configs.config_of(thread_id, namespace, checkpoint_id or "")
+    if checkpoint_id is None:
+        del config["configurable"]["checkpoint_id"]
+    return config
+
+
+def _sorted(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: metadata[name] for name in sorted(metadata)}
+
+
+def _gone_on(thread_id: str) -> InvalidInput:
+    return InvalidInput(
+        f"thread {thread_id!r} has gone on in the target, or was pruned in the source, and the source has more of it: "
+        "they cannot be joined; delete it in the target (delete_thread) to import it anew, or leave it out with "
+        "thread_ids="
+    )
+
+
+def _differs_at(key: Key, reason: str, path: str | None) -> CheckpointCorrupted:
+    return CheckpointCorrupted(
+        f"the imported checkpoint is not like the source's: {reason} (namespace {key.namespace!r})",
+        thread_id=key.thread_id,
+        checkpoint_id=key.checkpoint_id,
+        path=path,
+    )

@@ -1,0 +1,102 @@
+"""Whether two values are the same, their types and all their parts included: `==` hides too much."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import sys
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.errors import EverstepError
+from everstep.langgraph.messages import BaseModel, Shape, fields_of
+from everstep.values.codec import Codec
+
+
+def difference(found: Any, expected: Any, path: str, codec: Codec) -> str | None:
+    """Return where two values differ first; None if they are the same. `codec` compares many messages at once."""
+    kind = type(expected)
+    if type(found) is not kind:
+        return path
+    if kind is list:
+        if len(found) != len(expected):
+            return path
+        return None if _same_messages(found, expected, codec) else _items(found, expected, path, codec)
+    if kind in (tuple, deque):
+        if len(found) != len(expected) or getattr(found, "maxlen", None) != getattr(expected, "maxlen", None):
+            return path
+        return _items(found, expected, path, codec)
+    if kind is dict:
+        if list(map(repr, found)) != list(map(repr, expected)):
+            return path
+        for (key, item), (wanted_key, wanted) in zip(found.items(), expected.items(), strict=True):
+            inner = difference(key, wanted_key, path, codec) or difference(item, wanted, f"{path}[{key!r}]", codec)
+            if inner is not None:
+                return inner
+        return None
+    return _of_another_kind(found, expected, path, codec)
+
+
+def _items(found: Any, expected: Any, path: str, codec: Codec) -> str | None:
+    for n, (one, other) in enumerate(zip(found, expected, strict=True)):
+        inner = difference(one, other, f"{path}[{n}]", codec)
+        if inner is not None:
+            return inner
+    return None
+
+
+def _same_messages(found: list[Any], expected: list[Any], codec: Codec) -> bool:
+    """Whether these are lists of models without anything unusual, and the same; False also if that is not sure."""
+    classes = list(map(type, expected))
+    if not classes or not all(issubclass(cls, BaseModel) for cls in set(classes)):
+        return False
+    if list(map(type, found)) != classes:
+        return False
+    shape = Shape(classes, [frozenset(model.__pydantic_fields_set__) for model in expected])
+    fields, wanted = fields_of(found, shape), fields_of(expected, shape)
+    if fields is None or wanted is None:
+        return False
+    try:
+        return codec.pack(fields) == codec.pack(wanted)
+    except EverstepError:
+        return False
+
+
+def _of_another_kind(found: Any, expected: Any, path: str, codec: Codec) -> str | None:
+    numpy = sys.modules.get("numpy")
+    if isinstance(expected, float) and type(expected) is float:
+        return None if found.hex() == expected.hex() else path
+    if isinstance(expected, enum.Enum):
+        return None if found is expected else path
+    if isinstance(expected, (set, frozenset)):
+        return difference(sorted(found, key=repr), sorted(expected, key=repr), path, codec)
+    if numpy is not None and isinstance(expected, (numpy.ndarray, numpy.generic)):
+        same = (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+        return None if same else path
+    parts = _parts(expected)
+    if parts is not None:
+        return difference(_parts(found), parts, path, codec)
+    try:
+        return None if bool(found == expected) or repr(found) == repr(expected) else path
+    except Exception:  # whatever somebody's own class does
+        return path
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    """Return all that an object is made of; None if it is not one of those."""
+    if isinstance(value, BaseModel):
+        names = ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+        return {"": dict(value.__dict__), **{name: getattr(value, name) for name in names}}
+    if isinstance(value, tuple):  # a named one
+        return {"": tuple(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    slots = [name for cls in type(value).__mro__ for name in _names(cls.__dict__.get("__slots__", ()))]
+    if type(value).__module__.partition(".")[0] == "langgraph" and slots:
+        return {name: getattr(value, name, None) for name in slots}
+    return None
+
+
+def _names(slots: Any) -> Mapping[str, None]:
+    return dict.fromkeys((slots,) if isinstance(slots, str) else slots)
