@@ -69,14 +69,16 @@ class _Class(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What the fields of messages do not say, where all of it is usual."""
+    """What the fields of messages do not say, where nothing is extra or private."""
 
     classes: list[type]
     given: list[frozenset[str]]
+    marks: list[list[Any] | None]
+    """What stands under the mark; None: there is none. The class, the fields that were set, and the fields say it."""
 
     def with_more(self, other: Shape) -> Shape:
         """Return the shape of these messages and the others behind them."""
-        return Shape(self.classes + other.classes, self.given + other.given)
+        return Shape(self.classes + other.classes, self.given + other.given, self.marks + other.marks)
 
 
 _fields, _given = operator.attrgetter("__dict__"), operator.attrgetter("__pydantic_fields_set__")
@@ -84,20 +86,24 @@ _extra, _private = operator.attrgetter("__pydantic_extra__"), operator.attrgette
 
 
 def shape_of(messages: Sequence[Any], lowered: Sequence[dict[str, Any]]) -> Shape | None:
-    """Return the shape of messages; None if something about one of them is not usual."""
-    if any(MARK in fields for fields in lowered):
+    """Return the shape of messages; None if one of them has something extra or private."""
+    marks = [fields.get(MARK) for fields in lowered]
+    if any(mark is not None and len(mark) > 2 for mark in marks):
         return None
-    return Shape(list(map(type, messages)), [frozenset(given) for given in map(_given, messages)])
+    return Shape(list(map(type, messages)), [frozenset(given) for given in map(_given, messages)], marks)
 
 
 def fields_of(messages: Sequence[Any], shape: Shape) -> list[dict[str, Any]] | None:
-    """Return the fields of messages that still have this shape; None if one has not. Looks at all, in few steps."""
+    """Return messages that still have this shape as dicts; None if one has not. Looks at all, in few steps."""
     count = len(messages)
     if list(map(type, messages)) != shape.classes or list(map(_given, messages)) != shape.given:
         return None
     if list(map(_private, messages)) != [None] * count or list(map(_extra, messages)) != [{}] * count:
         return None
-    return list(map(_fields, messages))
+    fields = list(map(_fields, messages))
+    if shape.marks == [None] * count:
+        return fields
+    return [one if mark is None else {**one, MARK: mark} for one, mark in zip(fields, shape.marks, strict=True)]
 
 
 def base_class() -> Any:

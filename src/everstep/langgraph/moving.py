@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TextIO, cast
 
 from everstep import checks
 from everstep.engine import CheckpointEngine
@@ -196,14 +196,14 @@ class _Teller:
                 f"{now.threads_done:,} of {now.threads_total:,} threads, {now.checkpoints_done:,} of "
                 f"{now.checkpoints_total:,} checkpoints, {_mb(now.bytes_read)} read"
             )
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            _say(f"\r\x1b[K{text}", sys.stderr)
 
     def end(self, report: ImportReport) -> None:
         if self._quiet:
             return
         if self._shows_line and self._told:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        print(
+            _say("\r\x1b[K", sys.stderr)
+        summary = (
             f"imported {report.threads:,} threads: {report.checkpoints:,} checkpoints, {report.writes:,} writes; "
             f"{report.skipped:,} were there, {report.verified:,} verified, {report.secrets:,} secrets left behind; "
             f"{report.seconds:.1f} s, {report.mb_per_second:.0f} MB/s"
@@ -211,7 +211,12 @@ class _Teller:
         before, after = report.target_bytes_before, "of a size that this store cannot tell"
         if report.target_bytes is not None:
             after = _mb(report.target_bytes) + (f", of which {_mb(before)} were there" if before else "")
-        print(f"before: {_mb(report.source_bytes)}; after: {after}")
+        _say(f"{summary}\nbefore: {_mb(report.source_bytes)}; after: {after}\n", sys.stdout)
+
+
+def _say(text: str, stream: TextIO) -> None:
+    stream.write(text)
+    stream.flush()
 
 
 def _mb(size_bytes: int) -> str:
@@ -342,7 +347,8 @@ class _Mover:
         there = {stored.record.key: stored async for stored in self._listed(thread_id)}
         ours = {entry.key for entry in entries}
         gone_on = any(
-            Key(thread_id, namespace, head) not in ours for namespace, (head, _) in (await self._heads(thread_id)).items()
+            Key(thread_id, namespace, head) not in ours
+            for namespace, (head, _) in (await self._heads(thread_id)).items()
         )
         written, heads = self._source.written(thread_id), self._source.heads(thread_id)
         return _Plan(thread_id, entries, written, heads, there, gone_on)
@@ -371,8 +377,8 @@ class _Mover:
             metadata, _ = self._without_secrets(self._source.metadata(entry.key))
             if record.parents != parents or self._differs(_sorted(record.metadata), _sorted(metadata), ""):
                 raise InvalidInput(
-                    f"checkpoint {entry.key.checkpoint_id!r} of thread {entry.key.thread_id!r} stands in the target with "
-                    "another parent or other metadata: the thread there is not a copy of the source's; delete it "
+                    f"checkpoint {entry.key.checkpoint_id!r} of thread {entry.key.thread_id!r} stands in the target "
+                    "with another parent or other metadata: the thread there is not a copy of the source's; delete it "
                     "there (delete_thread), import into another store, or leave it out with thread_ids="
                 )
 
@@ -415,7 +421,9 @@ class _Mover:
         wanted = [key for key in known if key in written]
         for start in range(0, len(wanted), _PAGE):
             page = wanted[start : start + _PAGE]
-            found = {loaded.stored.record.key: loaded.writes for loaded in await self._store.read_many(page, writes=True)}
+            found = {
+                loaded.stored.record.key: loaded.writes for loaded in await self._store.read_many(page, writes=True)
+            }
             for key in page:
                 there = {(write.task_id, write.idx): write for write in found.get(key, ())}
                 # Special writes (an interrupt, say) are replaced by later ones, so these are looked at.
@@ -467,7 +475,7 @@ class _Mover:
                 expected = cast(Any, self._stock).get_tuple(_config(*key))
                 self._compare_one(wanted[key], saved, expected, writes)
             if histories is not None:
-                await histories.check(wanted[key], saved, expected)
+                await histories.check(wanted[key], expected)
         for key in left:
             raise _differs_at(key, "it is missing", None)
 
@@ -516,7 +524,7 @@ class _Histories:
         self._waiting: dict[Key, list[tuple[Key, Mapping[str, Any]]]] = {}
         """By parent: checkpoints that follow it, and their histories."""
 
-    async def check(self, entry: Entry, saved: Saved, expected: Any) -> None:
+    async def check(self, entry: Entry, expected: Any) -> None:
         key, parent = entry
         values = expected.checkpoint.get("channel_values") or {}
         names = [name for name in expected.metadata.get("counters_since_delta_snapshot") or {} if name not in values]
@@ -569,9 +577,7 @@ def _parents_first(entries: Iterable[Entry]) -> list[Entry]:
     heapq.heapify(ready)
     thread_id = next(iter(by_key)).thread_id if by_key else ""
     found = list(_popped(thread_id, ready, by_key, children))
-    for key in sorted(by_key, key=lambda key: key.checkpoint_id):  # what goes in circles
-        found.append(by_key[key])
-    return found
+    return found + sorted(by_key.values(), key=lambda entry: entry.key.checkpoint_id)  # what goes in circles
 
 
 def _popped(

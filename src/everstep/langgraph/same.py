@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from everstep.errors import EverstepError
-from everstep.langgraph.messages import BaseModel, Shape, fields_of
+from everstep.langgraph.messages import Shape, fields_of
 from everstep.values.codec import Codec
 
 
@@ -53,7 +55,8 @@ def _same_messages(found: list[Any], expected: list[Any], codec: Codec) -> bool:
         return False
     if list(map(type, found)) != classes:
         return False
-    shape = Shape(classes, [frozenset(model.__pydantic_fields_set__) for model in expected])
+    given = [frozenset(model.__pydantic_fields_set__) for model in expected]
+    shape = Shape(classes, given, [None] * len(classes))
     fields, wanted = fields_of(found, shape), fields_of(expected, shape)
     if fields is None or wanted is None:
         return False

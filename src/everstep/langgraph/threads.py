@@ -259,7 +259,7 @@ class Threads:
             await self._attach(key, rows, objects)
             self._repository.memory.add(objects)
 
-    def written(self, pending: Sequence[Pending]) -> tuple[list[Write], Mapping[bytes, tree.Content]]:
+    def written(self, pending: Sequence[Pending]) -> tuple[list[Write], dict[bytes, tree.Content]]:
         """Return writes as they are stored, and the objects they are made of."""
         writer = tree.Writer(packer=self._channels.kinds.codec)
         rows: list[Write] = []
