@@ -153,11 +153,16 @@ async def _import(
     names = None if thread_ids is None else [checks.thread_id(name) for name in dict.fromkeys(thread_ids)]
     source = open_source(source_url, maybe_add_typed_methods(serde) if serde is not None else stock_serializer())
     try:
+        teller = _Teller(progress, quiet)
         async with _opened(target) as saver:
-            mover = _Mover(source, saver, verify, _Teller(progress, quiet), stop)
-            return await mover.run(names)
+            report = await _Mover(source, saver, verify, teller, stop).run(names)
     finally:
         source.close()
+    store: Any = saver.backend.store
+    if isinstance(target, str) and hasattr(store, "path"):  # a closed file is smaller
+        report = replace(report, target_bytes=await store.size_bytes())
+    teller.end(report)
+    return report
 
 
 @asynccontextmanager
@@ -166,6 +171,8 @@ async def _opened(target: Any) -> AsyncIterator[HarnessCheckpointer]:
     if isinstance(target, HarnessCheckpointer):
         yield target
         return
+    if target is None:
+        raise InvalidInput("the target is a saver, a backend, a store or a URL, not None")
     if not isinstance(target, str):
         target = target._driven if isinstance(target, SyncFace) else target
         yield HarnessCheckpointer(backend=target.checkpointer if isinstance(target, CheckpointEngine) else target)
@@ -220,7 +227,7 @@ def _say(text: str, stream: TextIO) -> None:
 
 
 def _mb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 100_000 else f"{size_bytes / 1e3:,.1f} kB"
+    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1_000_000 else f"{size_bytes / 1e3:,.1f} kB"
 
 
 # -- one import --------------------------------------------------------------------------------------------------------
@@ -290,7 +297,6 @@ class _Mover:
             target_bytes=await self._target_bytes(),
             seconds=time.monotonic() - began,
         )
-        self._teller.end(self.report)
         return self.report
 
     async def _target_bytes(self) -> int | None:

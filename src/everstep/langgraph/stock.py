@@ -22,7 +22,6 @@ import ormsgpack
 from everstep import checks
 from everstep.errors import (
     CheckpointCorrupted,
-    EverstepError,
     InvalidInput,
     MissingDependency,
     StoreError,
@@ -126,10 +125,11 @@ class Source(ABC):
     def _loaded(self, kind: Any, data: Any, key: Key, what: str = "the checkpoint") -> Any:
         try:
             return self._decode.loads_typed((kind, data))
-        except EverstepError as exc:
-            exc.add_note(f"{what}, thread {key.thread_id!r}, checkpoint {key.checkpoint_id!r} of the source")
-            raise
         except Exception as exc:
+            refused = getattr(getattr(self._serde, "_unpack_ext_hook", None), "refused", None)
+            if refused is not None:
+                refused.add_note(f"{what}, thread {key.thread_id!r}, checkpoint {key.checkpoint_id!r} of the source")
+                raise refused from None
             raise CheckpointCorrupted(
                 f"{what} of the source cannot be read by its serializer ({exc!r:.200}); pass the one that wrote it as "
                 "serde=",
@@ -168,7 +168,7 @@ def stock_serializer() -> Any:
     except ImportError as exc:
         raise MissingDependency("langgraph-checkpoint", "langgraph") from exc
     serde: Any = JsonPlusSerializer()
-    return _with_hook(serde, _refusing(serde._unpack_ext_hook))
+    return _with_hook(serde, _Refusing(serde._unpack_ext_hook))
 
 
 def remembering(serde: Any) -> Any:
@@ -217,21 +217,25 @@ class _Memo:
         return found
 
 
-def _refusing(decode: Hook) -> Hook:
-    """Return a hook that raises where the stock one would give the bare parts of an object instead of it."""
+class _Refusing:
+    """Raises where the stock hook would give the bare parts of an object instead of it."""
 
-    def hook(code: int, data: bytes) -> Any:
-        inner = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)  # refuses inside, too
-        found = decode(code, data)
+    def __init__(self, decode: Hook) -> None:
+        self._decode = decode
+        self.refused: UnregisteredType | None = None
+        """What was raised last: the decoder hides it."""
+
+    def __call__(self, code: int, data: bytes) -> Any:
+        inner = ormsgpack.unpackb(data, ext_hook=self, option=ormsgpack.OPT_NON_STR_KEYS)  # refuses inside, too
+        found = self._decode(code, data)
         if type(found) in _PLAIN and isinstance(inner, list):
-            raise UnregisteredType(
+            self.refused = UnregisteredType(
                 ".".join(map(str, inner[:2])),
                 "which cannot be rebuilt here, so its class would be lost; make its module importable, or pass "
                 "serde=JsonPlusSerializer() to take its bare parts, as the stock saver does",
             )
+            raise self.refused
         return found
-
-    return hook
 
 
 # -- SQLite ------------------------------------------------------------------------------------------------------------
