@@ -91,7 +91,7 @@ class Stock:
             yield saver
 
     def run(self, build: Callable[[Any], Any], inputs: list[Any], thread: str, **configurable: Any) -> None:
-        """Run a graph on this thread, turn by turn."""
+        """Run a graph on this thread, turn by turn; "sync", so that what is saved does not depend on how fast."""
         config = {"configurable": {"thread_id": thread, **configurable}}
         if self.is_async:
             asyncio.run(self._run(build, inputs, config))
@@ -99,7 +99,7 @@ class Stock:
         with self.saver() as saver:
             graph = build(saver)
             for given in inputs:
-                graph.invoke(given, config)
+                graph.invoke(given, config, durability="sync")
 
     async def _run(self, build: Callable[[Any], Any], inputs: list[Any], config: Any) -> None:
         kind: Any = AsyncPostgresSaver if self.is_postgres else AsyncSqliteSaver
@@ -107,7 +107,7 @@ class Stock:
             await saver.setup()
             graph = build(saver)
             for given in inputs:
-                await graph.ainvoke(given, config)
+                await graph.ainvoke(given, config, durability="sync")
 
 
 @functools.cache
@@ -165,7 +165,8 @@ def assert_imported(source: Stock, target: HarnessCheckpointer, thread: str, ser
             assert one.metadata == wanted.metadata
             assert {**one.checkpoint, "channel_values": 0} == {**wanted.checkpoint, "channel_values": 0}
         for namespace in {one.config["configurable"]["checkpoint_ns"] for one in expected}:
-            assert target.get_tuple(at(thread, namespace)).config == saver.get_tuple(at(thread, namespace)).config
+            head: Any = target.get_tuple(at(thread, namespace))
+            assert head.config == saver.get_tuple(at(thread, namespace)).config
 
 
 def history(build: Callable[[Any], Any], saver: Any, thread: str) -> list[Any]:
@@ -198,7 +199,7 @@ def test_every_graph_is_there_afterwards_and_goes_on_as_before(any_stock, tmp_pa
                 assert history(build, saver, name) == history(build, other, name)
         for name, (build, inputs) in GRAPHS.items():
             any_stock.run(build, inputs[-1:], name)
-            build(saver).invoke(inputs[-1], at(name, None))
+            build(saver).invoke(inputs[-1], at(name, None), durability="sync")
             with any_stock.saver() as other:
                 assert as_lists(shapes(history(build, saver, name))) == as_lists(shapes(history(build, other, name)))
 
@@ -420,7 +421,8 @@ def test_what_is_a_secret_is_for_the_target_to_say(file):
     file.run(chat, [human(1)], "t", openai_api_key="sk-1234", user_id="u1")
     with HarnessCheckpointer(is_secret=lambda name: name == "user_id") as saver:
         moved(file, saver)
-        metadata = saver.get_tuple(at("t")).metadata
+        head: Any = saver.get_tuple(at("t"))
+        metadata = head.metadata
     assert metadata["openai_api_key"] == "sk-1234"
     assert "user_id" not in metadata
 
@@ -886,7 +888,7 @@ def test_sizes_are_printed_unless_quiet(file, tmp_path, capsys):
     file.run(chat, [human(1)], "t")
     url = f"sqlite:///{tmp_path / 'ours.db'}"
 
-    report = import_langgraph(file.url, url)
+    report: Any = import_langgraph(file.url, url)
 
     printed = capsys.readouterr()
     assert f"before: {report.source_bytes / 1e3:,.1f} kB; after: {report.target_bytes / 1e3:,.1f} kB" in printed.out
