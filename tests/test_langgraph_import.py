@@ -791,18 +791,36 @@ def test_a_plain_path_is_a_file_too(file, saver):
 
 
 def test_a_file_in_a_folder_that_cannot_be_written(file, saver, tmp_path, monkeypatch):
-    """SQLite wants to make files beside one in WAL mode; where it cannot, there is another way."""
+    """SQLite wants to make files beside one in WAL mode; where it cannot, the file is read as it is."""
     file.run(chat, [human(1)], "t")
-    connect = sqlite3.connect
+    connect, asked = sqlite3.connect, []
 
     def refusing(name: Any, *arguments: Any, **options: Any) -> Any:
-        if "mode=ro" in str(name):
-            name = (tmp_path / "nowhere" / "x.db").as_uri() + "?mode=ro"
+        asked.append(str(name).rpartition("?")[2])
+        if asked[-1] == "mode=ro":
+            raise sqlite3.OperationalError("unable to open database file")
         return connect(name, *arguments, **options)
 
     monkeypatch.setattr(sqlite3, "connect", refusing)
+    assert moved(file, saver).verified > 0
+    assert asked == ["mode=ro", "immutable=1"]
+    (tmp_path / "stock.db-wal").write_bytes(b"somebody is writing")
     with pytest.raises(StoreUnavailable):
         moved(file, saver)
+
+
+def test_what_the_stock_saver_cannot_read_is_said(stock, saver):
+    with stock.saver() as other:
+        configs = put_chain(other, [{"n": [1]}])
+        moved(stock, saver)
+        other.serde = Pickled()
+        changed = {**checkpoint("00000000", {"n": [1]}), "channel_versions": {"n": 2}}
+        other.put(at("t"), changed, {"source": "loop", "step": 1}, {"n": 2})
+
+    with pytest.raises(CheckpointCorrupted, match="stock saver cannot read") as caught:
+        moved(stock, saver)
+
+    assert caught.value.checkpoint_id == configs[0]["configurable"]["checkpoint_id"]
 
 
 def test_other_files_are_refused(tmp_path, saver):

@@ -13,7 +13,7 @@ import heapq
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TextIO, cast
@@ -242,8 +242,9 @@ class _Plan(NamedTuple):
     written: Mapping[Key, Sequence[tuple[str, int]]]
     """Its pending writes, by task and number."""
     heads: Mapping[str, str]
-    there: Mapping[Key, Stored]
-    """Of the target."""
+    """By namespace, as the stock saver has them."""
+    there: Set[Key]
+    """What the target has of it."""
     gone_on: bool
     """Somebody has worked with the thread in the target."""
 
@@ -332,7 +333,6 @@ class _Mover:
         plan = await self._plan(checks.thread_id(thread_id))
         missing = plan.missing
         known = [entry for entry in plan.entries if entry.key in plan.there]
-        self._check_known(plan, known)
         if plan.gone_on and missing:
             raise _gone_on(thread_id)
         if missing and known:
@@ -350,14 +350,17 @@ class _Mover:
 
     async def _plan(self, thread_id: str) -> _Plan:
         entries = _parents_first(self._source.entries(thread_id))
-        there = {stored.record.key: stored async for stored in self._listed(thread_id)}
-        ours = {entry.key for entry in entries}
-        gone_on = any(
-            Key(thread_id, namespace, head) not in ours
-            for namespace, (head, _) in (await self._heads(thread_id)).items()
-        )
-        written, heads = self._source.written(thread_id), self._source.heads(thread_id)
-        return _Plan(thread_id, entries, written, heads, there, gone_on)
+        by_key = {entry.key: entry for entry in entries}
+        there: set[Key] = set()
+        async for stored in self._listed(thread_id):
+            entry = by_key.get(stored.record.key)
+            if entry is not None:
+                self._check_known(entry, stored)
+                there.add(entry.key)
+        heads = await self._heads(thread_id)
+        gone_on = any(Key(thread_id, namespace, head) not in by_key for namespace, (head, _) in heads.items())
+        written = self._source.written(thread_id)
+        return _Plan(thread_id, entries, written, self._source.heads(thread_id), there, gone_on)
 
     async def _listed(self, thread_id: str) -> AsyncIterator[Stored]:
         query = Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=_LISTED)
@@ -375,18 +378,17 @@ class _Mover:
         thread = await self._store.thread(thread_id)
         return thread.heads if thread is not None else {}
 
-    def _check_known(self, plan: _Plan, known: Iterable[Entry]) -> None:
+    def _check_known(self, entry: Entry, stored: Stored) -> None:
         """Refuse a thread in which an id stands for something else. Looks at no values."""
-        for entry in known:
-            record = plan.there[entry.key].record
-            parents = (entry.parent,) if entry.parent is not None else ()
-            metadata, _ = self._without_secrets(self._source.metadata(entry.key))
-            if record.parents != parents or self._differs(_sorted(record.metadata), _sorted(metadata), ""):
-                raise InvalidInput(
-                    f"checkpoint {entry.key.checkpoint_id!r} of thread {entry.key.thread_id!r} stands in the target "
-                    "with another parent or other metadata: the thread there is not a copy of the source's; delete it "
-                    "there (delete_thread), import into another store, or leave it out with thread_ids="
-                )
+        metadata, _ = self._without_secrets(self._source.metadata(entry.key))
+        parents = (entry.parent,) if entry.parent is not None else ()
+        record = stored.record
+        if record.parents != parents or self._differs(_sorted(record.metadata), _sorted(metadata), "") is not None:
+            raise InvalidInput(
+                f"checkpoint {entry.key.checkpoint_id!r} of thread {entry.key.thread_id!r} stands in the target "
+                "with another parent or other metadata: the thread there is not a copy of the source's; delete it "
+                "there (delete_thread), import into another store, or leave it out with thread_ids="
+            )
 
     def _without_secrets(self, metadata: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         kept = {name: value for name, value in metadata.items() if not self._is_secret(name)}
@@ -462,7 +464,7 @@ class _Mover:
         self._count(verified=len(entries))
         heads = await self._heads(plan.thread_id)
         for namespace in by_namespace:
-            stock = self._stock.get_tuple(_config(plan.thread_id, namespace))
+            stock = self._read(Key(plan.thread_id, namespace, ""), "get_tuple", _config(plan.thread_id, namespace))
             expected, found = stock.config["configurable"]["checkpoint_id"], heads.get(namespace, (None, 0))[0]
             if found != expected:
                 raise _differs_at(Key(plan.thread_id, namespace, expected), f"the head is {found!r}", None)
@@ -478,12 +480,23 @@ class _Mover:
             left.discard(key)
             self._go_on(len(left))
             with QUIET:
-                expected = cast(Any, self._stock).get_tuple(_config(*key))
+                expected = self._read(key, "get_tuple", _config(*key))
                 self._compare_one(wanted[key], saved, expected, writes)
             if histories is not None:
                 await histories.check(wanted[key], expected)
         for key in left:
             raise _differs_at(key, "it is missing", None)
+
+    def _read(self, key: Key, method: str, *arguments: Any, **options: Any) -> Any:
+        """Return what the stock saver reads."""
+        try:
+            with self._source.translated():
+                return getattr(self._stock, method)(*arguments, **options)
+        except EverstepError:
+            raise
+        except Exception as exc:
+            reason = f"the stock saver cannot read the source: {exc!r:.200}"
+            raise CheckpointCorrupted(reason, thread_id=key.thread_id, checkpoint_id=key.checkpoint_id or None) from exc
 
     def _compare_one(self, entry: Entry, saved: Saved, expected: Any, writes: bool) -> None:
         key, record = entry.key, saved.stored.record
@@ -542,7 +555,7 @@ class _Histories:
             return
         comes_later = parent is not None and parent in self._wanted and parent < key
         if key not in self._followed or not comes_later:
-            stock = cast(Any, self._mover._stock).get_delta_channel_history(config=_config(*key), channels=names)
+            stock = self._mover._read(key, "get_delta_channel_history", config=_config(*key), channels=names)
             for name in names:
                 self._mover._expect(key, own[name], _ordered(stock[name]), f"history of {name}")
         if parent is not None and comes_later:

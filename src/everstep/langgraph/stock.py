@@ -64,12 +64,12 @@ class Source(ABC):
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """While inside, everything is seen as of one moment."""
-        with self._translated():
+        with self.translated():
             self._begin()
         try:
             yield
         finally:
-            with self._translated():
+            with self.translated():
                 self._end()
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Source(ABC):
     def _end(self) -> None: ...
 
     @abstractmethod
-    def _translated(self) -> contextlib.AbstractContextManager[None]:
+    def translated(self) -> contextlib.AbstractContextManager[None]:
         """Turn the driver's errors into ours."""
 
     def _loaded(self, kind: Any, data: Any, key: Key, what: str = "the checkpoint") -> Any:
@@ -249,7 +249,7 @@ class SQLiteSource(Source):
         self._path = Path(path)
         if not self._path.is_file():
             raise InvalidInput(f"the source {path!r} is not there: no such file")
-        with self._translated():
+        with self.translated():
             self._connection = self._opened()
             try:
                 self._has_task_path = self._check()
@@ -259,16 +259,13 @@ class SQLiteSource(Source):
 
     def _opened(self) -> sqlite3.Connection:
         uri = self._path.absolute().as_uri()
-        connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute("SELECT 1 FROM sqlite_master")
+            return _connected(f"{uri}?mode=ro")
         except sqlite3.OperationalError:
             # A file in WAL mode needs others beside it, which cannot be made in a read-only folder.
-            connection.close()
             if os.path.exists(f"{self._path}-wal"):
                 raise
-            connection = sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None, check_same_thread=False)
-        return connection
+            return _connected(f"{uri}?immutable=1")
 
     def _check(self) -> bool:
         """Refuse what is not the file of a stock saver; return whether writes have the place of their task."""
@@ -365,20 +362,30 @@ class SQLiteSource(Source):
         return rows[0]
 
     def _all(self, sql: str, *arguments: Any) -> list[Any]:
-        with self._translated():
+        with self.translated():
             return self._connection.execute(sql, arguments).fetchall()
 
     def _metadata(self, key: Key, data: Any) -> dict[str, Any]:
         return _parsed(key, data) if data is not None else {}
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def translated(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as exc:
             raise StoreUnavailable(f"the source {self.name} cannot be read now: {exc}") from exc
         except sqlite3.Error as exc:
             raise StoreMismatch(f"the source {self.name} cannot be read as a SQLite database: {exc}") from exc
+
+
+def _connected(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 # -- PostgreSQL --------------------------------------------------------------------------------------------------------
@@ -397,7 +404,7 @@ class PostgresSource(Source):
             raise MissingDependency("psycopg", "postgres") from exc
         self._driver = psycopg
         self._blobs: dict[str, dict[tuple[str, str], Any]] = {}
-        with self._translated():
+        with self.translated():
             self._connection: Any = psycopg.connect(url, autocommit=True)
             try:
                 self._connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
@@ -551,12 +558,12 @@ class PostgresSource(Source):
         return rows[0]
 
     def _all(self, sql: str, *arguments: Any) -> list[Any]:
-        with self._translated():
+        with self.translated():
             found: list[Any] = self._connection.cursor(binary=True).execute(sql, arguments).fetchall()
             return found
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def translated(self) -> Iterator[None]:
         try:
             yield
         except self._driver.OperationalError as exc:
