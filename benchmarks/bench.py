@@ -340,7 +340,7 @@ def drawing(_: Path) -> None:
 ALL: Iterable[Callable[[Path], None]] = (
     bytes_stored, bytes_per_step, durable_rate, many_tasks, append_cost, snapshot_cpu, loading, listing, importing,
     going_back, touching, retention, drawing, on_servers.postgres, on_servers.valkey,
-    on_langgraph.langgraph, on_langgraph.langgraph_tasks, on_langgraph.langgraph_branch,
+    on_langgraph.langgraph, on_langgraph.langgraph_tasks, on_langgraph.langgraph_branch, on_langgraph.langgraph_import,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""LangGraph savers side by side: bytes, time per turn, reads, many at once. Part of `make bench`, writes docs/plots.
+"""LangGraph savers side by side: bytes, time per turn, reads, many at once, moving in. Part of `make bench`.
 
 One chat is saved by all of them in lockstep, each in a process of its own: a turn of each, in an order that changes
 from turn to turn, so that what disturbs the machine disturbs all alike. Ratios are taken within a turn. "Turn 400" is
@@ -38,10 +38,10 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from benchmarks import plots, savers
+from benchmarks import plots
 from benchmarks.common import files_bytes, ratio, report
-from benchmarks.savers import everstep_saver
-from everstep.langgraph import HarnessCheckpointer
+from benchmarks.savers import chat, closing_saver, everstep_saver, schema, take_turn
+from everstep.langgraph import HarnessCheckpointer, import_langgraph
 from tests import servers
 
 QUICK = bool(os.environ.get("EVERSTEP_BENCH_QUICK"))
@@ -290,9 +290,9 @@ def langgraph_tasks(folder: Path) -> None:
 def langgraph_branch(folder: Path) -> None:
     """A branch of a thread with 1,200 checkpoints: at its head, in the middle, at its beginning."""
     with contextlib.closing(HarnessCheckpointer.from_url(f"sqlite:///{folder / 'branch.db'}")) as saver:
-        graph = savers.chat(saver)
+        graph = chat(saver)
         for turn in range(MARK):
-            savers.take_turn(graph, turn)
+            take_turn(graph, turn)
         engine = saver.engine.sync
         points = engine.list_time_travel_points("t", limit=3 * MARK)
         branches = 30
@@ -361,3 +361,38 @@ async def _race(stock: Any, ours: Any, *, tasks: int, steps: int, rounds: int) -
 
 def _start(number: int) -> dict[str, Any]:
     return {"configurable": {"thread_id": f"t{number}", "checkpoint_ns": ""}}
+
+
+# -- moving in ---------------------------------------------------------------------------------------------------------
+
+
+def langgraph_import(folder: Path) -> None:
+    """Threads of the stock savers brought over: how fast, and how large they are then."""
+    _write_chat("sqlite", str(folder / "stock.db"))
+    _write_chat("everstep", f"sqlite:///{folder / 'own.db'}")
+    _report_import("SqliteSaver", str(folder / "stock.db"), folder, "sqlite", 20)
+    own, imported = (files_bytes(folder / name) for name in ("own.db", "sqlite.db"))
+    report("  bytes against what the saver writes itself", f"{imported / own:.2f}x", "<= 1.2x", imported <= 1.2 * own)
+    report("  of all files, before and after", f"{_mb(files_bytes(folder / 'stock.db'))} / {_mb(imported)}", "", True)
+    with servers.PostgresServer() as server:
+        url = _database(server, "postgres")
+        _write_chat("postgres", url)
+        _report_import("PostgresSaver", url, folder, "postgres")
+
+
+def _write_chat(kind: str, place: str) -> None:
+    with closing_saver(kind, place) as saver:
+        graph = chat(saver, schema(kind))
+        for turn in range(MARK):
+            take_turn(graph, turn)
+
+
+def _report_import(name: str, source: str, folder: Path, kind: str, target: float = 0) -> None:
+    rounds = [
+        import_langgraph(source, f"sqlite:///{folder}/{kind}{n or ''}.db", quiet=True, verify=n == 0) for n in range(4)
+    ]
+    with_verify, without = rounds[0].mb_per_second, statistics.median(one.mb_per_second for one in rounds[1:])
+    size = f"{_mb(rounds[0].bytes_read)} of {name}"
+    wanted = f">= {target} MB/s" if target else ""
+    report(f"LangGraph: import of {size}", f"{without:.0f} MB/s", wanted, without >= target)
+    report("  and verified", f"{with_verify:.0f} MB/s", wanted, with_verify >= target)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import fractions
+import itertools
 import pathlib
 import pickle  # for the name of an error; nothing is ever unpickled
 import re
@@ -373,16 +374,18 @@ def holds_bytes(value: Any) -> bool:
 
 
 def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        kind = type(item)
-        if kind is dict:
-            pending.extend(item.values())
-        elif kind is list:
-            pending.extend(item)
-        elif kind in kinds:
+    # Level by level, so that a list of many small mappings takes few steps of the interpreter.
+    level = [value]
+    while level:
+        found = set(map(type, level))
+        if not found.isdisjoint(kinds):
             return True
+        below: list[Any] = []
+        if dict in found:
+            below += itertools.chain.from_iterable([item.values() for item in level if type(item) is dict and item])
+        if list in found:
+            below += itertools.chain.from_iterable([item for item in level if type(item) is list and item])
+        level = below
     return False
 
 
