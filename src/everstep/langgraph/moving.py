@@ -32,7 +32,7 @@ from everstep.langgraph.threads import KIND, Pending, Saved, Threads
 from everstep.stores.protocol import Key, Query, Store, Stored, Write
 
 _PAGE = 128
-_LISTED = 1000
+_LISTED, _COMPARED = 1000, 16  # at once: without values, and with them
 _TOLD_EACH = 32  # checkpoints between two calls of `progress`
 _LINE_SECONDS = 1.0
 
@@ -473,7 +473,7 @@ class _Mover:
         query = Query(thread_id=plan.thread_id, namespace=namespace, order="id", hidden="also")
         histories = _Histories(self, wanted) if writes else None
         left = set(wanted)
-        async for saved in self._threads.listed(query, None):
+        async for saved in self._saved(query):
             key = saved.stored.record.key
             if key not in left:
                 continue
@@ -486,6 +486,18 @@ class _Mover:
                 await histories.check(wanted[key], expected)
         for key in left:
             raise _differs_at(key, "it is missing", None)
+
+    async def _saved(self, query: Query) -> AsyncIterator[Saved]:
+        """Yield the checkpoints of a namespace, the greatest id first, with few of them in memory."""
+        last: Key | None = None
+        while True:
+            before = last
+            async for saved in self._threads.listed(query, _COMPARED):
+                last = saved.stored.record.key
+                yield saved
+            if last is None or last == before:
+                return
+            query = replace(query, before_id=last.checkpoint_id)
 
     def _read(self, key: Key, method: str, *arguments: Any, **options: Any) -> Any:
         """Return what the stock saver reads."""
