@@ -211,9 +211,9 @@ class _Teller:
         if self._shows_line and self._told:
             _say("\r\x1b[K", sys.stderr)
         summary = (
-            f"imported {report.threads:,} threads: {report.checkpoints:,} checkpoints, {report.writes:,} writes; "
-            f"{report.skipped:,} were there, {report.verified:,} verified, {report.secrets:,} secrets left behind; "
-            f"{report.seconds:.1f} s, {report.mb_per_second:.0f} MB/s"
+            f"imported {_counted(report.threads, 'thread')}: {_counted(report.checkpoints, 'checkpoint')}, "
+            f"{_counted(report.writes, 'write')}; {report.skipped:,} were there, {report.verified:,} verified, "
+            f"{_counted(report.secrets, 'secret')} left behind; {report.seconds:.1f} s, {report.mb_per_second:.0f} MB/s"
         )
         before, after = report.target_bytes_before, "of a size that this store cannot tell"
         if report.target_bytes is not None:
@@ -224,6 +224,10 @@ class _Teller:
 def _say(text: str, stream: TextIO) -> None:
     stream.write(text)
     stream.flush()
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def _mb(size_bytes: int) -> str:
