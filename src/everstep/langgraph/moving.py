@@ -348,8 +348,8 @@ class _Mover:
         for done, entry in enumerate(missing):
             self._go_on(done)
             await self._put(entry, plan, heads)
-        for key in plan.early:
-            await self._attach(key)
+        if plan.early and not plan.gone_on:
+            await self._attach_early(plan)
         await self._compare(plan, plan.entries, writes=not plan.gone_on)
 
     async def _plan(self, thread_id: str) -> _Plan:
@@ -441,6 +441,15 @@ class _Mover:
                 # Special writes (an interrupt, say) are replaced by later ones, so these are looked at.
                 if any(idx < 0 or (task_id, idx) not in there for task_id, idx in written[key]):
                     await self._attach_lacking(key, there)
+
+    async def _attach_early(self, plan: _Plan) -> None:
+        """Attach writes whose checkpoints have not come yet, or are gone."""
+        raw = await self._store.raw(plan.thread_id)
+        there: dict[Key, dict[tuple[str, int], Write]] = {}
+        for key, write in raw.writes if raw is not None else ():
+            there.setdefault(key, {})[write.task_id, write.idx] = write
+        for key in plan.early:
+            await self._attach_lacking(key, there.get(key, {}))
 
     async def _attach_lacking(self, key: Key, there: Mapping[tuple[str, int], Write]) -> None:
         pending, size = self._source.writes(key)
@@ -639,9 +648,9 @@ def _sorted(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gone_on(thread_id: str) -> InvalidInput:
     return InvalidInput(
-        f"thread {thread_id!r} has gone on in the target, or was pruned in the source, and the source has more of it: "
-        "they cannot be joined; delete it in the target (delete_thread) to import it anew, or leave it out with "
-        "thread_ids="
+        f"thread {thread_id!r} has gone on in the target (or is another one there, or was pruned in the source), and "
+        "the source has more of it: they cannot be joined; delete it in the target (delete_thread) to import it anew, "
+        "or leave it out with thread_ids="
     )
 
 

@@ -397,7 +397,7 @@ class PostgresSource(Source):
     """The tables of a PostgresSaver or AsyncPostgresSaver, in read-only transactions."""
 
     def __init__(self, url: str, serde: Any) -> None:
-        super().__init__(url.rpartition("@")[2] if "@" in url else url, serde)
+        super().__init__(url.partition("://")[2].rpartition("@")[2].partition("?")[0], serde)  # without a password
         try:
             import psycopg
         except ImportError as exc:
@@ -405,9 +405,9 @@ class PostgresSource(Source):
         self._driver = psycopg
         self._blobs: dict[str, dict[tuple[str, str], Any]] = {}
         with self.translated():
-            self._connection: Any = psycopg.connect(url, autocommit=True)
+            # Nothing is set for the session, nothing is prepared: there may be a pooler between.
+            self._connection: Any = psycopg.connect(url, autocommit=True, prepare_threshold=None)
             try:
-                self._connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
                 self._has_task_path = self._check()
             except BaseException:
                 self._connection.close()
