@@ -546,6 +546,18 @@ def test_an_interrupt_that_was_replaced_since(stock, saver):
     assert_imported(stock, saver, "t")
 
 
+def test_a_special_write_that_alone_was_replaced_since(stock, saver):
+    with stock.saver() as other:
+        last = put_chain(other, [{"n": 1}])[-1]
+        other.put_writes(last, [("__interrupt__", "first"), ("__resume__", 1)], "task")
+        moved(stock, saver)
+        other.put_writes(last, [("__interrupt__", "second")], "task")
+
+    assert moved(stock, saver).writes == 1
+
+    assert saver.get_tuple(last).pending_writes == [("task", "__resume__", 1), ("task", "__interrupt__", "second")]
+
+
 KILLED = """
 import sys
 from everstep.langgraph import import_langgraph, moving
@@ -653,6 +665,10 @@ def test_a_changed_value_is_found_before_anything_is_written(stock, saver):
         found = saver.get_tuple(configs[0])
         saver.put(at("t"), {**found.checkpoint, "channel_values": {"n": 5}}, found.metadata)
         before = rows(saver)
+        other.put_writes(configs[1], [("n", 4)], "task")
+        with pytest.raises(CheckpointCorrupted, match="'n'"):
+            moved(stock, saver)
+        assert rows(saver) == before
         other.put(configs[1], checkpoint("new", {"n": 3}), {}, {"n": 1})
 
     with pytest.raises(CheckpointCorrupted, match="'n'"):

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TextIO, cast
+from typing import Any, Literal, NamedTuple, TextIO, cast
 
 from everstep import checks
 from everstep.engine import CheckpointEngine
@@ -339,11 +339,12 @@ class _Mover:
         known = [entry for entry in plan.entries if entry.key in plan.there]
         if plan.gone_on and missing:
             raise _gone_on(thread_id)
-        if missing and known:
+        wanting = [] if plan.gone_on else await self._wanting([entry.key for entry in known], plan.written)
+        if known and (missing or wanting):
             await self._compare(plan, known, writes=False)
         self._count(skipped=len(known))
-        if not plan.gone_on:
-            await self._make_whole([entry.key for entry in known], plan.written)
+        for key in wanting:  # before anything follows them: values of delta channels are made from writes
+            await self._attach_lacking(key, (await self._written([key]))[key])
         heads = {name: head for name, (head, _) in (await self._heads(thread_id)).items()}
         for done, entry in enumerate(missing):
             self._go_on(done)
@@ -409,11 +410,10 @@ class _Mover:
             await self._threads.warm(parent)
         head, last = heads.get(key.namespace), plan.heads[key.namespace]
         moves = key.checkpoint_id == last or head is None or (head != last and key.checkpoint_id > head)
+        parent_id = parent.checkpoint_id if parent is not None else None
+        where: Literal["always", "never"] = "always" if moves else "never"
         try:
-            parent_id = parent.checkpoint_id if parent is not None else None
-            await self._threads.put(
-                key, parent_id, row.checkpoint, metadata, None, head="always" if moves else "never"
-            )  # fmt: skip
+            await self._threads.put(key, parent_id, row.checkpoint, metadata, None, head=where)
         except EverstepError as exc:
             exc.add_note(f"thread {key.thread_id!r}, checkpoint {key.checkpoint_id!r}")
             raise
@@ -428,19 +428,24 @@ class _Mover:
         await self._threads.attach(key, pending)
         self._count(writes=len(pending), bytes_read=size)
 
-    async def _make_whole(self, known: Sequence[Key], written: Mapping[Key, Sequence[tuple[str, int]]]) -> None:
-        """Attach what checkpoints that are there lack of their writes, before anything follows them."""
-        wanted = [key for key in known if key in written]
-        for start in range(0, len(wanted), _PAGE):
-            page = wanted[start : start + _PAGE]
-            found = {
-                loaded.stored.record.key: loaded.writes for loaded in await self._store.read_many(page, writes=True)
-            }
-            for key in page:
-                there = {(write.task_id, write.idx): write for write in found.get(key, ())}
+    async def _wanting(self, known: Sequence[Key], written: Mapping[Key, Sequence[tuple[str, int]]]) -> list[Key]:
+        """Return which of the checkpoints that are there lack some of their writes."""
+        found: list[Key] = []
+        having = [key for key in known if key in written]
+        for start in range(0, len(having), _PAGE):
+            for key, there in (await self._written(having[start : start + _PAGE])).items():
                 # Special writes (an interrupt, say) are replaced by later ones, so these are looked at.
-                if any(idx < 0 or (task_id, idx) not in there for task_id, idx in written[key]):
-                    await self._attach_lacking(key, there)
+                changeable = any(idx < 0 for _, idx in written[key])
+                if any(name not in there for name in written[key]) or (changeable and self._lacking(key, there)[0]):
+                    found.append(key)
+        return found
+
+    async def _written(self, keys: Sequence[Key]) -> dict[Key, dict[tuple[str, int], Write]]:
+        """Return the writes that the target has of these checkpoints, by task and number."""
+        found: dict[Key, dict[tuple[str, int], Write]] = {}
+        for loaded in await self._store.read_many(keys, writes=True):
+            found[loaded.stored.record.key] = {(write.task_id, write.idx): write for write in loaded.writes}
+        return found
 
     async def _attach_early(self, plan: _Plan) -> None:
         """Attach writes whose checkpoints have not come yet, or are gone."""
@@ -452,14 +457,19 @@ class _Mover:
             await self._attach_lacking(key, there.get(key, {}))
 
     async def _attach_lacking(self, key: Key, there: Mapping[tuple[str, int], Write]) -> None:
+        lacking, size = self._lacking(key, there)
+        await self._threads.attach(key, lacking)
+        self._count(writes=len(lacking), bytes_read=size if lacking else 0)
+
+    def _lacking(self, key: Key, there: Mapping[tuple[str, int], Write]) -> tuple[list[Pending], int]:
+        """Return the writes of a checkpoint that the target has not, or has otherwise and may replace."""
         pending, size = self._source.writes(key)
         lacking: list[Pending] = []
         for one, write in zip(pending, self._threads.written(pending)[0], strict=True):
             old = there.get((one.task_id, one.idx))
             if old is None or (one.idx < 0 and old._replace(seq=0) != write):
                 lacking.append(one)
-        await self._threads.attach(key, lacking)
-        self._count(writes=len(lacking), bytes_read=size if lacking else 0)
+        return lacking, size
 
     # -- comparing
 
