@@ -232,6 +232,8 @@ def test_forks_come_along(stock, saver):
 
     assert_imported(stock, saver, "t")
     assert saver.get_tuple(early.config).config == early.config
+    order = [one.record.key.checkpoint_id for one in rows(saver)[0]]
+    assert order == sorted(order)  # as they were made
 
 
 def test_updates_and_branches_of_delta_channels_come_along(stock, saver):
@@ -344,6 +346,7 @@ def test_the_head_is_the_greatest_id_also_where_a_clock_went_back(stock, saver):
 
     assert saver.get_tuple(at("t")).config["configurable"]["checkpoint_id"] == "9"
     assert_imported(stock, saver, "t")
+    assert [one.record.key.checkpoint_id for one in rows(saver)[0]] == ["5", "9", "7", "8"]  # none before its parent
 
 
 def test_a_thread_can_be_chosen(stock, saver):
@@ -677,7 +680,7 @@ def test_a_changed_value_is_found_before_anything_is_written(stock, saver):
     assert rows(saver) == before
 
 
-@pytest.mark.parametrize("fault", ["write", "history", "head", "field", "parent"])
+@pytest.mark.parametrize("fault", ["write", "history", "seed", "head", "field", "parent", "missing"])
 def test_other_differences_are_found(stock, saver, monkeypatch, fault):
     stock.run(delta_chat, [human(n) for n in range(4)], "t")
     moved(stock, saver)
@@ -691,7 +694,12 @@ def test_other_differences_are_found(stock, saver, monkeypatch, fault):
         moved(stock, saver)
 
     assert caught.value.thread_id == "t"
-    expected = {"write": "pending writes", "history": "history of ", "field": "versions_seen"}.get(fault)
+    expected = {
+        "write": "pending writes",
+        "history": "history of ",
+        "seed": "history of ",
+        "field": "versions_seen",
+    }.get(fault)
     assert caught.value.path is None if expected is None else expected in str(caught.value.path)
 
 
@@ -707,17 +715,21 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
                 saved = saved._replace(writes=saved.writes[:-1])
             elif n == 3 and fault == "field":
                 saved = saved._replace(checkpoint={**saved.checkpoint, "versions_seen": {}})
+            elif n == 3 and fault == "missing":
+                continue
             elif n == 3 and fault == "parent":
                 record = saved.stored.record._replace(parents=())
                 saved = saved._replace(stored=saved.stored._replace(record=record))
             yield saved
 
-    async def wrong_history(self: Threads, *place: Any) -> Any:
-        found = await history_of(self, *place)
-        return {name: {**one, "writes": one["writes"][1:]} for name, one in found.items()}
+    async def wrong_history(self: Threads, *place: Any, **options: Any) -> Any:
+        found = await history_of(self, *place, **options)
+        if fault == "history":
+            return {name: {**one, "writes": one["writes"][1:]} for name, one in found.items()}
+        return {name: {**one, "seed": 5} for name, one in found.items()}
 
     monkeypatch.setattr(Threads, "listed", wrongly_listed)
-    if fault == "history":
+    if fault in ("history", "seed"):
         monkeypatch.setattr(Threads, "history", wrong_history)
 
 

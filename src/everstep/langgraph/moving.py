@@ -30,6 +30,7 @@ from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.langgraph.stock import Entry, Source, open_source, stock_serializer
 from everstep.langgraph.threads import KIND, Pending, Saved, Threads
 from everstep.stores.protocol import Key, Query, Store, Stored, Write
+from everstep.values.tree import Node
 
 _PAGE = 128
 _LISTED, _COMPARED = 1000, 16  # at once: without values, and with them
@@ -568,46 +569,57 @@ class _Mover:
 class _Histories:
     """Compares what delta channels are made from, the greatest id first.
 
-    The stock saver is asked at the ends of lines; in between, a checkpoint must have what its parent has and the
-    writes that the stock saver gave for the parent: to ask it everywhere would take the square of the time.
+    The stock saver is asked at the ends of lines. In between, a checkpoint must have what its parent has and the writes
+    that the stock saver gave for the parent; a seed is opened where it begins: anything else would take the square of
+    the time.
     """
 
     def __init__(self, mover: _Mover, wanted: Mapping[Key, Entry]) -> None:
         self._mover, self._wanted = mover, wanted
         self._followed = {entry.parent for entry in wanted.values()}
         self._waiting: dict[Key, list[tuple[Key, Mapping[str, Any]]]] = {}
-        """By parent: checkpoints that follow it, and their histories."""
+        """By parent: checkpoints that follow it, and their histories, seeds unopened."""
 
     async def check(self, entry: Entry, expected: Any) -> None:
         key, parent = entry
         values = expected.checkpoint.get("channel_values") or {}
         names = [name for name in expected.metadata.get("counters_since_delta_snapshot") or {} if name not in values]
-        own = await self._read(key, names)
+        own = await self._read(key, names, opened=False)
         for child, histories in self._waiting.pop(key, ()):
             for name, history in histories.items():
-                self._mover._expect(child, history, await self._made(key, name, own, expected), f"history of {name}")
-        if not names:
-            return
+                await self._check_link(child, name, history, key, own, expected)
         comes_later = parent is not None and parent in self._wanted and parent < key
-        if key not in self._followed or not comes_later:
+        if names and (key not in self._followed or not comes_later):
             stock = self._mover._read(key, "get_delta_channel_history", config=_config(*key), channels=names)
-            for name in names:
-                self._mover._expect(key, own[name], _ordered(stock[name]), f"history of {name}")
-        if parent is not None and comes_later:
+            for name, history in (await self._read(key, names)).items():
+                self._expect(key, name, history, _ordered(stock[name]))
+        if names and parent is not None and comes_later:
             self._waiting.setdefault(parent, []).append((key, own))
 
-    async def _read(self, key: Key, names: Sequence[str]) -> dict[str, Any]:
-        found = await self._mover._threads.history(*key, names) if names else {}
-        return {name: _ordered(history) for name, history in found.items()}
-
-    async def _made(self, parent: Key, name: str, own: Mapping[str, Any], expected: Any) -> dict[str, Any]:
-        """Return the history of a checkpoint that follows `parent`, which the stock saver reads as `expected`."""
+    async def _check_link(
+        self, child: Key, name: str, history: Mapping[str, Any], key: Key, own: Mapping[str, Any], expected: Any
+    ) -> None:
+        """Compare the history of a checkpoint with what its parent gives, which the stock saver reads as `expected`."""
         values = expected.checkpoint.get("channel_values") or {}
         writes = [write for write in expected.pending_writes or () if write[1] == name]
         if name in values:
-            return {"seed": values[name], "writes": writes}
-        history = own[name] if name in own else (await self._read(parent, [name]))[name]
-        return {**history, "writes": [*history["writes"], *writes]}
+            found = (await self._read(child, [name]))[name]
+            self._expect(child, name, found, {"seed": values[name], "writes": writes})
+            return
+        before = own[name] if name in own else (await self._read(key, [name], opened=False))[name]
+        seed, other = history.get("seed"), before.get("seed")
+        if (seed is None and other is None) or (isinstance(seed, Node) and seed == other):
+            self._expect(child, name, history["writes"], [*before["writes"], *writes])
+            return
+        found, before = (await self._read(child, [name]))[name], (await self._read(key, [name]))[name]
+        self._expect(child, name, found, {**before, "writes": [*before["writes"], *writes]})
+
+    async def _read(self, key: Key, names: Sequence[str], *, opened: bool = True) -> dict[str, Any]:
+        found = await self._mover._threads.history(*key, names, opened=opened) if names else {}
+        return {name: _ordered(history) for name, history in found.items()}
+
+    def _expect(self, key: Key, name: str, found: Any, expected: Any) -> None:
+        self._mover._expect(key, found, expected, f"history of {name}")
 
 
 def _ordered(history: Mapping[str, Any]) -> dict[str, Any]:

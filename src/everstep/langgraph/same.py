@@ -15,12 +15,16 @@ from everstep.errors import EverstepError
 from everstep.langgraph.messages import Shape, fields_of
 from everstep.values.codec import Codec
 
+_SIMPLE = frozenset((str, int, bool, bytes, bytearray, type(None)))
+
 
 def difference(found: Any, expected: Any, path: str, codec: Codec) -> str | None:
     """Return where two values differ first; None if they are the same. `codec` compares many messages at once."""
     kind = type(expected)
     if type(found) is not kind:
         return path
+    if kind in _SIMPLE:
+        return None if found == expected else path
     if kind is list:
         if len(found) != len(expected):
             return path

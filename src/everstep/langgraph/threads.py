@@ -323,30 +323,34 @@ class Threads:
         return found
 
     async def history(
-        self, thread_id: str, namespace: str, checkpoint_id: str | None, names: Sequence[str]
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, names: Sequence[str], *, opened: bool = True
     ) -> dict[str, dict[str, Any]]:
-        """Return what the values of channels at a checkpoint (None: the head) are made from: a seed, and writes."""
+        """Return what the values of channels at a checkpoint (None: the head) are made from: a seed, and writes.
+
+        Unless `opened`, a seed that the checkpoint itself keeps is given as its node.
+        """
         loaded = await self._store.read(thread_id, namespace, checkpoint_id)
         found: dict[str, dict[str, Any]] = {}
         if loaded is not None:
-            found = await self._decoded(loaded, lambda record, objects: self._kept(record, objects, names))
+            found = await self._decoded(loaded, lambda record, objects: self._kept(record, objects, names, opened))
         missing = [name for name in names if name not in found]
         walked = await self._walked(loaded, missing) if missing else {}
         return {name: found.get(name) or walked[name] for name in names}
 
     def _kept(
-        self, record: Record, objects: Mapping[bytes, tree.Content], names: Sequence[str]
+        self, record: Record, objects: Mapping[bytes, tree.Content], names: Sequence[str], opened: bool
     ) -> dict[str, dict[str, Any]]:
         """Return what the checkpoint itself keeps of these channels' history."""
-        channels, opened = self._channels, self._open(record, objects)
-        forms, found = opened.envelope.get("seeds", {}), dict[str, dict[str, Any]]()
+        channels, checkpoint = self._channels, self._open(record, objects)
+        forms, found = checkpoint.envelope.get("seeds", {}), dict[str, dict[str, Any]]()
         for name in names:
-            writes, seed = opened.rest.get(WRITES + name), opened.rest.get(SEED + name)
+            writes, seed = checkpoint.rest.get(WRITES + name), checkpoint.rest.get(SEED + name)
             if writes is not None:
                 items = channels.plain(writes, objects)
                 found[name] = {"writes": [(task, name, channels.read(form, value)) for task, form, value in items]}
                 if seed is not None:
-                    found[name]["seed"] = channels.value(forms.get(name, PLAIN), seed, objects)
+                    form = forms.get(name, PLAIN)
+                    found[name]["seed"] = channels.value(form, seed, objects) if opened else seed
         return found
 
     async def _walked(self, target: Loaded | None, names: Sequence[str]) -> dict[str, dict[str, Any]]:
