@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypedDict
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
 
-import everstep
 from everstep.langgraph import HarnessCheckpointer
 from tests.conftest import OneFace
 from tests.langgraph_graphs import shapes
@@ -32,6 +31,8 @@ class World:
         self.after: set[str] = set()
         """What is stored before a failing node fails: the names of nodes that ran beside it."""
         self.stored: set[str] = set()
+        self.waiting: dict[str, str] = {}
+        """By node: what must be stored before it goes on."""
         self._changed = threading.Condition()
 
     def did(self, name: str) -> None:
@@ -39,6 +40,8 @@ class World:
             with self._changed:
                 assert self._changed.wait_for(lambda: self.after <= self.stored, 30)
             raise Killed(name)
+        with self._changed:
+            assert self._changed.wait_for(lambda: name not in self.waiting or self.waiting[name] in self.stored, 30)
         self.ran.append(name)
 
     def node(self, name: str, **update: Any) -> Callable[[Any], dict[str, Any]]:
@@ -50,7 +53,8 @@ class World:
 
     def wrote(self, writes: Sequence[tuple[str, Any]]) -> None:
         with self._changed:
-            self.stored.update(name for channel, value in writes if channel == "log" for name in value)
+            self.stored.update(channel for channel, _ in writes)
+            self.stored.update(str(name) for channel, value in writes if channel == "log" for name in value)
             self._changed.notify_all()
 
     def took(self) -> list[str]:
@@ -261,7 +265,7 @@ class Story:
         self.saver = Watched(backend=backend, **options)
         self.saver.world = self.world
         self.app = self.told.build(self.saver, self.world)
-        self.engine: Any = OneFace(everstep.CheckpointEngine(self.saver.backend), face)
+        self.engine: Any = OneFace(self.saver.engine, face)
         self.marks: list[int] = []
         """After each turn: how many checkpoints there were."""
 

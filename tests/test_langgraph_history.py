@@ -289,28 +289,41 @@ async def test_time_travel_to_a_step(begin: Begin) -> None:
     assert await story.log() == [0, "a", "b", "c"]
 
 
-async def test_a_rewind_to_a_checkpoint_of_a_subgraph(begin: Begin) -> None:
+@pytest.mark.parametrize("first", ["beside", "inner"])
+async def test_a_rewind_to_a_checkpoint_of_a_subgraph(begin: Begin, first: str) -> None:
+    """What ran beside the subgraph stays, whether that was done before the subgraph asked or after."""
     story = begin("deep")
+    story.world.waiting = {"x": "beside"} if first == "beside" else {"beside": "__interrupt__"}
     await story.turn({"log": [0]})
-    await story.turn({"deep?": "yes"})
-    before = await story.whole()
-    inner = [found for found in before["listed"] if found.config["configurable"]["checkpoint_ns"]]
-    namespace = inner[0].config["configurable"]["checkpoint_ns"]
-    target = next(found for found in inner if found.metadata["step"] == 0)  # before x
+    asking = await story.whole()
+    story.world.waiting = {}
+    target = next(found.config["configurable"] for found in asking["listed"] if found.metadata["step"] == 0)
+    assert target["checkpoint_ns"]  # before x
     story.world.took()
 
-    await story.engine.rewind(target.config["configurable"]["checkpoint_id"], thread_id="t", namespace=namespace)
+    await story.engine.rewind(target["checkpoint_id"], thread_id="t", namespace=target["checkpoint_ns"])
     state = await story.state(subgraphs=True)
-    assert state.next == ("inner",)
-    assert state.tasks[0].state.next == ("x",)
+    assert (state.next, state.tasks[0].state.next) == (("inner",), ("x",))
+    await story.engine.undo("t")
+    assert await story.whole() == asking
+    await story.turn({"deep?": "yes"})
+    assert story.world.took() == ["end", "q"]
+    answered = await story.whole()
+
+    await story.engine.rewind(target["checkpoint_id"], thread_id="t", namespace=target["checkpoint_ns"])
+    state = await story.state(subgraphs=True)
+    assert (state.next, state.tasks[0].state.next) == (("inner",), ("x",))
     await story.turn(None)
     assert story.world.took() == ["p", "x"]
     await story.turn({"deep?": "other"})
     assert story.world.took() == ["end", "q"]
     assert await story.log() == [0, "beside", "end"]
+    again = await story.whole()
 
     await story.engine.undo("t")
-    assert await story.whole() == before
+    assert await story.whole() == answered
+    await story.engine.redo("t")
+    assert await story.whole() == again
 
 
 @pytest.mark.parametrize("twice", [False, True])
