@@ -51,9 +51,10 @@ class World:
 
         return run
 
-    def wrote(self, writes: Sequence[tuple[str, Any]]) -> None:
+    def wrote(self, config: Any, writes: Sequence[tuple[str, Any]]) -> None:
         with self._changed:
-            self.stored.update(channel for channel, _ in writes)
+            if not config["configurable"].get("checkpoint_ns"):
+                self.stored.update(channel for channel, _ in writes)
             self.stored.update(str(name) for channel, value in writes if channel == "log" for name in value)
             self._changed.notify_all()
 
@@ -70,11 +71,11 @@ class Watched(HarnessCheckpointer):
 
     def put_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
         super().put_writes(config, writes, task_id, task_path)
-        self.world.wrote(writes)
+        self.world.wrote(config, writes)
 
     async def aput_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
         await super().aput_writes(config, writes, task_id, task_path)
-        self.world.wrote(writes)
+        self.world.wrote(config, writes)
 
 
 class Log(TypedDict):

@@ -26,6 +26,8 @@ class WayBack(NamedTuple):
     """How many visible checkpoints are left behind."""
     before: int
     """How many visible checkpoints there were."""
+    kept: Sequence[Hidden] = ()
+    """Pending writes that stay although others of their checkpoint are undone."""
 
 
 class Beginning(NamedTuple):

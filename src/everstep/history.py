@@ -55,9 +55,13 @@ def _is_of(thread: Thread, run: int, namespace: str) -> bool:
     return not own or own[0].key.namespace == namespace
 
 
-def writes(found: Iterable[Write], key: Key, thread: Thread) -> list[Hidden]:
-    """Return the stretches of these pending writes, which are visible; what is hidden already is not among them."""
+def writes(found: Iterable[Write], key: Key, thread: Thread, others: Iterable[Write] = ()) -> list[Hidden]:
+    """Return the stretches of these pending writes, which are visible.
+
+    What is hidden already is not among them, nor are the `others`, which are visible too.
+    """
     gaps = [h.to for held in thread.hidden.values() for h in held if (h.namespace, h.writes_of) == key[1:]]
+    gaps += [write.seq for write in others]
     stretches: list[Hidden] = []
     for seq in sorted(write.seq for write in found):
         if stretches and not any(stretches[-1].to < gap < seq for gap in gaps):
@@ -76,6 +80,11 @@ def is_hidden(stored: Stored, stretches: Iterable[Hidden]) -> bool:
         and h.after < stored.seq <= h.to
         for h in stretches
     )
+
+
+def is_among(write: Write, key: Key, stretches: Iterable[Hidden]) -> bool:
+    """Whether one of these stretches holds a pending write of the checkpoint."""
+    return any((h.namespace, h.writes_of) == key[1:] and h.after < write.seq <= h.to for h in stretches)
 
 
 def _is_hidden_whole(run: int, namespace: str, hidden: Iterable[Hidden]) -> bool:

@@ -33,6 +33,8 @@ class Undo(NamedTuple):
     pins: Sequence[Pin] = ()
     since: int | None = None
     """If it is about the whole thread: what is newer than this is new in the namespaces that `newest` does not name."""
+    kept: Sequence[Hidden] = ()
+    """Pending writes that no swap exchanges, though it does others of their checkpoint."""
 
 
 class Swap(NamedTuple):
@@ -93,13 +95,16 @@ def _stood_on(found: Entry, entries: Sequence[Entry]) -> int:
 def undo_of(found: Entry) -> Undo:
     """Return what it takes to swap an operation."""
     thread_id, heads, hide, newest, pins, *rest = found.data["undo"]
+    since = rest[0] if rest else None
+    kept = rest[1] if len(rest) > 1 else ()
     return Undo(
         thread_id,
         dict(heads),
         [Hidden(*stretch)._replace(operation=found.seq) for stretch in hide],
         dict(newest),
         [Pin(Key(*key), pinned) for key, pinned in pins],
-        *rest,
+        since,
+        [Hidden(*stretch)._replace(operation=found.seq) for stretch in kept],
     )
 
 
@@ -125,6 +130,7 @@ def swapped(found: Entry, undo: Undo, thread: Thread, writes: Sequence[Hidden]) 
         {name: thread.newest.get(name, 0) for name in undo.newest},
         [Pin(pin.key, not pin.pinned) for pin in undo.pins],
         max(thread.newest.values(), default=0) if undo.since is not None else None,
+        undo.kept,
     )
     data = {**found.data, "undo": _packed(back)}
     return Swap(hide, Entry(found.kind, data, found.seq, undone=not found.undone))
@@ -142,6 +148,7 @@ def renumbered(
         hide=[renumbered_stretch(stretch, checkpoint, operation, write) for stretch in undo.hide],
         newest={namespace: checkpoint(newest) for namespace, newest in undo.newest.items()},
         since=checkpoint(undo.since) if undo.since is not None else None,
+        kept=[renumbered_stretch(stretch, checkpoint, operation, write) for stretch in undo.kept],
     )
     after, made_at_seq = operation(found.data["after"]), checkpoint(found.data["made_at_seq"])
     return entry._replace(data={**found.data, "after": after, "made_at_seq": made_at_seq, "undo": _packed(undo)})
@@ -167,5 +174,6 @@ def _packed(undo: Undo) -> list[Any]:
         [list(stretch[:5]) for stretch in undo.hide],
         dict(undo.newest),
         [[list(pin.key), pin.pinned] for pin in undo.pins],
-        *([undo.since] if undo.since is not None else []),
+        *([undo.since] if undo.since is not None or undo.kept else []),
+        *([[list(stretch[:5]) for stretch in undo.kept]] if undo.kept else []),
     ]

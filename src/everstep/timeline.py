@@ -314,6 +314,7 @@ class StoreTimeline:
             [],
             {name: thread.newest[name] for name in back.heads},
             since=max(thread.newest.values()) if adapter is not None else None,
+            kept=back.kept,
         )
         entry = oplog.entry("rewind", details, undo, await self._top(key.thread_id), thread.newest[key.namespace])
         await self._store.commit(
@@ -448,7 +449,8 @@ class StoreTimeline:
             key = Key(thread.thread_id, *place)
             loaded = await self._store.read(*key, writes=True)
             if loaded is not None:
-                found += history.writes(loaded.writes, key, thread)
+                kept = [write for write in loaded.writes if history.is_among(write, key, undo.kept)]
+                found += history.writes([write for write in loaded.writes if write not in kept], key, thread, kept)
         return found
 
     async def _check_heads(self, entry: Entry, undo: oplog.Undo, swap: oplog.Swap, thread: Thread) -> None:

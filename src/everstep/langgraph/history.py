@@ -67,7 +67,7 @@ class _LangGraph:
             )
             left = await store.list_checkpoints(older)
             heads[namespace] = left[0].record.key.checkpoint_id if left else None
-        writes = history.writes(target.writes, key, thread)
+        writes, kept = history.writes(target.writes, key, thread), list[Hidden]()
         for above, tasks in _running(target.stored.record).items():
             loaded = await store.read(*above, writes=True)
             if loaded is None:
@@ -75,13 +75,17 @@ class _LangGraph:
                     f"checkpoint {key.checkpoint_id!r} is of a subgraph, and the checkpoint {above.checkpoint_id!r} of "
                     "the graph around it is not stored any more; rewind to one of the graph itself"
                 )
-            writes += history.writes([write for write in loaded.writes if _is_of(write, tasks)], above, thread)
+            undone = [write for write in loaded.writes if _is_of(write, tasks)]
+            others = [write for write in loaded.writes if not _is_of(write, tasks)]
+            writes += history.writes(undone, above, thread, others)
+            kept += history.writes(others, above, thread, undone)
         return WayBack(
             heads,
             await _stretches(store, key.thread_id, doomed),
             writes,
             len([stored for stored in doomed if stored.record.key.namespace == key.namespace]),
             await store.count(Query(thread_id=key.thread_id, namespace=key.namespace)),
+            kept,
         )
 
     async def beginning(self, repository: Repository, source: Stored, thread_id: str, name: str) -> Beginning:
