@@ -44,7 +44,7 @@ class World:
             assert self._changed.wait_for(lambda: name not in self.waiting or self.waiting[name] in self.stored, 30)
         self.ran.append(name)
 
-    def node(self, name: str, **update: Any) -> Callable[[Any], dict[str, Any]]:
+    def node(self, name: str, **update: Any) -> Any:
         def run(_: Any) -> dict[str, Any]:
             self.did(name)
             return {"log": [name], **update}
@@ -151,13 +151,13 @@ def with_subgraph(checkpointer: Any, world: World) -> Any:
 
 def with_lasting(checkpointer: Any, world: World) -> Any:
     """A subgraph that remembers earlier turns."""
-    return _around(checkpointer, world, _inner(world, ["x", "y"], True))  # noqa: FBT003
+    return _around(checkpointer, world, _inner(world, ["x", "y"], True))
 
 
 def asking(checkpointer: Any, world: World) -> Any:
     """A node that asks twice, beside one that asks once and one that does not."""
 
-    def ask(name: str, count: int) -> Callable[[Any], dict[str, Any]]:
+    def ask(name: str, count: int) -> Any:
         def run(_: Any) -> dict[str, Any]:
             answers = [interrupt(f"{name}{n}?") for n in range(count)]
             world.did(name)
@@ -189,7 +189,7 @@ def deep(checkpointer: Any, world: World) -> Any:
         world.did("q")
         return {"memory": [found], "seen": len(state["memory"]) + 1}
 
-    def quick(name: str) -> Callable[[Any], dict[str, Any]]:
+    def quick(name: str) -> Any:
         def run(_: Any) -> dict[str, Any]:
             world.did(name)
             return {"memory": [name]}
@@ -234,7 +234,9 @@ def sending(checkpointer: Any, world: World) -> Any:
 class Told:
     """How a graph is made, what it is given turn by turn, and which nodes a step of it runs."""
 
-    def __init__(self, build: Callable[[Any, World], Any], turns: list[Any], parts: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, build: Callable[[Any, World], Any], turns: list[Any], parts: Mapping[str, Sequence[str]]
+    ) -> None:
         self.build, self.turns, self.parts = build, turns, parts
 
 

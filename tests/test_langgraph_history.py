@@ -207,7 +207,7 @@ async def test_rewinds_to_one_checkpoint_are_undone_one_by_one(begin: Begin) -> 
     story = begin("asking")
     await story.turn({"log": [0]})
     head = name_of(await story.state())
-    seen = []
+    seen: list[Any] = []
     for answer in "ABC":
         if seen:
             await story.turn(None)
@@ -221,11 +221,9 @@ async def test_rewinds_to_one_checkpoint_are_undone_one_by_one(begin: Begin) -> 
     for expected in seen[-2::-1]:
         await story.engine.undo("t")
         assert await story.whole() == expected
-    for expected in seen[1:]:
+    for _ in seen[1:]:
         await story.engine.redo("t")
-        if expected is not seen[-1]:  # what came after the rewind comes back with it
-            continue
-        assert await story.whole() == expected
+    assert await story.whole() == seen[-1]
 
 
 async def test_a_rewind_of_a_rewind(begin: Begin) -> None:
@@ -498,9 +496,7 @@ async def test_a_branch_from_a_subgraphs_checkpoint(begin: Begin) -> None:
     inner = [found.config["configurable"] for found in before["listed"] if found.metadata["step"] == 0]
     target = next(found for found in inner if found["checkpoint_ns"])  # before x
     story.world.took()
-    branch = await story.engine.branch(
-        target["checkpoint_id"], "b", thread_id="t", namespace=target["checkpoint_ns"]
-    )
+    branch = await story.engine.branch(target["checkpoint_id"], "b", thread_id="t", namespace=target["checkpoint_ns"])
 
     state = await story.state(branch, subgraphs=True)
     assert (state.next, state.tasks[0].state.next) == (("inner",), ())  # x is done, and not applied yet
@@ -517,15 +513,9 @@ async def test_an_id_in_several_threads_needs_the_thread(begin: Begin) -> None:
     await story.tell()
     name = name_of(await story.state())
     branch = await story.engine.branch(name, "b")
-    for call in (
-        lambda: story.engine.get(name),
-        lambda: story.engine.rewind(name),
-        lambda: story.engine.branch(name, "c"),
-        lambda: story.engine.pin(name),
-        lambda: story.engine.diff(name, name),
-    ):
+    for method, arguments in [("get", []), ("rewind", []), ("branch", ["c"]), ("pin", []), ("diff", [name])]:
         with pytest.raises(AmbiguousCheckpoint):
-            await call()
+            await getattr(story.engine, method)(name, *arguments)
     for thread in ("t", branch):
         found = await story.engine.get(name, thread_id=thread)
         assert (found.metadata.thread_id, found.state["log"]) == (thread, await story.log())
@@ -544,7 +534,7 @@ async def test_a_branch_is_undone_and_done_again(begin: Begin) -> None:
     assert (gone.values, gone.next) == ({}, ())
     assert await story.history(branch) == []
     assert await story.listed(branch) == []
-    with pytest.raises(EverstepError, match="undone|redo"):
+    with pytest.raises(EverstepError, match="redo"):
         await story.turn({"log": [1]}, branch)
     await story.engine.redo("t")
     assert await story.whole(branch) == done
