@@ -118,11 +118,11 @@ class Inner(TypedDict):
 def _inner(world: World, names: Sequence[str], checkpointer: Any) -> Any:
     """A graph with a memory: how much is in it is all that leaves it."""
 
-    def last(state: Any) -> dict[str, Any]:
+    def last(state: Inner) -> dict[str, Any]:
         world.did(names[1])
         return {"memory": [names[1]], "seen": len(state["memory"]) + 1}
 
-    def first(_: Any) -> dict[str, Any]:
+    def first(_: Inner) -> dict[str, Any]:
         world.did(names[0])
         return {"memory": [names[0]]}
 
