@@ -86,7 +86,7 @@ class Log(TypedDict):
 
 def joined(checkpointer: Any, world: World) -> Any:
     """Nodes side by side, and one that waits for both."""
-    graph = StateGraph(Log)
+    graph: Any = StateGraph(Log)
     for name in "abc":
         graph.add_node(name, world.node(name))
     graph.add_edge(START, "a")
@@ -102,7 +102,7 @@ def looping(checkpointer: Any, world: World) -> Any:
         world.did("tick")
         return {"log": ["tick"], "n": state.get("n", 0) + 1}
 
-    graph = StateGraph(Log)
+    graph: Any = StateGraph(Log)
     graph.add_node("tick", tick)
     graph.add_node("done", world.node("done"))
     graph.add_edge(START, "tick")
@@ -118,15 +118,15 @@ class Inner(TypedDict):
 def _inner(world: World, names: Sequence[str], checkpointer: Any) -> Any:
     """A graph with a memory: how much is in it is all that leaves it."""
 
-    def last(state: Inner) -> dict[str, Any]:
+    def last(state: Any) -> dict[str, Any]:
         world.did(names[1])
         return {"memory": [names[1]], "seen": len(state["memory"]) + 1}
 
-    def first(_: Inner) -> dict[str, Any]:
+    def first(_: Any) -> dict[str, Any]:
         world.did(names[0])
         return {"memory": [names[0]]}
 
-    inner = StateGraph(Inner)
+    inner: Any = StateGraph(Inner)
     inner.add_node(names[0], first)
     inner.add_node(names[1], last)
     inner.add_edge(START, names[0])
@@ -135,7 +135,7 @@ def _inner(world: World, names: Sequence[str], checkpointer: Any) -> Any:
 
 
 def _around(checkpointer: Any, world: World, inner: Any) -> Any:
-    graph = StateGraph(Log)
+    graph: Any = StateGraph(Log)
     graph.add_node("first", world.node("first"))
     graph.add_node("inner", inner)
     graph.add_node("last", world.node("last"))
@@ -165,7 +165,7 @@ def asking(checkpointer: Any, world: World) -> Any:
 
         return run
 
-    graph = StateGraph(Log)
+    graph: Any = StateGraph(Log)
     graph.add_node("twice", ask("twice", 2))
     graph.add_node("once", ask("once", 1))
     graph.add_node("beside", world.node("beside"))
@@ -196,14 +196,14 @@ def deep(checkpointer: Any, world: World) -> Any:
 
         return run
 
-    inner = StateGraph(Inner)
+    inner: Any = StateGraph(Inner)
     inner.add_node("x", quick("x"))
     inner.add_node("p", quick("p"))
     inner.add_node("q", question)
     inner.add_edge(START, "x")
     inner.add_edge("x", "p")
     inner.add_edge("x", "q")
-    graph = StateGraph(Log)
+    graph: Any = StateGraph(Log)
     graph.add_node("inner", inner.compile())
     graph.add_node("beside", world.node("beside"))
     graph.add_node("end", world.node("end"))
@@ -220,7 +220,7 @@ def sending(checkpointer: Any, world: World) -> Any:
         world.did("work")
         return {"log": [f"work{state['k']}"]}
 
-    graph = StateGraph(Log)
+    graph: Any = StateGraph(Log)
     graph.add_node("plan", world.node("plan"))
     graph.add_node("work", work)
     graph.add_node("end", world.node("end"))
