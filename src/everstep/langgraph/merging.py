@@ -269,8 +269,9 @@ class _Merger:
         for name in changed:
             versions[name] = newest
         envelope["channel_versions"] = versions
-        if "updated_channels" in envelope:
-            envelope["updated_channels"] = sorted(changed)
+        if envelope.get("updated_channels") is not None:
+            # LangGraph looks only at the nodes that these start: those that ours had next are among them.
+            envelope["updated_channels"] = sorted({*envelope["updated_channels"], *changed})
         forms = {name: value.form for name, value in channels.items() if value.form != PLAIN}
         if _stands_alone(channels):
             forms.setdefault(LIST_CHANNEL, PLAIN)
