@@ -170,6 +170,16 @@ def saver(make_saver: Callable[..., Any]) -> Any:
     return make_saver()
 
 
+@pytest.fixture
+def begin(place: Place, face: str) -> Iterator[Callable[..., Any]]:
+    """A story with a graph on the store under test; see `tests.langgraph_stories`."""
+    from tests.langgraph_stories import Story
+
+    store = place.open()
+    yield lambda told, **options: Story(store, told, face, **options)
+    run_to_end(store.blocking.close())
+
+
 def _whole(store: Store) -> Store:
     return store
 

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from everstep import AmbiguousCheckpoint, EverstepError
-from everstep.faces import run_to_end
-from tests.conftest import Place
 from tests.langgraph_graphs import shapes
 from tests.langgraph_same import assert_same
 from tests.langgraph_stories import TOLD, Story, name_of
@@ -46,14 +44,6 @@ def face(where: tuple[str, str]) -> str:
 
 here = pytest.mark.parametrize("where", HERE, ids=_ids, indirect=True)
 """For rules that have nothing to do with the store."""
-
-
-@pytest.fixture
-def begin(place: Place, face: str) -> Any:
-    """A story on the store under test."""
-    store = place.open()
-    yield lambda told, **options: Story(store, told, face, **options)
-    run_to_end(store.blocking.close())
 
 
 Begin = Callable[..., Story]
