@@ -85,11 +85,15 @@ class Adapter(Protocol):
         sides: tuple[Stored, Stored],
         base: MergeBase,
         bases: Sequence[Place],
+        runs: Mapping[int, Sequence[Place]],
         *,
         resolve: Resolve,
         graph: Any,
     ) -> Draft:
-        """Return the checkpoint that a merge of ours and theirs makes; `base` is made of the common ancestors."""
+        """Return the checkpoint that a merge of ours and theirs makes; `base` is made of the common ancestors.
+
+        `runs` is the family's ancestry.
+        """
         ...
 
 

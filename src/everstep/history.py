@@ -138,10 +138,15 @@ def common_ancestors(ours: Ancestors, theirs: Ancestors, runs: Runs) -> list[Pla
 
 def common_below(places: Sequence[Place], other: Place, runs: Runs) -> list[Place]:
     """Return the best common ancestors of `other` and of all `places` taken together."""
+    return common_ancestors(ancestors(other, runs), all_ancestors(places, runs), runs)
+
+
+def all_ancestors(places: Sequence[Place], runs: Runs) -> Ancestors:
+    """Return the ancestors of all these, themselves included."""
     together: Ancestors = {}
     for place in places:
         _join(together, ancestors(place, runs))
-    return common_ancestors(ancestors(other, runs), together, runs)
+    return together
 
 
 def _join(found: Ancestors, more: Ancestors) -> None:

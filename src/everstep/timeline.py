@@ -585,7 +585,9 @@ class StoreTimeline:
         """Return the checkpoints of a merge: the first is that of the namespace, others are what subgraphs remember."""
         base = await self._bases(thread, adapter).merged(bases)
         drafts = [
-            await adapter.merged(self._repository, (ours, theirs), base, bases, resolve=resolve, graph=graph),
+            await adapter.merged(
+                self._repository, (ours, theirs), base, bases, thread.ancestry, resolve=resolve, graph=graph
+            )
         ]
         other = await self._store.thread(theirs.record.key.thread_id)
         for name in adapter.lasting(other) if other is not None and not ours.record.key.namespace else ():
@@ -602,7 +604,7 @@ class StoreTimeline:
             within = adapter.subgraph(graph, name)
             try:
                 draft = await adapter.merged(
-                    self._repository, (own, changed), before, parted, resolve=settle, graph=within
+                    self._repository, (own, changed), before, parted, thread.ancestry, resolve=settle, graph=within
                 )
             except MergeConflict as exc:
                 raise MergeConflict(

@@ -133,11 +133,12 @@ class _LangGraph:
         sides: tuple[Stored, Stored],
         base: MergeBase,
         bases: Sequence[Place],
+        runs: history.Runs,
         *,
         resolve: Resolve,
         graph: Any,
     ) -> Draft:
-        return await merged(repository, sides, base, bases, resolve=resolve, graph=graph)
+        return await merged(repository, sides, base, bases, runs, resolve=resolve, graph=graph)
 
 
 ADAPTER = _LangGraph()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from everstep.bases import MergeBase, root_of_nodes
 from everstep.errors import CheckpointCorrupted, InvalidInput, MergeConflict
-from everstep.history import is_unmoved
+from everstep.history import Ancestors, Runs, all_ancestors, is_unmoved
 from everstep.langgraph import plainly
 from everstep.langgraph.base import new_checkpoint_id, next_version, number_of
 from everstep.langgraph.channels import FOREIGN, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Form, Written
@@ -50,6 +50,7 @@ async def merged(
     sides: tuple[Stored, Stored],
     base: MergeBase,
     bases: Sequence[Place],
+    runs: Runs,
     *,
     resolve: Resolve,
     graph: Any,
@@ -62,7 +63,7 @@ async def merged(
     if is_unmoved(ours, bases):  # all is as in theirs
         counters = theirs.record.metadata.get(_COUNTERS)
         return Draft(await _record(repository, sides, _root(theirs), counters), (), rest_on)
-    merger = _Merger(repository, sides, base, frozenset(place.key.checkpoint_id for place in bases), graph)
+    merger = _Merger(repository, sides, base, all_ancestors(bases, runs), graph)
     await merger.open()
     nodes, objects = await merger.nodes(resolve)
     record = await _record(repository, sides, root_of_nodes(nodes), merger.counters())
@@ -101,11 +102,11 @@ class _Merger:
         repository: Repository,
         sides: tuple[Stored, Stored],
         base: MergeBase,
-        base_ids: frozenset[str],
+        known: Ancestors,
         graph: Any,
     ) -> None:
         self._repository, self._stored, self._base, self._graph = repository, sides, base, graph
-        self._base_ids = base_ids
+        self._known = known
         self._channels, self._messages = Channels(KINDS), Messages(KINDS)
         self._writer = tree.Writer(packer=KINDS.codec)
         self._decided: dict[str, Written | None] = {}
@@ -339,8 +340,8 @@ class _Merger:
                 open_names.append(name)
         if not open_names:
             return
-        steps = await self._steps(open_names)
-        shared = await self._shared(open_names)
+        steps, since = await self._steps(open_names)
+        shared = await self._shared(since)
         for name in open_names:
             own = [[write for write in step if write.channel == name] for step in steps]
             value = await self._applied(specs[name], name, own, shared)
@@ -360,7 +361,8 @@ class _Merger:
         is_plain = self._ours.channels[name].packed != self._theirs.channels[name].packed
         is_plain = is_plain and not any(_place(write) in shared for step in steps for write in step)
         guesses = self._guesses(name, theirs) if is_plain else ()
-        for updates, applied in [(written, fresh), *((way, way) for way in guesses)]:
+        # After an earlier merge the ancestor, too, has what was pending where they parted.
+        for updates, applied in [(written, fresh), (fresh, fresh), *((way, way) for way in guesses)]:
             try:
                 if self._packed(name, _updated(spec, before, updates)) == self._theirs.channels[name].packed:
                     return _updated(spec, ours, applied)
@@ -381,27 +383,31 @@ class _Merger:
         top = self._channels.stands_alone(name, value)
         return self._channels.written(tree.Writer(packer=KINDS.codec), name, value, None, top=top).packed
 
-    async def _steps(self, names: Collection[str]) -> list[list[Write]]:
-        """Return what theirs wrote to these channels since the ancestor, step by step."""
+    async def _steps(self, names: Collection[str]) -> tuple[list[list[Write]], str]:
+        """Return what theirs wrote to these channels and the ancestor has not, step by step, and since which id.
+
+        That is what stands on theirs' own line, up to a checkpoint that the ancestor knows of.
+        """
         steps: list[list[Write]] = []
-        parents, seen = self._stored[1].record.parents, set[Key]()
+        parents, seen, last = self._stored[1].record.parents, set[Key](), ""
         while parents and parents[0] not in seen and len(seen) < _STEPS_MAX:
             seen.add(parents[0])
             loaded = await self._repository.store.read(*parents[0], writes=True)
             if loaded is None:
                 break
-            steps.append([write for write in loaded.writes if write.channel in names])
-            if loaded.stored.record.key.checkpoint_id in self._base_ids:
+            (_, _, name), place = loaded.stored.record.key, loaded.stored.place
+            if name != last:  # a branch begins with its origin once more
+                steps.append([write for write in loaded.writes if write.channel in names])
+            last, parents = name, loaded.stored.record.parents
+            if place.run in self._known and place.seq <= self._known[place.run].seq:
                 break
-            parents = loaded.stored.record.parents
-        return steps[::-1]
+        return steps[::-1], last
 
-    async def _shared(self, names: Collection[str]) -> set[_Place]:
+    async def _shared(self, since: str) -> set[_Place]:
         """Return the writes that were pending where the threads parted: ours have them too."""
         into, namespace, _ = self._stored[0].record.key
-        keys = [Key(into, namespace, name) for name in self._base_ids]
-        found = await self._repository.store.read_many(keys, writes=True)
-        return {_place(write) for loaded in found for write in loaded.writes if write.channel in names}
+        loaded = await self._repository.store.read(into, namespace, since, writes=True) if since else None
+        return {_place(write) for write in loaded.writes} if loaded is not None else set()
 
     async def _values(self, steps: Sequence[Sequence[Write]]) -> list[list[Any]]:
         children = b"".join([write.children for step in steps for write in step])
