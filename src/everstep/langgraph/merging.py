@@ -58,7 +58,7 @@ async def merged(
     """Return the checkpoint that has ours with what theirs did since their common ancestors."""
     ours, theirs = sides
     if graph is not None:
-        _reducers(graph)
+        _gathering(graph)
     rest_on = [Base(stored.record.key, stored.digest) for stored in sides]
     if is_unmoved(ours, bases):  # all is as in theirs
         counters = theirs.record.metadata.get(_COUNTERS)
@@ -149,12 +149,12 @@ class _Merger:
 
     async def nodes(self, resolve: Resolve) -> tuple[list[tree.Node], dict[bytes, tree.Content]]:
         """Return the values of the merge, and the objects they need."""
-        deltas, clashes = self._deltas(resolve)
+        deltas, clashes = await self._deltas(resolve)
         self._opaque(resolve, clashes)
         if self._graph is not None:
             await self._reduce()
         channels, objects = await self._three_way(resolve, clashes)
-        decided = {**self._decided, **{name: value for name, (value, _) in deltas.items() if value is not None}}
+        decided = {**self._decided, **{name: value for name, (value, _) in deltas.items()}}
         channels = {name: value for name, value in {**channels, **decided}.items() if value is not None}
         envelope = self._envelope(channels)
         rest: dict[str, Written] = {}
@@ -283,7 +283,9 @@ class _Merger:
 
     # -- delta channels
 
-    def _deltas(self, resolve: Resolve) -> tuple[dict[str, tuple[Written | None, dict[str, Written]]], list[Conflict]]:
+    async def _deltas(
+        self, resolve: Resolve
+    ) -> tuple[dict[str, tuple[Written | None, dict[str, Written]]], list[Conflict]]:
         """Return, by channel, its value or what that is made from: a stored value and the writes since."""
         found: dict[str, tuple[Written | None, dict[str, Written]]] = {}
         clashes: list[Conflict] = []
@@ -293,20 +295,43 @@ class _Merger:
             for name in side.rest
             if name.startswith(WRITES)
         }
+        if self._graph is not None:  # such a channel may have its value stored on both sides
+            known = {**self._ours.channels, **self._theirs.channels}
+            self._delta_names |= _gathering(self._graph, "DeltaChannel").keys() & known.keys()
         for name in sorted(self._delta_names):
             before, ours, theirs = [_delta(side, name) for side in (self._before, self._ours, self._theirs)]
             side, chosen = self._ours, ours
             if theirs not in (before, ours) and (ours == before or resolve == "theirs"):
                 side, chosen = self._theirs, theirs
             elif theirs not in (before, ours) and resolve != "ours":
-                if not (ours.seed == theirs.seed == before.seed and _begin(ours, before) and _begin(theirs, before)):
+                new = await self._new_items(name, before, theirs)
+                if new is None:
                     clashes.append(Conflict(plainly.path_of(name), MISSING, MISSING, MISSING))
                     continue
-                chosen = ours._replace(items=ours.items + theirs.items[len(before.items) :])
+                chosen = ours._replace(items=ours.items + new)
             if chosen != ours:
                 self._moved_deltas.append(name)
             found[name] = self._made_of(name, _seed(side, name), chosen.items)
         return found, clashes
+
+    async def _new_items(self, name: str, before: _Delta, theirs: _Delta) -> tuple[bytes, ...] | None:
+        """Return what theirs wrote to a delta channel since the ancestor, but for what ours have too; None: unknown."""
+        steps, since, is_whole = await self._steps([name])
+        if theirs.seed == before.seed and _begin(theirs, before):
+            found = theirs.items[len(before.items) :]
+        elif is_whole:  # a value was stored meanwhile, so that the list of writes begins there
+            found = await self._items([write for step in steps for write in step])
+        else:
+            return None
+        shared = await self._items([write for write in await self._pending(since) if write.channel == name])
+        return tuple(item for item in found if item not in shared)
+
+    async def _items(self, writes: Sequence[Write]) -> tuple[bytes, ...]:
+        objects = await self._repository.objects(self._stored[0].family, b"".join([write.children for write in writes]))
+        values = [self._channels.plain(tree.Node(w.children, w.body[1:], w.size), objects) for w in writes]
+        return tuple(
+            KINDS.codec.pack([write.task_id, write.body[0], value]) for write, value in zip(writes, values, strict=True)
+        )
 
     def _made_of(
         self, name: str, seed: Written | None, items: Sequence[bytes]
@@ -329,7 +354,7 @@ class _Merger:
 
     async def _reduce(self) -> None:
         """Decide the channels of the graph that have a reducer and that both sides changed."""
-        specs = _reducers(self._graph)
+        specs = _gathering(self._graph, "BinaryOperatorAggregate", "Topic")
         open_names = []
         for name in specs:
             before, ours, theirs = [
@@ -340,8 +365,8 @@ class _Merger:
                 open_names.append(name)
         if not open_names:
             return
-        steps, since = await self._steps(open_names)
-        shared = await self._shared(since)
+        steps, since, _ = await self._steps(open_names)
+        shared = {_place(write) for write in await self._pending(since)}
         for name in open_names:
             own = [[write for write in step if write.channel == name] for step in steps]
             value = await self._applied(specs[name], name, own, shared)
@@ -383,13 +408,14 @@ class _Merger:
         top = self._channels.stands_alone(name, value)
         return self._channels.written(tree.Writer(packer=KINDS.codec), name, value, None, top=top).packed
 
-    async def _steps(self, names: Collection[str]) -> tuple[list[list[Write]], str]:
-        """Return what theirs wrote to these channels and the ancestor has not, step by step, and since which id.
+    async def _steps(self, names: Collection[str]) -> _Steps:
+        """Return what theirs wrote to these channels and the ancestor has not.
 
         That is what stands on theirs' own line, up to a checkpoint that the ancestor knows of.
         """
         steps: list[list[Write]] = []
         parents, seen, last = self._stored[1].record.parents, set[Key](), ""
+        is_single = len(parents) == 1
         while parents and parents[0] not in seen and len(seen) < _STEPS_MAX:
             seen.add(parents[0])
             loaded = await self._repository.store.read(*parents[0], writes=True)
@@ -398,16 +424,17 @@ class _Merger:
             (_, _, name), place = loaded.stored.record.key, loaded.stored.place
             if name != last:  # a branch begins with its origin once more
                 steps.append([write for write in loaded.writes if write.channel in names])
-            last, parents = name, loaded.stored.record.parents
             if place.run in self._known and place.seq <= self._known[place.run].seq:
-                break
-        return steps[::-1], last
+                return _Steps(steps[::-1], name, is_whole=is_single)
+            last, parents = name, loaded.stored.record.parents
+            is_single = is_single and len(parents) == 1
+        return _Steps(steps[::-1], last, is_whole=False)
 
-    async def _shared(self, since: str) -> set[_Place]:
+    async def _pending(self, since: str) -> Sequence[Write]:
         """Return the writes that were pending where the threads parted: ours have them too."""
         into, namespace, _ = self._stored[0].record.key
         loaded = await self._repository.store.read(into, namespace, since, writes=True) if since else None
-        return {_place(write) for write in loaded.writes} if loaded is not None else set()
+        return loaded.writes if loaded is not None else ()
 
     async def _values(self, steps: Sequence[Sequence[Write]]) -> list[list[Any]]:
         children = b"".join([write.children for step in steps for write in step])
@@ -420,6 +447,16 @@ class _Merger:
             for step in steps
             if step
         ]
+
+
+class _Steps(NamedTuple):
+    """What a thread wrote, step by step."""
+
+    writes: Sequence[Sequence[Write]]
+    since: str
+    """The id of the checkpoint from which on."""
+    is_whole: bool
+    """Whether nothing came by a merge, and nothing is missing."""
 
 
 _Place = tuple[str, int, str, bytes, bytes]
@@ -452,18 +489,17 @@ def _begin(longer: _Delta, shorter: _Delta) -> bool:
     return longer.items[: len(shorter.items)] == shorter.items
 
 
-def _reducers(graph: Any) -> dict[str, Any]:
-    """Return the channels of a graph that gather what is written to them."""
+def _gathering(graph: Any, *kinds: str) -> dict[str, Any]:
+    """Return the channels of a graph that are of one of these classes, which gather what is written to them."""
     channels = getattr(graph, "channels", None)
     if not isinstance(channels, Mapping):
         raise InvalidInput(f"graph= takes a compiled graph (or a StateGraph), not {type(graph).__name__}")
-    names = {"BinaryOperatorAggregate", "Topic"}
     return {
         name: spec
         for name, spec in channels.items()
         if isinstance(name, str)
         and not plainly.is_internal(name)
-        and names & {cls.__name__ for cls in type(spec).__mro__}
+        and any(cls.__name__ in kinds for cls in type(spec).__mro__)
     }
 
 
