@@ -464,6 +464,34 @@ async def test_delta_channels(begin: Begin, name: str, before: int, ours: int, t
     assert await value(story, name) == expected
 
 
+@pytest.mark.parametrize("frequency", [1, 2, 1000])
+@here
+async def test_what_was_pending_in_a_delta_channel_counts_once(begin: Begin, frequency: int) -> None:
+    def build(checkpointer: Any, world: World) -> Any:
+        channel: Any = DeltaChannel(added, snapshot_frequency=frequency)
+        Grown = TypedDict("Grown", {"log": Annotated[list[Any], channel]})  # noqa: UP013  # the annotation is a value
+        graph: Any = StateGraph(Grown)
+        for name in "abc":
+            graph.add_node(name, world.node(name))
+        graph.add_edge(START, "a")
+        graph.add_edge(START, "b")
+        graph.add_edge(["a", "b"], "c")
+        return graph.compile(checkpointer)
+
+    story = begin(build)
+    await story.killed({"log": [0]}, "t", failing="b", after=["a"])
+    branch = await story.engine.branch(name_of(await story.state()), "b")
+    for thread in (branch, "t"):
+        await story.turn(None, thread)
+        assert await story.log(thread) == [0, "a", "b", "c"]
+        await story.turn({"log": [thread]}, thread)
+    await story.engine.merge_branch(branch, "t", graph=story.app)
+    # a was pending, and b has done the same on both sides; c ran twice.
+    assert await story.log() == [0, "a", "b", "c", "t", "a", "b", "c", "c", branch, "a", "b", "c"]
+    await story.turn({"log": ["more"]})
+    assert (await story.log())[-5:] == ["c", "more", "a", "b", "c"]
+
+
 class Detail(BaseModel):
     words: list[str] = []
     best: int = 0
