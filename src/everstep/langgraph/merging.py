@@ -323,7 +323,10 @@ class _Merger:
             found = await self._items([write for step in steps for write in step])
         else:
             return None
-        shared = await self._items([write for write in await self._pending(since) if write.channel == name])
+        pending = await self._pending(since) if steps and steps[0] else ()
+        if pending is None:
+            return None
+        shared = await self._items([write for write in pending if write.channel == name])
         return tuple(item for item in found if item not in shared)
 
     async def _items(self, writes: Sequence[Write]) -> tuple[bytes, ...]:
@@ -366,7 +369,10 @@ class _Merger:
         if not open_names:
             return
         steps, since, _ = await self._steps(open_names)
-        shared = {_place(write) for write in await self._pending(since)}
+        pending = await self._pending(since) if steps and steps[0] else ()
+        if pending is None:
+            return
+        shared = {_place(write) for write in pending}
         for name in open_names:
             own = [[write for write in step if write.channel == name] for step in steps]
             value = await self._applied(specs[name], name, own, shared)
@@ -430,11 +436,25 @@ class _Merger:
             is_single = is_single and len(parents) == 1
         return _Steps(steps[::-1], last, is_whole=False)
 
-    async def _pending(self, since: str) -> Sequence[Write]:
-        """Return the writes that were pending where the threads parted: ours have them too."""
-        into, namespace, _ = self._stored[0].record.key
-        loaded = await self._repository.store.read(into, namespace, since, writes=True) if since else None
-        return loaded.writes if loaded is not None else ()
+    async def _pending(self, since: str) -> Sequence[Write] | None:
+        """Return the writes that were pending where the threads parted, if ours went on with them; None: unknown."""
+        store, record, seen = self._repository.store, self._stored[0].record, set[Key]()
+        while record.parents and record.parents[0] not in seen and len(seen) < _STEPS_MAX:
+            key = record.parents[0]
+            seen.add(key)
+            loaded = await store.read(*key, writes=key.checkpoint_id == since)
+            if loaded is None:
+                return ()
+            if key.checkpoint_id == since:
+                other = (
+                    await store.thread(key.thread_id) if key.thread_id != self._stored[0].record.key.thread_id else None
+                )
+                hidden = [h for held in other.hidden.values() for h in held] if other is not None else []
+                if any((h.namespace, h.writes_of) == key[1:] for h in hidden):
+                    return None  # they went on with what was there before that thread was rewound
+                return loaded.writes if record.metadata.get("source") != "input" else ()  # new input drops them
+            record = loaded.stored.record
+        return ()
 
     async def _values(self, steps: Sequence[Sequence[Write]]) -> list[list[Any]]:
         children = b"".join([write.children for step in steps for write in step])
