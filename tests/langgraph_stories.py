@@ -27,6 +27,7 @@ class World:
 
     def __init__(self) -> None:
         self.ran: list[str] = []
+        self.entries: list[str] = []
         self.failing: set[str] = set()
         self.after: set[str] = set()
         """What is stored before a failing node fails: the names of nodes that ran beside it."""
@@ -55,7 +56,9 @@ class World:
         with self._changed:
             if not config["configurable"].get("checkpoint_ns"):
                 self.stored.update(channel for channel, _ in writes)
-            self.stored.update(str(name) for channel, value in writes if channel == "log" for name in value)
+            self.stored.update(
+                str(name).partition("#")[0] for channel, value in writes if channel == "log" for name in value
+            )
             self._changed.notify_all()
 
     def took(self) -> list[str]:
