@@ -98,7 +98,8 @@ def is_unmoved(stored: Stored, bases: Sequence[Place]) -> bool:
     if stored.place in bases:
         return True
     begins = len(parents) == 1 and parents[0].thread_id != key.thread_id
-    return begins and parents[0] in [place.key for place in bases]
+    # Where a branch begins under its origin's id, so does a branch of it.
+    return begins and any(place.key == parents[0] or place.key[1:] == key[1:] for place in bases)
 
 
 # -- ancestors ---------------------------------------------------------------------------------------------------------

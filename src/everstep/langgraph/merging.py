@@ -32,6 +32,7 @@ KINDS = Kinds()
 """The classes that the values of a merge may have: those that are imported."""
 
 _STEPS_MAX = 10_000
+_EMPTY_LIST = codec.pack([])
 _COUNTERS = "counters_since_delta_snapshot"
 
 
@@ -388,9 +389,9 @@ class _Merger:
         ]
         written = await self._values(steps)
         fresh = await self._values([[write for write in step if _place(write) not in shared] for step in steps])
-        # What both did before they parted, or in the same way, cannot be told from the values alone.
+        # What both did in the same way, as they do if they part within a step, cannot be told from the values alone.
         is_plain = self._ours.channels[name].packed != self._theirs.channels[name].packed
-        is_plain = is_plain and not any(_place(write) in shared for step in steps for write in step)
+        is_plain = is_plain and not _is_running(self._before)
         guesses = self._guesses(name, theirs) if is_plain else ()
         # After an earlier merge the ancestor, too, has what was pending where they parted.
         for updates, applied in [(written, fresh), (fresh, fresh), *((way, way) for way in guesses)]:
@@ -438,23 +439,28 @@ class _Merger:
 
     async def _pending(self, since: str) -> Sequence[Write] | None:
         """Return the writes that were pending where the threads parted, if ours went on with them; None: unknown."""
-        store, record, seen = self._repository.store, self._stored[0].record, set[Key]()
-        while record.parents and record.parents[0] not in seen and len(seen) < _STEPS_MAX:
-            key = record.parents[0]
+        store, seen = self._repository.store, set[Key]()
+        line = [(key, self._stored[0].record) for key in self._stored[0].record.parents]
+        while line and len(seen) < _STEPS_MAX:
+            key, following = line.pop(0)
+            if key in seen:
+                continue
             seen.add(key)
             loaded = await store.read(*key, writes=key.checkpoint_id == since)
-            if loaded is None:
-                return ()
-            if key.checkpoint_id == since:
-                other = (
-                    await store.thread(key.thread_id) if key.thread_id != self._stored[0].record.key.thread_id else None
-                )
-                hidden = [h for held in other.hidden.values() for h in held] if other is not None else []
-                if any((h.namespace, h.writes_of) == key[1:] for h in hidden):
-                    return None  # they went on with what was there before that thread was rewound
-                return loaded.writes if record.metadata.get("source") != "input" else ()  # new input drops them
-            record = loaded.stored.record
+            if loaded is not None and key.checkpoint_id == since:
+                if following.metadata.get("source") == "input":
+                    return ()  # new input drops what is pending
+                return loaded.writes if await self._is_as_it_was(key) else None
+            line += [(parent, loaded.stored.record) for parent in loaded.stored.record.parents] if loaded else []
         return ()
+
+    async def _is_as_it_was(self, key: Key) -> bool:
+        """Whether no writes of a checkpoint were undone since ours went on from it, which another thread may do."""
+        if key.thread_id == self._stored[0].record.key.thread_id:
+            return True
+        thread = await self._repository.store.thread(key.thread_id)
+        hidden = [h for held in thread.hidden.values() for h in held] if thread is not None else []
+        return not any((h.namespace, h.writes_of) == key[1:] for h in hidden)
 
     async def _values(self, steps: Sequence[Sequence[Write]]) -> list[list[Any]]:
         children = b"".join([write.children for step in steps for write in step])
@@ -503,6 +509,11 @@ def _delta(side: Side, name: str) -> _Delta:
 def _seed(side: Side, name: str) -> Written | None:
     """Return the last value of a delta channel that was stored."""
     return side.channels.get(name) or side.rest.get(SEED + name)
+
+
+def _is_running(side: Side) -> bool:
+    """Whether nodes come next."""
+    return any(plainly.starts_nodes(name) and value.packed != _EMPTY_LIST for name, value in side.channels.items())
 
 
 def _begin(longer: _Delta, shorter: _Delta) -> bool:

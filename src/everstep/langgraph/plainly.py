@@ -107,6 +107,11 @@ def is_internal(name: str) -> bool:
     return name.startswith(_INTERNAL)
 
 
+def starts_nodes(name: str) -> bool:
+    """Whether nodes come next if this channel has a value (and that is no empty list)."""
+    return name.startswith(_TO) or name in (_SENT, _START)
+
+
 def path_of(name: str) -> str:
     """Return the path of a channel in the state."""
     return key_path("state", codec.pack(name))
