@@ -272,6 +272,7 @@ class Story:
         self.saver.world = self.world
         self.app = self.told.build(self.saver, self.world)
         self.engine: Any = OneFace(self.saver.engine, face)
+        self.durability: Any = "sync"
         self.marks: list[int] = []
         """After each turn: how many checkpoints there were."""
 
@@ -282,8 +283,8 @@ class Story:
             given = Command(resume={found.id: given[found.value] for found in open_now if found.value in given})
         given = copy.deepcopy(given)
         if self.face == "async":
-            return await self.app.ainvoke(given, config, durability="sync")
-        return self.app.invoke(given, config, durability="sync")
+            return await self.app.ainvoke(given, config, durability=self.durability)
+        return self.app.invoke(given, config, durability=self.durability)
 
     async def killed(self, given: Any, thread: str, failing: str, after: Sequence[str] = ()) -> None:
         """Take a turn that dies in a node, once what ran beside it is stored."""

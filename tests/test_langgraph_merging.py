@@ -391,6 +391,82 @@ async def test_sums_of_a_branch_of_a_branch(begin: Begin) -> None:
     assert await value(story, "total") == (1111 + 1000 + 5 + 1110) + 1000 + 7 + 1110 + 9 + 1110
 
 
+@pytest.mark.parametrize("way", ["later", "dropped", "rewound"])
+@here
+async def test_what_was_pending_where_they_parted(begin: Begin, way: str) -> None:
+    """It counts once if the target went on with it, wherever that was; and not at all as the target's if it did not."""
+    story = begin("joined")
+    await story.killed({"log": [0]}, "t", failing="b", after=["a"])
+    middle = name_of(await story.state())
+    theirs = await story.engine.branch(middle, "theirs")
+    await story.turn(None, theirs)
+    if way == "dropped":
+        await story.turn({"log": ["new"]})
+        target, expected = "t", [0, "new", "a", "b", "c", "a", "b", "c"]
+    else:
+        await story.turn(None)
+        target = await story.engine.branch(name_of(await story.state()), "later", thread_id="t")
+        await story.turn({"log": ["new"]}, target)
+        expected = [0, "a", "b", "c", "new", "a", "b", "c", "c"]
+    if way == "rewound":
+        await story.engine.rewind(middle, thread_id="t")
+        with pytest.raises(MergeConflict):  # what the target went on with cannot be known any more
+            await story.engine.merge_branch(theirs, target, graph=story.app)
+        return
+    await story.engine.merge_branch(theirs, target, graph=story.app)
+    assert await story.log(target) == expected
+
+
+@here
+async def test_a_branch_of_a_branch_that_has_not_moved_gives_way(begin: Begin) -> None:
+    story = begin("joined")
+    await story.turn({"log": [0]})
+    name, branch = name_of((await story.history())[2]), "t"
+    for _ in range(3):
+        branch = await story.engine.branch(name, "b", thread_id=branch)
+    await story.engine.merge_branch("t", branch, graph=story.app)
+    state = await story.state(branch)
+    assert (state.values["log"], state.next) == ([0, "a", "b", "c"], ())
+
+
+@here
+async def test_an_input_that_ran_again_counts_once_or_is_a_conflict(begin: Begin) -> None:
+    """Two threads that went on from the same unfinished step, one of them after its results were undone."""
+    story = begin("joined")
+    await story.turn({"log": [0]})
+    start = name_of((await story.history())[-1])
+    branch = await story.engine.branch(name_of(await story.state()), "b")
+    await story.engine.rewind(start, thread_id="t")
+    await story.turn(None)
+    await story.turn({"log": [1]}, branch)
+    try:
+        await story.engine.merge_branch(branch, "t", graph=story.app)
+    except MergeConflict:
+        assert await story.log() == [0, "a", "b", "c"]
+    else:
+        assert (await story.log()).count(0) == 1
+
+
+@here
+async def test_values_without_writes_are_taken_as_they_are(begin: Begin) -> None:
+    """With `durability="exit"` nothing says what was written: what a list has more at its end was."""
+    story = begin(notes)
+    story.durability = "exit"
+    branch = await parted(story, {"items": [0], "messages": said("m")}, [{"items": ["o"]}], [{"items": ["t"]}])
+    await story.turn({"messages": said("theirs")}, branch)
+    await story.engine.merge_branch(branch, "t", graph=story.app)
+    assert (await value(story, "items"), await value(story, "messages")) == ([0, "o", "t"], ["m", "theirs"])
+
+    story = begin("sending")  # its list of what is sent is empty then
+    story.durability = "exit"
+    await story.turn({"log": [0]}, "s")
+    branch = await story.engine.branch(name_of(await story.state("s")), "b")
+    for thread in ("s", branch):
+        await story.turn({"log": [thread]}, thread)
+    await story.engine.merge_branch(branch, "s", graph=story.app)
+    assert [each for each in await story.log("s") if each in (0, "s", branch)] == [0, "s", branch]
+
+
 @here
 async def test_criss_cross(begin: Begin) -> None:
     """Both took the other's in before either went on."""
