@@ -32,7 +32,7 @@ KINDS = Kinds()
 """The classes that the values of a merge may have: those that are imported."""
 
 _STEPS_MAX = 10_000
-_EMPTY_LIST = codec.pack([])
+_EMPTY = KINDS.codec.pack([]), KINDS.codec.pack(set())
 _COUNTERS = "counters_since_delta_snapshot"
 
 
@@ -421,7 +421,7 @@ class _Merger:
         That is what stands on theirs' own line, up to a checkpoint that the ancestor knows of.
         """
         steps: list[list[Write]] = []
-        parents, seen, last = self._stored[1].record.parents, set[Key](), ""
+        (_, _, last), parents, seen = self._stored[1].record.key, self._stored[1].record.parents, set[Key]()
         is_single = len(parents) == 1
         while parents and parents[0] not in seen and len(seen) < _STEPS_MAX:
             seen.add(parents[0])
@@ -439,20 +439,23 @@ class _Merger:
 
     async def _pending(self, since: str) -> Sequence[Write] | None:
         """Return the writes that were pending where the threads parted, if ours went on with them; None: unknown."""
-        store, seen = self._repository.store, set[Key]()
+        found, seen = list[Write](), set[Key]()
         line = [(key, self._stored[0].record) for key in self._stored[0].record.parents]
         while line and len(seen) < _STEPS_MAX:
             key, following = line.pop(0)
-            if key in seen:
+            is_applied = key.checkpoint_id == since and _goes_on(following) and following.key.checkpoint_id != since
+            if key in seen and not is_applied:
                 continue
             seen.add(key)
-            loaded = await store.read(*key, writes=key.checkpoint_id == since)
-            if loaded is not None and key.checkpoint_id == since:
-                if following.metadata.get("source") == "input":
-                    return ()  # new input drops what is pending
-                return loaded.writes if await self._is_as_it_was(key) else None
-            line += [(parent, loaded.stored.record) for parent in loaded.stored.record.parents] if loaded else []
-        return ()
+            loaded = await self._repository.store.read(*key, writes=is_applied)
+            if loaded is None:
+                continue
+            if is_applied:
+                if not await self._is_as_it_was(key):
+                    return None
+                found += loaded.writes
+            line += [(parent, loaded.stored.record) for parent in loaded.stored.record.parents]
+        return found
 
     async def _is_as_it_was(self, key: Key) -> bool:
         """Whether no writes of a checkpoint were undone since ours went on from it, which another thread may do."""
@@ -511,9 +514,14 @@ def _seed(side: Side, name: str) -> Written | None:
     return side.channels.get(name) or side.rest.get(SEED + name)
 
 
+def _goes_on(record: Record) -> bool:
+    """Whether a checkpoint was made with what was pending before it: neither a merge nor a new input is."""
+    return len(record.parents) == 1 and record.metadata.get("source") in ("loop", "update")
+
+
 def _is_running(side: Side) -> bool:
     """Whether nodes come next."""
-    return any(plainly.starts_nodes(name) and value.packed != _EMPTY_LIST for name, value in side.channels.items())
+    return any(plainly.starts_nodes(name) and value.packed not in _EMPTY for name, value in side.channels.items())
 
 
 def _begin(longer: _Delta, shorter: _Delta) -> bool:

@@ -19,9 +19,9 @@ from everstep.values import codec, registry, tree
 from everstep.values.registry import Registered
 from everstep.values.walk import key_path
 
-_TO = "branch:to:"
+_TO, _JOIN = "branch:to:", "join:"
 _SENT, _START = "__pregel_tasks", "__start__"
-_INTERNAL = ("__", _TO, "join:")
+_INTERNAL = ("__", _TO, _JOIN)
 _INTERNAL_PATH = re.compile(r"state(\.__|\['(__|branch:to:|join:))")
 
 
@@ -108,8 +108,8 @@ def is_internal(name: str) -> bool:
 
 
 def starts_nodes(name: str) -> bool:
-    """Whether nodes come next if this channel has a value (and that is no empty list)."""
-    return name.startswith(_TO) or name in (_SENT, _START)
+    """Whether nodes come next, or wait for others, if this channel has a value that is not empty."""
+    return name.startswith((_TO, _JOIN)) or name in (_SENT, _START)
 
 
 def path_of(name: str) -> str:
