@@ -444,7 +444,7 @@ class _Merger:
         while line and len(seen) < _STEPS_MAX:
             key, following = line.pop(0)
             is_applied = key.checkpoint_id == since and _goes_on(following) and following.key.checkpoint_id != since
-            if key in seen and not is_applied:
+            if not is_applied and (key in seen or key.checkpoint_id <= since):  # ids grow along a line
                 continue
             seen.add(key)
             loaded = await self._repository.store.read(*key, writes=is_applied)
