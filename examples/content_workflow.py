@@ -28,6 +28,7 @@ from everstep.langgraph import HarnessCheckpointer
 from everstep.langgraph.tasks import TaskManager
 
 TASK = "article-1"
+WORKER = (sys.executable, __file__)
 
 
 class Article(TypedDict, total=False):
@@ -114,10 +115,6 @@ def worker(path: str, verb: str, stuck_in: str = "") -> None:
             print("  ->", manager.resume_task(TASK, wait=True)["final"])
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
-
-
 def show_status(status: dict[str, Any]) -> None:
     print(f"  status {status['status']}, stage {status['stage']}, next {status['next']}, logs {status['logs']}")
 
@@ -127,12 +124,12 @@ def main() -> None:
         path = str(Path(folder) / "articles.db")
 
         print("A process writes an article, one node after the other.")
-        first = start(path, "create", "draft")
-        for line in first.stdout or ():
-            print(line, end="")
-            if line == "  draft runs\n":
-                os.kill(first.pid, signal.SIGKILL)
-        print(f"  kill -9 in the middle of draft (exit {first.wait()})")
+        with subprocess.Popen([*WORKER, path, "create", "draft"], stdout=subprocess.PIPE, text=True) as first:
+            for line in first.stdout or ():
+                print(line, end="")
+                if line == "  draft runs\n":
+                    os.kill(first.pid, signal.SIGKILL)
+        print(f"  kill -9 in the middle of draft (exit {first.returncode})")
 
         with HarnessCheckpointer.from_url(path) as saver:
             manager = manager_of(saver, Style(tone="lively"))
@@ -140,10 +137,7 @@ def main() -> None:
             show_status(manager.wait_task(TASK))  # until it is clear that nobody runs it any more
 
             print("\nAnother process resumes the task.", flush=True)
-            second = start(path, "resume")
-            print(second.communicate()[0], end="")
-            if second.returncode != 0:
-                raise SystemExit("the task could not be resumed")
+            subprocess.run([*WORKER, path, "resume"], check=True)
             show_status(manager.get_task_status(TASK))
 
             print("\nIts history, the newest first:")
