@@ -21,10 +21,50 @@ def blocks() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("code", [code for _, code in blocks()], ids=[name for name, _ in blocks()])
-def test_the_code_in_the_documents_runs(code: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+def files() -> dict[str, str]:
+    """The blocks that begin with a file's name: later ones import them."""
+    return {found[1]: code for _, code in blocks() if (found := re.match(r"# (\w+\.py)\n", code))}
+
+
+def run(code: str, folder: Path) -> str:
+    for name, text in files().items():
+        (folder / name).write_text(text)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def promised(code: str) -> list[str]:
+    """Return the lines that a block says it prints: in a comment beside `print`, or in those right below it."""
+    found, after_print = [], False
+    for line in code.splitlines():
+        comment = re.search(r"(?:^|  )# (.*)$", line)
+        prints = "print(" in line
+        if comment is not None and (prints or (after_print and line.strip().startswith("# "))):
+            found.append(comment[1])
+            after_print = True
+        else:
+            after_print = prints
+    return found
+
+
+TUTORIAL = [(name, code) for name, code in blocks() if name.startswith("tutorial.md")]
+OTHERS = [(name, code) for name, code in blocks() if not name.startswith("tutorial.md")]
+
+
+@pytest.mark.parametrize("code", [code for _, code in OTHERS], ids=[name for name, _ in OTHERS])
+def test_the_code_in_the_documents_runs(code: str, tmp_path: Path) -> None:
+    run(code, tmp_path)
+
+
+@pytest.mark.parametrize("code", [code for _, code in TUTORIAL], ids=[name for name, _ in TUTORIAL])
+def test_the_tutorial_prints_what_it_says(code: str, tmp_path: Path) -> None:
+    printed = run(code, tmp_path).splitlines()
+
+    patterns = [re.escape(line).replace(r"\.\.\.", ".*") for line in promised(code)]
+    assert len(printed) == len(patterns), printed
+    for line, pattern in zip(printed, patterns, strict=True):
+        assert re.fullmatch(pattern, line), (line, pattern)
 
 
 def test_the_readme_prints_what_it_says(tmp_path: Path) -> None:
