@@ -317,6 +317,15 @@ def test_a_saver_is_a_context_manager_of_both_kinds(tmp_path: Any) -> None:
     assert asyncio.run(again())["channel_values"] == {"a": 1}
 
 
+async def test_the_setup_that_other_savers_need_may_be_called_and_awaited() -> None:
+    saver = HarnessCheckpointer()
+
+    saver.setup()
+    await saver.setup()
+
+    assert saver.get_tuple(at()) is None
+
+
 def test_a_saver_by_configuration(tmp_path: Any) -> None:
     config = CheckpointerConfig(backend=CheckpointBackend.SQLITE, sqlite_path=str(tmp_path / "a.db"))
     with HarnessCheckpointer(config) as saver:

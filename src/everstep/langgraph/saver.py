@@ -8,7 +8,18 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
@@ -97,6 +108,10 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
     def from_conn_string(cls, url: str | os.PathLike[str], **options: Any) -> Self:
         """Return what `from_url` does, under the name that other savers have for it."""
         return cls.from_url(url, **options)
+
+    def setup(self) -> Awaitable[None]:
+        """Do nothing, awaited or not: tables are made on first use. Code written for other savers calls this."""
+        return _Done()
 
     @property
     def engine(self) -> CheckpointEngine:
@@ -285,6 +300,13 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
 
 
 _OWN_OPTIONS = ("serde", "strict", "allow", "retention", "is_secret")
+
+
+class _Done:
+    """Nothing to wait for. Unlike a coroutine it may be left alone."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
 
 
 def _backend(backend: Any) -> StoreBackend:
