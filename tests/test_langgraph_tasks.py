@@ -535,6 +535,17 @@ async def test_a_rollback_to_nowhere_changes_nothing(make: Callable[..., Faced])
     assert await tasks.get_task_status("t") == before
 
 
+async def test_a_thread_is_no_task_because_a_rollback_of_it_failed(
+    make: Callable[..., Faced], saver: FacedSaver
+) -> None:
+    script = Script(look=log("look"))
+    script.graph().compile(checkpointer=saver.whole).invoke({"logs": []}, {"configurable": {"thread_id": "plain"}})
+    tasks = make(script.graph())
+    with pytest.raises(errors.CheckpointNotFound):
+        await tasks.rollback_task("plain", "nowhere")
+    assert await tasks.list_tasks() == []
+
+
 # -- in the background, and two at once
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from everstep import checks
 from everstep.errors import (
+    CheckpointNotFound,
     HeadMoved,
     InvalidInput,
     MissingDependency,
@@ -410,6 +411,13 @@ class TaskManager:
 
     async def _rollback(self, face: _Face, task_id: str, checkpoint_id: str, wait: bool) -> Any:
         task_id, checkpoint_id = checks.thread_id(task_id), checks.checkpoint_id(checkpoint_id)
+        if await face.claims.find(task_id) is None and await face.store.read(task_id, "", checkpoint_id) is None:
+            # Claimed, a thread that is none would become a task.
+            raise (
+                TaskNotFound(task_id)
+                if await face.store.read(task_id) is None
+                else CheckpointNotFound(checkpoint_id, task_id)
+            )
         claim = await self._any_claim(face, task_id, wait)
         try:
             await face.rewind(task_id, checkpoint_id)
