@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import os
 import sys
 import threading
 import time
@@ -149,6 +150,7 @@ async def _import(
     quiet: bool,
     stop: threading.Event,
 ) -> ImportReport:
+    target = os.fspath(target) if isinstance(target, os.PathLike) else target
     if isinstance(thread_ids, str):
         raise InvalidInput(f"thread_ids is a list of thread ids, not the string {thread_ids!r:.100}")
     names = None if thread_ids is None else [checks.thread_id(name) for name in dict.fromkeys(thread_ids)]
