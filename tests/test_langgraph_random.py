@@ -293,12 +293,12 @@ async def told(story: Story, seed: int) -> None:
     await random_story.looked_at()
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [1, 6, 236, 284, 297, 309, 325, 413, 435, 504])
 def test_a_random_story(seed: int) -> None:
     run_to_end(told(Story(MemoryStore(), everything), seed))
 
 
-@pytest.mark.parametrize("seed", range(100, 104))
+@pytest.mark.parametrize("seed", [103, 460, 482])
 def test_a_random_story_in_a_file(tmp_path: Path, seed: int) -> None:
     store = SQLiteStore(tmp_path / "a.db")
     run_to_end(told(Story(store, everything), seed))
