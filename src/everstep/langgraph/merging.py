@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from everstep.bases import MergeBase, root_of_nodes
-from everstep.errors import CheckpointCorrupted, InvalidInput, MergeConflict
+from everstep.errors import CheckpointCorrupted, InvalidInput, MergeConflict, StoreError
 from everstep.history import Ancestors, Runs, all_ancestors, is_unmoved
 from everstep.langgraph import plainly
 from everstep.langgraph.base import new_checkpoint_id, next_version, number_of
@@ -317,14 +317,14 @@ class _Merger:
 
     async def _new_items(self, name: str, before: _Delta, theirs: _Delta) -> tuple[bytes, ...] | None:
         """Return what theirs wrote to a delta channel since the ancestor, but for what ours have too; None: unknown."""
-        steps, since, is_whole = await self._steps([name])
+        steps = await self._steps([name])
         if theirs.seed == before.seed and _begin(theirs, before):
             found = theirs.items[len(before.items) :]
-        elif is_whole:  # a value was stored meanwhile, so that the list of writes begins there
-            found = await self._items([write for step in steps for write in step])
+        elif steps.is_own:  # a value was stored meanwhile, so that the list of writes begins there
+            found = await self._items([write for step in steps.writes for write in step])
         else:
             return None
-        pending = await self._pending(since) if steps and steps[0] else ()
+        pending = await self._pending(steps.since) if any(steps.first) else ()
         if pending is None:
             return None
         shared = await self._items([write for write in pending if write.channel == name])
@@ -369,24 +369,24 @@ class _Merger:
                 open_names.append(name)
         if not open_names:
             return
-        steps, since, _ = await self._steps(open_names)
-        pending = await self._pending(since) if steps and steps[0] else ()
+        steps = await self._steps(open_names)
+        pending = await self._pending(steps.since) if any(steps.first) else ()
         if pending is None:
             return
         shared = {_place(write) for write in pending}
         for name in open_names:
-            own = [[write for write in step if write.channel == name] for step in steps]
-            value = await self._applied(specs[name], name, own, shared)
+            value = await self._applied(specs[name], name, steps, shared)
             if value is not MISSING:
                 top = self._channels.stands_alone(name, value)
                 self._decided[name] = self._channels.written(self._writer, name, value, None, top=top)
 
-    async def _applied(self, spec: Any, name: str, steps: Sequence[Sequence[Write]], shared: Set[_Place]) -> Any:
+    async def _applied(self, spec: Any, name: str, own: _Steps, shared: Set[_Place]) -> Any:
         """Return ours with what theirs wrote; MISSING: no way to do it turns the ancestor's value into theirs."""
         before, ours, theirs = [
             self._channels.unwritten(side.channels[name]) if name in side.channels else MISSING
             for side in (self._before, self._ours, self._theirs)
         ]
+        steps = _of(name, own.writes)
         written = await self._values(steps)
         fresh = await self._values([[write for write in step if _place(write) not in shared] for step in steps])
         # What both did in the same way, as they do if they part within a step, cannot be told from the values alone.
@@ -394,10 +394,17 @@ class _Merger:
         is_plain = is_plain and not _is_running(self._before)
         guesses = self._guesses(name, theirs) if is_plain else ()
         # After an earlier merge the ancestor, too, has what was pending where they parted.
-        for updates, applied in [(written, fresh), (fresh, fresh), *((way, way) for way in guesses)]:
+        for updates, applied in [(written, fresh), (fresh, fresh), (None, fresh), *((way, way) for way in guesses)]:
             try:
-                if self._packed(name, _updated(spec, before, updates)) == self._theirs.channels[name].packed:
+                if updates is None:
+                    is_right = own.is_own and len(own.pieces) > 1 and await self._is_made_of(spec, name, own.pieces)
+                else:
+                    made = self._packed(name, _updated(spec, before, updates))
+                    is_right = made == self._theirs.channels[name].packed
+                if is_right:
                     return _updated(spec, ours, applied)
+            except (StoreError, CheckpointCorrupted):
+                raise
             except Exception:  # noqa: S112  # a reducer that does not take it: another way may do
                 continue
         return MISSING
@@ -420,22 +427,41 @@ class _Merger:
 
         That is what stands on theirs' own line, up to a checkpoint that the ancestor knows of.
         """
-        steps: list[list[Write]] = []
-        (_, _, last), parents, seen = self._stored[1].record.key, self._stored[1].record.parents, set[Key]()
-        is_single = len(parents) == 1
-        while parents and parents[0] not in seen and len(seen) < _STEPS_MAX:
+        pieces = [_Piece(self._stored[1], self._stored[1], [])]
+        seen, is_own = set[Key](), True
+        while not self._is_known((child := pieces[-1].start).place):
+            parents = child.record.parents
+            if not parents or parents[0] in seen or len(seen) >= _STEPS_MAX:
+                break
             seen.add(parents[0])
             loaded = await self._repository.store.read(*parents[0], writes=True)
             if loaded is None:
                 break
-            (_, _, name), place = loaded.stored.record.key, loaded.stored.place
-            if name != last:  # a branch begins with its origin once more
-                steps.append([write for write in loaded.writes if write.channel in names])
-            if place.run in self._known and place.seq <= self._known[place.run].seq:
-                return _Steps(steps[::-1], name, is_whole=is_single)
-            last, parents = name, loaded.stored.record.parents
-            is_single = is_single and len(parents) == 1
-        return _Steps(steps[::-1], last, is_whole=False)
+            if len(parents) > 1:
+                others = await self._repository.store.read_many(parents[1:])
+                is_own = is_own and len(others) == len(parents) - 1
+                is_own = is_own and all(self._is_known(other.stored.place) for other in others)
+                pieces.append(_Piece(loaded.stored, loaded.stored, []))  # what was pending here ran again
+                continue
+            if parents[0].checkpoint_id != child.record.key.checkpoint_id:  # a branch begins with its origin once more
+                pieces[-1].steps.insert(0, [write for write in loaded.writes if write.channel in names])
+            pieces[-1] = pieces[-1]._replace(start=loaded.stored)
+        is_own = is_own and self._is_known(pieces[-1].start.place)
+        return _Steps(pieces[::-1], is_own=is_own)
+
+    def _is_known(self, place: Place) -> bool:
+        """Whether the ancestor has a checkpoint among its own."""
+        return place.run in self._known and place.seq <= self._known[place.run].seq
+
+    async def _is_made_of(self, spec: Any, name: str, pieces: Sequence[_Piece]) -> bool:
+        """Whether writes are all that happened to a channel, but for merges."""
+        for piece in pieces:
+            start, end = [(await self._side(_root(at), at.family)).channels for at in (piece.start, piece.end)]
+            value = self._channels.unwritten(start[name]) if name in start else MISSING
+            made = _updated(spec, value, await self._values(_of(name, piece.steps)))
+            if name not in end or self._packed(name, made) != end[name].packed:
+                return False
+        return True
 
     async def _pending(self, since: str) -> Sequence[Write] | None:
         """Return the writes that were pending where the threads parted, if ours went on with them; None: unknown."""
@@ -478,14 +504,38 @@ class _Merger:
         ]
 
 
-class _Steps(NamedTuple):
-    """What a thread wrote, step by step."""
+class _Piece(NamedTuple):
+    """A stretch of a line without merges, and what was written on it, step by step."""
 
-    writes: Sequence[Sequence[Write]]
-    since: str
-    """The id of the checkpoint from which on."""
-    is_whole: bool
-    """Whether nothing came by a merge, and nothing is missing."""
+    start: Stored
+    end: Stored
+    steps: list[list[Write]]
+
+
+class _Steps(NamedTuple):
+    """What a thread wrote."""
+
+    pieces: Sequence[_Piece]
+    is_own: bool
+    """Whether nothing is missing, and what came by merges is known to the ancestor."""
+
+    @property
+    def since(self) -> str:
+        """The id of the checkpoint from which on."""
+        return self.pieces[0].start.record.key.checkpoint_id
+
+    @property
+    def first(self) -> Sequence[Write]:
+        """What was pending there."""
+        return self.pieces[0].steps[0] if self.pieces[0].steps else ()
+
+    @property
+    def writes(self) -> list[list[Write]]:
+        return [step for piece in self.pieces for step in piece.steps]
+
+
+def _of(name: str, steps: Sequence[Sequence[Write]]) -> list[list[Write]]:
+    return [[write for write in step if write.channel == name] for step in steps]
 
 
 _Place = tuple[str, int, str, bytes, bytes]
