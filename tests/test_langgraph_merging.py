@@ -391,6 +391,38 @@ async def test_sums_of_a_branch_of_a_branch(begin: Begin) -> None:
     assert await value(story, "total") == (1111 + 1000 + 5 + 1110) + 1000 + 7 + 1110 + 9 + 1110
 
 
+@here
+async def test_lists_of_a_branch_that_is_brought_up_to_date(begin: Begin) -> None:
+    """Its own items follow the target's, though they came first in the branch."""
+    story = begin(notes)
+    branch = await parted(story, {"items": [0]}, [{"items": ["o1"]}], [{"items": ["t1"]}])
+    await story.engine.merge_branch("t", branch, graph=story.app)
+    assert await value(story, "items", branch) == [0, "t1", "o1"]
+    await story.turn({"items": ["o2"]})
+    await story.turn({"items": ["t2"]}, branch)
+    await story.engine.merge_branch(branch, "t", graph=story.app)
+    assert await value(story, "items") == [0, "o1", "o2", "t1", "t2"]
+
+
+@here
+async def test_what_a_branch_took_from_a_third_is_not_lost(begin: Begin) -> None:
+    story = begin(notes)
+    branch = await parted(story, {"items": [0]}, [{"items": ["o1"]}], [{"items": ["t1"]}])
+    third = await story.engine.branch(name_of((await story.history(branch))[-1]), "c", thread_id=branch)
+    await story.turn({"items": ["c1"]}, third)
+    await story.engine.merge_branch("t", branch, graph=story.app)
+    await story.engine.merge_branch(third, branch, graph=story.app)
+    await story.turn({"items": ["o2"]})
+    await story.turn({"items": ["t2"]}, branch)
+    assert await value(story, "items", branch) == [0, "t1", "o1", "c1", "t2"]
+    try:
+        await story.engine.merge_branch(branch, "t", graph=story.app)
+    except MergeConflict:
+        assert await value(story, "items") == [0, "o1", "o2"]
+    else:
+        assert set(await value(story, "items")) == {0, "o1", "o2", "t1", "c1", "t2"}
+
+
 @pytest.mark.parametrize("way", ["later", "dropped", "rewound"])
 @here
 async def test_what_was_pending_where_they_parted(begin: Begin, way: str) -> None:
