@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
@@ -179,11 +178,6 @@ def asking(checkpointer: Any, world: World) -> Any:
     return graph.compile(checkpointer)
 
 
-def answer(app: Any, config: Any, given: Mapping[str, Any]) -> Command[Any]:
-    """Return the answers to the questions that are open, by question."""
-    return Command(resume={found.id: given[found.value] for found in app.get_state(config).interrupts})
-
-
 def deep(checkpointer: Any, world: World) -> Any:
     """A question inside a subgraph, beside other nodes there and outside."""
 
@@ -353,7 +347,3 @@ class Story:
 def name_of(snapshot: Any) -> str:
     """Return the id of a checkpoint in a history."""
     return str(snapshot.config["configurable"]["checkpoint_id"])
-
-
-def counted(names: Sequence[str]) -> Counter[str]:
-    return Counter(names)

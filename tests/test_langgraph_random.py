@@ -298,7 +298,7 @@ def test_a_random_story(seed: int) -> None:
     run_to_end(told(Story(MemoryStore(), everything), seed))
 
 
-@pytest.mark.parametrize("seed", [103, 460, 482])
+@pytest.mark.parametrize("seed", [103, 460])
 def test_a_random_story_in_a_file(tmp_path: Path, seed: int) -> None:
     store = SQLiteStore(tmp_path / "a.db")
     run_to_end(told(Story(store, everything), seed))

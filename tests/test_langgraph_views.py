@@ -211,15 +211,15 @@ async def test_retention_spares_pins_and_where_branches_began(begin: Begin) -> N
     pinned, begun = [name_of(found) for found in (await story.history())[:2]]
     await story.engine.pin(pinned)
     branch = await story.engine.branch(begun, "b", thread_id="t")
-    for n in range(1, 20):
+    for n in range(1, 12):
         await story.turn(asked(n))
     names = [name_of(found) for found in await story.history()]
     assert {pinned, begun} <= set(names)
-    assert len(names) < 30
+    assert len(names) < 20
     state = (await story.state()).values
-    assert len(state["messages"]) == 40
-    assert state["grown"] == list(range(1, 40, 2))
-    assert len(state["talk"]) == 20
+    assert len(state["messages"]) == 24
+    assert state["grown"] == list(range(1, 24, 2))
+    assert len(state["talk"]) == 12
 
     await story.turn(None, branch)
     assert (await story.state(branch)).values["grown"] == [1]
@@ -233,11 +233,11 @@ async def test_retention_spares_pins_and_where_branches_began(begin: Begin) -> N
 
 async def test_the_graph_goes_on_from_any_survivor(begin: Begin) -> None:
     story = begin("lasting", **keep(5))
-    for n in range(12):
+    for n in range(8):
         await story.turn({"log": [n]})
     history = await story.history()
-    assert 5 <= len(history) < 40
-    assert (await story.state()).values["seen"] == 24
+    assert 5 <= len(history) < 30
+    assert (await story.state()).values["seen"] == 16
     for found in [found for found in history if not found.next][:2]:
         branch = await story.engine.branch(name_of(found), "b", thread_id="t")
         await story.turn({"log": ["more"]}, branch)
@@ -249,7 +249,7 @@ async def test_hidden_ones_are_let_go_and_cannot_be_undone_to(begin: Begin) -> N
     await story.turn({"log": [0], "n": 1})
     history = await story.history()
     await story.engine.rewind(name_of(history[2]))
-    for n in range(12):
+    for n in range(6):
         await story.turn({"log": [n]})
     assert (await story.state()).next == ()
     log = await story.log()
@@ -266,8 +266,8 @@ async def test_hidden_ones_are_let_go_and_cannot_be_undone_to(begin: Begin) -> N
 
 async def test_without_a_policy_everything_stays(begin: Begin) -> None:
     story = begin("joined")
-    for n in range(30):
+    for n in range(8):
         await story.turn({"log": [n]})
-    assert len(await story.history()) == 120
+    assert len(await story.history()) == 32
     with pytest.raises(CheckpointNotFound):
         await story.engine.rewind("nothing", thread_id="t")
