@@ -231,6 +231,30 @@ async def test_retention_spares_pins_and_where_branches_began(begin: Begin) -> N
     assert [message.id for message in (await story.state()).values["messages"]] == ["h0", "a1", "h60", "a3"]
 
 
+async def test_a_difference_says_what_comes_next(begin: Begin) -> None:
+    story = begin("looping")
+    await story.tell()
+    history = await story.history()
+    ended, asked_for = [await story.engine.get(name_of(history[n]), thread_id="t") for n in (6, 5)]
+    found = await story.engine.diff(name_of(history[6]), name_of(history[5]), thread_id="t")
+    assert [str(change.path) for change in found] == ["next_node"]
+    assert (found.changes[0].before, found.changes[0].after) == (ended.next_node, asked_for.next_node)
+    assert ended.next_node != asked_for.next_node
+
+
+async def test_a_difference_shows_one_message_as_get_does(begin: Begin) -> None:
+    story = begin(trip)
+    for n in range(2):
+        await story.turn(asked(n))
+    history = await story.history()
+    names = name_of(history[3]), name_of(history[0])
+    found = {change.path: change for change in await story.engine.diff(*names, thread_id="t")}
+    shown = [(await story.engine.get(name, thread_id="t")).state["last"] for name in names]
+    assert found["state.last.content"].before == shown[0]["content"]
+    assert found["state.last.content"].after == shown[1]["content"]
+    assert not any(path.startswith("state.last[") for path in found)
+
+
 async def test_the_graph_goes_on_from_any_survivor(begin: Begin) -> None:
     story = begin("lasting", **keep(5))
     for n in range(8):

@@ -9,6 +9,7 @@ from everstep.bases import MergeBase
 from everstep.errors import InvalidInput
 from everstep.merge import Resolve
 from everstep.stores.protocol import Draft, Hidden, Key, Loaded, Place, Record, Store, Stored, Thread, Write
+from everstep.types import Difference
 from everstep.values.codec import Codec
 from everstep.values.tree import Content
 
@@ -55,8 +56,10 @@ class Adapter(Protocol):
         """Return tags and summary."""
         ...
 
-    def is_internal_path(self, path: str) -> bool:
-        """Whether a path is not shown."""
+    async def shown(
+        self, repository: Any, changes: Sequence[Difference], before: Stored, after: Stored
+    ) -> list[Difference]:
+        """Return what changed between two checkpoints, one of them of this kind, as people see it."""
         ...
 
     async def way_back(self, store: Store, thread: Thread, target: Loaded) -> WayBack:

@@ -255,7 +255,7 @@ class StoreTimeline:
             roots = [_shown_root(_root(each)) if each.record.kind else _root(each) for each in (before, after)]
             changes = await self._repository.walk(compare(roots[0], roots[1], codec), families)
             if adapter is not None:
-                changes = [change for change in changes if not adapter.is_internal_path(change.path)]
+                changes = await adapter.shown(self._repository, changes, before, after)
         except CheckpointCorrupted as exc:
             await self._required(a)  # deleted meanwhile?
             await self._required(b)

@@ -15,6 +15,7 @@ from everstep.adapters import Beginning, WayBack
 from everstep.bases import MergeBase
 from everstep.errors import InvalidInput
 from everstep.langgraph import plainly
+from everstep.langgraph.channels import Form
 from everstep.langgraph.merging import KINDS, merged
 from everstep.langgraph.threads import KIND
 from everstep.merge import Resolve
@@ -33,6 +34,8 @@ from everstep.stores.protocol import (
     Thread,
     Write,
 )
+from everstep.types import Difference
+from everstep.values import tree
 from everstep.values.tree import Content
 
 _PAGE = 256
@@ -52,8 +55,16 @@ class _LangGraph:
     def described(self, record: Record) -> tuple[tuple[str, ...], str]:
         return plainly.described(record)
 
-    def is_internal_path(self, path: str) -> bool:
-        return plainly.is_internal_path(path)
+    async def shown(
+        self, repository: Repository, changes: Sequence[Difference], before: Stored, after: Stored
+    ) -> list[Difference]:
+        """Say what comes next instead of what LangGraph notes about it, and messages as they are shown elsewhere."""
+        forms = [await _forms(repository, stored) for stored in (before, after)]
+        found = [plainly.difference(change, *forms) for change in changes if not plainly.is_internal_path(change.path)]
+        if len(found) < len(changes):
+            nodes = [await _next_node(repository, stored) for stored in (before, after)]
+            found += [Difference("next_node", "changed", *nodes)] if nodes[0] != nodes[1] else []
+        return found
 
     async def way_back(self, store: Store, thread: Thread, target: Loaded) -> WayBack:
         """Leave behind, in every namespace, what has a greater id than `target`."""
@@ -142,6 +153,20 @@ class _LangGraph:
 
 
 ADAPTER = _LangGraph()
+
+
+async def _forms(repository: Repository, stored: Stored) -> Mapping[str, Form]:
+    """Return the forms of a checkpoint's channels; those of the engine's own have none."""
+    record = stored.record
+    if record.kind != KIND:
+        return {}
+    *_, rest = tree.nodes(record.children, record.body, record.sizes)
+    return plainly.forms(rest, await repository.objects(stored.family, rest.children))
+
+
+async def _next_node(repository: Repository, stored: Stored) -> str:
+    loaded = await repository.load(*stored.record.key)
+    return loaded[0].record.next_node if loaded is not None else ""
 
 
 async def _greater(store: Store, key: Key) -> list[Stored]:

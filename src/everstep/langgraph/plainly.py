@@ -15,6 +15,7 @@ from everstep.langgraph.channels import CHAT, LIST_CHANNEL, MESSAGE, PLAIN, SEED
 from everstep.langgraph.kinds import ADVICE, Kinds, special_for_name
 from everstep.langgraph.messages import MARK
 from everstep.stores.protocol import Record
+from everstep.types import Difference
 from everstep.values import codec, registry, tree
 from everstep.values.registry import Registered
 from everstep.values.walk import key_path
@@ -102,6 +103,25 @@ def opened(record: Record, objects: Mapping[bytes, tree.Content]) -> tuple[list[
     return [messages, state, {}], ", ".join(_next(values))
 
 
+def forms(rest: tree.Node, objects: Mapping[bytes, tree.Content]) -> Mapping[str, Form]:
+    """Return the forms of channels, from what a checkpoint is besides its values."""
+    found: Mapping[str, Form] = _CHANNELS.opened_envelope(rest, objects)[0].get("forms", {})
+    return found
+
+
+def difference(change: Difference, before: Mapping[str, Form], after: Mapping[str, Form]) -> Difference:
+    """Return a difference as values are shown: a channel of one message is that message, not a list of it."""
+    path, values = change.path, [change.before, change.after]
+    for name in before.keys() | after.keys():
+        where, kinds = path_of(name), [before.get(name, PLAIN), after.get(name, PLAIN)]
+        if path == where:
+            values = [shown(kind, value) for kind, value in zip(kinds, values, strict=True)]
+        elif MESSAGE in kinds and path.startswith(f"{where}[0]"):
+            path = where + path.removeprefix(f"{where}[0]")
+    values = [_bare(value) if path.startswith("messages[") else value for value in values]
+    return Difference(path, change.kind, *values)
+
+
 def is_internal(name: str) -> bool:
     """Whether a channel is LangGraph's own bookkeeping."""
     return name.startswith(_INTERNAL)
@@ -133,12 +153,14 @@ def shown(form: Form, value: Any) -> Any:
     if isinstance(form, dict) and isinstance(value, dict):
         return {key: shown(form.get(key, PLAIN), item) for key, item in value.items()}
     if form in (CHAT, MESSAGE) and isinstance(value, list):
-        messages = [
-            {key: field for key, field in message.items() if key != MARK} if isinstance(message, dict) else message
-            for message in value
-        ]
+        messages = [_bare(message) for message in value]
         return messages if form == CHAT else next(iter(messages), None)
     return value
+
+
+def _bare(message: Any) -> Any:
+    """Return a message without the mark of what its fields do not say."""
+    return {key: field for key, field in message.items() if key != MARK} if isinstance(message, dict) else message
 
 
 def _next(values: Mapping[str, Any]) -> list[str]:
