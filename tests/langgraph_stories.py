@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
+import pytest
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
 
@@ -347,3 +348,31 @@ class Story:
 def name_of(snapshot: Any) -> str:
     """Return the id of a checkpoint in a history."""
     return str(snapshot.config["configurable"]["checkpoint_id"])
+
+
+# -- where stories are told: fixtures for the modules that import them
+
+EVERYWHERE = [
+    ("memory", "blocking"), ("sqlite", "async"), ("postgres", "blocking"), ("redis", "async"), ("cluster", "blocking"),
+]  # fmt: skip
+
+
+@pytest.fixture(params=EVERYWHERE, ids="-".join)
+def where(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def kind(where: tuple[str, str]) -> str:
+    return where[0]
+
+
+@pytest.fixture
+def face(where: tuple[str, str]) -> str:
+    return where[1]
+
+
+here = pytest.mark.parametrize("where", EVERYWHERE[:2], ids="-".join, indirect=True)
+"""For rules that have nothing to do with the store."""
+
+Begin = Callable[..., Story]

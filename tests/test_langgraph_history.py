@@ -2,63 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from everstep import AmbiguousCheckpoint, EverstepError
+from tests.conftest import Place
 from tests.langgraph_graphs import shapes
 from tests.langgraph_same import assert_same
-from tests.langgraph_stories import TOLD, Story, name_of
-
-EVERYWHERE = [
-    ("memory", "blocking"), ("sqlite", "async"), ("postgres", "blocking"), ("redis", "async"), ("cluster", "blocking"),
-]  # fmt: skip
+from tests.langgraph_stories import TOLD, Begin, Story, face, here, kind, name_of, where  # noqa: F401  # fixtures
 
 
-def _ids(where: tuple[str, str]) -> str:
-    return "-".join(where)
-
-
-@pytest.fixture(params=EVERYWHERE, ids=_ids)
-def where(request: pytest.FixtureRequest) -> tuple[str, str]:
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def kind(where: tuple[str, str]) -> str:
-    return where[0]
-
-
-@pytest.fixture
-def face(where: tuple[str, str]) -> str:
-    return where[1]
-
-
-here = pytest.mark.parametrize("where", EVERYWHERE[:2], ids=_ids, indirect=True)
-"""For rules that have nothing to do with the store."""
-
-
-Begin = Callable[..., Story]
-
-
-def chosen(kind: str, count: int) -> list[int]:
+def chosen(store: str, count: int) -> list[int]:
     """Return which checkpoints of a history to try: all where it is cheap, else one that has work pending."""
-    return list(range(1, count)) if kind == "memory" else [2, count - 2] if kind == "sqlite" else [2]
+    return list(range(1, count)) if store == "memory" else [2, count - 2] if store == "sqlite" else [2]
 
 
 # -- every checkpoint of every graph -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TOLD)
-async def test_a_rewind_to_any_checkpoint_runs_the_same_again(begin: Begin, kind: str, name: str) -> None:
+async def test_a_rewind_to_any_checkpoint_runs_the_same_again(begin: Begin, place: Place, name: str) -> None:
     story = begin(name)
     await story.tell()
     before, history = await story.whole(), await story.history()
     expected = shapes(history)
 
-    for position in chosen(kind, len(history)):
+    for position in chosen(place.kind, len(history)):
         target = history[position]
         if name == "lasting" and "inner" in target.next and story.turn_of(position):
             continue  # LangGraph itself takes a subgraph with a memory for finished there; see the next test
@@ -112,14 +82,14 @@ async def test_a_subgraph_with_a_memory_goes_back_with_its_graph(begin: Begin) -
 
 
 @pytest.mark.parametrize("name", TOLD)
-async def test_a_branch_at_any_checkpoint_goes_on_the_same(begin: Begin, kind: str, name: str) -> None:
+async def test_a_branch_at_any_checkpoint_goes_on_the_same(begin: Begin, place: Place, name: str) -> None:
     """Its writes come along: what ran at that checkpoint is not run again, what was answered is not asked again."""
     story = begin(name)
     await story.tell()
     before, history = await story.whole(), await story.history()
     expected = shapes(history)
 
-    for position in chosen(kind, len(history)):
+    for position in chosen(place.kind, len(history)):
         target = history[position]
         story.world.took()
         branch = await story.engine.branch(name_of(target), "b", thread_id="t")

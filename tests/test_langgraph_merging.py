@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
@@ -18,34 +17,7 @@ from pydantic import BaseModel
 
 from everstep import EverstepError, MergeConflict
 from tests.langgraph_graphs import added, folded
-from tests.langgraph_stories import Story, World, name_of
-
-WHERE = [
-    ("memory", "blocking"), ("sqlite", "async"), ("postgres", "blocking"), ("redis", "async"), ("cluster", "blocking"),
-]  # fmt: skip
-
-
-def _ids(where: tuple[str, str]) -> str:
-    return "-".join(where)
-
-
-@pytest.fixture(params=WHERE, ids=_ids)
-def where(request: pytest.FixtureRequest) -> tuple[str, str]:
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def kind(where: tuple[str, str]) -> str:
-    return where[0]
-
-
-@pytest.fixture
-def face(where: tuple[str, str]) -> str:
-    return where[1]
-
-
-here = pytest.mark.parametrize("where", WHERE[:2], ids=_ids, indirect=True)
-Begin = Callable[..., Story]
+from tests.langgraph_stories import Begin, Story, World, face, here, kind, name_of, where  # noqa: F401  # fixtures
 
 
 def longest(old: str, new: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -21,30 +20,8 @@ import everstep
 from everstep import CheckpointGC, CheckpointNotFound, SnapshotConfig
 from everstep.langgraph import HarnessCheckpointer
 from tests.langgraph_graphs import added, folded
-from tests.langgraph_stories import Story, World, name_of
+from tests.langgraph_stories import Begin, Story, World, face, kind, name_of, where  # noqa: F401  # fixtures
 from tests.langgraph_tools import at, run_without
-
-WHERE = [
-    ("memory", "blocking"), ("sqlite", "async"), ("postgres", "blocking"), ("redis", "async"), ("cluster", "blocking"),
-]  # fmt: skip
-
-
-@pytest.fixture(params=WHERE, ids="-".join)
-def where(request: pytest.FixtureRequest) -> tuple[str, str]:
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def kind(where: tuple[str, str]) -> str:
-    return where[0]
-
-
-@pytest.fixture
-def face(where: tuple[str, str]) -> str:
-    return where[1]
-
-
-Begin = Callable[..., Story]
 
 
 class Colour(Enum):

@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -54,7 +54,11 @@ class Row(NamedTuple):
 
 
 class Source(ABC):
-    """A database of a stock saver. Between `begin` and `end` it is seen as of one moment."""
+    """A database of a stock saver. Inside `reading` it is seen as of one moment."""
+
+    _value: str
+    """The column of a write's value."""
+    _has_task_path: bool
 
     def __init__(self, name: str, serde: Any) -> None:
         self.name = name
@@ -72,17 +76,26 @@ class Source(ABC):
             with self.translated():
                 self._end()
 
-    @abstractmethod
     def threads(self) -> dict[str, int]:
         """Return every thread and how many checkpoints it has, those that were active last at the end."""
+        rows = self._all(
+            "SELECT thread_id, sum(n) FROM (SELECT thread_id, count(*) AS n, max(checkpoint_id) AS last "
+            "FROM checkpoints GROUP BY thread_id UNION ALL SELECT DISTINCT thread_id, 0, '' FROM {writes}) t "
+            "GROUP BY thread_id ORDER BY max(last), thread_id"
+        )
+        return {thread_id: int(count) for thread_id, count in rows}
 
-    @abstractmethod
     def entries(self, thread_id: str) -> list[Entry]:
         """Return what there is of a thread, in any order."""
+        rows = self._all(
+            "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = ?", thread_id
+        )
+        return [_entry(thread_id, *row) for row in rows]
 
-    @abstractmethod
     def heads(self, thread_id: str) -> dict[str, str]:
         """Return by namespace the id that the stock saver takes for the newest."""
+        sql = "SELECT checkpoint_ns, max(checkpoint_id) FROM checkpoints WHERE thread_id = ? GROUP BY checkpoint_ns"
+        return dict(self._all(sql, thread_id))
 
     @abstractmethod
     def metadata(self, key: Key) -> dict[str, Any]:
@@ -92,13 +105,27 @@ class Source(ABC):
     def row(self, entry: Entry) -> Row:
         """Return a checkpoint."""
 
-    @abstractmethod
     def written(self, thread_id: str) -> dict[Key, list[tuple[str, int]]]:
         """Return the writes of a thread, each as task and number, by the checkpoint they belong to."""
+        found: dict[Key, list[tuple[str, int]]] = {}
+        sql = "SELECT checkpoint_ns, checkpoint_id, task_id, idx FROM {writes} WHERE thread_id = ?"
+        for namespace, checkpoint_id, task_id, idx in self._all(sql, thread_id):
+            found.setdefault(Key(thread_id, namespace, checkpoint_id), []).append((task_id, idx))
+        return found
 
-    @abstractmethod
     def writes(self, key: Key) -> tuple[list[Pending], int]:
         """Return the writes of a checkpoint, and their size."""
+        path = "task_path" if self._has_task_path else "''"
+        rows = self._all(
+            f"SELECT task_id, idx, channel, type, {self._value}, {path} FROM {{writes}} "
+            "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
+            *key,
+        )
+        found = [
+            Pending(task_id, idx, channel, self._loaded(kind, data, key, f"a write to {channel!r}"), path)
+            for task_id, idx, channel, kind, data, path in rows
+        ]
+        return found, sum(len(row[4] or b"") for row in rows)
 
     @abstractmethod
     def size_bytes(self) -> int:
@@ -111,6 +138,16 @@ class Source(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of the connection."""
+
+    @abstractmethod
+    def _all(self, sql: str, *arguments: Any) -> list[Any]:
+        """Return the rows of a query: `?` stands for an argument, `{writes}` for the table of writes."""
+
+    def _one(self, columns: str, key: Key) -> Any:
+        rows = self._all(
+            f"SELECT {columns} FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?", *key
+        )
+        return rows[0]
 
     @abstractmethod
     def _begin(self) -> None: ...
@@ -244,6 +281,8 @@ class _Refusing:
 class SQLiteSource(Source):
     """The file of a SqliteSaver or AsyncSqliteSaver, opened read-only."""
 
+    _value = "value"
+
     def __init__(self, path: str, serde: Any) -> None:
         super().__init__(path, serde)
         self._path = Path(path)
@@ -281,24 +320,6 @@ class SQLiteSource(Source):
             raise StoreMismatch(f"{self.name} is not a file of LangGraph's SqliteSaver: it lacks its tables")
         return "task_path" in columns["writes"]
 
-    def threads(self) -> dict[str, int]:
-        rows = self._all(
-            "SELECT thread_id, sum(n) FROM (SELECT thread_id, count(*) AS n, max(checkpoint_id) AS last "
-            "FROM checkpoints GROUP BY thread_id UNION ALL SELECT DISTINCT thread_id, 0, '' FROM writes) "
-            "GROUP BY thread_id ORDER BY max(last), thread_id"
-        )
-        return dict(rows)
-
-    def entries(self, thread_id: str) -> list[Entry]:
-        rows = self._all(
-            "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = ?", thread_id
-        )
-        return [_entry(thread_id, *row) for row in rows]
-
-    def heads(self, thread_id: str) -> dict[str, str]:
-        sql = "SELECT checkpoint_ns, max(checkpoint_id) FROM checkpoints WHERE thread_id = ? GROUP BY checkpoint_ns"
-        return dict(self._all(sql, thread_id))
-
     def metadata(self, key: Key) -> dict[str, Any]:
         return self._metadata(key, self._one("metadata", key)[0])
 
@@ -308,29 +329,6 @@ class SQLiteSource(Source):
         if not isinstance(checkpoint, dict):
             raise _out_of_shape(entry.key)
         return Row(checkpoint, self._metadata(entry.key, metadata), len(data or b"") + len(metadata or b""))
-
-    def written(self, thread_id: str) -> dict[Key, list[tuple[str, int]]]:
-        found: dict[Key, list[tuple[str, int]]] = {}
-        sql = "SELECT checkpoint_ns, checkpoint_id, task_id, idx FROM writes WHERE thread_id = ?"
-        for namespace, checkpoint_id, task_id, idx in self._all(sql, thread_id):
-            found.setdefault(Key(thread_id, namespace, checkpoint_id), []).append((task_id, idx))
-        return found
-
-    def writes(self, key: Key) -> tuple[list[Pending], int]:
-        path = "task_path" if self._has_task_path else "''"
-        rows = self._all(
-            f"SELECT task_id, idx, channel, type, value, {path} FROM writes "
-            "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
-            *key,
-        )
-        return self._pending(key, rows)
-
-    def _pending(self, key: Key, rows: Sequence[Sequence[Any]]) -> tuple[list[Pending], int]:
-        found = [
-            Pending(task_id, idx, channel, self._loaded(kind, data, key, f"a write to {channel!r}"), path)
-            for task_id, idx, channel, kind, data, path in rows
-        ]
-        return found, sum(len(row[4] or b"") for row in rows)
 
     def size_bytes(self) -> int:
         files = (self._path, Path(f"{self._path}-wal"))
@@ -355,15 +353,9 @@ class SQLiteSource(Source):
     def _end(self) -> None:
         self._connection.execute("ROLLBACK")
 
-    def _one(self, columns: str, key: Key) -> Any:
-        rows = self._all(
-            f"SELECT {columns} FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?", *key
-        )
-        return rows[0]
-
     def _all(self, sql: str, *arguments: Any) -> list[Any]:
         with self.translated():
-            return self._connection.execute(sql, arguments).fetchall()
+            return self._connection.execute(sql.replace("{writes}", "writes"), arguments).fetchall()
 
     def _metadata(self, key: Key, data: Any) -> dict[str, Any]:
         return _parsed(key, data) if data is not None else {}
@@ -395,6 +387,8 @@ _POSTGRES_TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 
 class PostgresSource(Source):
     """The tables of a PostgresSaver or AsyncPostgresSaver, in read-only transactions."""
+
+    _value = "blob"
 
     def __init__(self, url: str, serde: Any) -> None:
         super().__init__(url.partition("://")[2].rpartition("@")[2].partition("?")[0], serde)  # without a password
@@ -431,28 +425,6 @@ class PostgresSource(Source):
         if not all(columns.values()) or "version" not in columns["checkpoint_blobs"]:
             raise StoreMismatch(f"{self.name} does not hold the tables of LangGraph's PostgresSaver")
         return "task_path" in columns["checkpoint_writes"]
-
-    def threads(self) -> dict[str, int]:
-        rows = self._all(
-            "SELECT thread_id, sum(n)::bigint FROM (SELECT thread_id, count(*) AS n, max(checkpoint_id) AS last "
-            "FROM checkpoints GROUP BY thread_id UNION ALL SELECT DISTINCT thread_id, 0, '' FROM checkpoint_writes) t "
-            "GROUP BY thread_id ORDER BY max(last), thread_id"
-        )
-        return dict(rows)
-
-    def entries(self, thread_id: str) -> list[Entry]:
-        rows = self._all(
-            "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = %s", thread_id
-        )
-        return [_entry(thread_id, *row) for row in rows]
-
-    def heads(self, thread_id: str) -> dict[str, str]:
-        rows = self._all(
-            "SELECT DISTINCT ON (checkpoint_ns) checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = %s "
-            "ORDER BY checkpoint_ns, checkpoint_id DESC",
-            thread_id,
-        )
-        return dict(rows)
 
     def metadata(self, key: Key) -> dict[str, Any]:
         found: dict[str, Any] = self._one("metadata", key)[0]
@@ -503,26 +475,6 @@ class PostgresSource(Source):
             versions = checkpoint.setdefault("channel_versions", {})
             versions[_TASKS] = max(versions.values()) if versions else f"{1:032}.0000000000000000"
 
-    def written(self, thread_id: str) -> dict[Key, list[tuple[str, int]]]:
-        found: dict[Key, list[tuple[str, int]]] = {}
-        sql = "SELECT checkpoint_ns, checkpoint_id, task_id, idx FROM checkpoint_writes WHERE thread_id = %s"
-        for namespace, checkpoint_id, task_id, idx in self._all(sql, thread_id):
-            found.setdefault(Key(thread_id, namespace, checkpoint_id), []).append((task_id, idx))
-        return found
-
-    def writes(self, key: Key) -> tuple[list[Pending], int]:
-        path = "task_path" if self._has_task_path else "''"
-        rows = self._all(
-            f"SELECT task_id, idx, channel, type, blob, {path} FROM checkpoint_writes "
-            "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s",
-            *key,
-        )
-        found = [
-            Pending(task_id, idx, channel, self._loaded(kind, data, key, f"a write to {channel!r}"), path)
-            for task_id, idx, channel, kind, data, path in rows
-        ]
-        return found, sum(len(row[4]) for row in rows)
-
     def size_bytes(self) -> int:
         sql = "SELECT sum(pg_total_relation_size(to_regclass(name)))::bigint FROM unnest(%s::text[]) AS name"
         return int(self._all(sql, list(_POSTGRES_TABLES))[0][0])
@@ -550,16 +502,10 @@ class PostgresSource(Source):
         if not self._connection.broken:
             self._connection.execute("ROLLBACK")
 
-    def _one(self, columns: str, key: Key) -> Any:
-        rows = self._all(
-            f"SELECT {columns} FROM checkpoints WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s",
-            *key,
-        )
-        return rows[0]
-
     def _all(self, sql: str, *arguments: Any) -> list[Any]:
         with self.translated():
-            found: list[Any] = self._connection.cursor(binary=True).execute(sql, arguments).fetchall()
+            query = sql.replace("{writes}", "checkpoint_writes").replace("?", "%s")
+            found: list[Any] = self._connection.cursor(binary=True).execute(query, arguments).fetchall()
             return found
 
     @contextlib.contextmanager
