@@ -56,6 +56,7 @@ from everstep.langgraph import (
     import_langgraph,
     moving,
 )
+from everstep.langgraph.tasks import TaskManager
 from everstep.langgraph.threads import Threads
 from everstep.stores.protocol import Change, Key, Move, Query
 from tests import servers
@@ -789,6 +790,42 @@ def test_a_thread_that_has_gone_on_in_the_target(stock, saver):
     stock.run(chat, [human(3)], "t")
     with pytest.raises(InvalidInput, match="gone on in the target"):
         moved(stock, saver)
+    assert rows(saver) == before
+
+
+@pytest.mark.parametrize("later", ["hide", "keep"])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_thread_that_was_taken_back_in_the_target_stays_so(stock, saver, later, depth):
+    stock.run(chat, [human(1), human(2)], "t")
+    moved(stock, saver)
+    target = list(saver.list(at("t")))[depth]
+    saver.engine.sync.rewind(target.checkpoint["id"], thread_id="t", namespace="", later=later)
+    before, head = rows(saver), saver.get_tuple(at("t"))
+
+    assert moved(stock, saver).writes == 0
+
+    assert rows(saver) == before
+    assert saver.get_tuple(at("t")) == head
+    stock.run(chat, [human(3)], "t")
+    if depth:
+        with pytest.raises(InvalidInput, match="gone on in the target"):
+            moved(stock, saver)
+        assert rows(saver) == before
+        saver.engine.sync.undo("t")
+    moved(stock, saver)
+    assert_imported(stock, saver, "t")
+
+
+def test_a_thread_that_is_a_task_in_the_target(stock, saver):
+    stock.run(chat, [human(1)], "t")
+    stock.run(chat, [human(1)], "u")
+    moved(stock, saver)
+    first = list(saver.list(at("t")))[-1].checkpoint["id"]
+    TaskManager(chat(saver), saver).rollback_task("t", first)
+    before = rows(saver)
+
+    assert moved(stock, saver).threads == 2
+
     assert rows(saver) == before
 
 

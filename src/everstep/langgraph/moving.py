@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TextIO, cast
@@ -30,7 +30,9 @@ from everstep.langgraph.same import difference
 from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.langgraph.stock import Entry, Source, open_source, stock_serializer
 from everstep.langgraph.threads import KIND, Pending, Saved, Threads
+from everstep.oplog import DEPTH_MAX
 from everstep.stores.protocol import Key, Query, Store, Stored, Write
+from everstep.types import TASK_NAMESPACE
 from everstep.values.tree import Node
 
 _PAGE = 128
@@ -365,15 +367,27 @@ class _Mover:
             if entry is not None:
                 self._check_known(entry, stored)
                 there.add(entry.key)
-        heads = await self._heads(thread_id)
-        gone_on = any(Key(thread_id, namespace, head) not in by_key for namespace, (head, _) in heads.items())
         written = self._source.written(thread_id)
+        gone_on = await self._has_gone_on(thread_id, by_key)
         return _Plan(thread_id, entries, written, self._source.heads(thread_id), there, gone_on)
+
+    async def _has_gone_on(self, thread_id: str, known: Container[Key]) -> bool:
+        """Whether somebody has worked with the thread in the target, or taken it back: that is not ours to mend."""
+        thread = await self._store.thread(thread_id)
+        if thread is None:
+            return False
+        heads = [Key(thread_id, namespace, head) for namespace, (head, _) in thread.heads.items()]
+        if thread.hidden or any(head not in known for head in heads):
+            return True
+        log = await self._store.operations(thread_id, DEPTH_MAX)
+        return any(entry.kind == "rewind" and not entry.undone for entry in log)
 
     async def _listed(self, thread_id: str) -> AsyncIterator[Stored]:
         query = Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=_LISTED)
         while page := await self._store.list_checkpoints(query):
             for stored in page:
+                if stored.record.key.namespace == TASK_NAMESPACE:
+                    continue
                 if stored.record.kind != KIND:
                     raise InvalidInput(
                         f"thread {thread_id!r} of the target was not written by a LangGraph saver; import into another "
