@@ -646,6 +646,53 @@ async def test_what_subgraphs_remember_is_merged(begin: Begin) -> None:
     assert name_of(merged["state"]) in [name_of(found) for found in await story.history()]
 
 
+async def test_what_a_merge_gave_to_subgraphs_stays_with_it(begin: Begin) -> None:
+    story = begin("lasting")
+    await story.turn({"log": [0]})
+    branch = await story.engine.branch(name_of(await story.state()), "b")
+    await story.turn({"log": ["ours"]})
+    await story.turn({"log": ["t1"]}, branch)
+    merge = await story.engine.merge_branch(branch, "t", graph=story.app, resolve="ours")
+    merged = await story.whole()
+    await story.turn({"log": ["more"]})
+    seen = (await story.state()).values["seen"]
+
+    await story.engine.rewind(merge, thread_id="t", namespace="")
+
+    assert await story.whole() == merged
+    await story.turn({"log": ["again"]})
+    assert (await story.state()).values["seen"] == seen
+
+
+@pytest.mark.parametrize("taken_back", ["rewind", "undo"])
+async def test_a_memory_that_is_hidden_is_given_by_a_merge(begin: Begin, taken_back: str) -> None:
+    story = begin("lasting")
+    await story.update({"log": ["first"]}, as_node="last")
+    first = name_of(await story.state())
+    if taken_back == "rewind":
+        await story.turn({"log": [0]})
+    branch = await story.engine.branch(name_of(await story.state()), "b")
+    if taken_back == "undo":
+        await story.turn({"log": [0]}, branch)
+    await story.update({"log": ["theirs"]}, branch, as_node="last")
+    if taken_back == "rewind":
+        before = await story.whole()
+        await story.engine.rewind(first, thread_id="t", namespace="")
+    else:
+        before = await story.whole()
+        await story.engine.merge_branch(branch, "t", graph=story.app)
+        await story.engine.undo("t")
+
+    await story.engine.merge_branch(branch, "t", graph=story.app)
+    await story.turn({"log": [1]})
+    assert (await story.state()).values["seen"] == 4
+
+    await story.engine.undo("t")
+    if taken_back == "rewind":
+        await story.engine.undo("t")
+    assert await story.whole() == before
+
+
 @here
 async def test_commands_and_updates_on_a_merged_thread(begin: Begin) -> None:
     story = begin(notes)

@@ -95,8 +95,12 @@ class Adapter(Protocol):
     ) -> Draft:
         """Return the checkpoint that a merge of ours and theirs makes; `base` is made of the common ancestors.
 
-        `runs` is the family's ancestry.
+        `runs` is the family's ancestry. It has no id yet: see `named`.
         """
+        ...
+
+    async def named(self, store: Store, drafts: Sequence[Draft]) -> list[Draft]:
+        """Return the checkpoints of one merge with their ids, the first one's namespace being what is merged."""
         ...
 
 

@@ -611,7 +611,7 @@ class StoreTimeline:
                     [dataclasses.replace(each, path=f"{name}: {each.path}") for each in exc.conflicts]
                 ) from None
             drafts.append(draft)
-        return drafts
+        return await adapter.named(self._store, drafts)
 
     async def _merged(
         self, ours: Stored, theirs: Stored, thread: Thread, bases: Sequence[Place], resolve: Resolve

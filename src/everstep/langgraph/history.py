@@ -16,7 +16,7 @@ from everstep.bases import MergeBase
 from everstep.errors import InvalidInput
 from everstep.langgraph import plainly
 from everstep.langgraph.channels import Form
-from everstep.langgraph.merging import KINDS, merged
+from everstep.langgraph.merging import KINDS, merged, named
 from everstep.langgraph.threads import KIND
 from everstep.merge import Resolve
 from everstep.repository import Repository, squeezed_objects
@@ -150,6 +150,9 @@ class _LangGraph:
         graph: Any,
     ) -> Draft:
         return await merged(repository, sides, base, bases, runs, resolve=resolve, graph=graph)
+
+    async def named(self, store: Store, drafts: Sequence[Draft]) -> list[Draft]:
+        return await named(store, drafts)
 
 
 ADAPTER = _LangGraph()

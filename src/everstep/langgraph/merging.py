@@ -24,7 +24,7 @@ from everstep.langgraph.messages import Messages, base_class
 from everstep.langgraph.threads import KIND
 from everstep.merge import Resolve, merge
 from everstep.repository import Repository, squeezed_objects
-from everstep.stores.protocol import Base, Draft, Key, Place, Query, Record, Root, Stored, Write
+from everstep.stores.protocol import Base, Draft, Key, Place, Query, Record, Root, Store, Stored, Write
 from everstep.types import MISSING, Conflict, utc_now
 from everstep.values import codec, tree
 
@@ -63,25 +63,37 @@ async def merged(
     rest_on = [Base(stored.record.key, stored.digest) for stored in sides]
     if is_unmoved(ours, bases):  # all is as in theirs
         counters = theirs.record.metadata.get(_COUNTERS)
-        return Draft(await _record(repository, sides, _root(theirs), counters), (), rest_on)
+        return Draft(_record(sides, _root(theirs), counters), (), rest_on)
     merger = _Merger(repository, sides, base, all_ancestors(bases, runs), graph)
     await merger.open()
     nodes, objects = await merger.nodes(resolve)
-    record = await _record(repository, sides, root_of_nodes(nodes), merger.counters())
+    record = _record(sides, root_of_nodes(nodes), merger.counters())
     return Draft(record, squeezed_objects(objects, thorough=True), rest_on)
 
 
-async def _record(repository: Repository, sides: tuple[Stored, Stored], root: Root, counters: Any) -> Record:
-    """Return the record of the merge. Its id is greater than every other of the thread."""
+async def named(store: Store, drafts: Sequence[Draft]) -> list[Draft]:
+    """Return the checkpoints of a merge with ids of their own, greater than all others of the thread.
+
+    That of the first is the greatest, so that a rewind to it leaves the others.
+    """
+    into = drafts[0].record.key.thread_id
+    query = Query(thread_id=into, namespace=None, order="id", hidden="also", limit=1)
+    greatest = [stored.record.key.checkpoint_id for stored in await store.list_checkpoints(query)]
+    found: list[Draft] = []
+    for draft in (*drafts[1:], drafts[0]):
+        key = draft.record.key._replace(checkpoint_id=new_checkpoint_id(after=greatest))
+        found.append(draft._replace(record=draft.record._replace(key=key)))
+    return [found[-1], *found[:-1]]
+
+
+def _record(sides: tuple[Stored, Stored], root: Root, counters: Any) -> Record:
+    """Return the record of the merge, which gets its name in `named`."""
     ours, theirs = sides
     into, namespace, _ = ours.record.key
-    greatest = await repository.store.list_checkpoints(
-        Query(thread_id=into, namespace=None, order="id", hidden="also", limit=1)
-    )
     step = ours.record.step + 1
     metadata = {"source": "update", "step": step, "parents": ours.record.metadata.get("parents", {})}
     return Record(
-        key=Key(into, namespace, new_checkpoint_id(after=[stored.record.key.checkpoint_id for stored in greatest])),
+        key=Key(into, namespace, ""),
         step=step,
         parents=(ours.record.key, theirs.record.key),
         created_at=utc_now(),
