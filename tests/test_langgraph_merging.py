@@ -10,6 +10,7 @@ import pytest
 from langchain_core.messages import AnyMessage, HumanMessage, RemoveMessage
 from langgraph.channels import Topic
 from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command
@@ -708,6 +709,20 @@ async def test_commands_and_updates_on_a_merged_thread(begin: Begin) -> None:
     config = {"configurable": {"thread_id": "t", "checkpoint_id": merged}}
     await story.turn({"items": ["fork"]}, config=config)
     assert await value(story, "items") == [0, "o", "t", "command", "fork"]  # as LangGraph does: it was pending there
+
+
+@here
+async def test_a_reducer_does_not_look_into_what_a_serializer_of_its_own_packed(begin: Begin) -> None:
+    class Serializer(JsonPlusSerializer):
+        pass
+
+    story = begin(notes, serde=Serializer())
+    branch = await parted(story, {"items": [0]}, [{"items": ["o"]}], [{"items": ["t"]}])
+    with pytest.raises(MergeConflict) as caught:
+        await story.engine.merge_branch(branch, "t", graph=story.app)
+    assert [conflict.path for conflict in caught.value.conflicts] == ["state.items"]
+    await story.engine.merge_branch(branch, "t", graph=story.app, resolve="theirs")
+    assert await value(story, "items") == [0, "t"]
 
 
 @here

@@ -243,6 +243,7 @@ class _Merger:
             elif packed[1] == packed[0] or resolve == "theirs":
                 self._decided[name] = theirs
             else:
+                self._decided[name] = ours  # for a person, that is: not path by path
                 clashes.append(Conflict(plainly.path_of(name), MISSING, MISSING, MISSING))
 
     def _lowering(self, resolve: Resolve) -> Resolve:
@@ -377,6 +378,9 @@ class _Merger:
                 side.channels[name].packed if name in side.channels else None
                 for side in (self._before, self._ours, self._theirs)
             ]
+            sides = (self._before, self._ours, self._theirs)
+            if FOREIGN in [side.channels[name].form for side in sides if name in side.channels]:
+                continue  # nobody here can read it: see `_opaque`
             if ours is not None and theirs is not None and before not in (ours, theirs) and name not in self._decided:
                 open_names.append(name)
         if not open_names:
