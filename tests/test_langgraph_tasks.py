@@ -415,6 +415,42 @@ async def test_a_task_that_is_cancelled_can_be_resumed(make: Callable[..., Faced
     assert (status["status"], status["next"], status["error"]) == ("stopped", ["hold"], None)
 
 
+@pytest.mark.parametrize("face", ["async"], indirect=True)
+@pytest.mark.parametrize("call", ["create_task", "start_task", "resume_task", "rollback_task"])
+@pytest.mark.parametrize("when", ["claiming", "claimed"])
+async def test_whoever_is_cancelled_while_claiming_owns_nothing(
+    make: Callable[..., Faced], monkeypatch: pytest.MonkeyPatch, call: str, when: str
+) -> None:
+    script = Script(look=log("look"), act=fail())
+    tasks = make(script.graph())
+    given: list[Any] = [{"logs": []}]
+    if call in ("resume_task", "rollback_task"):
+        await tasks.create_task({"logs": []}, task_id="t")
+        given = ["t"] + [found["checkpoint_id"] for found in (await tasks.get_task_history("t"))[:1]]
+        given = given[: 1 if call == "resume_task" else 2]
+    options = {"task_id": "t"} if call in ("create_task", "start_task") else {}
+    swap, inside, go_on = Claims.swap, asyncio.Event(), asyncio.Event()
+
+    async def held(self: Claims, *arguments: Any) -> Any:
+        monkeypatch.setattr(Claims, "swap", swap)
+        found = await swap(self, *arguments) if when == "claimed" else None
+        inside.set()
+        await go_on.wait()
+        return found if found is not None else await swap(self, *arguments)
+
+    monkeypatch.setattr(Claims, "swap", held)
+    running = asyncio.create_task(getattr(tasks, call)(*given, **options))
+    await inside.wait()
+    running.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert (await tasks.get_task_status("t"))["status"] in ("stopped", "failed")
+    script.acts["act"] = log("act")
+    assert await tasks.resume_task("t") == {"logs": ["look", "act"]}
+
+
 @pytest.mark.parametrize(
     ("checkpointer", "graph", "options", "text"),
     [

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from everstep import checks
@@ -95,6 +95,9 @@ class _Blocking:
     async def to_end(self, last: Coroutine[Any, Any, T]) -> T:
         return await last
 
+    async def or_back(self, take: Coroutine[Any, Any, T], give_back: Callable[[T], Coroutine[Any, Any, None]]) -> T:  # noqa: ARG002  # nobody cancels it
+        return await take
+
 
 class _Awaiting:
     """The same for asynchronous callers."""
@@ -130,10 +133,29 @@ class _Awaiting:
 
     async def to_end(self, last: Coroutine[Any, Any, T]) -> T:
         """Return what `last` does, which is done even if the caller is cancelled meanwhile."""
+        return await asyncio.shield(self._held(last))
+
+    async def or_back(self, take: Coroutine[Any, Any, T], give_back: Callable[[T], Coroutine[Any, Any, None]]) -> T:
+        """Return what `take` does; if the caller is cancelled meanwhile, it is given back."""
+        taking = self._held(take)
+
+        async def back() -> None:
+            await asyncio.wait([taking])
+            if not taking.cancelled() and taking.exception() is None:
+                await give_back(taking.result())
+
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            await self.to_end(back())
+            raise
+
+    def _held(self, last: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Run a coroutine that nobody may hold on to."""
         running = asyncio.ensure_future(last)
         self._last.add(running)
         running.add_done_callback(self._last.discard)
-        return await asyncio.shield(running)
+        return running
 
 
 _Face = _Blocking | _Awaiting
@@ -316,7 +338,7 @@ class TaskManager:
         if await face.store.read(task_id) is not None:
             raise TaskExists(task_id)
         try:
-            return await face.claims.take(task_id, None, self._lease, self._kept(given))
+            return await self._take(face, task_id, None, self._kept(given))
         except HeadMoved:
             raise TaskExists(task_id) from None
 
@@ -358,6 +380,13 @@ class TaskManager:
         except (StoreError, TaskLost):
             logger.warning("how the run of task %r ended could not be kept", claim.task_id, exc_info=True)
 
+    async def _take(self, face: _Face, task_id: str, found: Found | None, given: Any = None) -> Claim:
+        """Claim a task; a claim whose owner is cancelled before it knows of it would stand until it runs out."""
+        return await face.or_back(
+            face.claims.take(task_id, found, self._lease, given),
+            lambda claim: self._let_go(face, claim, claim.task.ended),
+        )
+
     async def _claimed(self, face: _Face, task_id: str, wait: bool) -> tuple[Claim | None, Any]:
         """Return the claim of a task that is not finished, and its state; of a finished one only the state."""
         for pause in _pauses():
@@ -369,10 +398,14 @@ class TaskManager:
                 if _is_finished(state):
                     return None, state
                 try:
-                    claim = await face.claims.take(task_id, found, self._lease)
+                    claim = await self._take(face, task_id, found)
                 except HeadMoved:
                     continue  # somebody else was first
-                return claim, await face.state(self._graph, self._of(task_id))
+                try:
+                    return claim, await face.state(self._graph, self._of(task_id))
+                except BaseException:
+                    await face.to_end(self._let_go(face, claim, claim.task.ended))
+                    raise
             if not wait and found.task.owner is not None:
                 raise TaskRunning(task_id, found.task.owner.host, found.task.owner.pid)
             await face.pause(pause)
@@ -437,7 +470,7 @@ class TaskManager:
             if found is None and await face.store.read(task_id) is None:
                 raise TaskNotFound(task_id)
             try:
-                return await face.claims.take(task_id, found, self._lease)
+                return await self._take(face, task_id, found)
             except HeadMoved:
                 continue
             except TaskRunning:
