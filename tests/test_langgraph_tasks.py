@@ -284,6 +284,29 @@ async def test_an_answer_may_be_none(make: Callable[..., Faced]) -> None:
     assert await tasks.resume_task("t", None) == {"logs": [None]}
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+async def test_an_answer_is_for_one_question_though_its_node_fails(make: Callable[..., Faced], by_name: bool) -> None:
+    failures = ["no"]
+
+    def ask(_: Any) -> Any:
+        first = interrupt("first?")
+        if failures:
+            raise Broken(failures.pop())
+        return {"logs": [first, interrupt("second?")]}
+
+    tasks = make(Script(ask=ask).graph())
+    await tasks.create_task({"logs": []}, task_id="t")
+    answer: Any = {"yes": 1}
+    if by_name:
+        (asked,) = tasks.whole._graph.get_state({"configurable": {"thread_id": "t"}}).interrupts
+        answer = {asked.id: answer}
+    with pytest.raises(Broken):
+        await tasks.resume_task("t", answer)
+    await tasks.resume_task("t")
+    assert (await tasks.get_task_status("t"))["interrupts"] == ["second?"]
+    assert await tasks.resume_task("t", "no") == {"logs": [{"yes": 1}, "no"]}
+
+
 async def test_a_breakpoint_is_an_interrupt(make: Callable[..., Faced]) -> None:
     script = Script(look=log("look"), act=log("act"))
     tasks = make(script.graph().compile(interrupt_before=["act"]))

@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import logging
 import random
+import re
 import threading
 import time
 import uuid
@@ -55,6 +56,7 @@ logger = logging.getLogger("everstep")
 T = TypeVar("T")
 
 _ABSENT: Final = object()
+_INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")
 _LOGS = 5
 _PAUSE_FIRST, _PAUSE_MAX = 0.02, 1.0
 _PAGE = 100
@@ -429,8 +431,12 @@ class TaskManager:
     def _going_on(self, claim: Claim, state: Any, resume: Any) -> Any:
         """Return what a task is to go on with."""
         if _checkpoint_id(state) is not None:
+            asked = [found.id for found in state.interrupts]
             if resume is None:  # to LangGraph that is no answer, unless it is one by name
-                resume = {asked.id: None for asked in state.interrupts} or _ABSENT
+                resume = dict.fromkeys(asked) or _ABSENT
+            elif resume is not _ABSENT and len(asked) == 1 and not _is_by_name(resume):
+                # Without a name it would answer the node's next question too, if the node fails in between.
+                resume = {asked[0]: resume}
             return None if resume is _ABSENT else _command()(resume=resume)
         if resume is not _ABSENT:
             raise InvalidInput(f"task {claim.task_id!r} has not begun yet: there is nothing to answer")
@@ -597,6 +603,15 @@ def _command() -> Any:
     except ImportError as exc:
         raise MissingDependency("langgraph", "langgraph") from exc
     return Command
+
+
+def _is_by_name(resume: Any) -> bool:
+    """Whether answers are given by the ids of their questions, as LangGraph tells it."""
+    return (
+        isinstance(resume, Mapping)
+        and bool(resume)
+        and all(isinstance(name, str) and _INTERRUPT_ID.fullmatch(name) is not None for name in resume)
+    )
 
 
 def _is_ending() -> bool:
