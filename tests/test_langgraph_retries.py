@@ -158,6 +158,30 @@ async def test_a_question_is_a_result_and_an_answer_is_tried_again(
     assert await tried(app, Command(resume="yes")) == {"logs": ["yes"]}
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["after the answer", "before it"])
+async def test_an_answer_is_given_to_one_question_only(
+    tried: Callable[..., Any], saver: FacedSaver, early: bool
+) -> None:
+    failures: list[Exception] = []
+
+    def ask(_: Any) -> Any:
+        if early and failures:
+            raise failures.pop()
+        one = interrupt("first?")
+        if failures:
+            raise failures.pop()
+        return {"logs": [one, interrupt("second?")]}
+
+    graph: Any = StateGraph(Work)
+    app = graph.add_node("ask", ask).add_edge(START, "ask").compile(saver.whole)
+    await tried(app, {"logs": []})
+    failures.append(Broken())
+    asked = await tried(app, Command(resume="A"))
+    assert [question.value for question in asked["__interrupt__"]] == ["second?"]
+    failures.append(Broken())
+    assert await tried(app, Command(resume="B")) == {"logs": ["A", "B"]}
+
+
 @pytest.mark.parametrize("kind", ["memory"], indirect=True)
 @pytest.mark.parametrize(
     "error", [GraphRecursionError("too deep"), errors.InvalidInput("no"), errors.StoreClosed("closed")]

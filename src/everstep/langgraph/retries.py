@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from everstep import checks
 from everstep.errors import InvalidInput, SnapshotTooLarge, StoreClosed, TaskError, UnregisteredType, UnstorableValue
@@ -52,8 +53,11 @@ def safe_invoke(
     async def last(where: Any) -> Any:
         return app.get_state(where)
 
+    async def saved(where: Any) -> Any:
+        return app.checkpointer.get_tuple(where)
+
     backoff = _backoff(backoff_seconds, backoff_seconds_max)
-    return run_to_end(_tried(app, state, config, max_retries, backoff, invoke, last, pause))
+    return run_to_end(_tried(app, state, config, max_retries, backoff, _Calls(invoke, last, saved, pause)))
 
 
 async def asafe_invoke(
@@ -78,8 +82,11 @@ async def asafe_invoke(
     async def last(where: Any) -> Any:
         return await app.aget_state(where)
 
+    async def saved(where: Any) -> Any:
+        return await app.checkpointer.aget_tuple(where)
+
     backoff = _backoff(backoff_seconds, backoff_seconds_max)
-    return await _tried(app, state, config, max_retries, backoff, invoke, last, pause)
+    return await _tried(app, state, config, max_retries, backoff, _Calls(invoke, last, saved, pause))
 
 
 async def _tried(
@@ -88,9 +95,7 @@ async def _tried(
     config: Mapping[str, Any],
     tries: int,
     backoff: tuple[float, float],
-    invoke: Callable[[Any, Any], Coroutine[Any, Any, Any]],
-    last: Callable[[Any], Coroutine[Any, Any, Any]],
-    pause: Callable[[float], Coroutine[Any, Any, None]],
+    calls: _Calls,
 ) -> Any:
     if checks.count(tries, "max_retries") < 1:
         raise InvalidInput("max_retries is the number of tries in all: at least 1")
@@ -100,11 +105,13 @@ async def _tried(
     configs.thread_id(inner)
     # Without a checkpoint that is named in it: what this call wrote is the head.
     head: Any = {**config, "configurable": {name: value for name, value in inner.items() if name != "checkpoint_id"}}
-    before = _checkpoint_id(await last(head))
-    given, where, failures = state, dict(config), list[str]()
+    begun = await calls.last(head)
+    before = _checkpoint_id(begun)
+    answers = _Answers(state, begun, await calls.saved(head)) if getattr(state, "resume", None) is not None else None
+    given, where, failures = answers.given if answers is not None else state, dict(config), list[str]()
     for number in range(1, tries + 1):
         try:
-            return await invoke(given, where)
+            return await calls.invoke(given, where)
         except Exception as error:
             if number == tries or _is_hopeless(error):
                 for note in failures:
@@ -115,10 +122,60 @@ async def _tried(
                 "try %d of %d failed; the graph goes on from its last checkpoint", number, tries, exc_info=True
             )
         seconds = min(backoff[0] * 2 ** (number - 1), backoff[1])
-        await pause(seconds * random.uniform(0.5, 1.0))  # noqa: S311  # no secret
-        if _checkpoint_id(await last(head)) != before:
+        await calls.pause(seconds * random.uniform(0.5, 1.0))  # noqa: S311  # no secret
+        if _checkpoint_id(await calls.last(head)) != before:
             given, where = None, head
+        elif answers is not None:
+            given = answers.left(await calls.saved(head))
     raise RuntimeError("a try returns or raises")
+
+
+class _Calls(NamedTuple):
+    """What is done in another way on each face."""
+
+    invoke: Callable[[Any, Any], Coroutine[Any, Any, Any]]
+    last: Callable[[Any], Coroutine[Any, Any, Any]]
+    saved: Callable[[Any], Coroutine[Any, Any, Any]]
+    pause: Callable[[float], Coroutine[Any, Any, None]]
+
+
+class _Answers:
+    """A Command that answers questions: each answer is given once, and to its own question.
+
+    LangGraph keeps an answer without a name pending when the node fails, and gives it to the next question.
+    """
+
+    def __init__(self, command: Any, begun: Any, saved: Any) -> None:
+        self._command = command
+        self._tasks = {asked.id: task.id for task in begun.tasks for asked in task.interrupts}
+        self._used = _used(saved)
+        named = isinstance(command.resume, Mapping) and command.resume and command.resume.keys() <= self._tasks.keys()
+        self._by_name = dict(command.resume) if named else None
+        if not named and len(self._tasks) == 1:
+            self._by_name = dict.fromkeys(self._tasks, command.resume)
+
+    @property
+    def given(self) -> Any:
+        """The command, with the names of questions where that is clear."""
+        return self._command if self._by_name is None else dataclasses.replace(self._command, resume=self._by_name)
+
+    def left(self, saved: Any) -> Any:
+        """Return what is to be given after a failure: the answers that no node has taken; None: all were."""
+        if self._by_name is None:
+            return self._command
+        used = _used(saved)
+        left = {
+            name: answer
+            for name, answer in self._by_name.items()
+            if used.get(self._tasks[name], 0) == self._used.get(self._tasks[name], 0)
+        }
+        return dataclasses.replace(self._command, resume=left) if left else None
+
+
+def _used(saved: Any) -> dict[str, int]:
+    """Return how many answers each task has taken."""
+    writes = saved.pending_writes or [] if saved is not None else []
+    return {task: len(value) for task, channel, value in writes if channel == "__resume__" and isinstance(value, list)}
 
 
 def _checkpoint_id(state: Any) -> str | None:
