@@ -245,6 +245,26 @@ async def test_the_graph_goes_on_from_any_survivor(begin: Begin) -> None:
         assert await story.log(branch) == [*found.values["log"], "more", "first", "last"]
 
 
+async def test_calls_of_subgraphs_go_with_the_checkpoints_of_then(begin: Begin) -> None:
+    story = begin("subgraph", **keep(6))
+    for n in range(60):
+        await story.turn({"log": [n]})
+    thread = await story.engine.get_checkpoint_tree("t", limit=1000)
+    namespaces = {node["namespace"] for node in thread["nodes"]}
+    assert 1 < len(namespaces) < 40
+    history = await story.history()
+    assert len(history) < 80
+    log = await story.log()
+    await story.engine.rewind(name_of(history[4]), thread_id="t")
+    await story.turn(None)
+    assert await story.log() == [
+        *history[4].values["log"],
+        *log[len(history[4].values["log"]) : len(await story.log())],
+    ]
+    await story.engine.undo("t")
+    assert await story.log() == log
+
+
 async def test_hidden_ones_are_let_go_and_cannot_be_undone_to(begin: Begin) -> None:
     story = begin("looping", **keep(3))
     await story.turn({"log": [0], "n": 1})

@@ -72,8 +72,9 @@ class Keeper:
 
     rest_order = 2
 
-    def __init__(self, config: SnapshotConfig) -> None:
-        self._policy, self._param = CheckpointGC(config.gc_policy), config.gc_param
+    def __init__(self, config: SnapshotConfig, is_call: Callable[[str], bool] | None = None) -> None:
+        """`is_call` says whether a namespace belongs to one call: it goes with the thread's own checkpoints of then."""
+        self._policy, self._param, self._is_call = CheckpointGC(config.gc_policy), config.gc_param, is_call
         self._plans: OrderedDict[Line, _Plan] = OrderedDict()
         self._sweeping: set[str] = set()
         self._looks = 0
@@ -189,8 +190,25 @@ class Keeper:
         taken = {item.seq for _, item in gone}
         items = [item for _, item in visible if item.seq not in taken]
         self._remember(line, items, count - (len(visible) - len(items)), whole)
+        if not line[1] and line[1] in thread.heads:
+            kept = [key.checkpoint_id for key, item in visible if item.seq not in taken]
+            await self._end_calls(store, thread, min([thread.heads[line[1]][0], *kept]))
         if thread.garbage > _SWEEP_GARBAGE:
             self._sweeping.add(thread.family)
+
+    async def _end_calls(self, store: Store, thread: Thread, oldest: str) -> None:
+        """Let go of calls that ended before the oldest checkpoint that is kept of the thread itself."""
+        if self._is_call is None:
+            return
+        ended = [name for name, (head, _) in thread.heads.items() if self._is_call(name) and head < oldest]
+        keys: list[Key] = []
+        for name in ended[:_DUE_MAX]:
+            query = Query(thread_id=thread.thread_id, namespace=name, spared=False, hidden="also")
+            keys += [stored.record.key for stored in await store.list_checkpoints(query)]
+            with self._lock:
+                self._plans.pop((thread.thread_id, name), None)
+        if keys:
+            await store.delete(thread.thread_id, keys=keys)
 
     def _doomed(self, candidates: Sequence[tuple[Key, Item]], thread: Thread) -> list[tuple[Key, Item]]:
         return [(key, item) for key, item in self._let_go(candidates) if not _is_head(key, thread)]

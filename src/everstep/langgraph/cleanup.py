@@ -12,7 +12,7 @@ from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput, UnsupportedByBackend
 from everstep.faces import run_to_end
 from everstep.keeper import Keeper, Scope
-from everstep.langgraph.threads import KIND
+from everstep.langgraph.threads import KIND, is_call
 from everstep.stores.protocol import Store, Stored
 from everstep.types import GCReport
 
@@ -75,6 +75,6 @@ def _over(heads: Collection[Stored]) -> list[str]:
         parents = record.metadata.get("parents")
         parent = parents.get("") if isinstance(parents, dict) else None
         # A call is named "node:task"; a subgraph that remembers from call to call is just "node".
-        if ":" in record.key.namespace and root is not None and parent != root:
+        if is_call(record.key.namespace) and root is not None and parent != root:
             found.append(record.key.namespace)
     return found

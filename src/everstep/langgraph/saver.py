@@ -42,7 +42,7 @@ from everstep.langgraph.base import (
 from everstep.langgraph.channels import Channels
 from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.models import CheckpointerConfig, CheckpointRecord, OnBackend, backend_of, record_of
-from everstep.langgraph.threads import Fence, Saved, Threads
+from everstep.langgraph.threads import Fence, Saved, Threads, is_call
 from everstep.stores.protocol import Key, Query, Store
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         self._custom = maybe_add_typed_methods(serde) if serde is not None else None
         self._is_secret = is_secret
         channels = Channels(Kinds(allow, strict=strict, serde=getattr(self, "serde", None)), self._custom)
-        keeper = Keeper(retention) if retention is not None else None
+        keeper = Keeper(retention, is_call) if retention is not None else None
         repository = self._backend.repository
         self._use(Threads(repository, channels, keeper), channels)
         self._clones: dict[frozenset[Any], HarnessCheckpointer] = {}

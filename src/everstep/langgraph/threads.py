@@ -719,6 +719,11 @@ def _delta_channels(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) 
     return [name for name in counted if name not in values]
 
 
+def is_call(namespace: str) -> bool:
+    """Whether a namespace is that of one call of a subgraph, `node:task`: it is not read again after the call."""
+    return ":" in namespace and namespace != TASK_NAMESPACE
+
+
 def _own(listed: Sequence[Stored]) -> list[Stored]:
     """Return what is a graph's of what a thread holds."""
     return [stored for stored in listed if stored.record.key.namespace != TASK_NAMESPACE]
