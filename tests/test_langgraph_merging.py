@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from everstep import EverstepError, MergeConflict
 from tests.langgraph_graphs import added, folded
-from tests.langgraph_stories import Begin, Story, World, face, here, kind, name_of, where  # noqa: F401  # fixtures
+from tests.langgraph_stories import TOLD, Begin, Story, World, face, here, kind, name_of, where  # noqa: F401  # fixtures
 
 
 def longest(old: str, new: str) -> str:
@@ -244,6 +244,74 @@ async def test_a_target_that_has_not_moved_becomes_the_branch(begin: Begin) -> N
     await story.turn({"twice0?": 1, "once0?": 2})
     await story.turn({"twice1?": 3})
     assert await story.log() == [*state.values["log"], 1, "beside", ("once", 2), ("twice", 1, 3), "end"]
+
+
+@pytest.mark.parametrize("name", TOLD)
+async def test_two_ways_of_any_graph_are_merged_and_go_on(begin: Begin, name: str) -> None:
+    story = begin(name)
+    half = len(story.told.turns) // 2
+    first, second = story.told.turns[:half], story.told.turns[half:]
+    for given in first:
+        await story.turn(given)
+    start = await story.log()
+    branch = await story.engine.branch(name_of(await story.state()), "b")
+    for thread in (branch, "t"):
+        for given in second:
+            await story.turn(given, thread)
+    ours, theirs, before = await story.log(), await story.log(branch), await story.whole()
+    assert ours[: len(start)] == theirs[: len(start)] == start
+    assert len(theirs) > len(start)
+
+    merge = await story.engine.merge_branch(branch, "t", graph=story.app)
+
+    state, merged = await story.state(), ours + theirs[len(start) :]
+    assert (name_of(state), state.values["log"], state.next) == (merge, merged, ())
+    assert all(found.checkpoint["id"] <= merge for found in await story.listed())
+    story.world.took()
+    await story.turn(None)
+    assert story.world.took() == []
+    for given in first:
+        await story.turn(given)
+    assert (await story.state()).next == ()
+    assert (await story.log())[: len(merged)] == merged
+    assert len(await story.log()) > len(merged)
+    assert story.world.took()
+    await story.engine.undo("t")
+    assert await story.whole() == before
+    await story.engine.redo("t")
+    assert (await story.log())[: len(merged)] == merged
+
+
+@pytest.mark.parametrize("name", TOLD)
+async def test_a_way_is_merged_into_a_step_that_is_not_finished(begin: Begin, name: str) -> None:
+    """The target stands in the middle of its turn: what it had next runs after the merge, and the turn ends."""
+    story = begin(name)
+    half = len(story.told.turns) // 2
+    first, second = story.told.turns[:half], story.told.turns[half:]
+    for given in first:
+        await story.turn(given)
+    start = await story.log()
+    branch = await story.engine.branch(name_of(await story.state()), "b")
+    for thread in (branch, "t"):
+        for given in second:
+            await story.turn(given, thread)
+    ended, theirs = await story.log(), await story.log(branch)
+    middle = next(found for found in await story.history() if found.next and "__start__" not in found.next)
+    await story.engine.rewind(name_of(middle), thread_id="t", namespace="")
+
+    await story.engine.merge_branch(branch, "t", graph=story.app)
+
+    state = await story.state()
+    assert state.next == middle.next
+    assert state.values["log"] == middle.values["log"] + theirs[len(start) :]
+    story.world.took()
+    await story.turn(None)
+    for given in second[1:]:
+        if (await story.state()).interrupts:
+            await story.turn(given)
+    assert (await story.state()).next == ()
+    assert story.world.took()
+    assert await story.log() == middle.values["log"] + theirs[len(start) :] + ended[len(middle.values["log"]) :]
 
 
 async def test_the_graph_goes_on_where_the_target_was(begin: Begin) -> None:
