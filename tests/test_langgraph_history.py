@@ -442,6 +442,23 @@ async def test_a_branch_from_a_branch(begin: Begin) -> None:
     assert (await story.state(first)).values == history[3].values
 
 
+@here
+async def test_a_branch_from_the_memory_of_a_subgraph_goes_on_in_it(begin: Begin) -> None:
+    """The step around it was finished; in the branch it is not, as after a rewind to that checkpoint."""
+    story = begin("lasting")
+    await story.turn({"log": [0]})
+    log, inner = await story.log(), await story.history(ns="inner")
+    middle = next(found for found in inner if found.next == ("y",))
+    branch = await story.engine.branch(name_of(middle), "b", thread_id="t", namespace="inner")
+    ended = await story.state()
+    story.world.took()
+    assert "inner" in (await story.state(branch)).next
+    await story.turn(None, branch, (await story.state(branch)).config)
+    assert "y" in story.world.took()
+    assert await story.log(branch) == log
+    assert await story.state() == ended
+
+
 async def test_a_branch_from_a_subgraphs_checkpoint(begin: Begin) -> None:
     story = begin("deep")
     await story.turn({"log": [0]})

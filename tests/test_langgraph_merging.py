@@ -246,9 +246,8 @@ async def test_a_target_that_has_not_moved_becomes_the_branch(begin: Begin) -> N
     assert await story.log() == [*state.values["log"], 1, "beside", ("once", 2), ("twice", 1, 3), "end"]
 
 
-@pytest.mark.parametrize("name", TOLD)
-async def test_two_ways_of_any_graph_are_merged_and_go_on(begin: Begin, name: str) -> None:
-    story = begin(name)
+async def half_told(story: Story) -> tuple[list[Any], list[Any], list[Any], str]:
+    """Take half of the turns, the others in thread and branch; return both halves, the log between, and the branch."""
     half = len(story.told.turns) // 2
     first, second = story.told.turns[:half], story.told.turns[half:]
     for given in first:
@@ -258,6 +257,13 @@ async def test_two_ways_of_any_graph_are_merged_and_go_on(begin: Begin, name: st
     for thread in (branch, "t"):
         for given in second:
             await story.turn(given, thread)
+    return first, second, start, branch
+
+
+@pytest.mark.parametrize("name", TOLD)
+async def test_two_ways_of_any_graph_are_merged_and_go_on(begin: Begin, name: str) -> None:
+    story = begin(name)
+    first, _, start, branch = await half_told(story)
     ours, theirs, before = await story.log(), await story.log(branch), await story.whole()
     assert ours[: len(start)] == theirs[: len(start)] == start
     assert len(theirs) > len(start)
@@ -286,15 +292,7 @@ async def test_two_ways_of_any_graph_are_merged_and_go_on(begin: Begin, name: st
 async def test_a_way_is_merged_into_a_step_that_is_not_finished(begin: Begin, name: str) -> None:
     """The target stands in the middle of its turn: what it had next runs after the merge, and the turn ends."""
     story = begin(name)
-    half = len(story.told.turns) // 2
-    first, second = story.told.turns[:half], story.told.turns[half:]
-    for given in first:
-        await story.turn(given)
-    start = await story.log()
-    branch = await story.engine.branch(name_of(await story.state()), "b")
-    for thread in (branch, "t"):
-        for given in second:
-            await story.turn(given, thread)
+    _, second, start, branch = await half_told(story)
     ended, theirs = await story.log(), await story.log(branch)
     middle = next(found for found in await story.history() if found.next and "__start__" not in found.next)
     await story.engine.rewind(name_of(middle), thread_id="t", namespace="")

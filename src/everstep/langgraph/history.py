@@ -115,8 +115,8 @@ class _LangGraph:
             )
         writes, drafts = list[tuple[Key, Write]](), list[Draft]()
         for found in loaded:
-            tasks = running.get(found.stored.record.key)
-            kept = [write for write in found.writes if tasks is None or not _is_of(write, tasks)]
+            at = found.stored.record.key
+            kept = [write for write in found.writes if at not in running or not _is_of(write, running[at])]
             draft = await _draft(repository, found.stored, kept, thread_id)
             writes += [(draft.record.key, write) for write in kept]
             drafts.append(draft)
