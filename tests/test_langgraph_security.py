@@ -24,6 +24,7 @@ from everstep import CheckpointCorrupted, EverstepError, UnregisteredType, Unsto
 from everstep.langgraph import HarnessCheckpointer
 from everstep.langgraph.channels import CHAT, Channels
 from everstep.langgraph.kinds import Kinds
+from everstep.stores.protocol import Key
 from everstep.values.registry import Registered
 from tests.langgraph_same import assert_same, assert_same_channels
 from tests.langgraph_tools import FacedSaver, at, checkpoint
@@ -389,6 +390,69 @@ def test_an_allow_list_does_not_reach_the_saver_it_came_from() -> None:
             strict.get(at())
         with pytest.raises(UnregisteredType):
             strict.with_allowlist([Switch]).get(at())
+
+
+def _long_chat(cls: type[HumanMessage]) -> list[HumanMessage]:
+    """Return a conversation that is long enough for copies of its messages to be kept."""
+    return [cls(content="x" * 3000, id=str(n)) for n in range(40)]
+
+
+@pytest.mark.parametrize("place", ["messages", "others", "x", "write"])
+async def test_a_clone_gets_nothing_of_what_another_keeps_at_hand(make_saver: Any, place: str) -> None:
+    """What was read often is kept ready to copy; a clone with fewer classes reads it by its own rules."""
+    strict = make_saver(strict=True)
+    loose = FacedSaver(strict.whole.with_allowlist([Subclass, Innocent]), strict.face)
+    made = {"messages": _long_chat(Subclass), "others": _long_chat(Subclass), "x": {"y": [Innocent()]}}
+    values = {name: value for name, value in made.items() if name == place}  # one at a time: each is refused
+    await loose.add("c1", values)
+    if place == "write":
+        await loose.put_writes(at(name="c1"), [("x", Innocent())], "task")
+    for _ in range(3):
+        assert_same_channels(await loose.values(), values)
+
+    fewer = FacedSaver(strict.whole.with_allowlist([Switch]), strict.face)
+    for saver in (strict, fewer):
+        for _ in range(3):
+            with pytest.raises(UnregisteredType):
+                await saver.get_tuple(at())
+            with pytest.raises(UnregisteredType):
+                await saver.get_tuple(at(name="c1"))
+            with pytest.raises(UnregisteredType):
+                await saver.listed(at())
+    assert_same_channels(await loose.values(), values)
+
+
+@pytest.mark.parametrize("was_read", [False, True])
+@pytest.mark.parametrize("new", [None, {}, {"messages": 1}])
+async def test_a_clone_puts_nothing_that_it_would_not_read(make_saver: Any, new: Any, was_read: bool) -> None:
+    """What another saver wrote last is what the next checkpoint is written from, but not by that one's rules."""
+    strict = make_saver(strict=True)
+    loose = FacedSaver(strict.whole.with_allowlist([Subclass]), strict.face)
+    messages = _long_chat(Subclass)
+    await loose.add("c1", {"messages": messages})
+    if was_read:  # in a saver that remembers nothing yet
+        strict = make_saver(strict=True)
+        with pytest.raises(UnregisteredType):
+            await strict.get_tuple(at())
+    with pytest.raises(UnstorableValue, match=r"messages\[0\].*Subclass"):
+        await strict.add("c2", {"messages": messages}, parent="c1", new=new)
+    with pytest.raises(UnstorableValue, match=r"messages\[0\].*Subclass"):
+        await strict.add("c2", {"messages": [*messages, HumanMessage("more")]}, parent="c1", new=new)
+    assert await loose.ids(at()) == ["c1"]
+
+
+def test_a_clone_goes_on_cheaply_with_what_it_may_read() -> None:
+    strict = HarnessCheckpointer(strict=True)
+    loose = strict.with_allowlist([Subclass])
+    messages = _long_chat(HumanMessage)
+    loose.put(at(), checkpoint("c1", {"messages": messages}))
+    longer = [*messages, HumanMessage("more", id="more")]
+    strict.put(at(name="c1"), checkpoint("c2", {"messages": longer}))
+
+    assert_same_channels(strict.get(at())["channel_values"], {"messages": longer})
+    line = strict._threads._lines.get(Key("t", "", "c2"))
+    assert line is not None
+    assert len(line.fresh) < 5  # not all 41 messages again
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------

@@ -25,13 +25,17 @@ class Line(NamedTuple):
     size: int
     fresh: frozenset[bytes] = frozenset()
     """The objects that came with it."""
+    checked_by: object = None
+    """Whose rules for classes its values are known to satisfy: those of the saver that wrote or read them."""
 
 
-def line_of(stored: Stored, channels: Mapping[str, Written], rest: Mapping[str, Written]) -> Line:
+def line_of(
+    stored: Stored, channels: Mapping[str, Written], rest: Mapping[str, Written], checked_by: object = None
+) -> Line:
     """Return the line of a checkpoint with these values."""
     # Twice: as bytes, and as what copies are made from.
     size = 2 * sum([len(value.packed) for value in (*channels.values(), *rest.values())]) + _LINE_OVERHEAD
-    return Line(Base(stored.record.key, stored.digest), channels, rest, size)
+    return Line(Base(stored.record.key, stored.digest), channels, rest, size, checked_by=checked_by)
 
 
 class Lines:

@@ -76,8 +76,9 @@ class _WrittenCheckpoint(NamedTuple):
     channels: Mapping[str, Written]
     rest: Mapping[str, Written]
 
-    def line(self, stored: Stored) -> Line:
-        return line_of(stored, self.channels, self.rest)._replace(fresh=frozenset(self.values.objects))
+    def line(self, stored: Stored, checked_by: Channels) -> Line:
+        found = line_of(stored, self.channels, self.rest, checked_by)
+        return found._replace(fresh=frozenset(self.values.objects))
 
 
 class _Opened(NamedTuple):
@@ -161,7 +162,7 @@ class Threads:
             written = self._write(checkpoint, None, None, deltas, odd)
             stored = await self._refenced(lambda: self._commit(record, written.values, head))
         self._repository.memory.add(written.values.objects)
-        self._lines.add(written.line(stored))
+        self._lines.add(written.line(stored, self._channels))
         if parent is not None and stored.run != stored.seq:
             self._lines.drop(parent)  # it has been continued: rarely needed again
         if self._keeper is not None:
@@ -213,9 +214,13 @@ class Threads:
         channels, writer = self._channels, tree.Writer(packer=self._channels.kinds.codec)
         versions = dict(checkpoint.get("channel_versions") or {})
         written: dict[str, Written] = {}
+        # A saver with other rules may have written the line: what it let through is looked at again, whole.
+        is_checked = line is not None and line.checked_by is channels
         for name, value in dict(checkpoint.get("channel_values") or {}).items():
             checks.text(name, "the name of a channel")
             version, old = versions.get(name), line.channels.get(name) if line is not None else None
+            if old is not None and not is_checked:
+                old = old._replace(version=None, shape=None)
             known = old is not None and version is not None and old.version == version
             if old is not None and known and new_versions is not None and name not in new_versions:
                 written[name] = old
@@ -391,7 +396,10 @@ class Threads:
         line = self._lines.get(loaded.stored.record.key)
         if line is None or line.base.digest != loaded.stored.digest:
             line = await self._decoded(loaded, lambda *opened: self._thaw(loaded.stored, *opened))
-            self._lines.add(line)
+            saved = await self._saved(loaded, line)
+            # Only now: what could not be read must not be continued as if it had been.
+            self._lines.add(line._replace(checked_by=self._channels))
+            return saved
         return await self._saved(loaded, line)
 
     async def warm(self, key: Key) -> None:
