@@ -397,15 +397,15 @@ def _long_chat(cls: type[HumanMessage]) -> list[HumanMessage]:
     return [cls(content="x" * 3000, id=str(n)) for n in range(40)]
 
 
-@pytest.mark.parametrize("place", ["messages", "others", "x", "write"])
-async def test_a_clone_gets_nothing_of_what_another_keeps_at_hand(make_saver: Any, place: str) -> None:
+@pytest.mark.parametrize("where", ["messages", "others", "x", "write"])
+async def test_a_clone_gets_nothing_of_what_another_keeps_at_hand(make_saver: Any, where: str) -> None:
     """What was read often is kept ready to copy; a clone with fewer classes reads it by its own rules."""
     strict = make_saver(strict=True)
     loose = FacedSaver(strict.whole.with_allowlist([Subclass, Innocent]), strict.face)
     made = {"messages": _long_chat(Subclass), "others": _long_chat(Subclass), "x": {"y": [Innocent()]}}
-    values = {name: value for name, value in made.items() if name == place}  # one at a time: each is refused
+    values = {name: value for name, value in made.items() if name == where}  # one at a time: each is refused
     await loose.add("c1", values)
-    if place == "write":
+    if where == "write":
         await loose.put_writes(at(name="c1"), [("x", Innocent())], "task")
     for _ in range(3):
         assert_same_channels(await loose.values(), values)
