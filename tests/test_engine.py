@@ -460,6 +460,7 @@ class Shade(enum.Enum):
     "wrap", [lambda v: [v], lambda v: (v,), lambda v: {1: v}, lambda v: {"k": v}, lambda v: frozenset([v])]
 )
 @pytest.mark.parametrize("leaf", ["x", "y" * 5000])
+@pytest.mark.parametrize(("kind", "face"), [("memory", "blocking")], indirect=True)  # about values, not stores
 async def test_what_is_accepted_can_be_read_back_at_any_depth(engine: Any, wrap: Any, leaf: str) -> None:
     value: Any = leaf
     saved = 0

@@ -226,6 +226,7 @@ class TestTimeTravel:
         await write(engine, 2)
         assert (await engine.time_travel_to_step("t", 99)).rewind_depth == 0
 
+    @pytest.mark.parametrize("face", ["blocking"], indirect=True)
     async def test_a_long_history_is_no_limit(self, make_engine: Any) -> None:
         engine = make_engine(gc_policy="keep_all")
         ids = await write(engine, 1200)

@@ -228,6 +228,7 @@ class TestKeepAge:
 
 
 class TestMilestones:
+    @pytest.mark.parametrize("face", ["blocking"], indirect=True)
     async def test_after_two_thousand_snapshots_they_are_evenly_spread(self, make_engine: Any) -> None:
         engine = make_engine(gc_policy="keep_milestones", gc_param=50)
         for n in range(2000):
