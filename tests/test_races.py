@@ -1,0 +1,140 @@
+"""What another process does between two calls of this one: each at a moment that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import keeper
+from everstep.config import CheckpointGC
+from everstep.faces import run_to_end
+from everstep.repository import Memory
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import Change, Key, Query, Store
+from tests.between import Between
+from tests.conftest import OneFace
+from tests.test_history import numbers, write
+from tests.test_merging import forked, latest, say, state, texts
+
+
+@pytest.fixture
+def between(store: Store) -> Between:
+    return Between(store)
+
+
+@pytest.fixture
+def make_here(between: Between, face: str) -> Callable[..., Any]:
+    """An engine in whose way things happen."""
+
+    def make(**config: Any) -> Any:
+        backend: Any = everstep.StoreBackend(between)  # type: ignore[arg-type]
+        return OneFace(everstep.CheckpointEngine(backend, everstep.SnapshotConfig(**config)), face)
+
+    return make
+
+
+@pytest.fixture
+def here(make_here: Callable[..., Any]) -> Any:
+    return make_here()
+
+
+@pytest.fixture
+def there(store: Store) -> Any:
+    """What another process does, blocking."""
+    return everstep.CheckpointEngine(everstep.StoreBackend(store), everstep.SnapshotConfig(gc_policy="keep_all")).sync
+
+
+def is_merge(change: Change, *_: Any, **__: Any) -> bool:
+    return change.log is not None and change.log.kind == "merge"
+
+
+class TestMerging:
+    async def test_what_is_appended_meanwhile_is_in_the_merge(self, here: Any, there: Any, between: Between) -> None:
+        branch = await forked(here)
+        await here.append(branch, [say("theirs")], {"b": 1})
+        await here.append("t", [say("ours")], {"a": 1})
+        between.before("commit", lambda: there.append("t", [say("meanwhile")], {"m": 1}), is_merge)
+
+        await here.merge_branch(branch, "t")
+
+        assert between.is_over
+        assert await texts(here) == ["base", "ours", "meanwhile", "theirs"]
+        assert await state(here) == {"k": 0, "a": 1, "b": 1, "m": 1}
+
+    async def test_what_is_deleted_meanwhile_is_not(
+        self, here: Any, there: Any, between: Between, store: Store
+    ) -> None:
+        branch = await forked(here)
+        await here.append(branch, [say("theirs")], {"b": 1})
+        last = await here.append(branch, [say("deleted")], {"b": 2})
+        await here.append("t", [say("ours")], {"a": 1})
+        doomed = Key(branch, "", last)
+        between.before("commit", lambda: run_to_end(store.blocking.delete(branch, keys=[doomed])), is_merge)
+
+        merged = await here.merge_branch(branch, "t")
+
+        assert between.is_over
+        assert await texts(here) == ["base", "ours", "theirs"]
+        assert await state(here) == {"k": 0, "a": 1, "b": 1}
+        parents = (await here.get(merged)).metadata.parents
+        assert parents[1] == await latest(here, branch)
+
+
+class TestRetention:
+    async def test_a_beginning_that_was_about_to_go_counts_on_top_of_n(self, make_here: Any) -> None:
+        engine = make_here(gc_param=3)
+        ids = await write(engine, 3)
+        await engine.branch(ids[1], "idea")
+        await write(engine, 1, start=4)
+        assert await numbers(engine) == [4, 3, 2, 1]
+        await write(engine, 1, start=5)
+        assert await numbers(engine) == [5, 4, 3, 2]
+
+    async def test_a_pin_between_the_look_and_the_deletion_holds(
+        self, make_here: Any, there: Any, between: Between
+    ) -> None:
+        ids = await write(make_here(gc_policy="keep_all"), 6)
+        between.before("delete", lambda: there.pin(ids[1]))
+
+        await write(make_here(gc_param=3), 1, start=7)
+
+        assert between.is_over
+        assert await numbers(make_here(gc_policy="keep_all")) == [7, 6, 5, 2]
+
+    async def test_the_log_is_trimmed_while_work_goes_on(self, make_here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(keeper, "_PLAN_COMMITS_MIN", 1)  # the store is looked at with every snapshot
+        engine = make_here(gc_param=2)
+        ids = await write(engine, 2)
+        await engine.rewind(ids[0], later="keep")
+        await write(engine, keeper._LOOKS_PER_TRIM, start=3)
+        newer = await write(engine, 2, start=30)
+        await engine.rewind(newer[0])
+        await write(engine, keeper._LOOKS_PER_TRIM - 4, start=40)
+        assert [operation.details["checkpoint_id"] for operation in await engine.operations("t")] == [newer[0]]
+
+
+def test_a_collection_takes_in_every_thread_however_many_there_are() -> None:
+    store = MemoryStore()
+    keeping, engine = (
+        everstep.CheckpointEngine(everstep.StoreBackend(store), everstep.SnapshotConfig(**options)).sync
+        for options in ({"gc_policy": CheckpointGC.KEEP_ALL}, {"gc_param": 1})
+    )
+    for n in range(1003):
+        for _ in range(2):
+            keeping.append(f"t{n}", [], {})
+    report = engine.collect()
+    assert (report.threads, report.checkpoints) == (1003, 1003)
+    assert run_to_end(store.blocking.count(Query(thread_id=None, namespace=None))) == 1003
+
+
+def test_what_is_remembered_of_objects_is_bounded() -> None:
+    memory, body = Memory(bytes_max=20_000), bytes(880)
+    for n in range(100):
+        memory.add({n.to_bytes(32): (b"", body)})
+        memory.add({n.to_bytes(32): (b"", body)})  # what is there already does not count twice
+        assert len(memory.contents) <= 20
+    assert 15 <= len(memory.contents)
+    assert memory.content((99).to_bytes(32)) is not None
