@@ -30,7 +30,7 @@ def make_here(between: Between, face: str) -> Callable[..., Any]:
     """An engine in whose way things happen."""
 
     def make(**config: Any) -> Any:
-        backend: Any = everstep.StoreBackend(between)  # type: ignore[arg-type]
+        backend: Any = everstep.StoreBackend(between)
         return OneFace(everstep.CheckpointEngine(backend, everstep.SnapshotConfig(**config)), face)
 
     return make
@@ -136,5 +136,5 @@ def test_what_is_remembered_of_objects_is_bounded() -> None:
         memory.add({n.to_bytes(32): (b"", body)})
         memory.add({n.to_bytes(32): (b"", body)})  # what is there already does not count twice
         assert len(memory.contents) <= 20
-    assert 15 <= len(memory.contents)
+    assert len(memory.contents) >= 15
     assert memory.content((99).to_bytes(32)) is not None
