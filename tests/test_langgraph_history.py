@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from everstep import AmbiguousCheckpoint, EverstepError
-from tests.conftest import Place
+from tests.conftest import OneFace, Place
 from tests.langgraph_graphs import shapes
 from tests.langgraph_same import assert_same
 from tests.langgraph_stories import TOLD, Begin, Story, face, here, kind, name_of, where  # noqa: F401  # fixtures
+from tests.langgraph_tools import FacedSaver, at
 
 
 def chosen(store: str, count: int) -> list[int]:
@@ -558,3 +559,20 @@ async def _travelled(story: Story, thread: str, to: tuple[str, ...]) -> list[Any
     await story.turn({"deep?": "again"}, thread)
     seen += [story.world.took(), (await story.state(thread)).values]
     return seen
+
+
+async def test_what_a_subgraph_began_since_an_undo_is_left_behind_by_the_redo(saver: FacedSaver) -> None:
+    engine = OneFace(saver.whole.engine, saver.face)
+    await saver.add("b1", {"n": 0}, ns="before")
+    for n in (1, 2, 3):
+        await saver.add(f"c{n}", {"n": n}, parent=f"c{n - 1}" if n > 1 else None)
+    await engine.rewind("c1", thread_id="t")
+    for _ in range(2):
+        await engine.undo("t")
+        if await saver.get_tuple(at(ns="node:1")) is None:
+            await saver.add("d1", {"n": 4}, ns="node:1")
+        await engine.redo("t")
+        assert (await saver.values(), await saver.get_tuple(at(ns="node:1"))) == ({"n": 1}, None)
+        assert await saver.values(ns="before") == {"n": 0}
+    await engine.undo("t")
+    assert (await saver.values(), await saver.values(ns="node:1")) == ({"n": 3}, {"n": 4})

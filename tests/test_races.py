@@ -83,6 +83,97 @@ class TestMerging:
         assert parents[1] == await latest(here, branch)
 
 
+class TestGoingBack:
+    async def test_what_is_appended_before_a_rewind_is_left_behind_too(
+        self, here: Any, there: Any, between: Between
+    ) -> None:
+        ids = await write(here, 3)
+        between.before("commit", lambda: there.append("t", [], {"n": 4}), lambda change: change.log is not None)
+
+        result = await here.rewind(ids[0])
+
+        assert between.is_over
+        assert (result.rewind_depth, result.snapshot_count_before) == (3, 4)
+        assert await numbers(here) == [1]
+        await here.undo("t")
+        assert await numbers(here) == [4, 3, 2, 1]
+
+    async def test_what_is_appended_before_an_undo_is_hidden_by_it_and_comes_back(
+        self, here: Any, there: Any, between: Between
+    ) -> None:
+        ids = await write(here, 3)
+        await here.rewind(ids[0])
+        between.before("commit", lambda: there.append("t", [], {"n": 4}), lambda change: bool(change.amend))
+
+        await here.undo("t")
+
+        assert between.is_over
+        assert await numbers(here) == [3, 2, 1]
+        await here.redo("t")
+        assert await numbers(here) == [4, 1]
+
+    async def test_two_that_undo_at_once_take_back_one_operation_each(
+        self, here: Any, there: Any, between: Between
+    ) -> None:
+        ids = await write(here, 4)
+        await here.rewind(ids[2])
+        await here.rewind(ids[1])
+        between.before("commit", lambda: there.undo("t"), lambda change: bool(change.amend))
+
+        await here.undo("t")
+
+        assert between.is_over
+        assert [operation.undone for operation in await here.operations("t")] == [True, True]
+        assert await numbers(here) == [4, 3, 2, 1]
+
+    async def test_two_that_undo_a_pin_at_once_take_back_one_operation_each(
+        self, here: Any, there: Any, between: Between
+    ) -> None:
+        """No head moves with a pin: it is the log that says that somebody was first."""
+        ids = await write(here, 2)
+        await here.pin(ids[0])
+        await here.pin(ids[1])
+        between.before("commit", lambda: there.undo("t"), lambda change: bool(change.amend))
+
+        await here.undo("t")
+
+        assert between.is_over
+        assert [operation.undone for operation in await here.operations("t")] == [True, True]
+        assert [(await here.get(name)).metadata.pinned for name in ids] == [False, False]
+
+    async def test_what_was_undone_is_done_again_though_retention_took_what_it_stood_on(self, make_here: Any) -> None:
+        engine = make_here(gc_param=3)
+        ids = await write(engine, 3)
+        await engine.rewind(ids[1], later="keep")
+        newer = await write(engine, 6, start=4)
+        await engine.rewind(newer[-2], later="keep")
+        await engine.undo("t")
+        await engine.collect()
+        assert [operation.undone for operation in await engine.operations("t")] == [True]
+
+        assert (await engine.redo("t")).details["checkpoint_id"] == newer[-2]
+
+        assert (await engine.get_latest("t")).state == {"n": 8}
+
+    async def test_what_was_undone_is_done_again_though_what_it_stood_on_left_the_log(
+        self, here: Any, there: Any, between: Between
+    ) -> None:
+        """A rewind that deletes takes its own entry out of the log, a moment after it has put it there."""
+        ids = await write(here, 3)
+        await here.pin(ids[1])
+
+        def pin_and_undo() -> None:
+            there.pin(ids[0])
+            there.undo("t")
+
+        between.before("delete", pin_and_undo)
+        await here.rewind(ids[1], later="delete")
+        assert between.is_over
+        assert [(found.kind, found.undone) for found in await here.operations("t")] == [("pin", True), ("pin", False)]
+
+        assert (await here.redo("t")).details["checkpoint_id"] == ids[0]
+
+
 class TestRetention:
     async def test_a_beginning_that_was_about_to_go_counts_on_top_of_n(self, make_here: Any) -> None:
         engine = make_here(gc_param=3)
