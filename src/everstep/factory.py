@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
@@ -25,6 +26,16 @@ _SCHEMES = (
 )
 _BACKENDS = ("memory", "sqlite", "postgres", "redis")
 _REDIS = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+# What people write who mean a server: a scheme without its slashes, a login before a host, a password by its name.
+_SERVERS = r"(postgres|postgresql|redis|rediss|unix|valkey|memory|sqlite)(\+\w+)?"
+_MISTYPED = re.compile(
+    rf"\s*([a-z][a-z0-9+.-]+:/"
+    rf"|{_SERVERS}:"
+    rf"|({_SERVERS}\W*/+|//)?[^/]*:[^/]*@)"
+    rf"|(^|.*[\s?&;'\"])(ssl)?(password|passwd|passfile)\s*=",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def open(  # noqa: A001  # the name people read as everstep.open
@@ -51,7 +62,9 @@ def create_checkpointer(backend: str = "sqlite", *, db_path: str = "checkpoints.
         return made(PostgresCheckpointer, options)
     if backend == "redis":
         return made(RedisCheckpointer, options)
-    raise InvalidInput(f"unknown backend {backend!r}; known are {', '.join(map(repr, _BACKENDS))}")
+    # A URL in this place may hold a password.
+    what = repr(backend) if isinstance(backend, str) and _WORD.fullmatch(backend) else "that was passed"
+    raise InvalidInput(f"unknown backend {what}; known are {', '.join(map(repr, _BACKENDS))}")
 
 
 async def create_checkpoint_engine(
@@ -63,21 +76,38 @@ async def create_checkpoint_engine(
 
 
 def backend_from_url(url: str, options: dict[str, Any]) -> StoreBackend:
-    """Return the backend at a URL; see `open`."""
+    """Return the backend at a URL; see `open`. No error shows more of it than its scheme: it may hold a password."""
     if not isinstance(url, str):
         raise InvalidInput(f"a store's URL is a string, not {type(url).__name__}")
     scheme, separator, rest = url.partition("://")
     if scheme == "memory" and separator and not rest:
         return made(MemoryCheckpointer, options)
     if scheme == "sqlite" and separator:
-        if not rest.startswith("/") or len(rest) == 1:
-            raise InvalidInput(f"{url!r}: write sqlite:///relative/path or sqlite:////absolute/path")
-        return made(SQLiteCheckpointer, {"path": unquote(rest[1:]), **options})
+        return made(SQLiteCheckpointer, {"path": sqlite_path(rest), **options})
     if scheme in ("postgresql", "postgres") and separator:
         return made(PostgresCheckpointer, {"dsn": url, **options})
     if scheme in _REDIS and separator:
         return made(RedisCheckpointer, {"url": url, **options})
-    raise InvalidInput(f"unknown store URL {scheme + separator!r}; known are {_SCHEMES}")
+    if separator and _WORD.fullmatch(scheme):
+        raise InvalidInput(f"unknown store URL {scheme + separator!r}; known are {_SCHEMES}")
+    raise InvalidInput(f"this is not the URL of a store, which has a scheme and ://; known are {_SCHEMES}")
+
+
+def sqlite_path(rest: str) -> str:
+    """Return the path in a URL, from what stands behind `sqlite://`."""
+    if not rest.startswith("/") or len(rest) == 1:
+        raise InvalidInput("write sqlite:///relative/path or sqlite:////absolute/path")
+    return plain_path(unquote(rest[1:]))
+
+
+def plain_path(text: str) -> str:
+    """Return `text` if it is the path of a file. A URL that was mistyped is not: a file would be named like it."""
+    if _MISTYPED.match(text):
+        raise InvalidInput(
+            "this looks like the address of a server, mistyped, and not like the path of a file; known are "
+            f"{_SCHEMES}. A file that really has such a name is written with ./ before it"
+        )
+    return text
 
 
 def made(backend: Callable[..., StoreBackend], options: dict[str, Any]) -> StoreBackend:

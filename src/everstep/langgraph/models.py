@@ -36,17 +36,20 @@ class CheckpointBackend(StrEnum):
 
 
 class CheckpointerConfig(BaseModel):
-    """How a saver is set up. Only what its backend needs is looked at."""
+    """How a saver is set up. Only what its backend needs is looked at.
 
-    model_config = ConfigDict(extra="forbid")
+    Neither its text nor an error about it shows an address or an option: there may be a password in it.
+    """
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     backend: CheckpointBackend = CheckpointBackend.MEMORY
     key_prefix: str = "everstep:"
-    redis_url: str = "redis://localhost:6379/0"
+    redis_url: str = Field(default="redis://localhost:6379/0", repr=False)
     ttl_seconds: int | None = Field(default=None, gt=0)
     sqlite_path: str = "checkpoints.db"
-    postgres_dsn: str = ""
-    options: dict[str, Any] = Field(default_factory=dict)
+    postgres_dsn: str = Field(default="", repr=False)
+    options: dict[str, Any] = Field(default_factory=dict, repr=False)
     """More options of the backend."""
 
 

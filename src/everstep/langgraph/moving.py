@@ -183,7 +183,7 @@ async def _opened(target: Any) -> AsyncIterator[HarnessCheckpointer]:
         yield HarnessCheckpointer(backend=target.checkpointer if isinstance(target, CheckpointEngine) else target)
         return
     if target.startswith("memory:") or target == ":memory:":
-        raise InvalidInput(f"the target {target!r} would be gone at once; pass an open saver")
+        raise InvalidInput("a target in memory would be gone at once; pass an open saver")
     saver = HarnessCheckpointer.from_url(target)
     try:
         yield saver

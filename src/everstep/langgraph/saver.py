@@ -29,7 +29,7 @@ from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
 from everstep.faces import run_to_end
-from everstep.factory import backend_from_url, made
+from everstep.factory import backend_from_url, made, plain_path
 from everstep.keeper import Keeper
 from everstep.langgraph import configs
 from everstep.langgraph.base import (
@@ -102,7 +102,7 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
             return cls(backend=backend_from_url(url, options), **own)
         if url == ":memory:":
             return cls(backend=MemoryCheckpointer(), **own)
-        return cls(backend=made(SQLiteCheckpointer, {"path": url, **options}), **own)
+        return cls(backend=made(SQLiteCheckpointer, {"path": plain_path(url), **options}), **own)
 
     @classmethod
     def from_conn_string(cls, url: str | os.PathLike[str], **options: Any) -> Self:

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 import ormsgpack
 
@@ -29,6 +28,7 @@ from everstep.errors import (
     StoreUnavailable,
     UnregisteredType,
 )
+from everstep.factory import plain_path, sqlite_path
 from everstep.langgraph.threads import Pending
 from everstep.stores.protocol import Key
 
@@ -183,16 +183,12 @@ def open_source(url: object, serde: Any) -> Source:
         raise InvalidInput(f"source_url is a URL or the path of a file, not {checks.shown(url)}")
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return SQLiteSource(url, serde)
+        return SQLiteSource(plain_path(url), serde)
     if scheme == "sqlite":
-        if not rest.startswith("/") or len(rest) == 1:
-            raise InvalidInput(f"{url!r}: write sqlite:///relative/path or sqlite:////absolute/path")
-        return SQLiteSource(unquote(rest[1:]), serde)
+        return SQLiteSource(sqlite_path(rest), serde)
     if scheme in ("postgresql", "postgres"):
         return PostgresSource(url, serde)
-    raise InvalidInput(
-        f"LangGraph's own savers are read from sqlite:///path and postgresql://..., not from {scheme + separator!r}"
-    )
+    raise InvalidInput("LangGraph's own savers are read from sqlite:///path and postgresql://..., not from elsewhere")
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -391,11 +387,15 @@ class PostgresSource(Source):
     _value = "blob"
 
     def __init__(self, url: str, serde: Any) -> None:
-        super().__init__(url.partition("://")[2].rpartition("@")[2].partition("?")[0], serde)  # without a password
+        place = url.partition("://")[2].partition("?")[0]
+        super().__init__(place.rpartition("@")[2], serde)  # without a password
         try:
             import psycopg
         except ImportError as exc:
             raise MissingDependency("psycopg", "postgres") from exc
+        from everstep.stores.postgres_pool import checked_dsn
+
+        checked_dsn(url)
         self._driver = psycopg
         self._blobs: dict[str, dict[tuple[str, str], Any]] = {}
         with self.translated():

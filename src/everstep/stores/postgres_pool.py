@@ -121,7 +121,9 @@ def checked_dsn(dsn: str) -> str:
     scheme, separator, rest = dsn.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         place, port = _ends(rest)
-        if place.count("@") > 1 or ("@" in rest[len(place) :] and "@" not in place and not port.isdigit()):
+        path = rest[len(place) :].partition("?")[0]
+        is_cut = "@" not in place and ("@" in path or ("@" in rest[len(place) :] and not port.isdigit()))
+        if place.count("@") > 1 or is_cut:
             raise InvalidInput("the PostgreSQL URL cannot be read: in a password write @ as %40, / as %2F, : as %3A")
     try:
         conninfo_to_dict(dsn)

@@ -315,6 +315,7 @@ def _parsed(url: str, timeout_seconds: float) -> tuple[list[Address], bool, dict
     scheme = scheme.removesuffix("+cluster")
     if scheme not in ("redis", "rediss", "unix") or (is_cluster and scheme == "unix"):
         raise InvalidInput("a Redis URL begins with redis://, rediss://, redis+cluster:// or rediss+cluster://")
+    parts = None
     try:
         parts = urlsplit(f"{scheme}://{rest}")
         login, at, hosts = parts.netloc.rpartition("@")
@@ -323,10 +324,12 @@ def _parsed(url: str, timeout_seconds: float) -> tuple[list[Address], bool, dict
         addresses = [(found.pop("host", "localhost"), found.pop("port", 6379))]
         addresses += [(o.hostname or "localhost", o.port or 6379) for o in (urlsplit(f"//{o}") for o in others)]
     except (ValueError, TypeError):
+        parts = None  # its text, and the error itself, would quote from the password
+    if parts is None or parts.fragment or (not at and _is_cut(parts.path, parts.query) and scheme != "unix"):
         raise InvalidInput(
             "the Redis URL cannot be read; it is redis://user:password@host:port/database, and special characters in "
             "the password are written as %XX"
-        ) from None
+        )
     _check_options(found, parts.path if scheme != "unix" else "")
     if is_cluster and found.pop("db", 0):
         raise InvalidInput("a cluster has only database 0")
@@ -344,12 +347,21 @@ def _parsed(url: str, timeout_seconds: float) -> tuple[list[Address], bool, dict
     return addresses, is_cluster, settings
 
 
+def _is_cut(path: str, query: str) -> bool:
+    """Whether a login seems to reach into the path or the options, because of a / or ? in its password."""
+    loose = [part for part in query.split("&") if "=" not in part]
+    return "@" in path or any("@" in part for part in loose)
+
+
 def _check_options(found: dict[str, Any], path: str) -> None:
     if path.strip("/") and not path.strip("/").isdecimal():
         raise InvalidInput("the path of a Redis URL is the number of a database, such as /0")
     for name in found:
         if name not in _OPTIONS and not name.startswith("ssl_"):
-            raise InvalidInput(f"the Redis URL has an option that is not known: {name}")
+            # Not by its name: with a ? in a password a part of that stands here.
+            raise InvalidInput(
+                f"the Redis URL has an option that is not known; known are {', '.join(sorted(_OPTIONS))}"
+            )
 
 
 def _host(name: bytes | None) -> str:
