@@ -143,9 +143,8 @@ ACTS = [
 def same_tokens(monkeypatch: pytest.MonkeyPatch, first: int = 0) -> None:
     """Let ids be the same in every run from here."""
     tokens = itertools.count(first)
-    ours = SimpleNamespace(token_hex=lambda _: f"{next(tokens):08x}")
-    for module in ("everstep.steps", "everstep.timeline"):  # drivers take tokens too
-        monkeypatch.setattr(f"{module}.secrets", ours)
+    ours = SimpleNamespace(token_hex=lambda size: f"{next(tokens):0{2 * size}x}")
+    monkeypatch.setattr("everstep.names.secrets", ours)  # drivers take tokens too
 
 
 def seen(store: Store, *, times: bool = True) -> dict[str, Any]:

@@ -249,6 +249,13 @@ class DurabilityWarning(UserWarning):
     """The server is set up so that a crash may lose what it has acknowledged."""
 
 
+class IdTaken(InvalidInput):
+    """A name that was made for something new is in use already. Nothing was written.
+
+    Between the store and the engine only: the engine makes another name.
+    """
+
+
 class BaseGone(EverstepError):
     """The checkpoint that left-out objects rest on is no longer stored as it was.
 

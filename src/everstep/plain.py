@@ -26,6 +26,7 @@ from everstep.diff import compare
 from everstep.errors import (
     CheckpointNotFound,
     HeadMoved,
+    IdTaken,
     InvalidInput,
     MergeConflict,
     SnapshotTooLarge,
@@ -33,6 +34,7 @@ from everstep.errors import (
 )
 from everstep.faces import PrivateLoop
 from everstep.merge import merge as merge_roots
+from everstep.names import under_new_name
 from everstep.repository import copied
 from everstep.retention import Item, is_older
 from everstep.steps import Step, checkpoint_id
@@ -131,10 +133,25 @@ class PlainTimeline:
         if added > self._config.size_bytes_max:
             raise SnapshotTooLarge(added, self._config.size_bytes_max)
         next_node = latest.next_node if latest is not None else ""
-        metadata = dataclasses.replace(step.metadata(parent), size_bytes=size)
-        await self._backend.put(_checkpoint(metadata, values, step.next_node(next_node)))
+
+        async def put() -> CheckpointMetadata:
+            metadata = dataclasses.replace(step.metadata(parent), size_bytes=size)
+            return await self._put_new(_checkpoint(metadata, values, step.next_node(next_node)))
+
+        metadata = await under_new_name(put, step.make_new_id)
         await self._upkeep(metadata)
         return metadata.checkpoint_id
+
+    async def _put_new(self, checkpoint: Checkpoint) -> CheckpointMetadata:
+        """Put a checkpoint whose id was made by chance; IdTaken if that is in use already.
+
+        Between the look and the put another process may take the same id, which the backend alone could prevent.
+        """
+        metadata = checkpoint.metadata
+        if await self._backend.get(metadata.checkpoint_id) is not None:
+            raise IdTaken(f"the new id {metadata.checkpoint_id!r} is stored already")
+        await self._backend.put(checkpoint)
+        return metadata
 
     # -- reading
 
@@ -204,11 +221,15 @@ class PlainTimeline:
             points = await self._all(key.thread_id)
             place = [point.checkpoint_id for point in points].index(key.checkpoint_id)
             summary = f"Rewind to {key.checkpoint_id}"
-            metadata = self._new(key.thread_id, points[0], ["rewind"], summary)
-            metadata.parents = [key.checkpoint_id]  # it goes on from there, not from what was left behind
-            metadata.parent_checkpoint_id = key.checkpoint_id
-            metadata.size_bytes = target.metadata.size_bytes
-            await self._backend.put(dataclasses.replace(target, metadata=metadata))
+
+            async def put() -> CheckpointMetadata:
+                metadata = self._new(key.thread_id, points[0], ["rewind"], summary)
+                metadata.parents = [key.checkpoint_id]  # it goes on from there, not from what was left behind
+                metadata.parent_checkpoint_id = key.checkpoint_id
+                metadata.size_bytes = target.metadata.size_bytes
+                return await self._put_new(dataclasses.replace(target, metadata=metadata))
+
+            metadata = await under_new_name(put)
         found = await self._required(metadata.checkpoint_id)
         return TimeTravelResult(found, key.thread_id, place, len(points))
 
@@ -240,7 +261,12 @@ class PlainTimeline:
     async def branch(self, source: Key, name: str) -> str:
         """Start a thread with a copy of a checkpoint."""
         origin = await self._required(source.checkpoint_id, source.thread_id)
+        return await under_new_name(lambda: self._branch(origin, source, name))
+
+    async def _branch(self, origin: Checkpoint, source: Key, name: str) -> str:
         thread_id = branch_id(source.thread_id, name)
+        if await self._backend.get_latest(thread_id) is not None:
+            raise IdTaken(f"the new thread {thread_id!r} exists already")
         metadata = CheckpointMetadata(
             thread_id=thread_id,
             checkpoint_id=checkpoint_id(thread_id, 0),
@@ -250,7 +276,7 @@ class PlainTimeline:
             summary=f"Branch '{name}' from {source.checkpoint_id}",
             size_bytes=origin.metadata.size_bytes,
         )
-        await self._backend.put(dataclasses.replace(origin, metadata=metadata))
+        await self._put_new(dataclasses.replace(origin, metadata=metadata))
         return thread_id
 
     async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str:
@@ -304,12 +330,16 @@ class PlainTimeline:
             raise MergeConflict(merged.conflicts)
         values = await walk(read_values(root_of_nodes(merged.nodes)), {**base.objects, **merged.objects})
         thread_id, other = ours.metadata.thread_id, theirs.metadata
-        metadata = self._new(thread_id, ours.metadata, ["merge"], f"Merge {other.thread_id} into {thread_id}")
-        metadata.parents = [ours.metadata.checkpoint_id, other.checkpoint_id]
-        metadata.size_bytes = len(codec.pack(values))
         unmoved = ours.metadata.checkpoint_id in bases
-        await self._backend.put(_checkpoint(metadata, values, (theirs if unmoved else ours).next_node))
-        return metadata.checkpoint_id
+        next_node = (theirs if unmoved else ours).next_node
+
+        async def put() -> CheckpointMetadata:
+            metadata = self._new(thread_id, ours.metadata, ["merge"], f"Merge {other.thread_id} into {thread_id}")
+            metadata.parents = [ours.metadata.checkpoint_id, other.checkpoint_id]
+            metadata.size_bytes = len(codec.pack(values))
+            return await self._put_new(_checkpoint(metadata, values, next_node))
+
+        return (await under_new_name(put)).checkpoint_id
 
     # -- retention
 

@@ -26,6 +26,7 @@ from everstep.errors import (
     StoreError,
     UnstorableValue,
 )
+from everstep.names import under_new_name
 from everstep.stores.protocol import (
     ANY,
     AnyHead,
@@ -186,14 +187,18 @@ class Repository:
         size_bytes_max: int | None = None,
         prune: Sequence[int] = (),
         commons: Mapping[str, Common] = MappingProxyType({}),
+        make_new_id: Callable[[], None] | None = None,
     ) -> Stored:
-        """Save messages, state and tool results; `record` makes the record for the head it will follow."""
+        """Save messages, state and tool results; `record` makes the record for the head it will follow.
+
+        With `make_new_id` the record's id is one made by chance: it replaces nothing, and is made anew if it is taken.
+        """
         # Values are encoded before the first wait: what the caller changes later belongs to a later step.
         written = self._write(values, self.memory.head(thread_id, namespace), split)
         while True:
             encoded = await self._encoded(written, thread_id, namespace, size_bytes_max)
             try:
-                return await self._commit(thread_id, namespace, expect, encoded, record, prune, commons)
+                return await self._commit(thread_id, namespace, expect, encoded, record, prune, make_new_id, commons)
             except BaseGone:
                 # All objects are needed after all. They were in memory when values were written down, and mostly still
                 # are; only otherwise the values are written again, as they are by now.
@@ -214,10 +219,12 @@ class Repository:
         size_bytes_max: int | None = None,
         replace: bool = False,
         prune: Sequence[int] = (),
+        make_new_id: Callable[[], None] | None = None,
     ) -> Stored:
         """Save the head's values with `messages` added and the keys of `state` and `tools_result` set.
 
-        None keeps the head's. With `replace` those given take the place of the head's instead of setting keys.
+        None keeps the head's. With `replace` those given take the place of the head's instead of setting keys. For
+        `make_new_id` see `save`.
         """
         # Copied before the first wait: what the caller changes later belongs to a later step.
         messages = copied(messages, "messages")
@@ -239,7 +246,7 @@ class Repository:
                 head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
                 continue
             try:
-                return await self._commit(thread_id, namespace, found, encoded, record, prune)
+                return await self._commit(thread_id, namespace, found, encoded, record, prune, make_new_id)
             except (BaseGone, HeadMoved):
                 head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
 
@@ -319,22 +326,23 @@ class Repository:
         encoded: Encoded,
         record: Callable[[Stored | None], Record],
         prune: Sequence[int],
+        make_new_id: Callable[[], None] | None,
         commons: Mapping[str, Common] = MappingProxyType({}),
     ) -> Stored:
         def build(head: Stored | None) -> Draft:
             _check_own(head)
             return encoded.draft(record(head))
 
-        stored = await self.store.commit(
-            Change(
-                thread_id=thread_id,
-                namespace=namespace,
-                expect=expect,
-                build=build,
-                prune=prune,
-                commons=commons,
-            )
+        change = Change(
+            thread_id=thread_id,
+            namespace=namespace,
+            expect=expect,
+            build=build,
+            prune=prune,
+            fresh=make_new_id is not None,
+            commons=commons,
         )
+        stored = await under_new_name(lambda: self.store.commit(change), make_new_id)
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
         self.memory.add(encoded.objects)

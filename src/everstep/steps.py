@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from everstep import checks
 from everstep.config import SnapshotTrigger, as_trigger
 from everstep.errors import InvalidInput
+from everstep.names import new_token
 from everstep.repository import copied
 from everstep.stores.protocol import Key, Record, Stored
 from everstep.types import CheckpointMetadata, utc_now
@@ -38,7 +38,11 @@ class Step:
         self._summary = checks.text(summary, "summary") if summary is not None else _summary(messages, state)
         self._next_node = checks.text(next_node, "next_node") if next_node is not None else None
         self._metadata = copied(checks.kind(metadata, dict, "metadata"), "metadata") if metadata is not None else {}
-        self._created_at, self._hex = utc_now(), secrets.token_hex(4)
+        self._created_at, self._token = utc_now(), new_token()
+
+    def make_new_id(self) -> None:
+        """Take another id, since the one that was made is in use already."""
+        self._token = new_token()
 
     def next_node(self, before: str) -> str:
         """Return where execution continues; None was given: where it did `before`."""
@@ -48,7 +52,7 @@ class Step:
         """Return the record, without values, of the step that follows `parent`."""
         step = parent.record.step + 1 if parent is not None else 1
         return new_record(
-            Key(self.thread_id, self.namespace, checkpoint_id(self.thread_id, step, self._hex)),
+            Key(self.thread_id, self.namespace, checkpoint_id(self.thread_id, step, self._token)),
             step,
             (parent.record.key,) if parent is not None else (),
             created_at=self._created_at,
@@ -64,7 +68,7 @@ class Step:
         step = parent.step + 1 if parent is not None else 1
         return CheckpointMetadata(
             thread_id=self.thread_id,
-            checkpoint_id=checkpoint_id(self.thread_id, step, self._hex),
+            checkpoint_id=checkpoint_id(self.thread_id, step, self._token),
             step=step,
             parent_checkpoint_id=parent.checkpoint_id if parent is not None else None,
             created_at=self._created_at,
@@ -78,7 +82,7 @@ class Step:
 
 def checkpoint_id(thread_id: str, step: int, token: str | None = None) -> str:
     """Return a new id for a checkpoint of that step."""
-    return f"ckpt-{thread_id}-{step}-{token or secrets.token_hex(4)}"
+    return f"ckpt-{thread_id}-{step}-{token or new_token()}"
 
 
 def new_record(key: Key, step: int, parents: tuple[Key, ...], **fields: Any) -> Record:

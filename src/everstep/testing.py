@@ -22,6 +22,7 @@ from everstep.errors import (
     CheckpointCorrupted,
     CheckpointNotFound,
     HeadMoved,
+    IdTaken,
     InvalidInput,
     StoreClosed,
     UnregisteredType,
@@ -696,6 +697,59 @@ class StoreContract:
         assert (loaded.stored.record.body, list(loaded.objects)) == (b"other", [new])
         assert loaded.stored.record.metadata == {"k": 1}
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c2", "c1"]
+
+    async def test_an_id_made_by_chance_replaces_nothing(self, store: Store) -> None:
+        kept = make_record(body=b"kept")
+        await store.commit(put(kept))
+        await store.commit(put(make_record("c2", step=2, parents=["c1"])))
+
+        for parents in (["c2"], ["c1"]):  # what simply follows the head may be committed another way than the rest
+            with pytest.raises(IdTaken):
+                await store.commit(put(make_record(parents=parents, body=b"other"), fresh=True))
+        with pytest.raises(HeadMoved):
+            await store.commit(put(make_record(body=b"other"), fresh=True, expect="gone"))
+
+        loaded = await store.read(*kept.key)
+        assert loaded is not None and loaded.stored.record == kept
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c2", "c1"]
+        assert await head_id(store) == "c2"
+
+    async def test_the_same_put_twice_is_one_put_also_if_its_id_was_made_by_chance(self, store: Store) -> None:
+        first = await store.commit(put(make_record(), fresh=True))
+        follower = put(make_record("c2", step=2, parents=["c1"]), fresh=True)
+        second = await store.commit(follower)
+        assert await store.commit(follower) == second
+        assert await store.commit(put(make_record(), fresh=True)) == first
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c2", "c1"]
+
+    async def test_a_branch_named_by_chance_is_no_other_thread(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        origin = first.record.key
+
+        def branch(thread_id: str, name: str) -> Change:
+            record = make_record(name, thread_id, step=0)._replace(parents=(origin,))
+            return put(record, fresh=True, origin=origin, log=Operation("branch", {}), log_thread="t")
+
+        made = await store.commit(branch("branch", "b1"))
+        await store.commit(put(make_record("x1", "stranger")))
+        await store.commit(put(make_record("n1", "with a namespace", "sub")))
+        assert await store.commit(branch("branch", "b1")) == made
+        for name in ("branch", "stranger", "with a namespace"):
+            with pytest.raises(IdTaken):
+                await store.commit(branch(name, "b2"))
+
+        assert ids(await store.list_checkpoints(Query(namespace=None, order="oldest"))) == ["c1", "b1", "x1", "n1"]
+        assert len(await store.operations("t", 10)) == 1
+
+    async def test_an_id_made_by_chance_replaces_nothing_in_another_namespace(self, store: Store) -> None:
+        await store.commit(put(make_record("s1", "t", "sub", body=b"kept")))
+        beside = [Draft(make_record("s1", "t", "sub", body=b"other"), ())]
+        with pytest.raises(IdTaken):
+            await store.commit(put(make_record(), fresh=True, beside=beside))
+        assert ids(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == ["s1"]
+        loaded = await store.read("t", "sub")
+        assert loaded is not None and loaded.stored.record.body == b"kept"
 
     # -- 8 exact, whatever the names
 

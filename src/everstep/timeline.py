@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -32,6 +31,7 @@ from everstep.faces import run_to_end
 from everstep.keeper import Keeper
 from everstep.merge import Merged
 from everstep.merge import merge as merge_roots
+from everstep.names import new_token, under_new_name
 from everstep.repository import copied, reclaim, to_checkpoint, to_metadata
 from everstep.steps import Step, checkpoint_id, new_record
 from everstep.stores.protocol import (
@@ -166,6 +166,7 @@ class StoreTimeline:
                 size_bytes_max=self._config.size_bytes_max,
                 prune=prune,
                 commons=commons,
+                make_new_id=step.make_new_id,
             ),
         )
 
@@ -194,6 +195,7 @@ class StoreTimeline:
                 size_bytes_max=self._config.size_bytes_max,
                 replace=replace,
                 prune=prune,
+                make_new_id=step.make_new_id,
             ),
         )
 
@@ -504,6 +506,9 @@ class StoreTimeline:
 
     async def branch(self, source: Key, name: str) -> str:
         """Start a thread at a checkpoint and return the new thread's id."""
+        return await under_new_name(lambda: self._branch(source, name))
+
+    async def _branch(self, source: Key, name: str) -> str:
         thread_id = branch_id(source.thread_id, name)
         origin = await self._required(source)
         adapter = adapter_of(origin.record.kind)
@@ -521,6 +526,7 @@ class StoreTimeline:
                     thread_id=thread_id,
                     namespace=namespaces[0],
                     build=lambda _: drafts[0],
+                    fresh=True,
                     origin=origin.record.key,
                     commons={source.thread_id: Common(origin.place, _root(origin))},
                     beside=drafts[1:],
@@ -540,7 +546,7 @@ class StoreTimeline:
             raise InvalidInput(f"thread {into!r} cannot be merged into itself")
         while True:
             try:
-                return await self._merge(branch, into, resolve, namespace, graph)
+                return await under_new_name(lambda: self._merge(branch, into, resolve, namespace, graph))
             except (HeadMoved, BaseGone):
                 continue
 
@@ -647,6 +653,7 @@ class StoreTimeline:
                 namespace=namespace,
                 expect=head,
                 build=lambda _: drafts[0],
+                fresh=True,
                 beside=drafts[1:],
                 commons={theirs.record.key.thread_id: Common(theirs.place, _root(theirs))},
                 log=oplog.entry("merge", details, undo, await self._top(into), newest),
@@ -747,7 +754,7 @@ class StoreTimeline:
 
 def branch_id(thread_id: str, name: str) -> str:
     """Return the id of a new branch."""
-    made = f"{thread_id}-branch-{name}-{secrets.token_hex(4)}"
+    made = f"{thread_id}-branch-{name}-{new_token()}"
     if len(made.encode()) > checks.THREAD_ID_BYTES_MAX:
         raise InvalidInput(
             f"the branch's thread id, made of its origin's id and its name, would be {len(made.encode()):,} bytes; "

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from everstep.errors import HeadMoved, TaskLost, TaskRunning
 from everstep.faces import run_to_end
+from everstep.names import new_token
 from everstep.repository import Repository
 from everstep.steps import new_record
 from everstep.stores.protocol import Base, Key, Query, Record, Store, Stored
@@ -144,13 +145,20 @@ class Claims:
 
     async def swap(self, task_id: str, task: Task, before: Stored | None) -> Stored:
         """Put a record in the place of another, or (None) where there is none; HeadMoved if that is not so."""
+        token = new_token()
+
+        def make_new_id() -> None:
+            nonlocal token
+            token = new_token()
+
         return await self._repository.save(
             task_id,
             ([], {"input": dict(task.input)} if task.input is not None else {}, {}),
-            lambda head: _record(task_id, task, head),
+            lambda head: _record(task_id, task, head, token),
             namespace=TASK_NAMESPACE,
             expect=before.record.key.checkpoint_id if before is not None else None,
             prune=[before.seq] if before is not None else [],
+            make_new_id=make_new_id,
         )
 
 
@@ -224,7 +232,7 @@ class Claim:
                 await self.find(claims._store)
 
 
-def _record(task_id: str, task: Task, head: Stored | None) -> Record:
+def _record(task_id: str, task: Task, head: Stored | None, token: str) -> Record:
     step = head.record.step + 1 if head is not None else 1
     kept = {
         "created_at": task.created_at,
@@ -234,7 +242,7 @@ def _record(task_id: str, task: Task, head: Stored | None) -> Record:
         "error": dict(task.error) if task.error is not None else None,
     }
     return new_record(
-        Key(task_id, TASK_NAMESPACE, f"!task-{step}-{secrets.token_hex(4)}"),  # less than the ids of a graph
+        Key(task_id, TASK_NAMESPACE, f"!task-{step}-{token}"),  # less than the ids of a graph
         step,
         (head.record.key,) if head is not None else (),
         summary=f"Task: {'running' if task.owner else task.ended or 'stopped'}",

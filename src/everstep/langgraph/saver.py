@@ -43,6 +43,7 @@ from everstep.langgraph.channels import Channels
 from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.models import CheckpointerConfig, CheckpointRecord, OnBackend, backend_of, record_of
 from everstep.langgraph.threads import Fence, Saved, Threads, is_call
+from everstep.names import under_new_name
 from everstep.stores.protocol import Key, Query, Store
 
 T = TypeVar("T")
@@ -198,14 +199,20 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         for seen in (checkpoint.get("versions_seen") or {}).values():
             checks.kind(seen, dict, "an entry of versions_seen")
         given = checkpoint.get("id")
-        key = Key(
-            configs.thread_id(inner),
-            configs.namespace(inner),
-            checks.checkpoint_id(given) if given is not None else new_checkpoint_id(),
-        )
+        line = configs.thread_id(inner), configs.namespace(inner)
+        parent = configs.checkpoint_id(inner)
         kept = configs.metadata_of(config, metadata, self._is_secret)
-        await threads.put(key, configs.checkpoint_id(inner), checkpoint, kept, new_versions)
-        return configs.config_of(*key)
+        if given is not None:
+            key = Key(*line, checks.checkpoint_id(given))
+            await threads.put(key, parent, checkpoint, kept, new_versions)
+            return configs.config_of(*key)
+
+        async def put_under_new_id() -> Key:
+            key = Key(*line, new_checkpoint_id())
+            await threads.put(key, parent, checkpoint, kept, new_versions, fresh=True)
+            return key
+
+        return configs.config_of(*await under_new_name(put_under_new_id))
 
     def put_writes(self, config: Config, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
         """Attach a task's results to the checkpoint that `config` names, which may come later."""

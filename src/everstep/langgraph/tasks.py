@@ -22,6 +22,7 @@ from everstep import checks
 from everstep.errors import (
     CheckpointNotFound,
     HeadMoved,
+    IdTaken,
     InvalidInput,
     MissingDependency,
     StoreError,
@@ -37,6 +38,7 @@ from everstep.langgraph.claims import FAILED, RETURNED, Claim, Claims, Found
 from everstep.langgraph.cleanup import cleanup_old_checkpoints, cleanup_old_checkpoints_sync
 from everstep.langgraph.retries import asafe_invoke, safe_invoke
 from everstep.langgraph.saver import HarnessCheckpointer
+from everstep.names import under_new_name
 
 __all__ = [
     "TaskError",
@@ -336,7 +338,18 @@ class TaskManager:
 
     async def _begin(self, face: _Face, given: Any, task_id: str | None) -> Claim:
         """Claim a new task."""
-        task_id = checks.thread_id(task_id) if task_id is not None else str(uuid.uuid4())
+        if task_id is not None:
+            return await self._begin_as(face, given, checks.thread_id(task_id))
+
+        async def begin_under_new_name() -> Claim:
+            try:
+                return await self._begin_as(face, given, str(uuid.uuid4()))
+            except TaskExists as exc:
+                raise IdTaken(str(exc)) from None
+
+        return await under_new_name(begin_under_new_name)
+
+    async def _begin_as(self, face: _Face, given: Any, task_id: str) -> Claim:
         if await face.store.read(task_id) is not None:
             raise TaskExists(task_id)
         try:

@@ -143,9 +143,11 @@ class Threads:
         odd: Mapping[str, Any] = MappingProxyType({}),
         created_at: str | None = None,
         head: Literal["always", "newer", "never"] = "newer",
+        fresh: bool = False,
     ) -> Stored:
         """Put a checkpoint. A channel that `new_versions` does not name is as in the parent; None: look at all.
 
+        With `fresh` its id was made by chance: IdTaken if it is in use already.
         `odd` holds fields that are not of LangGraph's shape: they are kept with the checkpoint, beside its own.
         """
         parent = key._replace(checkpoint_id=parent_id) if parent_id is not None else None
@@ -157,10 +159,10 @@ class Threads:
             line, deltas = await self._deltas(parent, line, names)
         written = self._write(checkpoint, new_versions, line, deltas, odd)
         try:
-            stored = await self._commit(record, written.values, head)
+            stored = await self._commit(record, written.values, head, fresh)
         except BaseGone:
             written = self._write(checkpoint, None, None, deltas, odd)
-            stored = await self._refenced(lambda: self._commit(record, written.values, head))
+            stored = await self._refenced(lambda: self._commit(record, written.values, head, fresh))
         self._repository.memory.add(written.values.objects)
         self._lines.add(written.line(stored, self._channels))
         if parent is not None and stored.run != stored.seq:
@@ -181,7 +183,9 @@ class Threads:
                     raise
                 await self._fence.find(self._store)
 
-    async def _commit(self, record: Record, values: Encoded, moves: Literal["always", "newer", "never"]) -> Stored:
+    async def _commit(
+        self, record: Record, values: Encoded, moves: Literal["always", "newer", "never"], fresh: bool
+    ) -> Stored:
         thread_id, namespace, _ = record.key
         fences = (self._fence.base,) if self._fence is not None else ()
         due = self._keeper.due((thread_id, namespace)) if self._keeper is not None else []
@@ -192,7 +196,8 @@ class Threads:
             draft = values.draft(record)
             return draft._replace(bases=(*draft.bases, *fences)) if fences else draft
 
-        change = Change(thread_id, namespace, build=build, head=moves, prune=[item.seq for item in due])
+        prune = [item.seq for item in due]
+        change = Change(thread_id, namespace, build=build, head=moves, prune=prune, fresh=fresh)
         try:
             stored = await self._store.commit(change)
         except BaseException:

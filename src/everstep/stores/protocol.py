@@ -201,6 +201,10 @@ class Change(NamedTuple):
     """Checkpoints of this namespace (by seq) that retention lets go, if they are not spared: see `Store.delete`.
 
     Not if the new checkpoint starts a run: somebody has changed what is visible since this was planned."""
+    fresh: bool = False
+    """The ids of the new checkpoints, and with `origin` that of the thread, were made for this change by chance.
+
+    They replace nothing: where one is in use already, with other content, IdTaken is raised and nothing is done."""
     origin: Key | None = None
     """The thread begins here as a branch, and joins that family."""
     commons: Mapping[str, Common] = MappingProxyType({})
@@ -396,9 +400,9 @@ class Store(Protocol):
         """Apply `change` and return the checkpoint it made, if any.
 
         A draft whose id is stored already is compared by content: the same is a no-op (`expect` is not looked at
-        then, so a retry is safe), another replaces it in place and keeps its seq and the head. Its `bases` must be
-        stored exactly as named, else BaseGone. A head moved to, or a pin on, a checkpoint that is not stored is
-        CheckpointNotFound.
+        then, so a retry is safe), another replaces it in place and keeps its seq and the head, or is IdTaken if the
+        id is `fresh`. Its `bases` must be stored exactly as named, else BaseGone. A head moved to, or a pin on, a
+        checkpoint that is not stored is CheckpointNotFound.
         """
         ...
 

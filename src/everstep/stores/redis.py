@@ -77,7 +77,7 @@ from everstep.stores.redis_link import Link, Lost, Unsure, translated
 from everstep.stores.redis_lists import Row, is_asked_for, listed, number, page_rows, range_of
 from everstep.stores.redis_plan import Elsewhere, LineState, Plan, Stale
 from everstep.stores.sweeping import Sweeps
-from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain
+from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain, not_of_family
 from everstep.stores.workers import AsyncDriver, Driver
 
 T = TypeVar("T")
@@ -394,7 +394,7 @@ class _Server:
                     search.end_at(found[0])
                     break
             if search.bucket != found[0]:
-                raise InvalidInput(f"thread {thread_id!r} exists and is not of the family it should branch from")
+                raise not_of_family(thread_id)
         return search
 
     def _claimed(self, thread_id: str, home: _Search, at: float) -> bool:
@@ -433,7 +433,7 @@ class _Server:
         if not self._set_alias(search, bucket, at):
             raise Stale
         if self._call(bucket, at, "look", search.thread_id, "")[0] == b"found":
-            raise InvalidInput(f"thread {search.thread_id!r} exists and is not of the family it should branch from")
+            raise not_of_family(search.thread_id)
 
     def _is_kept(self, plan: Plan, search: _Search, line: tuple[str, str], at: float) -> bool:
         """Whether the alias of a thread that was just made still leads to it; if not, the thread is taken back."""

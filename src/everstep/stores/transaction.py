@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, InvalidInput
+from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, IdTaken, InvalidInput
 from everstep.stores.protocol import (
     ANY,
     ASIDE,
@@ -148,6 +148,8 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
         if existing is not None and existing.digest == packed.digest:
             return existing
     _check_head(change, head)
+    if change.fresh:
+        _check_fresh(tx, change, existing)
     if change.origin is not None:
         origin = _found(tx, change.origin)
     family = _family(tx, change, line, origin)
@@ -181,6 +183,24 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     if change.prune and (stored is None or stored.run != stored.seq):
         tx.prune(line, change.prune)
     return stored
+
+
+def _check_fresh(tx: Transaction, change: Change, existing: Stored | None) -> None:
+    """Refuse a name made by chance that is in use already. This is in the commit, so no other writer comes between."""
+    if existing is not None:
+        raise IdTaken(f"the new id {existing.record.key.checkpoint_id!r} is stored already")
+    if change.origin is not None:
+        if tx.family(change.thread_id) is not None:
+            raise IdTaken(f"the new thread {change.thread_id!r} exists already")
+        return  # what is not there holds no other ids
+    for draft in change.beside:
+        if tx.checkpoint(draft.record.key) is not None:
+            raise IdTaken(f"the new id {draft.record.key.checkpoint_id!r} is stored already")
+
+
+def not_of_family(thread_id: str) -> IdTaken:
+    """Return the error for a branch whose name is that of another thread."""
+    return IdTaken(f"thread {thread_id!r} exists and is not of the family it should branch from")
 
 
 def _check_not_taken_back(tx: Transaction, line: Line) -> None:
@@ -333,7 +353,7 @@ def _family(tx: Transaction, change: Change, line: Line | None, origin: Stored |
     if origin is None:
         return own
     if own is not None and own != origin.family:
-        raise InvalidInput(f"thread {change.thread_id!r} exists and is not of the family it should branch from")
+        raise not_of_family(change.thread_id)
     return origin.family
 
 

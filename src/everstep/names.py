@@ -1,0 +1,36 @@
+"""Names that are left to chance: how they are made, and what happens when one is in use already."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from everstep.errors import IdTaken, StoreError
+
+T = TypeVar("T")
+
+_TOKEN_BYTES = 8  # names that could meet differ in nothing else: each pair of them does once in 2**64 times
+_TRIES = 8
+
+
+def new_token() -> str:
+    """Return the part of a new name that is left to chance."""
+    return secrets.token_hex(_TOKEN_BYTES)
+
+
+async def under_new_name(act: Callable[[], Awaitable[T]], rename: Callable[[], None] | None = None) -> T:
+    """Return what `act` does. Where the name it made is in use already, `rename`, and let it try again.
+
+    The store says so inside its commit, so nothing that is stored is replaced. Once is a rare chance; if it happens
+    again and again, what should be left to chance is not.
+    """
+    taken: IdTaken | None = None
+    for _ in range(_TRIES):
+        try:
+            return await act()
+        except IdTaken as exc:
+            taken = exc
+        if rename is not None:
+            rename()
+    raise StoreError(f"{_TRIES} new names were all in use already: does os.urandom work on this system?") from taken
