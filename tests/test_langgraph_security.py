@@ -461,14 +461,26 @@ def test_a_clone_goes_on_cheaply_with_what_it_may_read() -> None:
 SECRETS = [
     "openai_api_key", "api_key", "apikey", "OPENAI_API_KEY", "openaiApiKey", "x-api-key", "password", "db_password",
     "passwd", "passphrase", "secret", "client_secret", "clientSecret", "aws_secret_access_key", "access_key",
-    "accessKey", "private_key", "token", "access_token", "accessToken", "auth_token", "refresh-token", "github.token",
-    "bearer", "authorization", "Authorization", "auth", "credential", "credentials", "google_credentials", "cookie",
-    "session_cookie", "pwd", "PASSWORD", "Token", "jwt", "api_token", "token_secret",
+    "accessKey", "private_key", "token", "access_token", "accessToken", "auth_token", "refresh-token",
+    "github.token", "bearer", "authorization", "Authorization", "auth", "credential", "credentials",
+    "google_credentials", "cookie", "session_cookie", "pwd", "PASSWORD", "Token", "jwt", "api_token",
+    "token_secret", "OPENAI_KEY", "openaiKey", "pass", "db_pass", "SMTP_PASS", "connection_string",
+    "connectionString", "conn_str", "db_url", "DATABASE_URL", "redisUrl", "mongo_uri", "dsn", "postgres_dsn",
+    "APIKey", "DBPassword", "dbpassword", "api_keys", "refreshTokens", "accesstoken", "api_key_2", "token2",
+    "apiKeyValue", "x-goog-api-key", "aws_access_key_id", "AWS_SESSION_TOKEN", "github_pat", "Set-Cookie",
+    "cookies", "auth_header", "oauth", "slack_webhook_url", "secrets", "my secret", "signing-key", "otp",
+    "HF_TOKEN", "user.password", "proxy_authorization", "service_account_key", "ssh_key", "id_token", "user_pw",
 ]  # fmt: skip
 HARMLESS = [
     "max_tokens", "token_count", "total_tokens", "tokenizer", "author", "authority", "user_id", "model", "run_id",
-    "assistant_id", "keyboard", "monkey", "key", "primary_key", "keywords", "passed", "passenger", "cookies_enabled",
-    "input_tokens", "max_completion_tokens", "token_limit", "compass", "temperature", "tokens_used",
+    "assistant_id", "keyboard", "monkey", "key", "primary_key", "keywords", "passed", "passenger",
+    "cookies_enabled", "input_tokens", "max_completion_tokens", "token_limit", "compass", "temperature",
+    "tokens_used", "secretary", "secretariat", "thread_key", "cacheKey", "partition_key", "public_key", "key_id",
+    "hotkey", "turkey", "tokens", "maxTokens", "eos_token", "price_per_token", "time_to_first_token",
+    "tokenization", "passing", "bypass", "first_pass", "passport", "pass_rate", "url", "base_url", "image_url",
+    "callbackUrl", "string", "query_string", "authors", "auth_type", "auth_method", "authenticated",
+    "langgraph_auth_user", "keys", "monkeys", "session_id", "passwordless", "cookiecutter", "idempotency_key",
+    "patch", "pattern", "dsns", "path", "42", "_", "\u00fcber", "webhooks_on",
 ]  # fmt: skip
 
 

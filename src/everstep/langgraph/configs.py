@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,17 +17,79 @@ _PLACES = frozenset(
         "langgraph_triggers", "langgraph_path", "langgraph_checkpoint_ns",
     )
 )  # fmt: skip
-_SECRET = re.compile(
-    r"secret|password|passwd|passphrase|credential|authorization|api_?key|private_?key|access_?key|"
-    r"(^|_)(token|jwt|auth|bearer|cookie|pwd)$",
-    re.IGNORECASE,
-)
+
+# What is a secret is told by the words of its name, never by a part of a word: `secretary` and `tokenizer` are none.
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\dA-Za-z_]+")
+_ALWAYS = frozenset(
+    (
+        "secret", "secrets", "password", "passwords", "passwd", "passphrase", "passcode", "pwd", "credential",
+        "credentials", "authorization", "bearer", "jwt", "apikey", "apikeys", "accesskey", "privatekey", "dsn",
+        "connectionstring", "connstring", "connstr", "webhook",
+    )
+)  # fmt: skip
+"""A name with one of these words is that of a secret."""
+_ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "accesskey", "privatekey")
+"""Words that are written together with others: `dbpassword`."""
+_LAST = frozenset(
+    ("token", "key", "auth", "oauth", "cookie", "cookies", "pass", "pw", "pat", "otp", "pem")
+)  # fmt: skip
+"""A name that ends with one of these is that of a secret, unless the word before says otherwise."""
+_HARMLESS_BEFORE = {
+    "key": frozenset(
+        (
+            "primary", "foreign", "public", "partition", "sort", "cache", "thread", "session", "row", "group",
+            "unique", "hash", "idempotency", "routing", "lookup", "map", "dict", "object", "index", "state",
+            "message", "messages", "input", "output", "result", "results", "store", "memory", "config", "checkpoint",
+            "channel", "node", "feature", "translation", "shard", "order", "join", "search", "query", "context",
+            "document", "item", "tenant", "customer", "project", "issue", "natural", "composite", "metadata",
+            "bucket",
+        )
+    ),
+    "token": frozenset(
+        ("eos", "bos", "pad", "stop", "unk", "mask", "sep", "cls", "start", "end", "first", "last", "per")
+    ),
+    "pass": frozenset(("first", "second", "single", "multi", "one", "two", "is", "did", "test", "tests", "forward")),
+}  # fmt: skip
+_KEYS = frozenset(("api", "access", "private", "secret", "encryption", "signing", "ssh", "master", "service"))
+"""Before `key` and `keys` anywhere: `aws_access_key_id`, `api_keys`."""
+_TOKENS = frozenset(("api", "access", "refresh", "auth", "bearer", "session", "id"))
+"""Before `tokens`, which are counted elsewhere: `max_tokens`."""
+_STORES = frozenset(
+    (
+        "db", "database", "postgres", "postgresql", "pg", "redis", "valkey", "mongo", "mongodb", "mysql", "mariadb",
+        "sqlalchemy", "broker", "amqp", "rabbitmq", "celery", "jdbc", "odbc", "store", "connection", "conn",
+    )
+)  # fmt: skip
+"""Before `url`, `uri` and `string`: an address with a login in it."""
+_ADDRESSES = frozenset(("url", "uri", "string", "str"))
+_TRAILING = frozenset(("value", "plaintext", "raw"))
 
 
 def is_secret(name: str) -> bool:
     """Whether a name in `configurable` looks like that of a secret: it is not kept with the metadata."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]", "_", name)
-    return _SECRET.search(words) is not None
+    words = [word.lower() for word in _WORDS.findall(name)]
+    while len(words) > 1 and words[-1] in _TRAILING:
+        words.pop()
+    if any(word in _ALWAYS or word.endswith(_ENDINGS) for word in words):
+        return True
+    if any(_is_secret_pair(*pair) for pair in itertools.pairwise(words)):
+        return True
+    if not words or words == ["key"]:  # of what, it does not say
+        return False
+    last = words[-1]
+    if last.endswith("token"):
+        last = "token"  # accesstoken
+    return last in _LAST and not (len(words) > 1 and words[-2] in _HARMLESS_BEFORE.get(last, ()))
+
+
+def _is_secret_pair(first: str, second: str) -> bool:
+    if second in ("key", "keys"):
+        return first in _KEYS
+    if second == "tokens":
+        return first in _TOKENS
+    if second in ("header", "headers"):
+        return first in ("auth", "oauth")
+    return second in _ADDRESSES and first in _STORES
 
 
 def configurable(config: object, what: str = "config") -> Mapping[str, Any]:
