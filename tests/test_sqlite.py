@@ -75,6 +75,30 @@ def test_the_file_is_durable_checksummed_and_in_wal_mode(engine: everstep.SyncEn
     assert path.read_bytes()[20] == 8
 
 
+@pytest.mark.parametrize("through", ["path", "link"])
+def test_a_new_file_is_for_its_owner_alone(tmp_path: Path, through: str) -> None:
+    path = given = tmp_path / "private.db"
+    if through == "link":
+        given = tmp_path / "link.db"
+        given.symlink_to(path)
+    before = os.umask(0o022)
+    try:
+        with everstep.open(f"sqlite:///{given}").sync as engine:
+            fill(engine, "t", 1)
+            modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.glob("private.db*")}
+    finally:
+        os.umask(before)
+    assert modes == {"private.db": 0o600, "private.db-wal": 0o600, "private.db-shm": 0o600}
+
+
+def test_the_rights_of_a_file_that_is_there_are_left_alone(path: Path) -> None:
+    path.touch()
+    path.chmod(0o640)
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        fill(engine, "t", 1)
+        assert {file.stat().st_mode & 0o777 for file in path.parent.glob("store.db*")} == {0o640}
+
+
 def test_loading_the_checksums_does_not_change_the_applications_default(engine: everstep.SyncEngine) -> None:
     fill(engine, "t", 1)
     assert apsw.vfs_names()[0] != "cksmvfs"
@@ -307,6 +331,46 @@ def test_a_file_that_is_replaced_is_opened_anew(path: Path, tmp_path: Path) -> N
         assert second.get_latest("t") is None
         fill(second, "t", 1)
         assert second.get_latest("t").metadata.step == 1  # type: ignore[union-attr]
+
+
+# -- reads
+
+
+def damage(path: Path, sql: str, *values: Any) -> None:
+    """Change rows behind the store's back, with page checksums that are right."""
+    with closing(sqlite._connection(path, 1000)) as connection:
+        connection.execute(sql, values)
+
+
+def test_a_read_that_fails_in_the_middle_does_not_harm_later_ones(path: Path) -> None:
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        fill(engine, "damaged", 1)
+        fill(engine, "whole", 1)
+        damage(path, "UPDATE checkpoints SET info = zeroblob(20) WHERE id LIKE 'ckpt-damaged-%'")
+        for _ in range(3):
+            with pytest.raises(CheckpointCorrupted):
+                engine.list_time_travel_points("damaged")
+            assert len(engine.list_time_travel_points("whole")) == 1
+
+
+def test_what_one_call_reads_is_of_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody deletes the thread after its head was read, and before the objects below it are."""
+    store = SQLiteStore(path).blocking
+    obj = make_object(b"value")
+    run_to_end(store.commit(put(make_record("one", roots=[obj]), obj)))
+    below = sqlite_rows.Rows.below
+
+    def delete_first(rows: sqlite_rows.Rows, *args: Any) -> Any:
+        run_to_end(store.delete("t"))
+        return below(rows, *args)
+
+    monkeypatch.setattr(sqlite_rows.Rows, "below", delete_first)
+    loaded = run_to_end(store.read("t", objects=True))
+    assert loaded is not None
+    assert [found.hash for found in loaded.objects] == [obj.hash]
+    monkeypatch.undo()
+    assert run_to_end(store.read("t", objects=True)) is None
+    run_to_end(store.close())
 
 
 # -- faults inside a commit

@@ -71,6 +71,7 @@ _RESERVED_BYTES = 8  # at the end of each page, for its checksum
 _WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 60, 400, 10  # a tenth of the file
 _TIDY_PAGES = 64  # given back at once after a sweep in passing
 _READERS_IDLE_MAX = 8
+_FILE_MODE = 0o600
 _REPLACED = "the file {} was removed or replaced while it was open; open it anew"
 
 
@@ -639,6 +640,7 @@ def _opened(path: Path, busy_ms: int) -> apsw.Connection:
     another connection sees it right.
     """
     started = time.monotonic()
+    _make_private(path)
     while True:
         connection = _connection(path, busy_ms)
         try:
@@ -653,6 +655,15 @@ def _opened(path: Path, busy_ms: int) -> apsw.Connection:
             connection.close()
             raise
         time.sleep(random.uniform(0.001, 0.02))  # noqa: S311  # only so that two do not stay in step
+
+
+def _make_private(path: Path) -> None:
+    """Make a file that is missing, for its owner alone. SQLite gives its companions (-wal, -shm) the same rights."""
+    try:
+        # Only one that is new may be closed again here: that would drop the locks of connections to an old one.
+        os.close(os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE))
+    except OSError:
+        pass  # it is there, or SQLite will say what is wrong
 
 
 def _prepare(connection: apsw.Connection, path: Path) -> None:
