@@ -25,19 +25,20 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.types import interrupt
+from langgraph.types import Command, interrupt
 
 import everstep
 from everstep import errors
 from everstep.faces import run_to_end
 from everstep.langgraph import HarnessCheckpointer, claims
-from everstep.langgraph.claims import Claims, Owner
+from everstep.langgraph.claims import Claims, Found, Owner
 from everstep.langgraph.tasks import TaskManager
-from everstep.stores.protocol import Query
+from everstep.stores.protocol import Change, Query
 from everstep.types import TASK_NAMESPACE
 from tests import servers
+from tests.between import Between
 from tests.conftest import Place
-from tests.langgraph_tools import FacedSaver
+from tests.langgraph_tools import FacedSaver, at, checkpoint
 from tests.task_worker import steps
 
 
@@ -818,6 +819,16 @@ async def test_there_is_one_record_of_a_task(make: Callable[..., Faced], saver: 
     assert len(listed) == 1
 
 
+def later_than(records: Claims, first: Found) -> Found:
+    """Wait until a claim has been renewed, and return its record."""
+    for _ in range(6000):
+        found = run_to_end(records.find("t"))
+        if found is not None and found.task.until > first.task.until:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("the claim was not renewed within a minute")
+
+
 @pytest.mark.parametrize("face", ["blocking"], indirect=True)
 def test_a_claim_is_renewed_while_a_node_runs(make: Callable[..., Faced], saver: FacedSaver) -> None:
     held = Held()
@@ -826,11 +837,7 @@ def test_a_claim_is_renewed_while_a_node_runs(make: Callable[..., Faced], saver:
     with started(tasks, held):
         first = run_to_end(records.find("t"))
         assert first is not None
-        while time.time() < first.task.until:
-            time.sleep(0.01)
-        renewed = run_to_end(records.find("t"))
-        assert renewed is not None
-        assert renewed.task.until > first.task.until
+        renewed = later_than(records, first)
         assert renewed.task.owner == first.task.owner
         held.go.set()
         assert tasks.wait_task("t")["status"] == "finished"
@@ -885,6 +892,159 @@ def test_who_was_paused_but_not_replaced_goes_on(make: Callable[..., Faced], sav
         while (found := run_to_end(records.find("t"))) is None or found.task.owner is not None:
             time.sleep(0.01)
     assert found.task.ended == claims.RETURNED
+
+
+# -- what another process does in between
+
+
+def is_record(change: Change, *_: Any, **__: Any) -> bool:
+    """Whether a commit is about the record of a task, not its checkpoints."""
+    return change.namespace == TASK_NAMESPACE
+
+
+async def test_what_somebody_finishes_before_it_is_claimed_is_not_run_again(
+    make: Callable[..., Faced], saver: FacedSaver, face: str
+) -> None:
+    script = Script(look=log("look"), ask=lambda _: {"logs": [interrupt("?")]}, act=log("act"))
+    await make(script.graph()).create_task({"logs": []}, task_id="t")
+    other = script.graph().compile(checkpointer=saver.whole)
+    between = Between(saver.whole.backend.store)
+    tasks = Faced(TaskManager(script.graph(), HarnessCheckpointer(backend=between)), face)
+    answer: Any = Command(resume="early")
+    between.before("commit", lambda: other.invoke(answer, {"configurable": {"thread_id": "t"}}), is_record)
+
+    assert await tasks.resume_task("t", "late") == {"logs": ["look", "early", "act"]}
+
+    assert between.is_over
+    assert script.ran == ["look", "ask", "ask", "act"]
+    status = await tasks.get_task_status("t")
+    assert (status["status"], status["logs"]) == ("finished", ["look", "early", "act"])
+    found = run_to_end(Claims(saver.whole.backend.blocking.repository).find("t"))
+    assert found is not None
+    assert (found.task.owner, found.task.ended) == (None, claims.RETURNED)
+
+
+async def test_what_somebody_begins_before_it_is_claimed_is_not_begun_again(
+    make: Callable[..., Faced], saver: FacedSaver, face: str
+) -> None:
+    script = Script(look=log("look"), act=log("act"))
+    kept = make(script.graph()).whole._kept({"logs": []})
+    claim = run_to_end(Claims(saver.whole.backend.blocking.repository).take("t", None, 30.0, kept))
+    run_to_end(claim._blocking.swap("t", claim.task._replace(owner=None), claim._stored))  # it ended before it began
+    other = script.graph().compile(checkpointer=saver.whole)
+    between = Between(saver.whole.backend.store)
+    tasks = Faced(TaskManager(script.graph(), HarnessCheckpointer(backend=between)), face)
+    between.before("commit", lambda: other.invoke({"logs": []}, {"configurable": {"thread_id": "t"}}), is_record)
+
+    assert await tasks.resume_task("t") == {"logs": ["look", "act"]}
+
+    assert between.is_over
+    assert script.ran == ["look", "act"]
+
+
+async def test_nobody_begins_a_task_while_it_is_deleted(
+    make: Callable[..., Faced], saver: FacedSaver, face: str
+) -> None:
+    script = Script(look=log("look"), act=fail())
+    there = make(script.graph())
+    await there.create_task({"logs": []}, task_id="t")
+    between = Between(saver.whole.backend.store)
+    tasks = Faced(TaskManager(script.graph(), HarnessCheckpointer(backend=between)), face)
+    refused: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            there.whole.resume_task("t")
+        except errors.TaskRunning as error:
+            refused.append(error)
+
+    between.before("delete", begin, lambda _, **options: not options)
+
+    assert await tasks.delete_task("t") is True
+
+    assert between.is_over
+    assert len(refused) == 1
+    assert script.ran == ["look", "act"]
+    assert (await there.get_task_status("t"))["status"] == "not_found"
+
+
+@pytest.mark.parametrize("face", ["blocking"], indirect=True)
+def test_a_claim_outlives_a_renewal_that_fails(saver: FacedSaver, caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise errors.StoreUnavailable("no network")
+
+    between = Between(saver.whole.backend.store)
+    records = Claims(everstep.StoreBackend(between).repository.over(between.blocking))
+    claim = run_to_end(records.take("t", None, 0.03))
+    first = run_to_end(records.find("t"))
+    assert first is not None
+    between.before("commit", fails, is_record)
+    with caplog.at_level(logging.WARNING, "everstep"), claim.renewed():
+        renewed = later_than(records, first)
+    assert between.is_over
+    assert "could not be renewed" in caplog.text
+    assert renewed.task.owner == first.task.owner
+    assert claim.base  # it is still this process's
+
+
+@pytest.mark.parametrize("face", ["blocking"], indirect=True)
+def test_a_renewal_that_comes_late_does_not_take_back_what_was_let_go(saver: FacedSaver) -> None:
+    records = Claims(saver.whole.backend.repository.over(saver.whole.backend.store.blocking))
+    claim = run_to_end(records.take("t", None, 30.0))
+
+    class Late(threading.Event):
+        """The time to renew has come, and before that is done the run ends."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            if not self.is_set():
+                self.set()
+                run_to_end(claim.release(claims.RETURNED, None, begun=True))
+                return False
+            return super().wait(timeout)
+
+    claim._ended = Late()
+    claim._renew()
+
+    found = run_to_end(records.find("t"))
+    assert found is not None
+    assert (found.task.owner, found.task.ended) == (None, claims.RETURNED)
+
+
+@pytest.mark.parametrize("face", ["blocking"], indirect=True)
+def test_what_is_lost_stays_lost(saver: FacedSaver) -> None:
+    store = saver.whole.backend.store.blocking
+    records = Claims(saver.whole.backend.repository.over(store))
+    claim = run_to_end(records.take("t", None, 30.0))
+    assert claim.base
+    owner_of(saver.whole, run="another")
+    with pytest.raises(errors.TaskLost):
+        run_to_end(claim.find(store))
+    with pytest.raises(errors.TaskLost):
+        _ = claim.base
+
+
+@pytest.mark.parametrize("face", ["blocking"], indirect=True)
+def test_a_record_that_stayed_is_no_fence_for_its_owner(saver: FacedSaver) -> None:
+    """As after a rewind of the whole thread, with which a record stays that the next one should have replaced."""
+    repository = saver.whole.backend.repository.over(saver.whole.backend.store.blocking)
+    records = Claims(repository)
+    old = run_to_end(records.take("t", None, 30.0))
+    found = run_to_end(records.find("t"))
+    assert found is not None
+    gone = found.task._replace(owner=None, until=0.0)
+    run_to_end(
+        repository.save(
+            "t", ([], {}, {}), lambda head: claims._record("t", gone, head, "second"), namespace=TASK_NAMESPACE
+        )
+    )
+    assert run_to_end(repository.store.read(*old.base.key)) is not None  # it stayed
+
+    run_to_end(records.take("t", run_to_end(records.find("t")), 30.0))
+
+    fenced = saver.whole.behind(old)
+    with pytest.raises(errors.TaskLost):
+        fenced.put(at(), checkpoint("c1", {"n": 1}), {}, {"n": 1})
+    assert saver.whole.get_tuple(at()) is None
 
 
 @pytest.mark.parametrize("face", ["blocking"], indirect=True)

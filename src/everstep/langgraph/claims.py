@@ -207,7 +207,8 @@ class Claim:
     def _renew(self) -> None:
         while not self._ended.wait(self._lease / _RENEWALS_PER_LEASE):
             try:
-                run_to_end(self._swapped(self._blocking, self.task._replace(until=time.time() + self._lease)))
+                task = self.task._replace(until=time.time() + self._lease)
+                self._stored = run_to_end(self._swapped(self._blocking, task))
             except TaskLost:
                 if self._ended.is_set():
                     return
@@ -220,14 +221,14 @@ class Claim:
     async def release(self, ended: str, error: Mapping[str, Any] | None, *, begun: bool) -> None:
         """Let the task go: it may be run by others from now on. TaskLost if it is."""
         task = self.task._replace(owner=None, until=0.0, ended=ended, error=error)
+        # Where the record is from now on is not remembered: a renewal on its way must not take it for the claim's own.
         await self._swapped(self._claims, task._replace(input=None) if begun else task)
 
-    async def _swapped(self, claims: Claims, task: Task) -> None:
-        """Put another record in the place of this claim's, wherever that is by now."""
+    async def _swapped(self, claims: Claims, task: Task) -> Stored:
+        """Put another record in the place of this claim's, wherever that is by now, and return it."""
         while True:
             try:
-                self._stored = await claims.swap(self.task_id, task, self._stored)
-                return
+                return await claims.swap(self.task_id, task, self._stored)
             except HeadMoved:
                 await self.find(claims._store)
 
