@@ -234,13 +234,18 @@ class CommitUnknown(StoreError):
 
 
 class HeadRegressed(StoreError):
-    """A thread's head is older than one this process has seen: the server lost writes. Nothing was written."""
+    """A thread's head is older than one this process has seen, or gone: the server lost writes. Nothing was written."""
 
     def __init__(self, thread_id: str, seen_generation: int, found_generation: int) -> None:
+        """A `found_generation` of 0 means that nothing is left of what was seen."""
+        if found_generation:
+            what = f"its head went back from move {seen_generation} to {found_generation}"
+        else:
+            what = f"it is gone, though nobody deleted it, and its head had moved {seen_generation} times"
         super().__init__(
-            f"thread {thread_id!r}: its head went back from move {seen_generation} to {found_generation}: the server "
-            "lost writes that it had acknowledged, as after a failover; look at what is left (list_checkpoints) and "
-            "save what is missing again. The next call goes on from there"
+            f"thread {thread_id!r}: {what}: the server lost writes that it had acknowledged, as after a failover or a "
+            "restart without persistence; look at what is left (list_checkpoints) and save what is missing again. The "
+            "next call goes on from there"
         )
         self.thread_id, self.seen_generation, self.found_generation = thread_id, seen_generation, found_generation
 

@@ -1,13 +1,14 @@
 """Heads as this process saw them last, for stores on servers.
 
-Two uses: a commit that names the head it follows needs one round trip, and a head whose generation went down tells that
-the server lost writes it had acknowledged.
+Two uses: a commit that names the head it follows needs one round trip, and a head that went back, or is gone though
+nobody deleted it, tells that the server lost writes it had acknowledged.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from everstep.errors import HeadRegressed
@@ -23,6 +24,8 @@ class Seen(NamedTuple, Generic[K]):
     generation: int
     known: K | None
     """What the store wants to know about it; None: ask the server."""
+    seq: int = 0
+    """The highest seq that a head of this line was seen to have; 0: not known."""
 
 
 class Heads(Generic[K]):
@@ -31,6 +34,8 @@ class Heads(Generic[K]):
     def __init__(self, size_max: int = _HEADS_MAX) -> None:
         self._lock = threading.Lock()
         self._seen: OrderedDict[tuple[str, str], Seen[K]] = OrderedDict()
+        self._namespaces: dict[str, dict[str, None]] = {}
+        """By thread: the namespaces of it that are in `_seen`."""
         self._size_max = size_max
 
     def get(self, line: tuple[str, str]) -> Seen[K] | None:
@@ -38,27 +43,60 @@ class Heads(Generic[K]):
         with self._lock:
             return self._seen.get(line)
 
-    def check(self, line: tuple[str, str], family: str, generation: int, since: Seen[K] | None) -> None:
+    def any_of(self, thread_id: str) -> tuple[str, Seen[K]] | None:
+        """Return a namespace of the thread, and its head as last seen; None: nothing of the thread was seen."""
+        with self._lock:
+            for namespace in self._namespaces.get(thread_id, ()):
+                return namespace, self._seen[thread_id, namespace]
+        return None
+
+    def check(
+        self,
+        line: tuple[str, str],
+        family: str | None,
+        generation: int,
+        since: Seen[K] | None,
+        was_deleted: Callable[[Seen[K]], bool] | None = None,
+    ) -> None:
         """Raise HeadRegressed if what the server answered is older than `since`, which `get` gave before the call.
 
-        Only that counts: another thread of this process may have moved the head meanwhile. After the error the line is
-        forgotten, and the next call goes on.
+        Only that counts: another thread of this process may have moved the head meanwhile. A `family` of None means
+        that the line is not there. If it is not, or is in another family, `was_deleted` asks the server whether what
+        was seen was deleted or has ended, so that this is no loss. After the error the line is forgotten (the whole
+        thread, if all of it is lost), and the next call goes on.
         """
-        if since is not None and since.family == family and generation < since.generation:
-            self.forget(line)
-            raise HeadRegressed(line[0], since.generation, generation)
+        if since is None:
+            return
+        if since.family == family:
+            if generation < since.generation:
+                self.forget(line)
+                raise HeadRegressed(line[0], since.generation, generation)
+        elif was_deleted is not None and not was_deleted(since):
+            self.forget_thread(line[0])
+            raise HeadRegressed(line[0], since.generation, 0)
 
-    def note(self, line: tuple[str, str], family: str, generation: int, known: K | None, since: Seen[K] | None) -> None:
+    def note(
+        self,
+        line: tuple[str, str],
+        family: str,
+        generation: int,
+        known: K | None,
+        since: Seen[K] | None,
+        seq: int = 0,
+    ) -> None:
         """Check what the server answered, and remember it."""
         self.check(line, family, generation, since)
         with self._lock:
             last = self._seen.get(line)
-            if last is not None and last.family == family and generation < last.generation:
-                return  # another thread has a newer answer
-            self._seen[line] = Seen(family, generation, known)
+            if last is not None and last.family == family:
+                if generation < last.generation:
+                    return  # another thread has a newer answer
+                seq = max(seq, last.seq)
+            self._seen[line] = Seen(family, generation, known, seq)
             self._seen.move_to_end(line)
+            self._namespaces.setdefault(line[0], {})[line[1]] = None
             if len(self._seen) > self._size_max:
-                self._seen.popitem(last=False)
+                self._drop(next(iter(self._seen)))
 
     def doubt(self, line: tuple[str, str]) -> None:
         """Keep the generation, but ask the server for the rest."""
@@ -70,7 +108,22 @@ class Heads(Generic[K]):
     def forget(self, line: tuple[str, str]) -> None:
         """Drop a line that is gone."""
         with self._lock:
-            self._seen.pop(line, None)
+            self._drop(line)
+
+    def forget_thread(self, thread_id: str) -> None:
+        """Drop all lines of a thread."""
+        with self._lock:
+            for namespace in list(self._namespaces.get(thread_id, ())):
+                self._drop((thread_id, namespace))
+
+    def _drop(self, line: tuple[str, str]) -> None:
+        if self._seen.pop(line, None) is None:
+            return
+        thread_id, namespace = line
+        left = self._namespaces[thread_id]
+        del left[namespace]
+        if not left:
+            del self._namespaces[thread_id]
 
     def rest(self) -> None:
         """Before a fork: nobody may be inside."""

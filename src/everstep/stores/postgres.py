@@ -69,7 +69,7 @@ except ImportError as exc:
     raise MissingDependency("psycopg", "postgres") from exc
 
 T = TypeVar("T")
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {
@@ -148,7 +148,9 @@ class PostgresStore:
         )
 
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
-        return await self._read(lambda rows: rows.load_many(keys, writes)) if keys else []
+        if not keys:
+            return []
+        return await self._driver.run(lambda deadline: self._database.load_many(keys, writes, deadline))
 
     async def find(self, checkpoint_id: str) -> list[Key]:
         return await self._read(lambda rows: rows.find(checkpoint_id))
@@ -157,10 +159,10 @@ class PostgresStore:
         return await self._read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
 
     async def list_checkpoints(self, query: Query) -> list[Stored]:
-        return await self._read(lambda rows: rows.list_checkpoints(query))
+        return await self._about(query.thread_id, lambda rows: rows.list_checkpoints(query))
 
     async def count(self, query: Query) -> int:
-        return await self._read(lambda rows: rows.count(query))
+        return await self._about(query.thread_id, lambda rows: rows.count(query))
 
     async def size_bytes(self) -> int:
         """Return what the tables take on disk, with their indexes."""
@@ -170,12 +172,10 @@ class PostgresStore:
         return await self._read(lambda rows: rows.list_threads(limit, offset, headless))
 
     async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
-        return await self._driver.run(
-            lambda deadline: self._database.view(lambda rows: rows.thread(thread_id, branches, ancestry), deadline)
-        )
+        return await self._about(thread_id, lambda rows: rows.thread(thread_id, branches, ancestry), is_view=True)
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
-        return await self._read(lambda rows: rows.operations(thread_id, limit))
+        return await self._about(thread_id, lambda rows: rows.operations(thread_id, limit))
 
     async def delete(
         self,
@@ -192,9 +192,7 @@ class PostgresStore:
         return (await self._database.sweeps.run(_SweepDriver(self), family, effort, pretend))[0]
 
     async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
-        return await self._driver.run(
-            lambda deadline: self._database.view(lambda rows: rows.raw(thread_id, kin), deadline)
-        )
+        return await self._about(thread_id, lambda rows: rows.raw(thread_id, kin), is_view=True)
 
     async def adopt(self, part: Part) -> int:
         return await self._driver.run(lambda deadline: self._database.adopt(part, deadline))
@@ -206,6 +204,14 @@ class PostgresStore:
     async def _read(self, work: Callable[[Rows], T]) -> T:
         """Run one statement."""
         return await self._driver.run(lambda deadline: self._database.read(work, deadline))
+
+    async def _about(self, thread_id: str | None, work: Callable[[Rows], T], *, is_view: bool = False) -> T:
+        """Read something about a thread (None: about all of them)."""
+        if thread_id is None:
+            return await self._read(work)
+        return await self._driver.run(
+            lambda deadline: self._database.about_thread(thread_id, work, deadline, is_view=is_view)
+        )
 
     async def _write(self, work: Callable[[Rows], T], thread_id: str) -> T:
         return await self._driver.run(lambda deadline: self._database.write(work, deadline, thread_id))
@@ -329,29 +335,79 @@ class _Database:
         line = thread_id, namespace
         since = self._heads.get(line)
         found = self.read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes), deadline)
-        if checkpoint_id is None and found is None:
-            self._heads.forget(line)
         if found is None:
+            self._check_missing(line, since, deadline)
             return None
         loaded, known = found
+        stored = loaded.stored
+        self._check_seen(line, stored.family, loaded.generation, since, deadline)
         if checkpoint_id is None:
-            self._heads.note(line, loaded.stored.family, loaded.generation, known, since)
+            self._heads.note(line, stored.family, loaded.generation, known, since, stored.seq)
         return loaded
+
+    def load_many(self, keys: Sequence[Key], writes: bool, deadline: float) -> list[Loaded]:
+        since = {key[:2]: self._heads.get(key[:2]) for key in keys}
+        found = self.read(lambda rows: rows.load_many(keys, writes), deadline)
+        for loaded in found:
+            line = loaded.stored.record.key[:2]
+            self._check_seen(line, loaded.stored.family, loaded.generation, since.pop(line, None), deadline)
+        for line, seen in since.items():
+            self._check_missing(line, seen, deadline)
+        return found
+
+    def about_thread(self, thread_id: str, work: Callable[[Rows], T], deadline: float, *, is_view: bool = False) -> T:
+        """Read something about a thread. If there is nothing, and there was something before, look for a loss."""
+        seen = self._heads.any_of(thread_id)
+        found = self.view(work, deadline) if is_view else self.read(work, deadline)
+        if not found and seen is not None:
+            namespace, since = seen
+            self._check_missing((thread_id, namespace), since, deadline)
+        return found
+
+    def _check_missing(self, line: tuple[str, str], since: Seen[Known] | None, deadline: float) -> None:
+        """After something of a line was not found that had been seen: HeadRegressed if the server lost the line."""
+        if since is None:
+            return
+        found = self.read(lambda rows: rows.generation_seen(*line), deadline)
+        if found is not None:
+            self._check_seen(line, *found, since, deadline)
+        else:
+            self._check_seen(line, None, 0, since, deadline)
+            self._heads.forget(line)
+
+    def _check_seen(
+        self, line: tuple[str, str], family: str | None, generation: int, since: Seen[Known] | None, deadline: float
+    ) -> None:
+        def was_deleted(seen: Seen[Known]) -> bool:
+            return self.read(lambda rows: rows.was_deleted(line[0], seen), deadline)
+
+        self._heads.check(line, family, generation, since, was_deleted)
 
     def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, deadline: float
     ) -> None:
+        since = self._heads.get(key[:2])
         done, _ = self._call(lambda rows: rows.attach(key, writes, objects, base), key, deadline)
-        if not done:
-            self.write(lambda tx: apply_writes(tx, key, writes, objects, base), deadline, key.thread_id)
+        if done:
+            return
+
+        def work(rows: Rows) -> None:
+            self._check_locked(rows, key[:2], since)
+            apply_writes(rows, key, writes, objects, base)
+
+        self.write(work, deadline, key.thread_id)
+
+    def _check_locked(self, rows: Rows, line: tuple[str, str], since: Seen[Known] | None) -> None:
+        """Inside a transaction, before anything is changed: HeadRegressed if the server lost what was seen."""
+        family, generation = rows.generation(*line) or (None, 0)
+        self._heads.check(line, family, generation, since, lambda seen: rows.was_deleted(line[0], seen))
 
     def adopt(self, part: Part, deadline: float) -> int:
         try:
             return self.write(lambda tx: tx.adopt(part), deadline, part.thread_id)
         finally:  # generations come from elsewhere: they may be lower than those seen here
-            for raw in part.threads:
-                for namespace in raw.lines:
-                    self._heads.forget((raw.thread_id, namespace))
+            for name in {part.thread_id, *(raw.thread_id for raw in part.threads)}:
+                self._heads.forget_thread(name)
 
     def commit(self, change: Change, deadline: float) -> Stored | None:
         """Commit in one round trip if that can be, else the long way."""
@@ -372,9 +428,7 @@ class _Database:
         noted = change._replace(build=build) if change.build is not None else change
 
         def work(rows: Rows) -> tuple[Stored | None, tuple[str, int, Known | None] | None]:
-            found = rows.generation(*line)
-            if found is not None:
-                self._heads.check(line, *found, since)
+            self._check_locked(rows, line, since)
             return apply(rows, noted), rows.head(*line)
 
         try:
@@ -386,7 +440,11 @@ class _Database:
                 raise CommitUnknown(name, change.thread_id) from exc.__cause__
             return stored
         if head is not None:
-            self._heads.note(line, *head, since)
+            family, generation, known = head
+            seq = known.head.seq if known is not None else 0
+            if stored is not None and stored.record.key[:2] == line:
+                seq = max(seq, stored.seq)
+            self._heads.note(line, family, generation, known, None, seq)
         return stored
 
     async def commit_soon(self, change: Change, deadline: float) -> Stored | Prepared | None:
@@ -452,7 +510,7 @@ class _Database:
     def _kept(self, put: Prepared, seq: int) -> Stored:
         stored = put.stored._replace(seq=seq)
         known = Known(put.known.line, stored)
-        self._heads.note(stored.record.key[:2], put.seen.family, put.seen.generation + 1, known, None)
+        self._heads.note(stored.record.key[:2], put.seen.family, put.seen.generation + 1, known, None, seq)
         return stored
 
     def _call(self, work: Callable[[Rows], T], key: Key, deadline: float, was_lost: bool = False) -> tuple[T, bool]:

@@ -9,6 +9,7 @@ sweep can take what rests on them.
 from __future__ import annotations
 
 import hashlib
+import random
 import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from psycopg import Cursor, errors, sql
 
 from everstep import checks
 from everstep.errors import InvalidInput
+from everstep.stores.heads import Seen
 from everstep.stores.postgres_pool import Connection
 from everstep.stores.protocol import (
     COMMONS_MAX,
@@ -59,11 +61,14 @@ from everstep.values.tree import FORMAT, hashes
 
 TABLES = (
     "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
-    "operations", "hidden", "packed", "guard", "alone", "below", "keep", "put", "attach",
+    "operations", "hidden", "gone", "packed", "guard", "alone", "below", "keep", "put", "attach",
 )  # fmt: skip
 
 _HIDDEN = """EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = c.family AND h.line = c.line AND h.writes_of IS NULL
              AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))"""
+MARKS_MAX = 50_000
+"""How many marks of deleted threads are kept."""
+_MARKS_TRIMMED_EVERY = 1000  # deletions, about: it takes a look at all marks
 _GROWTH = 32  # of a page in which too little matched
 _SPARED = """(c.pinned OR c.branches > 0
              OR EXISTS (SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND l.head = c.seq))"""
@@ -189,6 +194,35 @@ class Rows:
         """Lock a line and return its family and generation."""
         row = self._locked(thread_id, namespace)
         return None if row is None else (str(row[0]), row[4])
+
+    def generation_seen(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
+        """Return a line's family and generation, without a lock."""
+        row = self._one(
+            """SELECT l.family, l.generation FROM {names} n JOIN {lines} l ON l.family = n.family
+               AND l.thread = n.thread WHERE n.name = %s AND l.namespace = %s""",
+            _named(thread_id, namespace),
+        )
+        return None if row is None else (str(row[0]), row[1])
+
+    def was_deleted(self, thread_id: str, seen: Seen[Known]) -> bool:
+        """Whether a line that was seen, and is not there any more, was deleted, as far as can be told.
+
+        A line that is deleted from a family that lives on leaves its generation there; a thread that is deleted leaves
+        a mark. If so many were deleted since that the mark may have made room, that is taken for a deletion.
+        """
+        row = self._one(
+            """SELECT coalesce((SELECT generation FROM {families} WHERE id = %(f)s), -1) >= %(g)s
+               OR EXISTS (SELECT 1 FROM {gone} WHERE name = %(n)s AND seq >= %(s)s)
+               OR (SELECT count(*) >= %(m)s AND min(seq) >= %(s)s FROM {gone})""",
+            {
+                "f": int(seen.family),
+                "g": seen.generation,
+                "n": deletion_mark(thread_id),
+                "s": seen.seq,
+                "m": MARKS_MAX,
+            },
+        )
+        return bool(row[0])
 
     def head(self, thread_id: str, namespace: str) -> tuple[str, int, Known | None] | None:
         """Return the family of a line, its generation, and its head unless that was moved."""
@@ -815,6 +849,7 @@ class Rows:
         self._do("DELETE FROM {lines} WHERE family = %s AND id = %s", (family, line))
 
     def _drop(self, family: int, thread: int, thread_id: str) -> None:
+        self._mark_deleted(family, thread_id)
         self._release_origin(thread_id)
         self._do("DELETE FROM {operations} WHERE family = %s AND thread = %s", (family, thread))
         self._do(
@@ -823,6 +858,24 @@ class Rows:
         )
         self._do("DELETE FROM {threads} WHERE family = %s AND id = %s", (family, thread))
         self._do("DELETE FROM {names} WHERE name = %s", (thread_id.encode(),))
+
+    def _mark_deleted(self, family: int, thread_id: str) -> None:
+        """Leave a mark, by which those who saw the thread tell its deletion from a loss."""
+        self._do(
+            f"""INSERT INTO {{gone}} AS g (name, seq)
+                SELECT %s, coalesce((SELECT {_NUMBER} FROM {{families}} f WHERE f.id = %s), nextval('{{numbers}}'))
+                ON CONFLICT (name) DO UPDATE SET seq = greatest(g.seq, excluded.seq)""",
+            (deletion_mark(thread_id), family),
+        )
+        if random.randrange(_MARKS_TRIMMED_EVERY) == 0:  # noqa: S311  # no secret
+            self.trim_marks(MARKS_MAX)
+
+    def trim_marks(self, count_max: int) -> None:
+        """Keep the newest marks of deletions, about so many."""
+        self._do(
+            "DELETE FROM {gone} WHERE seq < (SELECT seq FROM {gone} ORDER BY seq DESC OFFSET %s LIMIT 1)",
+            (count_max,),
+        )
 
     # -- sweeping: see `sweeping`
 
@@ -942,6 +995,11 @@ def _hidden(row: Sequence[Any]) -> Hidden:
     return Hidden(
         namespace.decode(), after, upto, run, unpacked_id(writes_of) if writes_of is not None else None, operation
     )
+
+
+def deletion_mark(thread_id: str) -> bytes:
+    """Return how a deleted thread is named: not by its name, which is deleted too."""
+    return hashlib.sha256(thread_id.encode()).digest()[:16]
 
 
 def packed_id(text: str) -> bytes:

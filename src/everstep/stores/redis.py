@@ -147,19 +147,19 @@ class RedisStore:
         return await self._run(lambda at: self._server.fetch(family, hashes, below, at))
 
     async def list_checkpoints(self, query: Query) -> list[Stored]:
-        return await self._run(lambda at: self._server.list_checkpoints(query, at))
+        return await self._about(query.thread_id, lambda at: self._server.list_checkpoints(query, at))
 
     async def count(self, query: Query) -> int:
-        return await self._run(lambda at: self._server.count(query, at))
+        return await self._about(query.thread_id, lambda at: self._server.count(query, at))
 
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         return await self._run(lambda at: self._server.list_threads(limit, offset, headless, at))
 
     async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
-        return await self._run(lambda at: self._server.thread(thread_id, branches, ancestry, at))
+        return await self._about(thread_id, lambda at: self._server.thread(thread_id, branches, ancestry, at))
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
-        return await self._run(lambda at: self._server.operations(thread_id, limit, at))
+        return await self._about(thread_id, lambda at: self._server.operations(thread_id, limit, at))
 
     async def delete(
         self,
@@ -177,7 +177,7 @@ class RedisStore:
         return (await self._server.sweeps.run(driver, family, effort, pretend))[0]
 
     async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
-        return await self._run(lambda at: self._server.raw(thread_id, kin, at))
+        return await self._about(thread_id, lambda at: self._server.raw(thread_id, kin, at))
 
     async def adopt(self, part: Part) -> int:
         return await self._run(lambda at: self._server.adopt(part, at))
@@ -186,6 +186,10 @@ class RedisStore:
         if isinstance(self._driver, AsyncDriver):
             self._driver.dismiss()
         self._server.close()
+
+    async def _about(self, thread_id: str | None, work: Callable[[float], T]) -> T:
+        """Read something about a thread (None: about all of them)."""
+        return await self._run(lambda at: self._server.about_thread(thread_id, work, at))
 
     async def _run(self, work: Callable[[float], T]) -> T:
         return await self._driver.run(work)
@@ -534,8 +538,9 @@ class _Server:
                     record, int(reply[1]), head.family, digest=packed.digest, run=head.run, added_bytes=added
                 )
                 self._heads.note(
-                    line, head.family, seen.generation + 1, _Known(known.bucket, raw, stored, is_fresh=False), seen
-                )
+                    line, head.family, seen.generation + 1, _Known(known.bucket, raw, stored, is_fresh=False), seen,
+                    stored.seq,
+                )  # fmt: skip
                 if reply[2] == b"1":
                     self._renew_aliases(head.family, at)
                 return stored
@@ -548,15 +553,15 @@ class _Server:
     def _see_head(self, line: tuple[str, str], reply: Sequence[bytes], bucket: int, since: Any) -> None:
         """Note the head that a refused put was answered with."""
         family, raw, seq, item = reply[1:]
-        if not raw:
-            self._heads.forget(line)
+        if not raw:  # the plan that follows finds out what became of it
+            self._heads.doubt(line)
             return
         state = LineState(raw)
         known = None
         if seq and not state.turned:
             head = unpack_item(item, Key(*line, state.checkpoint_id), number(seq), family.decode())
             known = _Known(bucket, raw, state.check(head))
-        self._heads.note(line, family.decode(), state.generation, known, since)
+        self._heads.note(line, family.decode(), state.generation, known, since, number(seq) if seq else 0)
         if known is not None and since is not None and raw == since.known.raw:
             self._heads.doubt(line)  # it was refused for another reason: its id is there
 
@@ -571,14 +576,21 @@ class _Server:
     ) -> Stored | None:
         """Plan and send until nothing has changed in between."""
         since = self._heads.get(line)
+
+        def checked(plan: Plan) -> Stored | None:
+            """Do the work, if what was seen of the line is not lost."""
+            if since is not None:
+                plan.line(*line)
+                family, generation = plan.generations.get(line, (None, 0))
+                self._check_seen(line, family, generation, since, at)
+            return work(plan)
+
         for _ in range(_TRIES):
             search = start()
             try:
-                plan, stored = self._plan(work, search, at)
+                plan, stored = self._plan(checked, search, at)
             except Stale:
                 continue
-            if line in plan.generations:
-                self._heads.check(line, *plan.generations[line], since)
             if plan.is_empty:
                 self._confirm(stored, search.bucket, at)
                 return stored
@@ -622,7 +634,7 @@ class _Server:
         is_head = stored is not None and state.checkpoint_id == stored.record.key.checkpoint_id
         if stored is not None and is_head and not state.turned and state.digest == stored.digest.hex():
             known = _Known(bucket, state.raw, stored)
-        self._heads.note(line, family, state.generation, known, since)
+        self._heads.note(line, family, state.generation, known, since, stored.seq if stored is not None else 0)
 
     def _sent(
         self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
@@ -751,15 +763,16 @@ class _Server:
         which = ("head", "") if checkpoint_id is None else ("id", checkpoint_id)
         found = self._ask(at, "load", thread_id, namespace, *which, int(objects), int(writes))
         if found is None:
+            self._check_absent(line, since, at)
             return None
         bucket, reply = found
-        loaded = next(self._loaded(line, reply, since), None)
+        loaded = next(self._loaded(line, reply, since, at), None)
         if loaded is None:
             return None
         if checkpoint_id is None:
             raw, head = reply[2], loaded.stored._replace(hidden=False)
             known = _Known(bucket, raw, head) if not LineState(raw).turned else None
-            self._heads.note(line, head.family, loaded.generation, known, since)
+            self._heads.note(line, head.family, loaded.generation, known, since, head.seq)
         return loaded._replace(objects=unpack_objects(reply[5]))
 
     def load_many(self, keys: Sequence[Key], writes: bool, at: float) -> list[Loaded]:
@@ -767,17 +780,23 @@ class _Server:
         calls = list(_by_line(keys, int(writes)))
         found: dict[Key, Loaded] = {}
         for call, reply in zip(calls, self._ask_many(at, "load_many", calls), strict=True):
-            if reply is not None:
-                line = call[0], call[1]
-                found.update((loaded.stored.record.key, loaded) for loaded in self._loaded(line, reply, since[line]))
+            line = call[0], call[1]
+            if reply is None:
+                self._check_absent(line, since[line], at)
+            else:
+                for loaded in self._loaded(line, reply, since[line], at):
+                    found[loaded.stored.record.key] = loaded
         return [found[key] for key in keys if key in found]
 
-    def _loaded(self, line: tuple[str, str], reply: Sequence[Any], since: Seen[_Known] | None) -> Iterator[Loaded]:
+    def _loaded(
+        self, line: tuple[str, str], reply: Sequence[Any], since: Seen[_Known] | None, at: float
+    ) -> Iterator[Loaded]:
         """Yield the checkpoints of a line that a script gave, their objects left aside."""
         if len(reply) == 1:
+            self._check_absent(line, since, at)
             return
         family, state = reply[1].decode(), LineState(reply[2])
-        self._heads.check(line, family, state.generation, since)
+        self._check_seen(line, family, state.generation, since, at)
         hidden = [unpack_hidden(stretch) for stretch in reply[3]]
         for name, seq, item, pinned, attached in reply[4]:
             key = Key(*line, name.decode())
@@ -788,6 +807,41 @@ class _Server:
             yield Loaded(
                 stored, state.generation, (), unpack_writes(key.checkpoint_id, attached, hidden, key.namespace)
             )
+
+    # -- what was seen and is not there any more
+
+    def about_thread(self, thread_id: str | None, work: Callable[[float], T], at: float) -> T:
+        """Read something about a thread. If there is nothing, and there was something before, look for a loss."""
+        seen = self._heads.any_of(thread_id) if thread_id is not None else None
+        found = work(at)
+        if found or thread_id is None or seen is None:
+            return found
+        namespace, since = seen
+        line = thread_id, namespace
+        looked = self._ask(at, "look", *line)
+        flat = looked[1][1] if looked is not None else []
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        raw = fields.get(b"@" + namespace.encode())
+        if raw is None:
+            self._check_absent(line, since, at)
+        else:
+            self._check_seen(line, fields[b"family"].decode(), LineState(raw).generation, since, at)
+        return found
+
+    def _check_absent(self, line: tuple[str, str], since: Seen[_Known] | None, at: float) -> None:
+        self._check_seen(line, None, 0, since, at)
+        self._heads.forget(line)
+
+    def _check_seen(
+        self, line: tuple[str, str], family: str | None, generation: int, since: Seen[_Known] | None, at: float
+    ) -> None:
+        """Raise HeadRegressed if the server lost what was seen of a line; without a family the line is not there."""
+
+        def was_deleted(seen: Seen[_Known]) -> bool:
+            asked = line[0], seen.family, seen.generation, seen.seq
+            return bool(self._call(_bucket_of_family(seen.family), at, "vanished", *asked) != b"lost")
+
+        self._heads.check(line, family, generation, since, was_deleted)
 
     def find(self, checkpoint_id: str, at: float) -> list[Key]:
         keys = []
@@ -1020,14 +1074,18 @@ class _Server:
             nonlocal highest
             highest = adopt(plan, part)
 
+        # Generations come from elsewhere: they may be lower than those seen here.
+        taken_over = {part.thread_id, *(raw.thread_id for raw in part.threads)}
+        for name in taken_over:
+            self._heads.forget_thread(name)
         start = functools.partial(self._search, part.thread_id)
         try:
             self._planned(work, (part.thread_id, ""), (), [], start, at)
         except Unsure as exc:
             raise CommitUnknown(None, part.thread_id, str(exc)) from exc
-        for raw in part.threads:
-            for namespace in raw.lines:
-                self._heads.forget((raw.thread_id, namespace))
+        finally:
+            for name in taken_over:
+                self._heads.forget_thread(name)
         return highest
 
     # -- sweeping: see `sweeping`

@@ -21,6 +21,8 @@
 -- active                     zset     name of a thread -> microseconds of its last move
 -- ids                        hash     checkpoint id -> the lines that have it
 -- alias:<t>                  string   the bucket where a branch is kept, and a word that tells this alias from others
+-- gone                       zset     marks of the last threads that were deleted -> a number greater than all of theirs
+-- life                       string   the shortest time to live (ms) that any family of this bucket was ever given
 --
 -- A line is "generation turned digest id"; turned is "t" or "-", and "-" stands for no digest too.
 
@@ -164,8 +166,15 @@ local function purge()
   end
 end
 
+-- Note that families of this bucket end some time: a thread that is missing may have ended.
+local function note_life(life)
+  local held = tonumber(call("GET", base .. "life") or life + 1)
+  if life > 0 and life < held then call("SET", base .. "life", whole(life)) end
+end
+
 -- Give everything of a family twice its time to live.
 local function renew(family, life, time)
+  note_life(life)
   set_life({ family .. ":objects", family .. ":threads", family .. ":runs", family .. ":commons" }, life * 2)
   for _, name in ipairs(call("SMEMBERS", family .. ":threads")) do
     for _, keys in ipairs({ keys_of(name) }) do set_life(keys, life * 2) end
@@ -402,7 +411,21 @@ local function release_origin(name)
   end
 end
 
+local marks_max = 128
+
+-- How a thread that was deleted is named: not by its name, which is deleted too.
+local function mark_of(name) return string.sub(redis.sha1hex(name), 1, 20) end
+
+-- Leave a mark of a thread that is deleted, by which those who saw it tell that from a loss. The last ones are kept.
+local function mark_deleted(name, family)
+  local number = math.max(now(), tonumber(call("HGET", family, "seq") or 0))
+  call("ZADD", base .. "gone", whole(number), mark_of(name))
+  local surplus = call("ZCARD", base .. "gone") - marks_max
+  if surplus > 0 then call("ZREM", base .. "gone", unpack(call("ZRANGE", base .. "gone", 0, surplus - 1))) end
+end
+
 local function drop_thread(name, family)
+  mark_deleted(name, family)
   release_origin(name)
   for _, field in ipairs(call("HKEYS", family .. ":commons")) do
     local size, rest = string.match(field, "^%d+ (%d+) (.*)$")
@@ -452,6 +475,8 @@ end
 local function check_bucket()
   check_type(base .. "active", "zset")
   check_type(base .. "ids", "hash")
+  check_type(base .. "gone", "zset")
+  check_type(base .. "life", "string")
 end
 
 local function check_line(line)
@@ -854,6 +879,19 @@ function verbs.thread()
     call("HGETALL", family .. ":runs"), call("HGETALL", family .. ":commons"), spared, branches,
     garbage[1] or "0", garbage[2] or "0",
   }
+end
+
+-- Whether a line that was seen, and is not there any more, was deleted or has ended, as far as can be told: a line that
+-- is deleted from a family that lives on leaves its generation there, and a thread leaves a mark. If so many were deleted
+-- since that the mark may have made room, that is taken for a deletion.
+function verbs.vanished()
+  local name, family, generation, seq = take(), family_key(take()), tonumber(take()), tonumber(take())
+  if tonumber(call("HGET", family, "generation") or -1) >= generation then return "deleted" end
+  if tonumber(call("ZSCORE", base .. "gone", mark_of(name)) or -1) >= seq then return "deleted" end
+  if call("EXISTS", base .. "life") == 1 then return "ended" end
+  local oldest = call("ZRANGE", base .. "gone", 0, 0, "WITHSCORES")
+  if call("ZCARD", base .. "gone") >= marks_max and tonumber(oldest[2]) >= seq then return "forgotten" end
+  return "lost"
 end
 
 function verbs.log()
