@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from everstep import forks
 from everstep.config import CheckpointGC, SnapshotConfig
+from everstep.recent import Line, Recent
 from everstep.retention import Grid, Item, grid_of, is_older, let_go
 from everstep.stores.protocol import Key, Query, Store, Stored, Thread
 from everstep.types import GCReport
@@ -28,13 +29,11 @@ _PAGE = 256  # checkpoints read for one plan
 _PLAN_COMMITS_MIN = 64  # a plan is good for so many commits, or a quarter of N
 _DUE_MAX = 64  # let go in one commit
 _PLANS_MAX = 4096
+_PLANNED_MAX = 100_000  # items of all plans together
 _SWEEP_GARBAGE = 0.2  # swept when so much of what is needed is garbage
 _SWEEP_EFFORT = 128
 _OPERATIONS_MAX = 1000  # entries of a log that are kept, at most
 _LOOKS_PER_TRIM = 16  # how often the log is trimmed
-
-Line = tuple[str, str]
-"""A thread and a namespace."""
 
 
 @dataclass
@@ -75,8 +74,8 @@ class Keeper:
     def __init__(self, config: SnapshotConfig, is_call: Callable[[str], bool] | None = None) -> None:
         """`is_call` says whether a namespace belongs to one call: it goes with the thread's own checkpoints of then."""
         self._policy, self._param, self._is_call = CheckpointGC(config.gc_policy), config.gc_param, is_call
-        self._plans: OrderedDict[Line, _Plan] = OrderedDict()
-        self._sweeping: set[str] = set()
+        self._plans: Recent[_Plan] = Recent(_PLANS_MAX, _PLANNED_MAX)
+        self._sweeping: dict[str, None] = {}
         self._looks = 0
         self._lock = threading.Lock()
         forks.register(self)
@@ -140,7 +139,7 @@ class Keeper:
             with self._lock:
                 plan.good_for -= 1
                 if plan.whole:
-                    plan.items.append(_item(stored))
+                    self._extend(line, plan, _item(stored))
         if plan is None and not stored.record.parents:
             self._remember(line, [_item(stored)], 1, whole=True)  # a new thread: there is nothing to look at
         elif plan is None or self._is_used_up(plan):
@@ -148,7 +147,22 @@ class Keeper:
         if stored.family in self._sweeping:
             swept = await store.sweep(stored.family, effort=_SWEEP_EFFORT)
             if swept.finished:
-                self._sweeping.discard(stored.family)
+                self._sweeping.pop(stored.family, None)
+
+    def _extend(self, line: Line, plan: _Plan, item: Item) -> None:
+        """Add the newest checkpoint to a plan that has all of them, unless those it has will do for long."""
+        if len(plan.items) >= _PAGE and self._policy is not CheckpointGC.KEEP_MILESTONES:
+            plan.whole = False
+            return
+        plan.items.append(self._shortened(item))
+        if self._plans.get(line) is plan:  # it may have been forgotten meanwhile, and is void then
+            self._plans.put(line, plan, len(plan.items))
+
+    def _shortened(self, item: Item) -> Item:
+        """Return an item as a plan keeps it: without what the policy does not look at."""
+        if self._policy is CheckpointGC.KEEP_LAST_N:
+            return Item(item.seq, 0, "")
+        return item
 
     def _is_used_up(self, plan: _Plan) -> bool:
         if plan.good_for <= 0 or (not plan.items and not plan.whole):
@@ -161,8 +175,7 @@ class Keeper:
     def forget(self, thread_id: str) -> None:
         """Drop what is planned for a thread: something else than a snapshot has happened to it."""
         with self._lock:
-            for line in [line for line in self._plans if line[0] == thread_id]:
-                del self._plans[line]
+            self._plans.forget(thread_id)
 
     # -- looking at the store
 
@@ -194,7 +207,17 @@ class Keeper:
             kept = [key.checkpoint_id for key, item in visible if item.seq not in taken]
             await self._end_calls(store, thread, min([thread.heads[line[1]][0], *kept]))
         if thread.garbage > _SWEEP_GARBAGE:
-            self._sweeping.add(thread.family)
+            self._begin_sweep(thread.family)
+
+    def _begin_sweep(self, family: str) -> None:
+        """Sweep a family a little with each of its snapshots from now on.
+
+        One that gets no more snapshots is swept by `collect`, so the first of too many may be forgotten.
+        """
+        with self._lock:
+            self._sweeping[family] = None
+            if len(self._sweeping) > _PLANS_MAX:
+                del self._sweeping[next(iter(self._sweeping))]
 
     async def _end_calls(self, store: Store, thread: Thread, oldest: str) -> None:
         """Let go of calls that ended before the oldest checkpoint that is kept of the thread itself."""
@@ -206,7 +229,7 @@ class Keeper:
             query = Query(thread_id=thread.thread_id, namespace=name, spared=False, hidden="also")
             keys += [stored.record.key for stored in await store.list_checkpoints(query)]
             with self._lock:
-                self._plans.pop((thread.thread_id, name), None)
+                self._plans.drop((thread.thread_id, name))
         if keys:
             await store.delete(thread.thread_id, keys=keys)
 
@@ -232,14 +255,11 @@ class Keeper:
         return self._doomed([(s.record.key, _item(s)) for s in listed], thread)
 
     def _remember(self, line: Line, items: Iterable[Item], count: int, whole: bool) -> None:
-        held = deque(items)
+        held = deque(self._shortened(item) for item in items)
         grid = grid_of(held, int(self._param)) if self._policy is CheckpointGC.KEEP_MILESTONES else Grid(1, 0)
         good_for = max(_PLAN_COMMITS_MIN, int(min(self._param, 1e6)) // 4)
         with self._lock:
-            self._plans[line] = _Plan(held, count, whole, grid, good_for)
-            self._plans.move_to_end(line)
-            if len(self._plans) > _PLANS_MAX:
-                self._plans.popitem(last=False)
+            self._plans.put(line, _Plan(held, count, whole, grid, good_for), len(held))
 
     # -- all at once
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +26,7 @@ from everstep.errors import (
     UnstorableValue,
 )
 from everstep.names import under_new_name
+from everstep.recent import Recent
 from everstep.stores.protocol import (
     ANY,
     AnyHead,
@@ -51,7 +51,9 @@ R = TypeVar("R")
 _FIELDS = ("messages", "state", "tools_result")
 _CACHE_BYTES_MAX = 64 << 20
 _HEADS_MAX = 4096
-_ENTRY_OVERHEAD = 120
+_HEADS_BYTES_MAX = 32 << 20
+_HEAD_OVERHEAD = 2048  # of the record and its names, about
+_ENTRY_OVERHEAD = 240  # what Python takes for an entry of a dict, its key, a tuple and two byte strings
 
 
 logger = logging.getLogger("everstep")
@@ -89,11 +91,11 @@ class Memory:
 
     rest_order = 2
 
-    def __init__(self, bytes_max: int = _CACHE_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int | None = None) -> None:
         self._lock = threading.Lock()
-        self._heads: OrderedDict[tuple[str, str], tuple[Stored, Sequence[tree.Node]]] = OrderedDict()
+        self._heads: Recent[tuple[Stored, Sequence[tree.Node]]] = Recent(_HEADS_MAX, _HEADS_BYTES_MAX)
         self._objects: dict[bytes, tree.Content] = {}
-        self._bytes, self._bytes_max = 0, bytes_max
+        self._bytes, self._bytes_max = 0, _CACHE_BYTES_MAX if bytes_max is None else bytes_max
         forks.register(self)
 
     def head(self, thread_id: str, namespace: str) -> Stored | None:
@@ -115,16 +117,14 @@ class Memory:
         self._lock.release()
 
     def remember(self, stored: Stored, nodes: Sequence[tree.Node] = ()) -> None:
+        root = len(stored.record.body) + len(stored.record.children)
+        size = (2 * root if nodes else root) + _HEAD_OVERHEAD  # the nodes hold the same bytes once more
         with self._lock:
-            self._heads[stored.record.key[:2]] = stored, nodes
-            self._heads.move_to_end(stored.record.key[:2])
-            if len(self._heads) > _HEADS_MAX:
-                self._heads.popitem(last=False)
+            self._heads.put(stored.record.key[:2], (stored, nodes), size)
 
     def forget(self, thread_id: str) -> None:
         with self._lock:
-            for line in [line for line in self._heads if line[0] == thread_id]:
-                del self._heads[line]
+            self._heads.forget(thread_id)
 
     def content(self, key: bytes) -> tree.Content | None:
         return self._objects.get(key)

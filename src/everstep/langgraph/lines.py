@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from everstep import forks
 from everstep.langgraph.channels import Written
+from everstep.recent import Recent
 from everstep.stores.protocol import Base, Key, Stored
 
 _LINES_BYTES_MAX = 64 << 20
@@ -46,7 +47,8 @@ class Lines:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: OrderedDict[Key, Line] = OrderedDict()
-        self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._of_thread: dict[str, set[Key]] = {}
+        self._met: Recent[bool] = Recent(_MET_MAX)
         self._size = 0
         forks.register(self)
 
@@ -64,17 +66,15 @@ class Lines:
         with self._lock:
             self._drop(key)
             self._lines[key] = line
+            self._of_thread.setdefault(key.thread_id, set()).add(key)
             self._size += line.size
-            self._met[key[:2]] = None
-            self._met.move_to_end(key[:2])
-            if len(self._met) > _MET_MAX:
-                self._met.popitem(last=False)
+            self._met.put(key[:2], value=True)
             while self._size > _LINES_BYTES_MAX and len(self._lines) > 1:
                 self._drop(next(iter(self._lines)))
 
     def has(self, thread_id: str, namespace: str) -> bool:
         """Whether something of this namespace was met lately, so that most objects are in memory."""
-        return (thread_id, namespace) in self._met
+        return self._met.get((thread_id, namespace)) is not None
 
     def drop(self, key: Key) -> None:
         with self._lock:
@@ -82,12 +82,16 @@ class Lines:
 
     def forget(self, thread_id: str) -> None:
         with self._lock:
-            for key in [key for key in self._lines if key.thread_id == thread_id]:
+            for key in list(self._of_thread.get(thread_id, ())):
                 self._drop(key)
-            for met in [met for met in self._met if met[0] == thread_id]:
-                del self._met[met]
+            self._met.forget(thread_id)
 
     def _drop(self, key: Key) -> None:
         line = self._lines.pop(key, None)
-        if line is not None:
-            self._size -= line.size
+        if line is None:
+            return
+        self._size -= line.size
+        left = self._of_thread[key.thread_id]
+        left.discard(key)
+        if not left:
+            del self._of_thread[key.thread_id]

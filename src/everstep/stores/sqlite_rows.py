@@ -77,6 +77,7 @@ class Rows:
         self._version = -1
         self._lines: dict[tuple[str, str], tuple[int, str]] = {}
         self._heads: dict[int, tuple[Stored | None, bool]] = {}
+        self._heads_bytes = 0
         self._next_seq: int | None = None
         self._next_object: int | None = None
 
@@ -84,7 +85,8 @@ class Rows:
         """Start a write transaction; what is remembered stays only if no other connection wrote since."""
         self._execute("BEGIN IMMEDIATE")
         version = self._execute("PRAGMA data_version").get
-        if version != self._version or max(len(self._lines), len(self._heads)) >= _REMEMBERED_MAX:
+        is_full = max(len(self._lines), len(self._heads)) >= _REMEMBERED_MAX or self._heads_bytes > _HEADS_BYTES_MAX
+        if version != self._version or is_full:
             self.forget()
             self._version = version
 
@@ -92,7 +94,16 @@ class Rows:
         """Drop what is remembered: after a rollback, a deletion, or somebody else's change."""
         self._version, self._next_seq, self._next_object = -1, None, None
         self._lines.clear()
+        self._forget_heads()
+
+    def _forget_heads(self) -> None:
         self._heads.clear()
+        self._heads_bytes = 0
+
+    def _remember_head(self, ref: int, head: Stored | None, turned: bool) -> None:
+        before = self._heads.get(ref)
+        self._heads[ref] = head, turned
+        self._heads_bytes += _head_bytes(head) - (_head_bytes(before[0]) if before is not None else 0)
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
         known = self._line(thread_id, namespace)
@@ -106,7 +117,8 @@ class Rows:
                 f"SELECT {_COLUMNS} FROM lines l JOIN checkpoints c ON c.seq = l.head WHERE l.id = ?", (ref,)
             ).get
             head = _stored(thread_id, namespace, family, (*row, False)) if row is not None else None
-            known_head = self._heads[ref] = head, turned
+            known_head = head, turned
+            self._remember_head(ref, *known_head)
         return Line(ref, thread_id, namespace, family, *known_head)
 
     def _line(self, thread_id: str, namespace: str) -> tuple[int, str] | None:
@@ -525,7 +537,7 @@ class Rows:
             "UPDATE checkpoints SET step = ?, info = ?, children = ?, root = ? WHERE seq = ?",
             (record.step, packed.info, record.children, packed.root, old.seq),
         )
-        self._heads.clear()
+        self._forget_heads()
         return old._replace(record=record, digest=packed.digest)
 
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
@@ -544,7 +556,7 @@ class Rows:
                WHERE id = ?""",
             (stored.seq if stored is not None else None, turned, now_micros(), not turned, line.ref),
         )
-        self._heads[line.ref] = stored, turned
+        self._remember_head(line.ref, stored, turned)
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
         freed = 0
@@ -589,7 +601,7 @@ class Rows:
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
         self._execute("UPDATE checkpoints SET pinned = ? WHERE seq = ?", (pinned, stored.seq))
-        self._heads.clear()
+        self._forget_heads()
 
     def add_operation(self, thread_id: str, operation: Operation) -> int:
         seq: int = self._execute(f"SELECT {_next('operations')}").get
@@ -969,9 +981,14 @@ class Rows:
 
 
 _REMEMBERED_MAX = 10_000
+_HEADS_BYTES_MAX = 32 << 20
 _NEXT_WRITE = "(SELECT 1 + value FROM counters WHERE name = 'writes')"
 _FROM_CHECKPOINTS = "FROM checkpoints c JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread"
 _LINES_OF_NAME = "SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = ?"
+
+
+def _head_bytes(head: Stored | None) -> int:
+    return len(head.record.body) + len(head.record.children) if head is not None else 0
 
 
 def _next(table: str, number: str = "seq") -> str:

@@ -16,6 +16,7 @@ from everstep.values.tree import hashes
 
 T = TypeVar("T")
 _BATCH = 500
+_MET_MAX = 250_000  # hashes that the sweeps under way hold together: some 30 MB
 
 
 class Rows(Protocol):
@@ -53,6 +54,11 @@ class Sweep:
         self._live_bytes = 0
         self._last = b""
         self.swept = Swept(0, 0, finished=False)
+
+    @property
+    def size(self) -> int:
+        """How many hashes it holds."""
+        return len(self._met)
 
     async def go_on(self, driver: Driver, effort: int | None) -> bool:
         """Look at about `effort` more objects (None: at all); return False if it was overtaken and is void."""
@@ -116,6 +122,7 @@ class Sweeps:
 
     def __init__(self) -> None:
         self._held: dict[str, Sweep] = {}
+        self._size = 0
 
     async def run(
         self, driver: Driver, family: str, effort: int | None, pretend: Collection[Key] | None
@@ -128,14 +135,27 @@ class Sweeps:
             if await sweep.go_on(driver, None):
                 return sweep.swept, sweep.swept.objects
 
+    def _hold(self, family: str, sweep: Sweep) -> None:
+        """Keep a sweep for its next turn. Of too many, those go that waited longest: they start anew."""
+        self._held[family] = sweep
+        self._size += sweep.size
+        while self._size > _MET_MAX and len(self._held) > 1:
+            self._take(next(iter(self._held)))
+
+    def _take(self, family: str) -> Sweep | None:
+        sweep = self._held.pop(family, None)
+        if sweep is not None:
+            self._size -= sweep.size
+        return sweep
+
     async def _a_little(self, driver: Driver, family: str, effort: int) -> tuple[Swept, int]:
         """Go on with this process's sweep of the family, unless somebody is at it."""
-        sweep = self._held.pop(family, None) or Sweep(family)
+        sweep = self._take(family) or Sweep(family)
         before = sweep.swept
         if not await sweep.go_on(driver, effort):
             return Swept(0, 0, finished=False), 0
         if not sweep.swept.finished:
-            self._held[family] = sweep
+            self._hold(family, sweep)
         done = sweep.swept
         now = Swept(done.objects - before.objects, done.size_bytes - before.size_bytes, done.finished)
         return now, done.objects

@@ -1,0 +1,205 @@
+"""What a process remembers: bounded, and forgotten at a cost that others have no part in."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import SnapshotConfig, keeper, repository
+from everstep.keeper import Keeper
+from everstep.langgraph import lines
+from everstep.recent import Recent
+from everstep.repository import Memory
+from everstep.retention import Item
+from everstep.stores import sqlite_rows, sweeping
+from everstep.stores.protocol import Base, Key, Swept
+from everstep.stores.sweeping import Sweep, Sweeps
+
+
+def test_the_oldest_lines_go_when_there_are_too_many() -> None:
+    recent: Recent[str] = Recent(2)
+    for name in ("a", "b", "a", "c"):
+        recent.put((name, ""), name)
+    assert [recent.get((name, "")) for name in "abc"] == ["a", None, "c"]
+    assert len(recent) == 2
+
+
+def test_the_oldest_lines_go_when_they_are_too_large() -> None:
+    recent: Recent[str] = Recent(100, size_max=10)
+    recent.put(("a", ""), "a", 4)
+    recent.put(("b", ""), "b", 6)
+    assert recent.size == 10
+    recent.put(("b", ""), "b", 7)
+    assert (recent.get(("a", "")), recent.get(("b", "")), recent.size) == (None, "b", 7)
+    recent.put(("large", ""), "large", 1000)
+    assert (len(recent), recent.get(("large", ""))) == (1, "large")
+    recent.drop(("large", ""))
+    recent.drop(("large", ""))
+    assert (len(recent), recent.size) == (0, 0)
+
+
+def test_a_thread_is_forgotten_with_all_its_namespaces_and_nothing_else() -> None:
+    recent: Recent[int] = Recent(100)
+    for n, line in enumerate([("t", ""), ("t", "inner"), ("other", "")]):
+        recent.put(line, n, 1)
+    recent.forget("t")
+    recent.forget("unknown")
+    assert (recent.get(("t", "")), recent.get(("t", "inner")), recent.get(("other", ""))) == (None, None, 2)
+    assert (len(recent), recent.size) == (1, 1)
+
+
+def _keeper(engine: everstep.SyncEngine) -> Keeper:
+    timeline: Any = engine._driven._timeline
+    found: Keeper = timeline._keeper
+    return found
+
+
+class _Steps(OrderedDict[Any, Any]):
+    """Counts how many entries were gone through."""
+
+    steps = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in super().__iter__():
+            type(self).steps += 1
+            yield key
+
+
+@pytest.mark.parametrize("others", [10, 1000])
+def test_the_first_append_of_a_thread_looks_at_no_other_thread(monkeypatch: pytest.MonkeyPatch, others: int) -> None:
+    monkeypatch.setattr("everstep.recent.OrderedDict", _Steps)
+    engine = everstep.open("memory://").sync
+    for n in range(others):
+        engine.append(f"t{n}", [{"role": "user", "content": "hello"}])
+    _Steps.steps = 0
+    engine.append("new", [{"role": "user", "content": "hello"}])
+    assert _Steps.steps == 0
+
+
+def test_a_langgraph_thread_is_forgotten_without_a_look_at_others() -> None:
+    held = lines.Lines()
+    held._lines = _Steps()
+    for n in range(100):
+        held.add(lines.Line(Base(Key(f"t{n}", "", "id"), b""), {}, {}, 10))
+    _Steps.steps = 0
+    held.forget("t5")
+    assert _Steps.steps == 0
+    assert held.get(Key("t5", "", "id")) is None
+    assert not held.has("t5", "")
+    assert held.get(Key("t6", "", "id")) is not None
+
+
+def test_a_plan_that_was_forgotten_does_not_come_back() -> None:
+    engine = everstep.open("memory://").sync
+    engine.append("t", [])
+    plans = _keeper(engine)
+    plan = plans._plans.get(("t", ""))
+    assert plan is not None
+    plans.forget("t")
+    plans._extend(("t", ""), plan, Item(1, 1, ""))
+    assert plans._plans.get(("t", "")) is None
+
+
+class _OneByOne:
+    """A family of so many objects, none of which is garbage."""
+
+    def __init__(self, size: int) -> None:
+        self._keys = [n.to_bytes(16) for n in range(size)]
+
+    async def read(self, work: Any) -> Any:
+        return work(self)
+
+    async def write(self, work: Any, thread_id: str) -> Any:
+        raise AssertionError("nothing is to be removed")
+
+    def sweep_start(self, *_: Any) -> Any:
+        return 0, 0, 0, list(self._keys)
+
+    def links(self, *_: Any) -> Any:
+        return []
+
+
+def test_sweeps_that_nobody_goes_on_with_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "_MET_MAX", 1000)
+    sweeps = Sweeps()
+    for n in range(50):
+        swept, _ = asyncio.run(sweeps.run(_OneByOne(100), f"family {n}", 1, None))
+        assert swept == Swept(0, 0, finished=False)
+    assert list(sweeps._held) == [f"family {n}" for n in range(40, 50)]
+    assert sum(sweep.size for sweep in sweeps._held.values()) <= 1000
+    assert isinstance(sweeps._held["family 49"], Sweep)
+
+
+def test_what_a_process_holds_levels_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Many threads, many steps: with small bounds, four times as many steps take no more memory."""
+    monkeypatch.setattr(repository, "_CACHE_BYTES_MAX", 50_000)
+    monkeypatch.setattr(repository, "_HEADS_MAX", 20)
+    monkeypatch.setattr(sqlite_rows, "_REMEMBERED_MAX", 20)
+    engine = everstep.open(f"sqlite:///{tmp_path}/a.db", SnapshotConfig(gc_policy="keep_all"), synchronous="off").sync
+
+    def held_after(rounds: int) -> int:
+        for n in range(rounds):
+            for thread in range(30):
+                engine.append(f"t{thread}", [{"role": "user", "content": f"{n} {thread} " + "words " * 20}])
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        early = held_after(10)
+        late = held_after(30)
+    finally:
+        tracemalloc.stop()
+        engine.close()
+    assert late - early < 100_000
+
+
+def test_heads_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "_HEADS_BYTES_MAX", 50_000)
+    engine = everstep.open("memory://").sync
+    for n in range(100):
+        engine.append(f"t{n}", [{"role": "user", "content": "hello"}])
+    memory: Memory = engine.checkpointer._driven.repository.memory
+    assert memory._heads.size <= 50_000
+    assert 10 < len(memory._heads) < 25
+    assert memory.head("t99", "") is not None
+    assert memory.head("t0", "") is None
+
+
+def test_heads_of_a_file_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sqlite_rows, "_HEADS_BYTES_MAX", 1_000)
+    engine = everstep.open(f"sqlite:///{tmp_path}/a.db", synchronous="off").sync
+    most = 0
+    for n in range(60):
+        engine.append(f"t{n % 40}", [{"role": "user", "content": f"{n} " * 100}])
+        rows = engine.checkpointer._driven.store._database.get()._connections.rows
+        known = [head.record for head, _ in rows._heads.values() if head is not None]
+        assert rows._heads_bytes == sum(len(record.body) + len(record.children) for record in known)
+        most = max(most, rows._heads_bytes)
+    assert 900 < most < 1_200
+    engine.close()
+
+
+@pytest.mark.parametrize("policy", ["keep_last_n", "keep_age", "keep_milestones"])
+def test_plans_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    monkeypatch.setattr(keeper, "_PLANS_MAX", 20)
+    monkeypatch.setattr(keeper, "_PLANNED_MAX", 60)
+    monkeypatch.setattr(keeper, "_PAGE", 8)
+    engine = everstep.open("memory://", SnapshotConfig(gc_policy=policy, gc_param=1000)).sync
+    plans = _keeper(engine)
+    for n in range(30):
+        for thread in range(25):
+            engine.append(f"t{thread}", [])
+        held = [plan.items for plan, _ in plans._plans._held.values()]
+        assert len(held) <= 20
+        assert sum(map(len, held)) <= 60
+        if policy != "keep_milestones":
+            assert max(map(len, held)) <= 8, n
