@@ -161,7 +161,7 @@ class Impatient(Job[str]):
 
     __slots__ = ("_when_woken",)
 
-    def wait(self) -> None:
+    def wait(self) -> bool:
         if self._when_woken:
             super().wait()
         raise Interrupt

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from everstep import checks
+from everstep.deadlines import limited
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
 from everstep.faces import Closing, SyncFace, blocking
 from everstep.repository import Repository, copied, reclaim, to_checkpoint, to_metadata
@@ -69,6 +70,11 @@ class StoreBackend(CheckpointBackend, Closing):
         return self._repository.store
 
     @property
+    def limit_seconds(self) -> float | None:
+        """How long one call may take as a whole; deleting may take so long with each of its steps."""
+        return self.store.limit_seconds
+
+    @property
     def repository(self) -> Repository:
         """How checkpoints get in and out of it."""
         return self._repository
@@ -83,6 +89,7 @@ class StoreBackend(CheckpointBackend, Closing):
         """The same methods, blocking. Works inside a running event loop too."""
         return SyncBackend(self.blocking)
 
+    @limited
     async def put(self, checkpoint: Checkpoint) -> str:
         record = _record(checks.kind(checkpoint, Checkpoint, "checkpoint"))
         values = (checkpoint.messages, checkpoint.state, checkpoint.tools_result)
@@ -96,6 +103,7 @@ class StoreBackend(CheckpointBackend, Closing):
         await self._repository.save(thread_id, values, lambda _: record, namespace=namespace)
         return checkpoint_id
 
+    @limited
     async def get(
         self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None
     ) -> Checkpoint | None:
@@ -103,14 +111,17 @@ class StoreBackend(CheckpointBackend, Closing):
         found = await self._repository.load(*key) if key is not None else None
         return to_checkpoint(*found) if found is not None else None
 
+    @limited
     async def get_latest(self, thread_id: str, *, namespace: str = "") -> Checkpoint | None:
         found = await self._repository.load(checks.thread_id(thread_id), checks.namespace(namespace))
         return to_checkpoint(*found) if found is not None else None
 
+    @limited
     async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
         heads = await self.store.list_threads(checks.count(limit, "limit"), checks.count(offset, "offset"))
         return [to_metadata(head) for head in heads]
 
+    @limited
     async def list_checkpoints(
         self,
         thread_id: str,

@@ -1,7 +1,8 @@
 """The engine: what a person with an agent loop does with checkpoints. Reads like the feature list.
 
 Arguments are checked here and triggers decide here; the work is done by a timeline, on a store (`timeline.py`) or on a
-backend of somebody's own (`plain.py`).
+backend of somebody's own (`plain.py`). Each method ends within the store's time limit as a whole (`deadlines.py`), but
+for `collect`, whose work may be large: there each call of the store does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from everstep import checks
 from everstep.backends import CheckpointBackend, StoreBackend, SyncBackend
 from everstep.capture import Capture, F, Scope
 from everstep.config import SnapshotConfig, SnapshotTrigger
+from everstep.deadlines import limited
 from everstep.errors import InvalidInput
 from everstep.faces import Closing, SyncFace, blocking
 from everstep.live import LiveThread, SyncLiveThread
@@ -57,7 +59,13 @@ class CheckpointEngine(Closing):
         self._backend = checkpointer
         self._config = config or SnapshotConfig()
         self._timeline: Timeline = _timeline(checkpointer, self._config)
+        self._limit = checkpointer.limit_seconds if isinstance(checkpointer, StoreBackend) else None
         self._capture = Capture(self)
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """How long one call may take; None: a backend of somebody's own knows, or there is nothing to wait for."""
+        return self._limit
 
     @property
     def checkpointer(self) -> CheckpointBackend:
@@ -79,6 +87,7 @@ class CheckpointEngine(Closing):
 
     # -- saving
 
+    @limited
     async def snapshot(
         self,
         thread_id: str,
@@ -110,6 +119,7 @@ class CheckpointEngine(Closing):
             return ""
         return await self._timeline.save(step, (list(messages), state, tools_result), parent_checkpoint_id, expect)
 
+    @limited
     async def append(
         self,
         thread_id: str,
@@ -155,6 +165,7 @@ class CheckpointEngine(Closing):
         """Return the live thread, an asynchronous context manager; see `live.LiveThread`."""
         return LiveThread(self._capture, thread_id, interval_seconds)
 
+    @limited
     async def _amend(
         self,
         thread_id: str,
@@ -180,16 +191,19 @@ class CheckpointEngine(Closing):
 
     # -- reading
 
+    @limited
     async def get(
         self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None
     ) -> Checkpoint | None:
         """Return the checkpoint of that id, hidden or not; AmbiguousCheckpoint if several threads hold it."""
         return await self._timeline.get(checkpoint_id, thread_id, namespace)
 
+    @limited
     async def get_latest(self, thread_id: str, *, namespace: str = "") -> Checkpoint | None:
         """Return the thread's head, or None."""
         return await self._timeline.get_latest(checks.thread_id(thread_id), checks.namespace(namespace))
 
+    @limited
     async def list_time_travel_points(
         self, thread_id: str, limit: int = 50, *, offset: int = 0, namespace: str = ""
     ) -> list[CheckpointMetadata]:
@@ -197,6 +211,7 @@ class CheckpointEngine(Closing):
         limit, offset = checks.count(limit, "limit"), checks.count(offset, "offset")
         return await self._timeline.list_points(checks.thread_id(thread_id), limit, offset, checks.namespace(namespace))
 
+    @limited
     async def get_checkpoint_tree(self, thread_id: str, limit: int = 200, *, branches: bool = True) -> dict[str, Any]:
         """Return the thread's newest checkpoints as nodes and edges, with its branches and merges.
 
@@ -204,6 +219,7 @@ class CheckpointEngine(Closing):
         """
         return await self._timeline.tree(checks.thread_id(thread_id), checks.count(limit, "limit"), branches=branches)
 
+    @limited
     async def diff(
         self,
         a: str,
@@ -223,6 +239,7 @@ class CheckpointEngine(Closing):
 
     # -- going back
 
+    @limited
     async def rewind(
         self,
         checkpoint_id: str,
@@ -239,12 +256,14 @@ class CheckpointEngine(Closing):
             raise InvalidInput(f"later is 'hide', 'delete' or 'keep', not {checks.shown(later)}")
         return await self._timeline.rewind(await self._timeline.locate(checkpoint_id, thread_id, namespace), later)
 
+    @limited
     async def time_travel_to_step(self, thread_id: str, step: int, *, namespace: str = "") -> TimeTravelResult | None:
         """Rewind to the newest checkpoint whose step is not greater; None if there is none."""
         thread_id, namespace = checks.thread_id(thread_id), checks.namespace(namespace)
         key = await self._timeline.at_step(thread_id, checks.whole(step, "step"), namespace)
         return await self._timeline.rewind(key, "hide") if key is not None else None
 
+    @limited
     async def undo(self, thread_id: str) -> Operation:
         """Take the thread's newest operation back and return it. Snapshots taken since are hidden, not lost.
 
@@ -252,16 +271,19 @@ class CheckpointEngine(Closing):
         """
         return await self._timeline.undo(checks.thread_id(thread_id))
 
+    @limited
     async def redo(self, thread_id: str) -> Operation:
         """Do again what `undo` took back last, and return it."""
         return await self._timeline.redo(checks.thread_id(thread_id))
 
+    @limited
     async def operations(self, thread_id: str, limit: int = 50) -> list[Operation]:
         """Return the thread's log of rewinds, branches, merges and pins, newest first."""
         return await self._timeline.operations(checks.thread_id(thread_id), checks.count(limit, "limit"))
 
     # -- branching and merging
 
+    @limited
     async def branch(
         self,
         from_checkpoint_id: str,
@@ -276,6 +298,7 @@ class CheckpointEngine(Closing):
         source = await self._timeline.locate(from_checkpoint_id, thread_id, namespace)
         return await self._timeline.branch(source, branch_name)
 
+    @limited
     async def merge_branch(
         self,
         branch_thread_id: str,
@@ -296,10 +319,12 @@ class CheckpointEngine(Closing):
 
     # -- keeping
 
+    @limited
     async def pin(self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None) -> None:
         """Keep a checkpoint from retention."""
         await self._timeline.pin(await self._timeline.locate(checkpoint_id, thread_id, namespace), pinned=True)
 
+    @limited
     async def unpin(self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None) -> None:
         """Leave a checkpoint to retention again."""
         await self._timeline.pin(await self._timeline.locate(checkpoint_id, thread_id, namespace), pinned=False)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from everstep import checks
+from everstep.deadlines import limited
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput
 from everstep.keeper import Keeper
 from everstep.langgraph.channels import CHAT, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Written
@@ -130,8 +131,14 @@ class Threads:
         """Return the same as one that puts nothing once the fence is gone. The store checks it in the same commit."""
         return Threads(self._repository, self._channels, self._keeper, self._lines, fence)
 
+    @property
+    def limit_seconds(self) -> float | None:
+        """How long putting or reading one checkpoint may take. Listing, deleting and copying go step by step."""
+        return self._store.limit_seconds
+
     # -- putting
 
+    @limited
     async def put(
         self,
         key: Key,
@@ -262,6 +269,7 @@ class Threads:
             rows[idx] = Pending(task_id, idx, channel, value, task_path)
         await self.attach(key, list(rows.values()))
 
+    @limited
     async def attach(self, key: Key, pending: Sequence[Pending]) -> None:
         """Attach writes of any tasks to a checkpoint, which may not be there yet."""
         if pending:
@@ -332,6 +340,7 @@ class Threads:
         found[WRITES + name] = self._channels.extended(writer, name, before, delta.items)
         return found
 
+    @limited
     async def history(
         self, thread_id: str, namespace: str, checkpoint_id: str | None, names: Sequence[str], *, opened: bool = True
     ) -> dict[str, dict[str, Any]]:
@@ -388,6 +397,7 @@ class Threads:
 
     # -- reading
 
+    @limited
     async def get(
         self, thread_id: str, namespace: str, checkpoint_id: str | None = None, *, writes: bool = True
     ) -> Saved | None:

@@ -110,6 +110,10 @@ class MemoryStore:
     def blocking(self) -> MemoryStore:
         return self
 
+    @property
+    def limit_seconds(self) -> None:
+        return None
+
     async def commit(self, change: Change) -> Stored | None:
         with self._open():
             return apply(self, change)

@@ -57,6 +57,7 @@ try:
         Connection,
         Pauses,
         Pool,
+        Unsent,
         can_watch,
         checked_dsn,
         connect,
@@ -95,9 +96,9 @@ class PostgresStore:
     ) -> None:
         """Nothing is opened yet.
 
-        `timeout_seconds` bounds each call, with connecting and trying again. At most `max_size` connections are open.
-        With a `prepare_threshold` the driver prepares statements on the server that it uses so often; a pooler
-        between must allow that.
+        `timeout_seconds` bounds each public call as a whole, with connecting and trying again. At most `max_size`
+        connections are open. With a `prepare_threshold` the driver prepares statements on the server that it uses so
+        often; a pooler between must allow that.
         """
         self._database = _Database(
             checked_dsn(checks.kind(dsn, str, "dsn")),
@@ -118,6 +119,10 @@ class PostgresStore:
         twin.__dict__.update(self.__dict__)
         twin._driver = self._blocking
         return twin
+
+    @property
+    def limit_seconds(self) -> float:
+        return self._driver.timeout_seconds
 
     async def commit(self, change: Change) -> Stored | None:
         deadline = self._driver.deadline()
@@ -313,7 +318,7 @@ class _Database:
                     if not pauses.wait():
                         raise
                 except psycopg.OperationalError as exc:
-                    if committing and is_lost(exc):
+                    if committing and is_lost(exc) and not isinstance(exc, Unsent):
                         raise CommitUnknown(None, thread_id) from exc
                     self._try_again(exc, pauses)
 
@@ -463,7 +468,8 @@ class _Database:
             put = self._prepared(change, since, since.known)
             seq = await Rows(connection, self._tables).put_async(put.values) if put is not None else None
         except psycopg.Error as exc:
-            return put if is_lost(exc) else None  # what was refused comes out when it is done again
+            # What was refused comes out when it is done again.
+            return put if is_lost(exc) and not isinstance(exc, Unsent) else None
         finally:
             self._pool.take_back(connection)
         if put is None or seq is None:
@@ -530,7 +536,8 @@ class _Database:
                         raise CommitUnknown(key.checkpoint_id, key.thread_id) from exc
                     raise
                 except (psycopg.OperationalError, StoreUnavailable) as exc:
-                    was_lost = was_lost or (asked and isinstance(exc, psycopg.Error) and is_lost(exc))
+                    if asked and isinstance(exc, psycopg.Error) and not isinstance(exc, Unsent):
+                        was_lost = was_lost or is_lost(exc)
                     try:
                         self._try_again(exc, pauses)
                     except (psycopg.OperationalError, StoreUnavailable):

@@ -51,12 +51,17 @@ class Late(psycopg.OperationalError):
     """The deadline has passed."""
 
 
+class Unsent(Late):
+    """The deadline had passed before anything was sent: the server was not asked."""
+
+
 class Connection(psycopg.Connection[Any]):
     """A connection whose waits end at a deadline, whatever the network does."""
 
     deadline = float("inf")
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        self._check_time()
         try:
             return super().wait(_until(self.deadline, gen), *args, **kwargs)
         except Late:
@@ -68,14 +73,26 @@ class Connection(psycopg.Connection[Any]):
 
         A cursor would look at each value to find out how to send it, which takes longer than the server's work.
         """
+        self._check_time()
         self.pgconn.send_query_params(query, values, types, [1] * len(values), 1)
-        return _value(self.wait(execute(self.pgconn)))
+        gen = _until(self.deadline, execute(self.pgconn))
+        try:
+            return _value(super().wait(gen))
+        except Late:
+            self.close()
+            raise
 
     async def call_async(self, query: bytes, types: Sequence[int], values: Sequence[bytes | None]) -> bytes | None:
         """The same; the event loop goes on meanwhile."""
+        self._check_time()
         self.pgconn.send_query_params(query, values, types, [1] * len(values), 1)
         gen = _until(self.deadline, execute(self.pgconn))
         return _value(await wait_async(gen, self.pgconn.socket, interval=_WAKE_SECONDS))
+
+    def _check_time(self) -> None:
+        """Refuse to begin what must be over: statements that are quick one by one must not be slow together."""
+        if time.monotonic() >= self.deadline:
+            raise Unsent("there was no time left to ask PostgreSQL")
 
     @property
     def is_lost(self) -> bool:

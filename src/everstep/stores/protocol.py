@@ -396,6 +396,11 @@ class Store(Protocol):
         """The same store, with methods that never suspend."""
         ...
 
+    @property
+    def limit_seconds(self) -> float | None:
+        """How long a public call on this store may take as a whole; None: it never waits. See `deadlines`."""
+        ...
+
     async def commit(self, change: Change) -> Stored | None:
         """Apply `change` and return the checkpoint it made, if any.
 

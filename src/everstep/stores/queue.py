@@ -4,12 +4,16 @@ A blocking caller leads on its own thread, so a lone writer pays for no thread s
 led on a worker thread, so an event loop never waits for the disk. A leader carries one batch, its own job included,
 and passes the lead to the first job that is still waiting: nobody serves strangers for ever. A leader that is
 interrupted (Ctrl-C) still passes the lead on, and tells the others that their outcome is unknown.
+
+A job waits for the file until its deadline (see `SQLiteStore`). What was begun is finished: while a batch is being
+carried its callers wait for the outcome, however late it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -21,15 +25,19 @@ from everstep.interrupts import deferred
 T = TypeVar("T")
 
 BATCH_MAX = 256
+_GRACE_SECONDS = 1.0
+"""Waiting for a batch of one's own process is not waiting for a lock: so long it may take in any case."""
 
 
 class Job(Generic[T]):
     """One caller's work and, once `done`, its outcome."""
 
-    __slots__ = ("_future", "_loop", "_parked", "batch", "done", "error", "label", "lead", "result", "work")
+    __slots__ = ("_future", "_loop", "_parked", "batch", "deadline", "done", "error", "label", "lead", "result", "work")
 
-    def __init__(self, work: Callable[[Any], T], label: str) -> None:
+    def __init__(self, work: Callable[[Any], T], label: str, deadline: float = float("inf")) -> None:
         self.work = work
+        self.deadline = deadline
+        """Until when (by `time.monotonic`) it may wait for others."""
         self.label = label
         """The thread to name when the outcome is unknown."""
         self.result: T | None = None
@@ -51,9 +59,10 @@ class Job(Generic[T]):
             raise self.error
         return self.result  # type: ignore[return-value]  # a job without an error has its result
 
-    def wait(self) -> None:
-        """Wait on this thread until `wake`."""
-        self._parked.acquire()
+    def wait(self) -> bool:
+        """Wait on this thread until `wake`, and return True; False: the deadline has passed."""
+        left = self.deadline + _GRACE_SECONDS - time.monotonic()
+        return self._parked.acquire(timeout=min(max(left, 0.0), threading.TIMEOUT_MAX))
 
     def wake(self) -> None:
         if self._parked.locked():
@@ -89,7 +98,8 @@ class CommitQueue:
         """Run the job and wait for it on this thread."""
         job._parked.acquire()
         try:
-            if not self._enter(job):
+            if not self._enter(job) and not job.wait() and not self._withdraw(job):
+                job.deadline = float("inf")  # it is being carried: its outcome is on the way
                 job.wait()
             if job.lead:
                 self._lead(job)
@@ -97,6 +107,16 @@ class CommitQueue:
             self._abandon(job)
             raise
         return job.outcome()
+
+    def _withdraw(self, job: Job[Any]) -> bool:
+        """Take back a job whose time is over; False: somebody carries it, or it has got the lead."""
+        with self._lock:
+            if job.lead or job not in self._waiting:
+                return False
+            self._waiting.remove(job)
+        late = "other writers of this process took too long; nothing was written, try again"
+        job.finish(None, StoreUnavailable(late))
+        return True
 
     async def do_async(self, job: Job[T]) -> T:
         """Run the job and wait for it as a task. Cancelling the wait does not stop the job."""

@@ -118,6 +118,10 @@ class RedisStore:
     def blocking(self) -> RedisStore:
         return self._twin
 
+    @property
+    def limit_seconds(self) -> float:
+        return self._driver.timeout_seconds
+
     async def commit(self, change: Change) -> Stored | None:
         return await self._run(lambda at: self._server.commit(change, at))
 
@@ -499,6 +503,11 @@ class _Server:
             return self._planned(lambda plan: apply(plan, change), line, drafts, lost, start, at)
         except Unsure as exc:
             raise CommitUnknown(_name_of(drafts), change.thread_id, str(exc)) from exc
+        except StoreError as exc:
+            if not lost or isinstance(exc, CommitUnknown):
+                raise
+            # There was no time left to find out whether the call was done whose answer was lost.
+            raise CommitUnknown(_name_of(lost), change.thread_id) from exc
 
     def _put(
         self, change: Change, build: Callable[[Stored | None], Draft], lost: list[Draft], at: float

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 import apsw
 import apsw.sqlite_extra
 
-from everstep import forks
+from everstep import deadlines, forks
 from everstep.errors import (
     CheckpointCorrupted,
     CommitUnknown,
@@ -85,7 +85,10 @@ class SQLiteStore:
         synchronous: Synchronous = "full",
         busy_timeout_seconds: float = 30.0,
     ) -> None:
-        """Nothing is opened yet. `synchronous="normal"` may lose acknowledged commits in a power cut."""
+        """Nothing is opened yet. `synchronous="normal"` may lose acknowledged commits in a power cut.
+
+        `busy_timeout_seconds` bounds how long a public call waits for other writers, counted over the whole call.
+        """
         self._database = _Handle(_checked_path(path), synchronous, busy_timeout_seconds)
         self._driver: _Driver = _AsyncDriver(self._database)
 
@@ -94,6 +97,10 @@ class SQLiteStore:
         twin = object.__new__(SQLiteStore)
         twin._database, twin._driver = self._database, _BlockingDriver(self._database)
         return twin
+
+    @property
+    def limit_seconds(self) -> float:
+        return self._database.busy_seconds
 
     @property
     def path(self) -> Path:
@@ -217,7 +224,7 @@ class _BlockingDriver:
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
         with deferred():
-            return self._handle.get().queue.do(Job(work, thread_id))
+            return self._handle.get().queue.do(self._handle.job(work, thread_id))
 
     async def tidy(self, pages_max: int | None = None) -> None:
         with deferred():
@@ -238,8 +245,9 @@ class _AsyncDriver:
         return await _offloaded(lambda: self._handle.get().read(work))
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
+        job = self._handle.job(work, thread_id)
         database = self._handle.get() if self._handle.is_open else await _offloaded(self._handle.get)
-        return await database.queue.do_async(Job(work, thread_id))
+        return await database.queue.do_async(job)
 
     async def tidy(self, pages_max: int | None = None) -> None:
         await _offloaded(lambda: self._handle.get().give_space_back(pages_max))
@@ -302,7 +310,7 @@ class _Handle:
             raise InvalidInput(f"synchronous is 'full', 'normal' or 'off', not {synchronous!r}")
         if not isinstance(busy_timeout_seconds, (int, float)) or not 0 <= busy_timeout_seconds <= 86_400:
             raise InvalidInput(f"busy_timeout_seconds is a number from 0 to 86400, not {busy_timeout_seconds!r:.50}")
-        self.path, self._synchronous, self._busy_seconds = path, synchronous, busy_timeout_seconds
+        self.path, self._synchronous, self.busy_seconds = path, synchronous, busy_timeout_seconds
         self._lock = threading.Lock()
         self._database: _Database | None = None
         self._closed = False
@@ -321,8 +329,12 @@ class _Handle:
             if self._closed:
                 raise StoreClosed(f"the store {self.path} is closed")
             if self._database is None:
-                self._database = _open_shared(self.path, self._synchronous, self._busy_seconds)
+                self._database = _open_shared(self.path, self._synchronous, self.busy_seconds)
             return self._database
+
+    def job(self, work: Callable[[Rows], T], thread_id: str) -> Job[T]:
+        """Return a job for the commit queue that waits no longer for the file than its caller has time."""
+        return Job(work, thread_id, deadlines.end_of(self.busy_seconds))
 
     def close(self) -> None:
         with self._lock:
@@ -393,7 +405,7 @@ class _Database:
             last = self._holds == 1
         if last:
             try:
-                self.queue.do(Job(lambda _: None, ""))  # runs after everybody who came before
+                self.queue.do(self._own_job(lambda _: None))  # runs after everybody who came before
             except EverstepError:
                 pass  # a file that cannot be written any more can still be let go
         with self._idle:
@@ -422,10 +434,14 @@ class _Database:
     def give_space_back(self, pages_max: int | None = None) -> None:
         """Shrink the file by (at most so many of) the pages that deletion left free, a few at a time."""
         if pages_max is not None:
-            self.queue.do(Job(lambda rows: rows.shrink(pages_max), ""))
+            self.queue.do(self._own_job(lambda rows: rows.shrink(pages_max)))
             return
-        while self.queue.do(Job(lambda rows: rows.shrink(1000), "")):
+        while self.queue.do(self._own_job(lambda rows: rows.shrink(1000))):
             pass
+
+    def _own_job(self, work: Callable[[Rows], T]) -> Job[T]:
+        """Return a job that is about the file, not about a thread."""
+        return Job(work, "", deadlines.end_of(self._busy_ms / 1000))
 
     # -- connections
 
@@ -530,6 +546,7 @@ class _Database:
         committing = False
         try:
             with _translated(self._path):
+                _wait_until(writer, min(job.deadline for job in batch))
                 connections.rows.begin()
                 for job in batch:
                     before = writer.total_changes()
@@ -553,9 +570,11 @@ class _Database:
                     (None, error or _unknown(job, result, exc))
                     for job, (result, error) in zip(batch, outcomes, strict=True)
                 ]
-            elif len(batch) == 1 or isinstance(exc, StoreUnavailable):
-                outcomes = [(None, exc)] * len(batch)
+            elif len(batch) == 1:
+                outcomes = [(None, exc)]
             else:
+                if isinstance(exc, StoreUnavailable):
+                    _finish_late(batch, exc)
                 return False
         except BaseException:
             _roll_back(connections)
@@ -588,6 +607,20 @@ def _unknown(job: Job[Any], result: object, cause: Exception) -> CommitUnknown:
 
 def _checkpoint_id(result: object) -> str | None:
     return result.record.key.checkpoint_id if isinstance(result, Stored) else None
+
+
+def _wait_until(writer: apsw.Connection, deadline: float) -> None:
+    """Let the connection wait until then, and no longer, for a file that another process has locked."""
+    left_ms = int(max(0.0, min(deadline - time.monotonic(), 86_400.0)) * 1000)
+    writer.set_busy_timeout(left_ms)
+    writer.setlk_timeout(left_ms, 0)
+
+
+def _finish_late(batch: Sequence[Job[Any]], error: StoreUnavailable) -> None:
+    """After the file was locked for too long: the jobs that have no time left have failed."""
+    for job in batch:
+        if time.monotonic() >= job.deadline:
+            job.finish(None, error)
 
 
 def _roll_back(connections: _Connections) -> None:

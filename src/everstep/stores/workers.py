@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
-from everstep import forks
+from everstep import deadlines, forks
 
 T = TypeVar("T")
 
 
 class Driver:
-    """Works on the calling thread; never suspends. Every call has a deadline, which begins with the call."""
+    """Works on the calling thread; never suspends. Every call has a deadline, which begins with the public call."""
 
     def __init__(self, timeout_seconds: float) -> None:
-        self._timeout = timeout_seconds
+        self.timeout_seconds = timeout_seconds
 
     def deadline(self) -> float:
         """Return when a call that begins now must end, as a time of `time.monotonic`."""
-        return time.monotonic() + self._timeout
+        return deadlines.end_of(self.timeout_seconds)
 
     async def run(self, work: Callable[[float], T]) -> T:
         """Return what `work` gives for the deadline."""
