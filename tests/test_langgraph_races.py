@@ -12,10 +12,13 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 import everstep
+from everstep.faces import run_to_end
 from everstep.langgraph import HarnessCheckpointer, channels, threads
 from everstep.langgraph.quiet import QUIET
 from everstep.repository import Encoded, encoded
+from everstep.stores.memory import MemoryStore
 from everstep.values import codec, tree
+from tests.between import Between
 from tests.langgraph_tools import FacedSaver, at, checkpoint
 
 
@@ -142,3 +145,233 @@ def test_a_large_dict_of_which_one_value_changed_sends_what_is_new(monkeypatch: 
     assert saver.get(at(name="c4"))["channel_values"] == {"value": value}
     others = HarnessCheckpointer(backend=saver.backend.store)
     assert others.get(at(name="c3"))["channel_values"] == {"value": value}
+
+
+# -- what another process does between a record and its objects ---------------------------------------
+
+
+def large(text: str) -> dict[str, Any]:
+    """Return a value that is stored apart from the record."""
+    return {"text": [f"{text} {n} " * 40 for n in range(40)]}
+
+
+def sweep(saver: FacedSaver, thread: str = "t") -> None:
+    """Take away what nothing refers to any more."""
+    store = saver.whole.backend.store.blocking
+    loaded = run_to_end(store.read(thread))
+    assert loaded is not None
+    run_to_end(store.sweep(loaded.stored.family))
+
+
+@pytest.fixture
+def between(saver: FacedSaver) -> Between:
+    return Between(saver.whole.backend.store)
+
+
+@pytest.fixture
+def here(between: Between, saver: FacedSaver) -> FacedSaver:
+    """A saver in whose way things happen; `saver` is what another process does."""
+    return FacedSaver(HarnessCheckpointer(backend=between), saver.face)
+
+
+async def test_what_is_deleted_between_its_record_and_its_objects_is_not_there(
+    saver: FacedSaver, here: FacedSaver, between: Between
+) -> None:
+    await here.add("c1", {"value": large("first")})
+    await saver.add("c2", {"value": large("second")}, parent="c1", metadata={"run_id": "r"})
+    await saver.put_writes(at(name="c2"), [("value", large("pending"))], "task")
+
+    between.after("read", lambda: saver.whole.delete_for_runs(["r"]))
+    assert await here.get_tuple(at(name="c2")) is None
+    assert between.is_over
+
+    assert (await here.get_tuple(at())).checkpoint["id"] == "c1"
+
+
+async def test_a_head_that_is_deleted_before_its_objects_are_read_is_the_one_before_it(
+    saver: FacedSaver, here: FacedSaver, between: Between
+) -> None:
+    await here.add("c1", {"value": large("first")})
+    await saver.add("c2", {"value": large("second")}, parent="c1", metadata={"run_id": "r"})
+
+    between.after("read", lambda: saver.whole.delete_for_runs(["r"]))
+    assert await here.values() == {"value": large("first")}
+    assert between.is_over
+
+    between.after("read", lambda: saver.whole.delete_thread("t"))
+    await saver.add("c3", {"value": large("third")}, parent="c1")
+    assert await here.get_tuple(at()) is None
+    assert between.is_over
+
+
+@pytest.mark.parametrize("call", ["read", "fetch"])
+async def test_what_is_replaced_between_its_record_and_its_objects_is_of_one_moment(
+    saver: FacedSaver, here: FacedSaver, between: Between, call: str
+) -> None:
+    await here.add("c1", {"value": large("first")})
+    await saver.add("c2", {"value": large("second")}, parent="c1", metadata={"of": "second"})
+    await saver.put_writes(at(name="c2"), [("value", large("pending"))], "task")
+
+    def replace() -> None:
+        whole = saver.whole
+        whole.put(at(name="c1"), checkpoint("c2", {"value": large("other")}), {"of": "other"}, {"value": 1})
+        whole.put_writes(at(name="c2"), [("value", large("more"))], "task 2")
+        sweep(saver)
+
+    after = between.after if call == "read" else between.before
+    after(call, replace)
+    found = await here.get_tuple(at())
+    assert between.is_over
+
+    assert (found.checkpoint["channel_values"]["value"], found.metadata["of"]) == (large("other"), "other")
+    assert [value for _, _, value in found.pending_writes] == [large("pending"), large("more")]
+    config = await here.add(
+        "c3", {"value": large("other"), "n": 1}, parent="c2", versions={"value": 1, "n": 1}, new={"n": 1}
+    )
+    assert (await saver.get_tuple(config)).checkpoint["channel_values"]["value"] == large("other")
+
+
+async def test_what_is_deleted_while_a_page_is_read_is_left_out_of_the_list(
+    saver: FacedSaver, here: FacedSaver, between: Between
+) -> None:
+    for n in range(1, 6):
+        await saver.add(f"c{n}", {"value": large(str(n))}, metadata={"run_id": "r" if n in (2, 4) else "s"})
+    between.before("fetch", lambda: saver.whole.delete_for_runs(["r"]))
+
+    found = await here.listed(at())
+
+    assert between.is_over
+    assert [each.checkpoint["id"] for each in found] == ["c5", "c3", "c1"]
+    assert [each.checkpoint["channel_values"]["value"] for each in found] == [large("5"), large("3"), large("1")]
+
+
+async def test_what_is_deleted_while_a_thread_is_copied_is_not_copied(
+    saver: FacedSaver, here: FacedSaver, between: Between
+) -> None:
+    for n in range(1, 4):
+        await saver.add(f"c{n}", {"value": large(str(n))}, metadata={"run_id": "r" if n == 2 else "s"})
+        await saver.put_writes(at(name=f"c{n}"), [("value", large(f"pending {n}"))], "task")
+    between.after("read_many", lambda: saver.whole.delete_for_runs(["r"]))
+
+    await here.copy_thread("t", "copy")
+
+    assert between.is_over
+    found = await saver.listed(at("copy"))
+    assert [each.checkpoint["id"] for each in found] == ["c3", "c1"]
+    assert [each.checkpoint["channel_values"]["value"] for each in found] == [large("3"), large("1")]
+    assert [each.pending_writes[0][2] for each in found] == [large("pending 3"), large("pending 1")]
+
+
+async def test_a_copy_that_is_deleted_meanwhile_goes_on_with_the_rest(
+    saver: FacedSaver, here: FacedSaver, between: Between
+) -> None:
+    same = large("same")
+    for n in range(1, 4):
+        await saver.add(f"c{n}", {"value": same, "n": n})
+    between.before(
+        "commit",
+        lambda: saver.whole.delete_thread("copy"),
+        lambda change: change.thread_id == "copy" and between.calls.count("commit") == 2,
+    )
+
+    await here.copy_thread("t", "copy")
+
+    assert between.is_over
+    found = await saver.listed(at("copy"))
+    assert [each.checkpoint["channel_values"] for each in found] == [{"value": same, "n": 3}, {"value": same, "n": 2}]
+
+
+@pytest.mark.parametrize("size", ["large", "small"])
+async def test_writes_of_what_is_deleted_while_it_is_copied_are_not_copied(
+    saver: FacedSaver, here: FacedSaver, between: Between, size: str
+) -> None:
+    await saver.add("c1", {"n": 1})
+    await saver.add("c2", {"n": 2}, metadata={"run_id": "r"})
+    pending = large("pending") if size == "large" else size
+    await saver.put_writes(at(name="c2"), [("value", pending)], "task")
+    await saver.put_writes(at(name="c9"), [("value", large("early"))], "task")
+    between.after("raw", lambda: saver.whole.delete_for_runs(["r"]))
+
+    await here.copy_thread("t", "copy")
+
+    assert between.is_over
+    raw = run_to_end(saver.whole.backend.store.blocking.raw("copy"))
+    assert raw is not None
+    assert {key.checkpoint_id for key, _ in raw.writes} == {"c9"}
+    await saver.add("c9", {"n": 9}, thread="copy")
+    assert (await saver.writes("copy", name="c9"))[0][2] == large("early")
+
+
+def delta(count: int) -> dict[str, Any]:
+    """Return the metadata of a checkpoint whose channel `log` is to be made from writes."""
+    return {"counters_since_delta_snapshot": {"log": [count, count]}}
+
+
+async def delta_history(saver: FacedSaver, name: str) -> tuple[Any, list[Any]]:
+    found = (await saver.get_delta_channel_history(config=at(name=name), channels=["log"]))["log"]
+    return found.get("seed"), [value for _, _, value in found["writes"]]
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+async def test_a_delta_channel_goes_on_from_its_parent_as_that_is_by_now(
+    saver: FacedSaver, here: FacedSaver, remembered: bool
+) -> None:
+    first = here if remembered else saver
+    await first.add("c1", {"log": large("first")})
+    await saver.add("c1", {"log": large("other")})
+    await saver.put_writes(at(name="c1"), [("log", large("written"))], "task")
+    sweep(saver)
+
+    await here.add("c2", {}, parent="c1", versions={"log": 1}, new={}, metadata=delta(1))
+
+    assert await delta_history(saver, "c2") == (large("other"), [large("written")])
+
+
+async def test_a_delta_channel_whose_parent_is_replaced_before_its_objects_are_read(
+    saver: FacedSaver, here: FacedSaver, between: Between
+) -> None:
+    await saver.add("c1", {"log": large("first")})
+    await saver.put_writes(at(name="c1"), [("log", large("written"))], "task")
+
+    def replace() -> None:
+        saver.whole.put(at(), checkpoint("c1", {"log": large("other")}), {}, {"log": 1})
+        saver.whole.put_writes(at(name="c1"), [("log", large("more"))], "task 2")
+        sweep(saver)
+
+    between.after("read", replace)
+    await here.add("c2", {}, parent="c1", versions={"log": 1}, new={}, metadata=delta(1))
+
+    assert between.is_over
+    assert await delta_history(saver, "c2") == (large("other"), [large("written"), large("more")])
+
+
+async def test_a_delta_channel_whose_parent_is_deleted_before_its_objects_are_read(
+    saver: FacedSaver, here: FacedSaver, between: Between
+) -> None:
+    await saver.add("c1", {"log": large("first")})
+    between.after("read", lambda: saver.whole.delete_thread("t"))
+
+    await here.add("c2", {}, parent="c1", versions={"log": 1}, new={}, metadata=delta(1))
+
+    assert between.is_over
+    assert await delta_history(saver, "c2") == (None, [])
+
+
+def test_a_damaged_object_is_told_of_the_checkpoint_that_needs_it_alone() -> None:
+    store = MemoryStore()
+    saver = HarnessCheckpointer(backend=store)
+    for n in range(1, 4):
+        saver.put(at(), checkpoint(f"c{n}", {"value": large(str(n))}), {}, {"value": 1})
+    loaded = run_to_end(store.read("t", "", "c2", objects=True))
+    assert loaded is not None
+    damaged = loaded.objects[0]
+    store._objects[loaded.stored.family][damaged.hash] = damaged._replace(body=damaged.body[:-1] + b"?")
+
+    listing = HarnessCheckpointer(backend=store).list(at())
+
+    assert next(listing).checkpoint["channel_values"] == {"value": large("3")}
+    with pytest.raises(everstep.CheckpointCorrupted) as caught:
+        next(listing)
+    assert caught.value.checkpoint_id == "c2"
+    older = HarnessCheckpointer(backend=store).list(at(), before=at(name="c2"))
+    assert [found.checkpoint["channel_values"] for found in older] == [{"value": large("1")}]

@@ -35,6 +35,7 @@ SPECIAL_WRITES = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__
 _FEW_OBJECTS = 32  # so many are sent sooner than those of the parent are looked up
 _PAGE_FIRST, _PAGE_MAX = 16, 128
 _AHEAD_MAX = 8  # checkpoints decoded before they are asked for
+_LOOKS_MAX = 4  # at a checkpoint that others replace or write to meanwhile
 _OWN_FIELDS = ("id", "ts", "channel_values", "channel_versions", "versions_seen", "updated_channels", "v")
 
 
@@ -80,6 +81,13 @@ class _WrittenCheckpoint(NamedTuple):
     def line(self, stored: Stored, checked_by: Channels) -> Line:
         found = line_of(stored, self.channels, self.rest, checked_by)
         return found._replace(fresh=frozenset(self.values.objects))
+
+
+class _Copied(NamedTuple):
+    """A checkpoint that was copied to another thread, and the objects that it has there."""
+
+    base: Base
+    objects: set[bytes]
 
 
 class _Opened(NamedTuple):
@@ -311,23 +319,20 @@ class Threads:
         loaded = await self._store.read(*parent, writes=True)
         if loaded is None:
             return None, {}
-        if line is None or line.base.digest != loaded.stored.digest:
-            line = await self._decoded(loaded, lambda *opened: self._thaw(loaded.stored, *opened))
-        pending = [write for write in loaded.writes if write.channel in names]
-        children = b"".join([write.children for write in pending])
-        objects = await self._repository.objects(loaded.stored.family, children)
-        deltas: dict[str, Delta] = {}
-        for name in names:
-            seed, before = line.channels.get(name), None
-            if seed is None:
-                seed, before = line.rest.get(SEED + name), line.rest.get(WRITES + name)
-            items = [
-                [write.task_id, write.body[0], self._channels.plain(_node(write), objects)]
-                for write in pending
-                if write.channel == name
-            ]
-            deltas[name] = Delta(seed, before, items)
-        return line, deltas
+
+        def gather(found: Loaded, objects: Mapping[bytes, tree.Content]) -> tuple[Line, dict[str, Delta]]:
+            items: dict[str, list[Any]] = {name: [] for name in names}
+            for write in found.writes:
+                if write.channel in items:
+                    value = self._channels.plain(_node(write), objects)
+                    items[write.channel].append([write.task_id, write.body[0], value])
+            current = line
+            if current is None or current.base.digest != found.stored.digest:
+                current = self._thaw(found.stored, objects)
+            return current, {name: _delta(current, name, items[name]) for name in names}
+
+        gathered = await self._decoded(loaded, gather)
+        return gathered if gathered is not None else (None, {})
 
     def _delta_written(self, writer: tree.Writer, name: str, delta: Delta, *, whole: bool) -> dict[str, Written]:
         seed, before = delta.seed, delta.before
@@ -351,7 +356,10 @@ class Threads:
         loaded = await self._store.read(thread_id, namespace, checkpoint_id)
         found: dict[str, dict[str, Any]] = {}
         if loaded is not None:
-            found = await self._decoded(loaded, lambda record, objects: self._kept(record, objects, names, opened))
+            kept = await self._decoded(
+                loaded, lambda each, objects: (each, self._kept(each.stored.record, objects, names, opened))
+            )
+            loaded, found = kept if kept is not None else (None, {})
         missing = [name for name in names if name not in found]
         walked = await self._walked(loaded, missing) if missing else {}
         return {name: found.get(name) or walked[name] for name in names}
@@ -402,20 +410,32 @@ class Threads:
         self, thread_id: str, namespace: str, checkpoint_id: str | None = None, *, writes: bool = True
     ) -> Saved | None:
         """Return a checkpoint (None: the head) with its values and, unless told not to, its writes."""
-        cold = not self._lines.has(thread_id, namespace)
-        loaded = await self._store.read(thread_id, namespace, checkpoint_id, objects=cold, writes=writes)
-        if loaded is None:
-            return None
-        if loaded.objects:
-            self._repository.memory.add(verified(loaded.objects))
+        for _ in range(_LOOKS_MAX):
+            cold = not self._lines.has(thread_id, namespace)
+            loaded = await self._store.read(thread_id, namespace, checkpoint_id, objects=cold, writes=writes)
+            if loaded is None:
+                return None
+            if loaded.objects:
+                self._repository.memory.add(verified(loaded.objects))
+            saved = await self._read_line(loaded)
+            if saved is not None or checkpoint_id is not None:
+                return saved
+            # A head that was deleted just now: the one before it is the head.
+        return None
+
+    async def _read_line(self, loaded: Loaded) -> Saved | None:
+        """Return a checkpoint that was read, and remember its line. None: it was deleted since."""
         line = self._lines.get(loaded.stored.record.key)
-        if line is None or line.base.digest != loaded.stored.digest:
-            line = await self._decoded(loaded, lambda *opened: self._thaw(loaded.stored, *opened))
-            saved = await self._saved(loaded, line)
-            # Only now: what could not be read must not be continued as if it had been.
+        if line is not None and line.base.digest == loaded.stored.digest:
+            return await self._saved(loaded, line)
+        line = await self._decoded(loaded, lambda found, objects: self._thaw(found.stored, objects))
+        if line is None:
+            return None
+        saved = await self._saved(loaded, line)
+        # Only now: what could not be read must not be continued as if it had been.
+        if saved is not None and saved.stored.digest == line.base.digest:
             self._lines.add(line._replace(checked_by=self._channels))
-            return saved
-        return await self._saved(loaded, line)
+        return saved
 
     async def warm(self, key: Key) -> None:
         """Have a checkpoint at hand, if it is there: the next one is written from it."""
@@ -460,16 +480,27 @@ class Threads:
         keys = keys[:limit]
         for start in range(0, len(keys), _PAGE_MAX):
             some = await self._store.read_many(keys[start : start + _PAGE_MAX])
-            found += [await self._saved(loaded) for loaded in some]
+            for loaded in some:
+                saved = await self._saved(loaded)
+                if saved is not None:
+                    found.append(saved)
         return found
 
-    async def _saved(self, loaded: Loaded, line: Line | None = None) -> Saved:
-        """Return a checkpoint that was read, with its values; `line` is what is remembered of it."""
-        envelope, values = await self._decoded(loaded, lambda *opened: self._values(line, *opened))
-        writes: list[tuple[str, str, Any]] = []
-        if loaded.writes:
-            children = b"".join([write.children for write in loaded.writes])
-            writes = self._written_values(loaded, await self._repository.objects(loaded.stored.family, children))
+    async def _saved(self, loaded: Loaded, line: Line | None = None) -> Saved | None:
+        """Return a checkpoint that was read, with its values; `line` is what is remembered of it.
+
+        None: it was deleted since.
+        """
+        if loaded.writes:  # to have their objects at hand; those of the checkpoint mostly are
+            await self._repository.objects(loaded.stored.family, _written_children(loaded))
+        return await self._decoded(loaded, lambda found, objects: self._assembled(found, line, objects))
+
+    def _assembled(self, loaded: Loaded, line: Line | None, objects: Mapping[bytes, tree.Content]) -> Saved:
+        # Writes first: these are small, and values would be made for nothing if one of them is not at hand.
+        writes = self._written_values(loaded, objects)
+        if line is not None and line.base.digest != loaded.stored.digest:
+            line = None
+        envelope, values = self._values(line, loaded.stored.record, objects)
         return _assembled(loaded.stored, envelope, values, writes)
 
     async def _prepare(self, page: Sequence[Loaded]) -> None:
@@ -490,46 +521,57 @@ class Threads:
     async def _saved_some(self, some: Sequence[Loaded]) -> list[Saved]:
         """Return checkpoints that were read, with their values: what is at hand in one pause of the collector."""
         found: list[Saved] = []
-        while len(found) < len(some):
+        position = 0
+        while position < len(some):
             with QUIET:
-                for loaded in some[len(found) :]:
+                for loaded in some[position:]:
                     saved = self._at_hand(loaded)
                     if saved is None:
                         break
                     found.append(saved)
-            if len(found) < len(some):
-                found.append(await self._saved(some[len(found)]))
+                    position += 1
+            if position < len(some):
+                saved = await self._saved(some[position])
+                if saved is not None:  # else it was deleted meanwhile
+                    found.append(saved)
+                position += 1
         return found
 
     def _at_hand(self, loaded: Loaded) -> Saved | None:
         """Return a checkpoint with its values if all of it is in memory, and right."""
-        objects = self._repository.memory.contents
         try:
             _check_kind(loaded.stored)
-            envelope, values = self._values(None, loaded.stored.record, objects)
-            return _assembled(loaded.stored, envelope, values, self._written_values(loaded, objects))
+            return self._assembled(loaded, None, self._repository.memory.contents)
         except EverstepError:
             return None  # `_saved` fetches what is missing, and says what is wrong
 
-    async def _decoded(self, loaded: Loaded, work: Callable[[Record, Mapping[bytes, tree.Content]], T]) -> T:
-        """Return what `work` makes of a record and its objects, fetching what is not at hand."""
-        stored = loaded.stored
-        _check_kind(stored)
+    async def _decoded(self, loaded: Loaded, work: Callable[[Loaded, Mapping[bytes, tree.Content]], T]) -> T | None:
+        """Return what `work` makes of a checkpoint and its objects, fetching what is not at hand.
+
+        If it was replaced or written to between its record and its objects, `work` gets it as it is by now. None: it
+        was deleted.
+        """
+        key = loaded.stored.record.key
+        _check_kind(loaded.stored)
         try:
             try:
-                return work(stored.record, self._repository.memory.contents)
+                return work(loaded, self._repository.memory.contents)
             except tree.MissingObject:
-                objects = await self._repository.objects(stored.family, stored.record.children)
-            try:
-                return work(stored.record, objects)
-            except tree.MissingObject:
-                # It may have been deleted between its record and its objects: ask for both at once.
-                again = await self._store.read(*stored.record.key, objects=True)
+                objects = await self._repository.objects(loaded.stored.family, _children(loaded))
+            for _ in range(_LOOKS_MAX - 1):
+                try:
+                    return work(loaded, objects)
+                except tree.MissingObject:
+                    again = await self._store.read(*key, objects=True, writes=True)
                 if again is None:
-                    raise
-                return work(again.stored.record, verified(again.objects))
+                    return None
+                loaded = again
+                _check_kind(loaded.stored)
+                objects = await self._repository.objects(loaded.stored.family, _children(loaded))
+                objects |= verified(loaded.objects)
+            return work(loaded, objects)
         except CheckpointCorrupted as exc:
-            raise exc.located(stored.record.key.thread_id, stored.record.key.checkpoint_id) from exc
+            raise exc.located(key.thread_id, key.checkpoint_id) from exc
 
     def _open(self, record: Record, objects: Mapping[bytes, tree.Content]) -> _Opened:
         if len(record.sizes) != 3:
@@ -554,9 +596,9 @@ class Threads:
                 values[name] = channels.value(form, opened.conversation, objects)
         return opened.envelope, values
 
-    def _thaw(self, stored: Stored, record: Record, objects: Mapping[bytes, tree.Content]) -> Line:
+    def _thaw(self, stored: Stored, objects: Mapping[bytes, tree.Content]) -> Line:
         """Return a checkpoint that was read as it was written."""
-        opened, channels = self._open(record, objects), self._channels
+        opened, channels = self._open(stored.record, objects), self._channels
         forms, versions = opened.envelope.get("forms", {}), opened.envelope["channel_versions"]
         found = channels.opened(forms, opened.state, objects)
         if LIST_CHANNEL in forms and LIST_CHANNEL not in found and tree.is_list(opened.conversation):
@@ -621,6 +663,8 @@ class Threads:
 
     async def copy_thread(self, source: str, target: str) -> None:
         """Copy all that is visible of a thread into another: the same ids, in the same order."""
+        every = Query(thread_id=source, namespace=None, hidden="also")
+        there = {stored.record.key for stored in await self._store.list_checkpoints(every)}
         raw = await self._store.raw(source)
         if raw is None or source == target:
             return
@@ -629,45 +673,85 @@ class Threads:
                 continue  # who runs this one does not run its copy
             query = Query(thread_id=source, namespace=namespace, order="oldest")
             keys = [stored.record.key for stored in await self._store.list_checkpoints(query)]
-            base, known = None, set[bytes]()
+            last: _Copied | None = None
             for start in range(0, len(keys), _PAGE_MAX):
                 for loaded in await self._store.read_many(keys[start : start + _PAGE_MAX], writes=True):
-                    base, known = await self._copy(loaded, target, base, known)
-        every = Query(thread_id=source, namespace=None, hidden="also")
-        there = {stored.record.key for stored in await self._store.list_checkpoints(every)}
+                    last = await self._copy(loaded, target, last) or last
+        there |= {stored.record.key for stored in await self._store.list_checkpoints(every)}
         early: dict[Key, list[Write]] = {}  # writes whose checkpoint has not come yet
         for key, write in raw.writes:
             if key not in there:
                 early.setdefault(key, []).append(write)
         for key, writes in early.items():
-            await self._copy_writes(raw.family, key._replace(thread_id=target), writes)
+            await self._copy_early(raw.family, key, writes, target)
         self._forget(target)
 
-    async def _copy_writes(self, family: str, key: Key, writes: Sequence[Write]) -> None:
+    async def _copy_early(self, family: str, key: Key, writes: Sequence[Write], target: str) -> None:
+        """Copy the writes of a checkpoint that has not come yet, unless they were deleted meanwhile."""
         children = b"".join([write.children for write in writes])
-        objects = await self._store.fetch(family, tree.hashes(children)) if children else []
-        await self._store.put_writes(key, writes, objects)
+        try:
+            objects = _complete(children, await self._repository.objects(family, children))
+        except tree.MissingObject as exc:
+            raw = await self._store.raw(key.thread_id)
+            if raw is None or all((key, write) not in raw.writes for write in writes):
+                return
+            raise exc.located(key.thread_id, key.checkpoint_id) from exc
+        await self._store.put_writes(key._replace(thread_id=target), writes, squeezed_objects(objects, thorough=True))
 
-    async def _copy(self, loaded: Loaded, target: str, base: Base | None, known: set[bytes]) -> tuple[Base, set[bytes]]:
-        _check_kind(loaded.stored)
-        record, family = loaded.stored.record, loaded.stored.family
-        objects = await self._repository.objects(family, record.children)
+    async def _copy(self, loaded: Loaded, target: str, last: _Copied | None) -> _Copied | None:
+        """Copy a checkpoint with its writes; `last` is the one that was copied before it. None: it was deleted."""
+        gathered = await self._decoded(loaded, _gather_all)
+        if gathered is None:
+            return None
+        loaded, objects, written = gathered
+        record = loaded.stored.record
+        parents = [parent for parent in record.parents if parent.thread_id == record.key.thread_id]
         record = record._replace(
             key=record.key._replace(thread_id=target),
-            parents=tuple(
-                parent._replace(thread_id=target)
-                for parent in record.parents
-                if parent.thread_id == loaded.stored.record.key.thread_id
-            ),
+            parents=tuple(parent._replace(thread_id=target) for parent in parents),
         )
+        try:
+            stored = await self._commit_copy(record, objects, last)
+        except BaseGone:  # the copy is being deleted, or written to
+            stored = await self._commit_copy(record, objects, None)
+        if loaded.writes:
+            await self._store.put_writes(record.key, loaded.writes, squeezed_objects(written, thorough=True))
+        return _Copied(Base(record.key, stored.digest), set(objects))
+
+    async def _commit_copy(self, record: Record, objects: Mapping[bytes, tree.Content], last: _Copied | None) -> Stored:
+        known = last.objects if last is not None else ()
         sent = {key: content for key, content in objects.items() if key not in known}
-        draft = Draft(record, squeezed_objects(sent, thorough=True), (base,) if base is not None else ())
-        stored = await self._store.commit(Change(target, record.key.namespace, build=lambda _: draft, head="newer"))
+        bases = (last.base,) if last is not None else ()
+        draft = Draft(record, squeezed_objects(sent, thorough=True), bases)
+        change = Change(record.key.thread_id, record.key.namespace, build=lambda _: draft, head="newer")
+        stored = await self._store.commit(change)
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
-        if loaded.writes:
-            await self._copy_writes(family, record.key, loaded.writes)
-        return Base(record.key, stored.digest), set(objects)
+        return stored
+
+
+def _gather_all(
+    loaded: Loaded, objects: Mapping[bytes, tree.Content]
+) -> tuple[Loaded, dict[bytes, tree.Content], dict[bytes, tree.Content]]:
+    """Return a checkpoint with every object that it needs, and those that its writes need."""
+    written = _complete(_written_children(loaded), objects)
+    return loaded, _complete(loaded.stored.record.children, objects), written
+
+
+def _complete(children: bytes, objects: Mapping[bytes, tree.Content]) -> dict[bytes, tree.Content]:
+    """Return all objects at or below `children`; MissingObject if one is not among these."""
+    found: dict[bytes, tree.Content] = {}
+    pending = tree.hashes(children)
+    while pending:
+        key = pending.pop()
+        if key in found:
+            continue
+        content = objects.get(key)
+        if content is None:
+            raise tree.MissingObject(key)
+        found[key] = content
+        pending.extend(tree.hashes(content[0]))
+    return found
 
 
 def _assembled(
@@ -687,6 +771,23 @@ def _assembled(
         checkpoint["updated_channels"] = envelope["updated_channels"]
     checkpoint.update(envelope.get("more", {}))
     return Saved(stored, checkpoint, writes, tuple(envelope.get("absent", ())), envelope.get("odd", {}))
+
+
+def _delta(line: Line, name: str, items: list[Any]) -> Delta:
+    """Return what the value of a channel is made from that has these writes in the checkpoint of the line."""
+    seed = line.channels.get(name)
+    if seed is not None:
+        return Delta(seed, None, items)
+    return Delta(line.rest.get(SEED + name), line.rest.get(WRITES + name), items)
+
+
+def _children(loaded: Loaded) -> bytes:
+    """Return the hashes of what a checkpoint and its writes need."""
+    return loaded.stored.record.children + _written_children(loaded)
+
+
+def _written_children(loaded: Loaded) -> bytes:
+    return b"".join([write.children for write in loaded.writes])
 
 
 def _node(write: Write) -> tree.Node:
