@@ -197,6 +197,32 @@ async def take_over(store: Store, source: Store, *names: str) -> tuple[list[Part
     return parts, lambda number: numbers(renumber.CHECKPOINT, number)
 
 
+async def written_ids(store: Store, thread_id: str = "t") -> list[str]:
+    """Return the ids that have pending writes, hidden ones included, whether they are stored or not."""
+    raw = await store.raw(thread_id)
+    return sorted({key.checkpoint_id for key, _ in raw.writes}) if raw is not None else []
+
+
+async def with_protected(store: Store, thread_id: str = "t") -> list[Stored]:
+    """Put five checkpoints: pinned, the origin of a branch, two plain ones and a head; and early writes.
+
+    Each has a pending write that can be seen and one that is hidden.
+    """
+    made = [await store.commit(follow(thread_id, "c")) for _ in range(5)]
+    stored = [each for each in made if each is not None]
+    keys = [each.record.key for each in stored]
+    await store.commit(Change(thread_id=thread_id, pins=[Pin(keys[0], True)]))
+    await store.commit(put(make_record("b", f"{thread_id} branch", step=0), origin=keys[1]))
+    for key in (*keys, keys[0]._replace(checkpoint_id="early")):
+        await store.put_writes(key, [Write("old", 0, "ch", b"", b"", 0)], [])
+        raw = await store.raw(thread_id)
+        assert raw is not None
+        hidden = Hidden("", 0, raw.writes[-1][1].seq, None, key.checkpoint_id)
+        await store.commit(Change(thread_id=thread_id, hide=[hidden], log=Operation("hide", {})))
+        await store.put_writes(key, [Write("new", 0, "ch", b"", b"", 0)], [])
+    return stored
+
+
 async def raw_thread(store: Store, thread_id: str = "t") -> RawThread:
     """Return a thread that must be there, ready to be compared."""
     raw = await store.raw(thread_id)
@@ -1024,6 +1050,117 @@ class StoreContract:
         assert (await store.delete("t", keys=keys, spare=True)).checkpoints == 1
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-4", "c-2", "c-1"]
         assert (await store.delete("t", keys=keys[:1])).checkpoints == 1
+
+    async def test_what_is_spared_keeps_its_pending_writes(self, store: Store) -> None:
+        stored = await with_protected(store)
+        early = Key("t", "", "early")
+        gone = await store.delete("t", keys=[*(each.record.key for each in stored), early], spare=True)
+
+        assert gone.checkpoints == 2
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-5", "c-2", "c-1"]
+        assert await written_ids(store) == ["c-1", "c-2", "c-5"]  # early writes are not those of a protected one
+        await self._check_writes(store, ["c-1", "c-2", "c-5"])
+        await self._check_hidden_writes(store)
+
+    async def test_what_is_spared_below_a_step_keeps_its_pending_writes(self, store: Store) -> None:
+        await with_protected(store)
+        gone = await store.delete("t", before_step=4, spare=True)
+        assert gone.checkpoints == 1
+        assert await written_ids(store) == ["c-1", "c-2", "c-4", "c-5", "early"]  # early writes have no step
+        await self._check_writes(store, ["c-1", "c-2", "c-4", "c-5"])
+        await self._check_hidden_writes(store)
+
+    async def test_what_is_spared_of_a_whole_thread_keeps_its_pending_writes(self, store: Store) -> None:
+        await with_protected(store)
+        await store.put_writes(Key("t", "sub", "early"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        gone = await store.delete("t", spare=True)
+        assert gone.checkpoints == 2
+        assert await written_ids(store) == ["c-1", "c-2", "c-5"]
+        await self._check_writes(store, ["c-1", "c-2", "c-5"])
+        await self._check_hidden_writes(store)
+        raw = await store.raw("t")
+        assert raw is not None
+        assert list(raw.lines) == [""]
+
+    async def test_what_a_commit_does_not_prune_keeps_its_pending_writes(self, store: Store) -> None:
+        stored = await with_protected(store)
+        await store.commit(follow("t", "c")._replace(prune=[each.seq for each in stored]))
+        assert await written_ids(store) == ["c-1", "c-2", "early"]
+        await self._check_writes(store, ["c-1", "c-2"])
+        other = await with_protected(store, "other")
+        await store.commit(Change(thread_id="other", prune=[each.seq for each in other]))
+        assert await written_ids(store, "other") == ["c-1", "c-2", "c-5", "early"]
+
+    async def test_without_sparing_writes_go_with_what_is_deleted(self, store: Store) -> None:
+        stored = await with_protected(store)
+        assert (await store.delete("t", keys=[each.record.key for each in stored[:2]])).checkpoints == 2
+        assert await written_ids(store) == ["c-3", "c-4", "c-5", "early"]
+        assert (await store.delete("t", before_step=6)).checkpoints == 3
+        assert await written_ids(store) == ["early"]
+
+    async def test_a_thread_that_has_early_writes_only_is_still_there(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        record = make_record("b", "branch", step=0)._replace(parents=(first.record.key,))
+        common = Common(first.place, Root(b"", b"", ()))
+        await store.commit(put(record, origin=first.record.key, commons={"t": common}))
+        await store.commit(Change(thread_id="branch", log=Operation("kept", {})))
+        await store.put_writes(Key("branch", "", "early"), [Write("task", 0, "ch", b"", b"", 0)], [])
+
+        await store.delete("branch", before_step=100)
+
+        thread, origin = await store.thread("branch"), await store.thread("t")
+        assert thread is not None and origin is not None
+        assert (thread.heads, thread.origin, set(thread.commons)) == ({}, first.record.key, {"t"})
+        assert [entry.kind for entry in await store.operations("branch", 10)] == ["kept"]
+        assert origin.spared == {first.seq}  # the branch lives, as far as its origin is concerned
+        assert ids(await store.list_threads(10, 0, headless=True)) == ["c1"]
+
+        await store.delete("branch", keys=[Key("branch", "", "early")])
+
+        origin = await store.thread("t")
+        assert origin is not None
+        assert (await store.thread("branch"), origin.spared, origin.commons) == (None, frozenset(), {})
+        assert await store.operations("branch", 10) == []
+
+    async def test_a_head_that_falls_back_is_no_activity(self, store: Store) -> None:
+        await store.commit(follow("t", "c"))
+        await store.commit(follow("t", "c"))
+        await store.commit(follow("other", "d"))
+        before = await store.read("t")
+        await store.delete("t", keys=[Key("t", "", "c-2")])
+        after = await store.read("t")
+        assert before is not None and after is not None
+        assert ids(await store.list_threads(10, 0)) == ["d-1", "c-1"]
+        assert after.generation == before.generation + 1
+        assert (await raw_thread(store)).lines[""].turned
+
+    async def test_a_namespace_left_empty_is_gone_and_the_others_stay(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.commit(put(make_record("s1", "t", "sub")))
+        await store.commit(Change(thread_id="t", log=Operation("kept", {})))
+        await store.delete("t", keys=[Key("t", "sub", "s1")])
+        assert list((await raw_thread(store)).lines) == [""]
+        assert len(await store.operations("t", 10)) == 1
+
+    async def _check_hidden_writes(self, store: Store) -> None:
+        """Nothing is hidden but writes that are there."""
+        raw = await store.raw("t")
+        assert raw is not None
+        assert sorted({stretch.writes_of or "" for stretch in raw.hidden}) == await written_ids(store)
+
+    async def _check_writes(self, store: Store, names: Sequence[str]) -> None:
+        """Of these checkpoints one write can be seen and one is hidden, as they were put."""
+        raw = await store.raw("t")
+        assert raw is not None
+        held: dict[str, list[str]] = {}
+        for key, write in raw.writes:
+            held.setdefault(key.checkpoint_id, []).append(write.task_id)
+        for name in names:
+            loaded = await store.read("t", "", name, writes=True)
+            assert loaded is not None
+            assert [write.task_id for write in loaded.writes] == ["new"]
+            assert sorted(held[name]) == ["new", "old"]
 
     async def test_numbers_of_pruned_checkpoints_are_not_given_again(self, store: Store) -> None:
         stored = [await store.commit(follow("t", "c")) for _ in range(3)]

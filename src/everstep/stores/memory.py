@@ -37,7 +37,17 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.records import matches, pack_operation, packed_filter, unpack_operation, unpack_record
-from everstep.stores.transaction import Line, Packed, adopt, apply, apply_writes, now_micros
+from everstep.stores.transaction import (
+    Candidate,
+    Line,
+    Packed,
+    adopt,
+    apply,
+    apply_writes,
+    delete,
+    now_micros,
+    prune,
+)
 from everstep.values.tree import hashes
 
 
@@ -240,64 +250,7 @@ class MemoryStore:
         operations: Collection[int] = (),
     ) -> Deleted:
         with self._open():
-            thread = self._threads.get(thread_id)
-            if thread is None:
-                return Deleted(0, frozenset())
-            for seq in operations:
-                thread.operations.pop(seq, None)
-            count = 0
-            for namespace, line in list(thread.lines.items()):
-                if keys is not None:
-                    doomed = [key.checkpoint_id for key in keys if key[:2] == (thread_id, namespace)]
-                elif before_step is not None:
-                    doomed = [row.key.checkpoint_id for row in line.rows.values() if row.step < before_step]
-                else:
-                    doomed = list(line.rows)
-                    line.writes.clear()
-                count += self._remove(thread, line, doomed, spare=spare)
-                self._settle(thread, namespace, line)
-            if not thread.lines:
-                self._drop(thread_id)
-            if any(t.family == thread.family for t in self._threads.values()):
-                return Deleted(count, frozenset({thread.family}) if count else frozenset())
-            for held in (self._objects, self._doomed, self._live, self._runs):
-                held.pop(thread.family, None)
-            return Deleted(count, frozenset())
-
-    def _remove(self, thread: _Thread, line: _Line, names: Iterable[str], *, spare: bool) -> int:
-        count = 0
-        for name in names:
-            row = line.rows.get(name)
-            if spare and row is not None and (row.pinned or row.seq in self._began or name == line.head):
-                continue
-            line.writes.pop(name, None)
-            if row is not None:
-                del line.rows[name], line.names[row.seq]
-                count += 1
-                self._doomed[thread.family] = self._doomed.get(thread.family, 0) + row.added_bytes
-        return count
-
-    def _settle(self, thread: _Thread, namespace: str, line: _Line) -> None:
-        """After deletion: move a head that is gone to the newest left, and drop what nothing is left of."""
-        if line.head is not None and line.head not in line.rows:
-            left = [r for r in line.rows.values() if not thread.is_hidden(namespace, r.seq, r.run)]
-            line.head = max(left, key=lambda r: r.seq).key.checkpoint_id if left else None
-            line.generation += 1
-            line.turned = True
-        thread.hidden = {
-            seq: kept
-            for seq, stretches in thread.hidden.items()
-            if (kept := [h for h in stretches if h.namespace != namespace or _covers(h, line)])
-        }
-        if not line.rows and not line.writes:
-            del thread.lines[namespace]
-
-    def _drop(self, thread_id: str) -> None:
-        began = self._threads.pop(thread_id).began
-        if began is not None:
-            self._began -= Counter([began])
-        for other in self._threads.values():
-            other.commons.pop(thread_id, None)
+            return delete(self, thread_id, keys, before_step, spare, operations)
 
     async def sweep(
         self,
@@ -499,8 +452,7 @@ class MemoryStore:
         return self._in_commit(self._threads[line.thread_id], row)
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
-        names = [line.ref.names[seq] for seq in seqs if seq in line.ref.names]
-        self._remove(self._threads[line.thread_id], line.ref, names, spare=True)
+        prune(self, line, seqs)
 
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         self._objects.setdefault(family, {}).update((obj.hash, obj) for obj in objects)
@@ -565,6 +517,89 @@ class MemoryStore:
         del writes[write.task_id, write.idx]
         writes[write.task_id, idx] = write._replace(idx=idx)
 
+    # -- the Removal that `delete` works on
+
+    def lines(self, thread_id: str) -> list[Line]:
+        thread = self._threads[thread_id]
+        return [Line(line, thread_id, name, thread.family, None, line.turned) for name, line in thread.lines.items()]
+
+    def candidates(
+        self,
+        line: Line,
+        *,
+        ids: Collection[str] | None = None,
+        seqs: Collection[int] | None = None,
+        before_step: int | None = None,
+    ) -> list[Candidate]:
+        held: _Line = line.ref
+        if seqs is not None:
+            ids = [held.names[seq] for seq in seqs if seq in held.names]
+        rows = list(held.rows.values()) if ids is None else [held.rows[name] for name in ids if name in held.rows]
+        if before_step is not None:
+            rows = [row for row in rows if row.step < before_step]
+        return [self._candidate(held, row) for row in rows]
+
+    def _candidate(self, line: _Line, row: _Row) -> Candidate:
+        name = row.key.checkpoint_id
+        is_protected = row.pinned or row.seq in self._began or name == line.head
+        return Candidate(name, row.seq, row.added_bytes, is_protected)
+
+    def discard(self, line: Line, gone: Sequence[Candidate]) -> None:
+        for each in gone:
+            del line.ref.rows[each.checkpoint_id], line.ref.names[each.seq]
+        freed = sum(each.added_bytes for each in gone)
+        self._doomed[line.family] = self._doomed.get(line.family, 0) + freed
+
+    def written(self, line: Line) -> list[str]:
+        return list(line.ref.writes)
+
+    def discard_writes(self, line: Line, ids: Collection[str]) -> None:
+        for name in ids:
+            line.ref.writes.pop(name, None)
+
+    def fall_back(self, line: Line) -> None:
+        held: _Line = line.ref
+        if held.head is None or held.head in held.rows:
+            return
+        thread = self._threads[line.thread_id]
+        left = [row for row in held.rows.values() if not thread.is_hidden(line.namespace, row.seq, row.run)]
+        held.head = left[-1].key.checkpoint_id if left else None
+        held.generation += 1
+        held.turned = True
+
+    def drop_idle_stretches(self, line: Line) -> None:
+        thread = self._threads[line.thread_id]
+        for seq, stretches in list(thread.hidden.items()):
+            thread.hidden[seq] = [h for h in stretches if h.namespace != line.namespace or _covers(h, line.ref)]
+            if not thread.hidden[seq]:
+                del thread.hidden[seq]
+
+    def is_empty(self, line: Line) -> bool:
+        return not line.ref.rows and not line.ref.writes
+
+    def drop_line(self, line: Line) -> None:
+        del self._threads[line.thread_id].lines[line.namespace]
+
+    def drop_operations(self, thread_id: str, seqs: Collection[int]) -> None:
+        for seq in seqs:
+            self._threads[thread_id].operations.pop(seq, None)
+
+    def drop_thread(self, thread_id: str) -> None:
+        began = self._threads.pop(thread_id).began
+        if began is not None:
+            self._began -= Counter([began])
+        for other in self._threads.values():
+            other.commons.pop(thread_id, None)
+
+    def drop_family(self, family: str) -> bool:
+        if any(thread.family == family for thread in self._threads.values()):
+            return False
+        for held in (self._objects, self._doomed, self._live, self._runs):
+            held.pop(family, None)
+        return True
+
+    # -- what comes from another store: see `transaction.adopt`
+
     def reserve(self, family: str, count: int) -> int:  # noqa: ARG002  # all families are numbered together
         self._seq += count
         return self._seq - count
@@ -574,10 +609,9 @@ class MemoryStore:
 
     def remove(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            thread = self._threads.get(key.thread_id)
-            line = thread.lines.get(key.namespace) if thread is not None else None
-            if thread is not None and line is not None:
-                self._remove(thread, line, [key.checkpoint_id], spare=False)
+            for line in self.lines(key.thread_id) if key.thread_id in self._threads else ():
+                if line.namespace == key.namespace:
+                    self.discard(line, self.candidates(line, ids=[key.checkpoint_id]))
 
     def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
         lines = {}

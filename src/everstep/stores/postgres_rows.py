@@ -55,7 +55,7 @@ from everstep.stores.records import (
     unpack_run,
     unpack_write,
 )
-from everstep.stores.transaction import Line, Packed
+from everstep.stores.transaction import Candidate, Line, Packed, delete, prune
 from everstep.values import codec
 from everstep.values.tree import FORMAT, hashes
 
@@ -341,26 +341,7 @@ class Rows:
         )
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
-        rows = self._all(
-            f"""DELETE FROM {{checkpoints}} c WHERE c.family = %s AND c.line = %s AND c.seq = ANY(%s)
-                AND NOT {_SPARED} RETURNING c.id, c.added""",
-            (*line.ref, list(seqs)),
-        )
-        family, ref = line.ref
-        self._account(family, ref, rows)
-
-    def _account(self, family: int, line: int, gone: Sequence[tuple[bytes, int]]) -> None:
-        """After checkpoints (id, added bytes) were deleted: delete their writes, note the bytes."""
-        if not gone:
-            return
-        self._do(
-            "DELETE FROM {writes} WHERE family = %s AND line = %s AND checkpoint = ANY(%s)",
-            (family, line, [packed_id(name.decode()) for name, _ in gone]),
-        )
-        self._do(
-            "UPDATE {lines} SET doomed = doomed + %s WHERE family = %s AND id = %s",
-            (sum(added for _, added in gone), family, line),
-        )
+        prune(self, line, seqs)
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
         self._release_origin(thread_id)
@@ -742,7 +723,7 @@ class Rows:
         )
         return [unpack_operation(data, seq, undone) for data, seq, undone in rows]
 
-    # -- deleting
+    # -- the Removal that `delete` works on
 
     def delete(
         self,
@@ -752,87 +733,96 @@ class Rows:
         spare: bool,
         operations: Collection[int],
     ) -> Deleted:
-        row = self._one("SELECT family, thread FROM {names} WHERE name = %s FOR UPDATE", (thread_id.encode(),))
-        if row is None:
-            return Deleted(0, frozenset())
-        family, thread = row
-        self._do(
-            "DELETE FROM {operations} WHERE family = %s AND thread = %s AND seq = ANY(%s)",
-            (family, thread, list(operations)),
-        )
-        count = 0
-        for line, namespace in self._all(
-            "SELECT id, namespace FROM {lines} WHERE family = %s AND thread = %s ORDER BY id FOR UPDATE",
-            (family, thread),
-        ):
-            count += self._delete_rows(family, line, thread_id, namespace.decode(), keys, before_step, spare)
-            self._settle(family, line)
-        if self._one("SELECT 1 FROM {lines} WHERE family = %s AND thread = %s", (family, thread)) is None:
-            self._drop(family, thread, thread_id)
-        if self._one("SELECT 1 FROM {threads} WHERE family = %s LIMIT 1", (family,)) is not None:
-            return Deleted(count, frozenset({str(family)}) if count else frozenset())
-        for table in ("{objects}", "{runs}"):
-            self._do(f"DELETE FROM {table} WHERE family = %s", (family,))
-        self._do("DELETE FROM {families} WHERE id = %s", (family,))
-        return Deleted(count, frozenset())
+        # Locked first: whoever is about to write to the thread waits, and finds it as it is then.
+        self._one("SELECT 1 FROM {names} WHERE name = %s FOR UPDATE", (thread_id.encode(),))
+        return delete(self, thread_id, keys, before_step, spare, operations)
 
-    def _delete_rows(
-        self,
-        family: int,
-        line: int,
-        thread_id: str,
-        namespace: str,
-        keys: Collection[Key] | None,
-        before_step: int | None,
-        spare: bool,
-    ) -> int:
-        where, value = "%s", True
-        if keys is not None:
-            names = [key.checkpoint_id for key in keys if key[:2] == (thread_id, namespace)]
-            where, value = "c.id = ANY(%s)", [name.encode() for name in names]  # type: ignore[assignment]
-            if not spare:  # writes may have come before their checkpoint
-                self._do(
-                    "DELETE FROM {writes} WHERE family = %s AND line = %s AND checkpoint = ANY(%s)",
-                    (family, line, [packed_id(name) for name in names]),
-                )
-        elif before_step is not None:
-            where, value = "c.step < %s", before_step  # type: ignore[assignment]
-        else:
-            self._do("DELETE FROM {writes} WHERE family = %s AND line = %s", (family, line))
+    def lines(self, thread_id: str) -> list[Line]:
         rows = self._all(
-            f"""DELETE FROM {{checkpoints}} c WHERE c.family = %s AND c.line = %s AND {where}
-                AND {f"NOT {_SPARED}" if spare else "true"} RETURNING c.id, c.added""",
-            (family, line, value),
+            """SELECT l.family, l.id, l.namespace, l.turned FROM {names} n
+               JOIN {lines} l ON l.family = n.family AND l.thread = n.thread WHERE n.name = %s
+               ORDER BY l.id FOR UPDATE OF l""",
+            (thread_id.encode(),),
         )
-        self._account(family, line, rows)
-        return len(rows)
+        return [
+            Line((family, ref), thread_id, namespace.decode(), str(family), None, turned)
+            for family, ref, namespace, turned in rows
+        ]
 
-    def _settle(self, family: int, line: int) -> None:
-        """After deletion: move a head that is gone to the newest left, and drop what nothing is left of."""
+    def candidates(
+        self,
+        line: Line,
+        *,
+        ids: Collection[str] | None = None,
+        seqs: Collection[int] | None = None,
+        before_step: int | None = None,
+    ) -> list[Candidate]:
+        condition, values = "true", list[Any]()
+        if ids is not None:
+            condition, values = "c.id = ANY(%s)", [[name.encode() for name in ids]]
+        elif seqs is not None:
+            condition, values = "c.seq = ANY(%s)", [list(seqs)]
+        elif before_step is not None:
+            condition, values = "c.step < %s", [before_step]
+        # Locked: no pin, branch or writer that rests on it comes between the look and the deletion.
+        rows = self._all(
+            f"""SELECT c.id, c.seq, c.added, {_SPARED} FROM {{checkpoints}} c
+                WHERE c.family = %s AND c.line = %s AND {condition} FOR UPDATE OF c""",
+            (*line.ref, *values),
+        )
+        return [Candidate(name.decode(), seq, added, is_protected) for name, seq, added, is_protected in rows]
+
+    def discard(self, line: Line, gone: Sequence[Candidate]) -> None:
+        self._do(
+            "DELETE FROM {checkpoints} WHERE family = %s AND line = %s AND seq = ANY(%s)",
+            (*line.ref, [each.seq for each in gone]),
+        )
+        freed = sum(each.added_bytes for each in gone)
+        self._do("UPDATE {lines} SET doomed = doomed + %s WHERE family = %s AND id = %s", (freed, *line.ref))
+
+    def written(self, line: Line) -> list[str]:
+        rows = self._all("SELECT DISTINCT checkpoint FROM {writes} WHERE family = %s AND line = %s", line.ref)
+        return [unpacked_id(name) for (name,) in rows]
+
+    def discard_writes(self, line: Line, ids: Collection[str]) -> None:
+        if ids:
+            self._do(
+                "DELETE FROM {writes} WHERE family = %s AND line = %s AND checkpoint = ANY(%s)",
+                (*line.ref, [packed_id(name) for name in ids]),
+            )
+
+    def fall_back(self, line: Line) -> None:
         self._do(
             f"""UPDATE {{lines}} l SET generation = generation + 1, turned = true, head =
                 (SELECT max(c.seq) FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND NOT {_HIDDEN})
                 WHERE l.family = %s AND l.id = %s AND l.head IS NOT NULL AND NOT EXISTS (
                     SELECT 1 FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND c.seq = l.head)""",
-            (family, line),
+            line.ref,
         )
+
+    def drop_idle_stretches(self, line: Line) -> None:
         self._do(
             """DELETE FROM {hidden} h WHERE family = %s AND line = %s AND CASE WHEN writes_of IS NULL
                THEN NOT EXISTS (SELECT 1 FROM {checkpoints} c WHERE c.family = h.family AND c.line = h.line
                                 AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))
                ELSE NOT EXISTS (SELECT 1 FROM {writes} w WHERE w.family = h.family AND w.line = h.line
                                 AND w.checkpoint = h.writes_of) END""",
-            (family, line),
+            line.ref,
         )
-        place = {"f": family, "l": line}
+
+    def is_empty(self, line: Line) -> bool:
+        family, ref = line.ref
         empty = self._one(
             """SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM {checkpoints} WHERE family = %(f)s AND line = %(l)s)
                AND NOT EXISTS (SELECT 1 FROM {writes} WHERE family = %(f)s AND line = %(l)s)""",
-            place,
+            {"f": family, "l": ref},
         )
-        if empty is None:
-            return
-        self._do("UPDATE {runs} SET line = NULL WHERE family = %s AND line = %s", (family, line))
+        return empty is not None
+
+    def drop_line(self, line: Line) -> None:
+        family, ref = line.ref
+        place = {"f": family, "l": ref}
+        self._do("UPDATE {runs} SET line = NULL WHERE family = %(f)s AND line = %(l)s", place)
         self._do(
             """UPDATE {families} f SET generation = greatest(f.generation, l.generation) FROM {lines} l
                WHERE f.id = %(f)s AND l.family = %(f)s AND l.id = %(l)s""",
@@ -846,9 +836,18 @@ class Rows:
                     WHERE x.family = l.family AND x.thread = l.thread AND x.id <> l.id)""",
             place,
         )
-        self._do("DELETE FROM {lines} WHERE family = %s AND id = %s", (family, line))
+        self._do("DELETE FROM {lines} WHERE family = %(f)s AND id = %(l)s", place)
 
-    def _drop(self, family: int, thread: int, thread_id: str) -> None:
+    def drop_operations(self, thread_id: str, seqs: Collection[int]) -> None:
+        if seqs:
+            self._do(
+                """DELETE FROM {operations} o USING {names} n
+                   WHERE n.name = %s AND o.family = n.family AND o.thread = n.thread AND o.seq = ANY(%s)""",
+                (thread_id.encode(), list(seqs)),
+            )
+
+    def drop_thread(self, thread_id: str) -> None:
+        family, thread = self._one("SELECT family, thread FROM {names} WHERE name = %s", (thread_id.encode(),))
         self._mark_deleted(family, thread_id)
         self._release_origin(thread_id)
         self._do("DELETE FROM {operations} WHERE family = %s AND thread = %s", (family, thread))
@@ -858,6 +857,15 @@ class Rows:
         )
         self._do("DELETE FROM {threads} WHERE family = %s AND id = %s", (family, thread))
         self._do("DELETE FROM {names} WHERE name = %s", (thread_id.encode(),))
+
+    def drop_family(self, family: str) -> bool:
+        number = int(family)
+        if self._one("SELECT 1 FROM {threads} WHERE family = %s LIMIT 1", (number,)) is not None:
+            return False
+        for table in ("{objects}", "{runs}"):
+            self._do(f"DELETE FROM {table} WHERE family = %s", (number,))
+        self._do("DELETE FROM {families} WHERE id = %s", (number,))
+        return True
 
     def _mark_deleted(self, family: int, thread_id: str) -> None:
         """Leave a mark, by which those who saw the thread tell its deletion from a loss."""

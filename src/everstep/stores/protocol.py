@@ -481,10 +481,25 @@ class Store(Protocol):
     ) -> Deleted:
         """Delete the named checkpoints, or those of a smaller step, or (with neither) the whole thread.
 
-        Their writes go too. A head that is deleted falls back to the newest checkpoint left in its namespace that is
-        not hidden. A thread with no checkpoints and no pending writes left is gone, with its log. Objects stay until
-        `sweep`, but for a family without threads, whose objects go at once. With `spare` (retention) heads, pinned
-        checkpoints and those where a living branch began stay. `operations` are entries of the log to drop as well.
+        `transaction.delete` is what this means:
+
+        * With `spare` (retention) protected checkpoints stay: heads, pinned ones, and those where a living branch
+          began. Without it nothing is protected.
+        * The pending writes of a checkpoint, hidden ones included, go exactly when it does. Early writes, whose
+          checkpoint is not stored, go when they are named, with `spare` too, and with the whole thread; by a step
+          they stay, since they have none.
+        * A head that is gone falls back to the newest checkpoint left in its namespace that is not hidden, or to
+          none: one more generation, and what comes next starts a run. The thread does not become active by it.
+        * Hidden stretches that have nothing left to hide are dropped. `operations` are entries of the log to drop as
+          well; otherwise the log stays whole, also where it names what is gone.
+        * A namespace with neither checkpoints nor pending writes is gone. What its runs followed stays known to the
+          family. One of that name that comes later may count generations on from there.
+        * A thread without namespaces is gone, with its log and all states it had in common with others, and is not
+          counted any more where it began. One that has early writes only is still there, with its log; it is not
+          listed.
+        * Objects stay until `sweep`, but for a family without threads, whose objects go at once.
+
+        What a commit prunes follows the first two rules; the rest is left to the next deletion.
         """
         ...
 

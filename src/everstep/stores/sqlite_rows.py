@@ -52,7 +52,7 @@ from everstep.stores.records import (
     unpack_run,
     unpack_write,
 )
-from everstep.stores.transaction import Line, Packed, now_micros
+from everstep.stores.transaction import Candidate, Line, Packed, delete, now_micros, prune
 from everstep.values.tree import FORMAT, hashes
 
 _HIDDEN = """EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.writes_of IS NULL
@@ -559,18 +559,7 @@ class Rows:
         self._remember_head(line.ref, stored, turned)
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
-        freed = 0
-        for seq in seqs:
-            row = self._execute(
-                f"SELECT c.id, c.added FROM checkpoints c WHERE c.seq = ? AND c.line = ? AND NOT {_SPARED}",
-                (seq, line.ref),
-            ).get
-            if row is not None:
-                self._execute("DELETE FROM writes WHERE line = ? AND checkpoint = ?", (line.ref, row[0]))
-                self._execute("DELETE FROM checkpoints WHERE seq = ?", (seq,))
-                freed += row[1]
-        if freed:
-            self._execute("UPDATE lines SET doomed = doomed + ? WHERE id = ?", (freed, line.ref))
+        prune(self, line, seqs)
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
         sealed = pack_origin(origin.record.key, thread_id)
@@ -661,6 +650,8 @@ class Rows:
             (idx, line.ref, pack_id(checkpoint_id), pack_id(write.task_id), write.idx),
         )
 
+    # -- the Removal that `delete` works on
+
     def delete(
         self,
         thread_id: str,
@@ -669,85 +660,116 @@ class Rows:
         spare: bool,
         operations: Collection[int],
     ) -> Deleted:
-        row = self._execute("SELECT id, family FROM threads WHERE name = ?", (thread_id,)).get
-        if row is None:
-            return Deleted(0, frozenset())
-        thread, family = row
         self.forget()
         self._keep_counters()
-        for seq in operations:
-            self._execute("DELETE FROM operations WHERE seq = ? AND thread = ?", (seq, thread))
-        count = 0
-        kept = f"NOT {_SPARED}" if spare else "1"
-        for line, namespace, head in self._execute(
-            "SELECT id, namespace, head FROM lines WHERE thread = ?", (thread,)
-        ).fetchall():
-            if keys is not None:
-                names = [pack_id(key.checkpoint_id) for key in keys if key[:2] == (thread_id, namespace)]
-                count += sum(self._delete_rows(line, f"c.id = ?2 AND {kept}", name) for name in names)
-            elif before_step is not None:
-                count += self._delete_rows(line, f"c.step < ?2 AND {kept}", before_step)
-            else:
-                count += self._delete_rows(line, f"?2 AND {kept}", True)
-                self._execute("DELETE FROM writes WHERE line = ?", (line,))
-            self._settle(line, head)
-        if self._execute("SELECT 1 FROM lines WHERE thread = ?", (thread,)).get is None:
-            self._execute("DELETE FROM operations WHERE thread = ?", (thread,))
-            self._execute("DELETE FROM commons WHERE low = ?1 OR high = ?1", (thread,))
-            self._release_origin(thread_id)
-            self._execute("DELETE FROM threads WHERE id = ?", (thread,))
-        if self._execute("SELECT 1 FROM threads WHERE family = ?", (family,)).get is not None:
-            return Deleted(count, frozenset({str(family)}) if count else frozenset())
-        self._execute("DELETE FROM objects WHERE family = ?", (family,))
-        self._execute("DELETE FROM runs WHERE family = ?", (family,))
-        self._execute("DELETE FROM families WHERE id = ?", (family,))
-        return Deleted(count, frozenset())
+        return delete(self, thread_id, keys, before_step, spare, operations)
 
-    def _delete_rows(self, line: int, condition: str, value: Any) -> int:
-        """Delete the checkpoints of a line that meet the condition (its value is ?2), and their writes."""
-        rows = f"FROM checkpoints AS c WHERE c.line = ?1 AND {condition}"
-        freed = self._execute(f"SELECT sum(c.added) {rows}", (line, value)).get
-        if freed is None:
-            if "c.id" in condition:  # writes may have come before their checkpoint
-                self._execute("DELETE FROM writes WHERE line = ? AND checkpoint = ?", (line, value))
-            return 0
-        self._execute(f"DELETE FROM writes WHERE line = ?1 AND checkpoint IN (SELECT c.id {rows})", (line, value))
-        self._execute(f"DELETE {rows}", (line, value))
-        count = self._connection.changes()
-        self._execute("UPDATE lines SET doomed = doomed + ? WHERE id = ?", (freed, line))
-        return count
+    def lines(self, thread_id: str) -> list[Line]:
+        rows = self._execute(
+            """SELECT l.id, l.namespace, t.family, l.turned FROM threads t JOIN lines l ON l.thread = t.id
+               WHERE t.name = ?""",
+            (thread_id,),
+        )
+        return [Line(ref, thread_id, name, str(family), None, bool(turned)) for ref, name, family, turned in rows]
 
-    def _settle(self, line: int, head: int | None) -> None:
-        """After deletion: move a head that is gone to the newest left, and drop what nothing is left of."""
-        if head is not None and self._execute("SELECT 1 FROM checkpoints WHERE seq = ?", (head,)).get is None:
-            self._execute(
-                f"""UPDATE lines SET generation = generation + 1, turned = 1, head =
-                    (SELECT max(c.seq) FROM checkpoints c WHERE c.line = ?1 AND NOT {_HIDDEN}) WHERE id = ?1""",
-                (line,),
-            )
+    def candidates(
+        self,
+        line: Line,
+        *,
+        ids: Collection[str] | None = None,
+        seqs: Collection[int] | None = None,
+        before_step: int | None = None,
+    ) -> list[Candidate]:
+        if ids is not None:
+            return self._candidates(line.ref, "c.id = ?2 AND c.line = ?1", [pack_id(name) for name in ids])
+        if seqs is not None:
+            return self._candidates(line.ref, "c.seq = ?2 AND c.line = ?1", seqs)
+        if before_step is not None:
+            return self._candidates(line.ref, "c.line = ?1 AND c.step < ?2", [before_step])
+        return self._candidates(line.ref, "c.line = ?1 AND ?2", [True])
+
+    def _candidates(self, line: int, condition: str, values: Iterable[Any]) -> list[Candidate]:
+        """Return the checkpoints of a line that meet the condition (its value is ?2) for one of the values."""
+        text = f"SELECT c.id, c.seq, c.added, {_SPARED} FROM checkpoints c WHERE {condition}"
+        found: list[Candidate] = []
+        for value in values:
+            for name, seq, added, is_protected in self._execute(text, (line, value)):
+                found.append(Candidate(unpack_id(name), seq, added, bool(is_protected)))
+        return found
+
+    def discard(self, line: Line, gone: Sequence[Candidate]) -> None:
+        self._connection.executemany("DELETE FROM checkpoints WHERE seq = ?", [(each.seq,) for each in gone])
+        freed = sum(each.added_bytes for each in gone)
+        self._execute("UPDATE lines SET doomed = doomed + ? WHERE id = ?", (freed, line.ref))
+
+    def written(self, line: Line) -> list[str]:
+        rows = self._execute("SELECT DISTINCT checkpoint FROM writes WHERE line = ?", (line.ref,))
+        return [unpack_id(name) for (name,) in rows]
+
+    def discard_writes(self, line: Line, ids: Collection[str]) -> None:
+        rows = [(line.ref, pack_id(name)) for name in ids]
+        self._connection.executemany("DELETE FROM writes WHERE line = ? AND checkpoint = ?", rows)
+
+    def fall_back(self, line: Line) -> None:
+        self._execute(
+            f"""UPDATE lines AS l SET generation = generation + 1, turned = 1, head =
+                (SELECT max(c.seq) FROM checkpoints c WHERE c.line = ?1 AND NOT {_HIDDEN})
+                WHERE l.id = ?1 AND l.head IS NOT NULL
+                AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.seq = l.head)""",
+            (line.ref,),
+        )
+
+    def drop_idle_stretches(self, line: Line) -> None:
         self._execute(
             """DELETE FROM hidden AS h WHERE line = ? AND CASE WHEN writes_of IS NULL
                THEN NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = h.line AND c.seq > h.after
                                 AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))
                ELSE NOT EXISTS (SELECT 1 FROM writes w WHERE w.line = h.line AND w.checkpoint = h.writes_of) END""",
-            (line,),
+            (line.ref,),
         )
+
+    def is_empty(self, line: Line) -> bool:
         empty = self._execute(
             """SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM checkpoints WHERE line = ?1)
                AND NOT EXISTS (SELECT 1 FROM writes WHERE line = ?1)""",
-            (line,),
+            (line.ref,),
         ).get
-        if empty:
-            self._execute("UPDATE runs SET line = NULL WHERE line = ?", (line,))
-            # What is left of the thread was active when this was, and its garbage is the family's.
+        return empty is not None
+
+    def drop_line(self, line: Line) -> None:
+        self._execute("UPDATE runs SET line = NULL WHERE line = ?", (line.ref,))
+        # What is left of the thread was active when this was, and its garbage is the family's.
+        self._execute(
+            """UPDATE lines SET active = max(active, (SELECT active FROM lines WHERE id = ?1)) ,
+                      doomed = doomed + (SELECT doomed FROM lines WHERE id = ?1)
+               WHERE id = (SELECT min(o.id) FROM lines l JOIN lines o ON o.thread = l.thread AND o.id <> l.id
+                           WHERE l.id = ?1)""",
+            (line.ref,),
+        )
+        self._execute("DELETE FROM lines WHERE id = ?", (line.ref,))
+
+    def drop_operations(self, thread_id: str, seqs: Collection[int]) -> None:
+        for seq in seqs:
             self._execute(
-                """UPDATE lines SET active = max(active, (SELECT active FROM lines WHERE id = ?1)) ,
-                          doomed = doomed + (SELECT doomed FROM lines WHERE id = ?1)
-                   WHERE id = (SELECT min(o.id) FROM lines l JOIN lines o ON o.thread = l.thread AND o.id <> l.id
-                               WHERE l.id = ?1)""",
-                (line,),
+                "DELETE FROM operations WHERE seq = ? AND thread = (SELECT id FROM threads WHERE name = ?)",
+                (seq, thread_id),
             )
-            self._execute("DELETE FROM lines WHERE id = ?", (line,))
+
+    def drop_thread(self, thread_id: str) -> None:
+        thread = self._execute("SELECT id FROM threads WHERE name = ?", (thread_id,)).get
+        self._execute("DELETE FROM operations WHERE thread = ?", (thread,))
+        self._execute("DELETE FROM commons WHERE low = ?1 OR high = ?1", (thread,))
+        self._release_origin(thread_id)
+        self._execute("DELETE FROM threads WHERE id = ?", (thread,))
+
+    def drop_family(self, family: str) -> bool:
+        number = int(family)
+        if self._execute("SELECT 1 FROM threads WHERE family = ?", (number,)).get is not None:
+            return False
+        self._execute("DELETE FROM objects WHERE family = ?", (number,))
+        self._execute("DELETE FROM runs WHERE family = ?", (number,))
+        self._execute("DELETE FROM families WHERE id = ?", (number,))
+        return True
 
     # -- what comes from another store: see `transaction.adopt`
 

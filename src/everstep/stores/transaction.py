@@ -1,14 +1,15 @@
-"""What a commit means, once, for the stores that run it inside the process.
+"""What a commit and a deletion mean, once, for the stores that run them inside the process.
 
 `apply` reads and changes rows through the small Transaction interface; memory and SQLite supply it. The order of the
 checks is the contract: a repeated put is recognised first, and nothing is changed before every check has passed.
-Servers do the usual changes in one statement or script, and come here for the others.
+Servers do the usual changes in one statement or script, and come here for the others. `delete` works on the Removal
+interface, which memory, SQLite and PostgreSQL supply; the script of the Redis store does the same on the server.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, IdTaken, InvalidInput
@@ -18,6 +19,7 @@ from everstep.stores.protocol import (
     Base,
     Change,
     Common,
+    Deleted,
     Draft,
     Hidden,
     Key,
@@ -87,7 +89,7 @@ class Transaction(Protocol):
         ...
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
-        """Delete what is not spared of these checkpoints, with their writes."""
+        """Delete what is not protected of these checkpoints, with their writes: see `prune`."""
         ...
 
     def set_origin(self, thread_id: str, origin: Stored) -> None: ...
@@ -131,6 +133,143 @@ class Transaction(Protocol):
 
     def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None: ...
     def restore(self, raw: RawThread) -> None: ...
+
+
+class Candidate(NamedTuple):
+    """A stored checkpoint that was named to be deleted."""
+
+    checkpoint_id: str
+    seq: int
+    added_bytes: int
+    is_protected: bool
+    """It is the head, is pinned, or a living branch began there."""
+
+
+class Removal(Protocol):
+    """Rows of one store, inside one transaction, as `delete` works on them. Nothing is unpacked on the way."""
+
+    def family(self, thread_id: str) -> str | None: ...
+    def lines(self, thread_id: str) -> Sequence[Line]:
+        """Return all namespaces of a thread, their heads left aside: one that is damaged can be deleted too."""
+        ...
+
+    def candidates(
+        self,
+        line: Line,
+        *,
+        ids: Collection[str] | None = None,
+        seqs: Collection[int] | None = None,
+        before_step: int | None = None,
+    ) -> Sequence[Candidate]:
+        """Return what is stored of these checkpoints, or of those below a step, or (with none of them) all."""
+        ...
+
+    def discard(self, line: Line, gone: Sequence[Candidate]) -> None:
+        """Delete checkpoints, and nothing else, and note their bytes as garbage."""
+        ...
+
+    def written(self, line: Line) -> Collection[str]:
+        """Return the ids that have pending writes, whether a checkpoint of that id is stored or not."""
+        ...
+
+    def discard_writes(self, line: Line, ids: Collection[str]) -> None:
+        """Delete all pending writes of these ids, hidden ones included."""
+        ...
+
+    def fall_back(self, line: Line) -> None:
+        """If the head is gone, move it to the newest checkpoint left that is not hidden, or to none.
+
+        The move counts a generation and turns the line, but it does not make the thread active.
+        """
+        ...
+
+    def drop_idle_stretches(self, line: Line) -> None:
+        """Drop the hidden stretches of a namespace that have nothing left to hide."""
+        ...
+
+    def is_empty(self, line: Line) -> bool:
+        """Whether a namespace has neither checkpoints nor pending writes."""
+        ...
+
+    def drop_line(self, line: Line) -> None:
+        """Drop an empty namespace. What its runs followed stays with the family."""
+        ...
+
+    def drop_operations(self, thread_id: str, seqs: Collection[int]) -> None: ...
+    def drop_thread(self, thread_id: str) -> None:
+        """Drop a thread without namespaces: its log, its states in common, and its count at its origin."""
+        ...
+
+    def drop_family(self, family: str) -> bool:
+        """Drop a family that has no threads, with all its objects, and return whether that was so."""
+        ...
+
+
+def delete(
+    tx: Removal,
+    thread_id: str,
+    keys: Collection[Key] | None = None,
+    before_step: int | None = None,
+    spare: bool = False,
+    operations: Collection[int] = (),
+) -> Deleted:
+    """Delete checkpoints of a thread, or all of it. See `Store.delete`."""
+    family = tx.family(thread_id)
+    if family is None:
+        return Deleted(0, frozenset())
+    tx.drop_operations(thread_id, operations)
+    count = 0
+    for line in tx.lines(thread_id):
+        named = None
+        if keys is not None:
+            named = {key.checkpoint_id for key in keys if key[:2] == (thread_id, line.namespace)}
+        count += _delete_from(tx, line, named, before_step, spare)
+        _settle(tx, line)
+    if not tx.lines(thread_id):
+        tx.drop_thread(thread_id)
+    if tx.drop_family(family) or not count:
+        return Deleted(count, frozenset())
+    return Deleted(count, frozenset({family}))
+
+
+def _delete_from(tx: Removal, line: Line, named: Collection[str] | None, before_step: int | None, spare: bool) -> int:
+    """Delete from one namespace and return how many checkpoints went."""
+    if named is not None and not named:
+        return 0
+    found = tx.candidates(line, ids=named, before_step=before_step if named is None else None)
+    gone = [each for each in found if not (spare and each.is_protected)]
+    if gone:
+        tx.discard(line, gone)
+    stay = {each.checkpoint_id for each in found} - {each.checkpoint_id for each in gone}
+    # Writes go with their checkpoint. Early ones, whose checkpoint is not stored, have no step.
+    if named is not None:
+        doomed = named
+    elif before_step is not None:
+        doomed = [each.checkpoint_id for each in gone]
+    else:
+        doomed = tx.written(line)
+    tx.discard_writes(line, [name for name in doomed if name not in stay])
+    return len(gone)
+
+
+def _settle(tx: Removal, line: Line) -> None:
+    """After deletion: let the head fall back if it is gone, and drop what nothing is left of."""
+    tx.fall_back(line)
+    tx.drop_idle_stretches(line)
+    if tx.is_empty(line):
+        tx.drop_line(line)
+
+
+def prune(tx: Removal, line: Line, seqs: Sequence[int]) -> None:
+    """Delete what is not protected of these checkpoints, with their writes.
+
+    It is part of a commit and must be quick: what hides nothing any more is dropped by the next `delete`. The head is
+    protected, so none falls back.
+    """
+    gone = [each for each in tx.candidates(line, seqs=seqs) if not each.is_protected]
+    if gone:
+        tx.discard(line, gone)
+        tx.discard_writes(line, [each.checkpoint_id for each in gone])
 
 
 def apply(tx: Transaction, change: Change) -> Stored | None:
