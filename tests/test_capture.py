@@ -765,19 +765,19 @@ async def test_wrong_keywords_are_logged_and_the_call_goes_on(agent: Agent, capl
     def tool() -> int:
         return 1
 
-    wrong: list[dict[str, Any]] = [
-        {"_checkpoint_thread_id": ""},
-        {"_checkpoint_thread_id": 5},
-        {"_checkpoint_state": 5},
-        {"_checkpoint_state": {"x": Opaque("x")}},
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"_checkpoint_thread_id": ""}, "InvalidInput: thread_id is empty"),
+        ({"_checkpoint_thread_id": 5}, "InvalidInput: thread_id is a string, not int"),
+        ({"_checkpoint_state": 5}, "InvalidInput: state is a dict, not int"),
+        ({"_checkpoint_state": {"x": Opaque("x")}}, "UnstorableValue: state.x: cannot store"),
     ]
-    for keywords in wrong:
+    for keywords, said in wrong:
         for inside in (contextlib.nullcontext(), agent.thread("t")):
             caplog.clear()
             with caplog.at_level(logging.ERROR, "everstep"):
                 async with inside:
                     assert tool(**keywords) == 1
-                    assert "thread_id" in caplog.text or "state" in caplog.text
+                    assert said in caplog.text
     assert agent.engine.sync.get_latest("default") is None
 
 

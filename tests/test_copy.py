@@ -26,12 +26,14 @@ from everstep import (
     SQLiteCheckpointer,
     StoreBackend,
     UnsupportedByBackend,
+    copying,
 )
 from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Part, Query, RawThread, Store, Write
 from everstep.testing import put
 from tests import servers
+from tests.between import Between
 from tests.histories import Walker, same_tokens, seen
 
 WAYS = [("memory", "sqlite"), ("sqlite", "memory"), ("sqlite", "sqlite"), ("memory", "memory")]
@@ -546,6 +548,23 @@ class TestWhileTheSourceIsWritten:
 
         everstep.copy(Written(source.store), target)
         assert [point.checkpoint_id for point in CheckpointEngine(target).sync.list_time_travel_points("t")] == [first]
+
+    def test_a_thread_that_changes_places_while_pages_are_turned_is_copied(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The one that was active last comes first, on a page that has been read already."""
+        monkeypatch.setattr(copying, "_PAGE", 2)
+        source, target = make("memory"), make("sqlite")
+        engine = CheckpointEngine(source).sync
+        for name in "abcd":
+            engine.append(name, [], {"n": name})
+        between = Between(source.store)
+        between.after("list_threads", lambda: engine.append("a", [], {"again": True}))
+
+        everstep.copy(between, target)
+
+        assert between.is_over
+        assert seen(target.store) == seen(source.store)
 
     def test_a_thread_that_is_deleted_meanwhile_is_left_out(self, make: Make) -> None:
         source, target = make("memory"), make("sqlite")

@@ -816,6 +816,48 @@ def test_a_thread_that_was_taken_back_in_the_target_stays_so(stock, saver, later
     assert_imported(stock, saver, "t")
 
 
+def test_a_thread_that_was_taken_back_and_hides_nothing_stays_so(stock, saver):
+    with stock.saver() as other:
+        last = put_chain(other, [{"n": 1}, {"n": 2}, {"n": 3}])[-1]
+        moved(stock, saver)
+        first = list(saver.list(at("t")))[-1].checkpoint["id"]
+        saver.engine.sync.rewind(first, thread_id="t", namespace="", later="keep")
+        other.put(last, checkpoint("99999999", {"n": 4}), {}, {"n": 1})
+    before = rows(saver)
+
+    with pytest.raises(InvalidInput, match="gone on in the target"):
+        moved(stock, saver)
+
+    assert rows(saver) == before
+    assert saver.get_tuple(at("t")).checkpoint["id"] == first
+
+
+def test_a_pin_in_the_target_is_no_reason_to_stop(stock, saver):
+    stock.run(chat, [human(1)], "t")
+    moved(stock, saver)
+    first = list(saver.list(at("t")))[-1].checkpoint["id"]
+    saver.engine.sync.pin(first, thread_id="t", namespace="")
+    stock.run(chat, [human(2)], "t")
+
+    assert moved(stock, saver).checkpoints > 0
+
+    assert_imported(stock, saver, "t")
+
+
+def test_writes_that_wait_are_not_added_to_a_thread_that_has_gone_on(stock, saver):
+    with stock.saver() as other:
+        put_chain(other, [{"n": 1}])
+        moved(stock, saver)
+        saver.put(at("t", "", "00000000"), checkpoint("later", {"n": 9}), {}, {"n": 1})
+        other.put_writes(at("t", "", "later"), [("n", 2)], "task")
+    before = rows(saver)
+
+    assert moved(stock, saver).writes == 0
+
+    assert rows(saver) == before
+    assert saver.get_tuple(at("t", "", "later")).pending_writes == []
+
+
 def test_a_thread_that_is_a_task_in_the_target(stock, saver):
     stock.run(chat, [human(1)], "t")
     stock.run(chat, [human(1)], "u")
