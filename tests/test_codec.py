@@ -449,6 +449,105 @@ def test_depth_is_counted_without_building(value: Any) -> None:
     assert deep(value) <= counted <= deep(value) + 2
 
 
+# -- classes that would do something if they could
+
+
+RAN: list[str] = []
+
+
+def _made() -> list[Any]:
+    RAN.append("factory")
+    return []
+
+
+@dataclasses.dataclass
+class Grown:
+    """A dataclass that has got fields since values of it were saved."""
+
+    a: int
+    constant: str = "x"
+    plain: list[Any] = dataclasses.field(default_factory=list)
+    later: int = dataclasses.field(init=False)
+
+
+@dataclasses.dataclass
+class GrownByCall:
+    a: int
+    made: list[Any] = dataclasses.field(default_factory=_made)
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    a: int
+    __private: int = 5
+
+
+class OnlyOne(pydantic.BaseModel):
+    a: int = 1
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        RAN.append("__new__")
+        return super().__new__(cls)
+
+
+class Guessed(enum.Enum):
+    ONE = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        RAN.append("_missing_")
+        return cls.ONE
+
+
+class Unknown(enum.Enum):
+    """Makes a member for every value, as clients of services do."""
+
+    ONE = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        made: Any = object.__new__(cls)
+        made._name_, made._value_ = "UNKNOWN", value
+        return made
+
+
+def stored(cls: type, state: Any) -> bytes:
+    content = codec.pack([f"{cls.__module__}.{cls.__qualname__}", state])
+    return codec.tag_header(codec.OBJECT, len(content)) + content
+
+
+def test_registered_classes_run_nothing_when_they_are_rebuilt() -> None:
+    for cls in (Grown, GrownByCall, Slotted, OnlyOne, Guessed):
+        everstep.register(cls)
+    RAN.clear()
+    grown = codec.unpack(stored(Grown, {"a": 7}))
+    assert (grown.a, grown.constant, grown.plain) == (7, "x", [])
+    assert not hasattr(grown, "later")
+    with pytest.raises(CheckpointCorrupted, match=r"GrownByCall.made.*function"):
+        codec.unpack(stored(GrownByCall, {"a": 7}))
+    assert codec.unpack(stored(OnlyOne, [{"a": 7}, None, [], None])).a == 7
+    for state in (["TWO"], [None, 2], [None, [1]], [], 5):
+        with pytest.raises(CheckpointCorrupted):
+            codec.unpack(stored(Guessed, state))
+    with pytest.raises(CheckpointCorrupted):
+        codec.unpack(stored(Slotted, {"a": 1, "__class__": 2}))
+    assert RAN == []
+
+
+def test_slots_with_private_names_are_kept() -> None:
+    everstep.register(Slotted)
+    value = Slotted(1, 9)
+    back = codec.unpack(codec.pack(value))
+    assert (back.a, back._Slotted__private) == (1, 9)
+
+
+def test_a_member_that_only_missing_could_make_is_refused_at_save() -> None:
+    everstep.register(Unknown)
+    assert codec.unpack(codec.pack(Unknown.ONE)) is Unknown.ONE
+    with pytest.raises(UnstorableValue, match="_missing_"):
+        codec.pack(Unknown("new"))
+
+
 # -- hostile bytes
 
 
@@ -490,6 +589,7 @@ HOSTILE = {
     "unknown class": ormsgpack.packb(ormsgpack.Ext(8, ormsgpack.packb(["builtins.eval", ["1"]]))),
     "zone": ormsgpack.packb(ormsgpack.Ext(21, ormsgpack.packb(["../../etc/passwd"]))),
     "zone import": ormsgpack.packb(ormsgpack.Ext(21, ormsgpack.packb(["os.path"]))),
+    "fraction of text": ormsgpack.packb(ormsgpack.Ext(36, ormsgpack.packb(["1e999999999", 1]))),
     "fraction": ormsgpack.packb(ormsgpack.Ext(36, ormsgpack.packb([1, 0]))),
     "path": ormsgpack.packb(ormsgpack.Ext(37, ormsgpack.packb([9, "x"]))),
     "range": ormsgpack.packb(ormsgpack.Ext(35, ormsgpack.packb([1, 2, 0]))),

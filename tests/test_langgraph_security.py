@@ -7,8 +7,9 @@ import os
 import pickle
 import subprocess
 import sys
+import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import ormsgpack
@@ -18,13 +19,14 @@ from langgraph.checkpoint.serde.base import CipherProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Interrupt, Send
-from pydantic import BaseModel, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from everstep import CheckpointCorrupted, EverstepError, UnregisteredType, UnstorableValue
 from everstep.langgraph import HarnessCheckpointer
-from everstep.langgraph.channels import CHAT, Channels
+from everstep.langgraph.channels import CHAT, Channels, Written
 from everstep.langgraph.kinds import Kinds
 from everstep.stores.protocol import Key
+from everstep.values import codec
 from everstep.values.registry import Registered
 from tests.langgraph_same import assert_same, assert_same_channels
 from tests.langgraph_tools import FacedSaver, at, checkpoint
@@ -313,6 +315,522 @@ def test_unknown_tags_are_refused(tag: int) -> None:
         forger.put(at(), checkpoint("c1", {"x": "raw", "y": 1}))
         with pytest.raises(CheckpointCorrupted):
             saver.get_tuple(at())
+
+
+# -- classes that would do something if they could ---------------------------------------------------------------------
+
+
+class Shared(BaseModel):
+    """Gives out the same object again and again."""
+
+    admin: bool = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        CALLS.append("__new__")
+        return SHARED[0] if SHARED else super().__new__(cls)
+
+
+SHARED: list[Shared] = []
+SHARED.append(Shared())
+
+
+def _made_default() -> list[Any]:
+    CALLS.append("default_factory")
+    return []
+
+
+@dataclass
+class Factored:
+    a: int = 1
+    items: list[Any] = field(default_factory=_made_default)
+
+
+class FactoredMessage(HumanMessage):
+    more: list[Any] = Field(default_factory=_made_default)
+
+
+class Hooked(HumanMessage):
+    @classmethod
+    def __subclasshook__(cls, other: type) -> Any:
+        CALLS.append("__subclasshook__")
+        return NotImplemented
+
+
+class Guess(enum.IntEnum):
+    ONE = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        CALLS.append("_missing_")
+        return cls.ONE
+
+
+class Rights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        CALLS.append("_missing_")
+        return super()._missing_(value)
+
+
+class OddRights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        CALLS.append("__setattr__")
+        super().__setattr__(name, value)
+
+
+class ComparesClasses(type):
+    def __hash__(cls) -> int:
+        CALLS.append("metaclass __hash__")
+        return 5
+
+    def __eq__(cls, other: object) -> bool:
+        CALLS.append("metaclass __eq__")
+        return True
+
+
+class AsksClasses(type):
+    def __getattribute__(cls, name: str) -> Any:
+        CALLS.append(f"metaclass {name}")
+        return super().__getattribute__(name)
+
+    @property
+    def __module__(cls) -> str:  # type: ignore[override]
+        CALLS.append("metaclass __module__")
+        return "builtins"
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        CALLS.append("__instancecheck__")
+        return True
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        CALLS.append("__subclasscheck__")
+        return True
+
+
+@dataclass
+class OfComparing(metaclass=ComparesClasses):
+    a: int = 1
+
+
+@dataclass
+class OfAsking(metaclass=AsksClasses):
+    a: int = 1
+
+
+class Slot:
+    """A descriptor that says when something is set."""
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        CALLS.append("descriptor __set__")
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        CALLS.append("descriptor __get__")
+        return 1
+
+
+@dataclass
+class Described:
+    a: int = 1
+    held = Slot()
+
+    @property
+    def shouted(self) -> str:
+        return "x"
+
+    @shouted.setter
+    def shouted(self, value: str) -> None:
+        CALLS.append("setter")
+
+
+class Proxy:
+    """Claims to be a class."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        CALLS.append("__class__")
+        return type
+
+
+proxy = Proxy()
+
+
+def _says(name: str) -> Callable[..., Any]:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        CALLS.append(f"Trap.{name}")
+        raise TypeError(name)
+
+    return method
+
+
+def _trap() -> type:
+    """Return a class of which nothing may be used."""
+    names = [
+        "iter", "next", "getitem", "setitem", "delitem", "len", "bool", "index", "int", "float", "str", "repr", "bytes",
+        "fspath", "contains", "call", "format", "add", "radd", "or", "ror", "and", "sub", "lt", "le", "gt", "ge",
+        "enter", "length_hint", "missing", "reversed", "round", "trunc", "copy", "deepcopy", "reduce_ex", "getstate",
+        "setstate", "setattr", "delattr", "array", "array_interface", "buffer",
+    ]  # fmt: skip
+    found = {f"__{name}__": _says(name) for name in names}
+    found |= {name: _says(name) for name in ("get", "items", "keys", "values", "startswith", "split", "pop", "dtype")}
+    return dataclass(type("Trap", (), {"__annotations__": {"a": int}, "a": 1, "__module__": __name__, **found}))
+
+
+Trap = _trap()
+
+
+def _watched(self: Any, name: str) -> Any:
+    if name not in ("__class__", "__dict__"):  # what pytest and the forger look at
+        CALLS.append(f"Trap getattr {name}")
+    return object.__getattribute__(self, name)
+
+
+Trap.__getattribute__ = _watched  # type: ignore[method-assign, assignment]
+
+
+def tagged(tag: int, content: bytes) -> bytes:
+    return codec.tag_header(tag, len(content)) + content
+
+
+def packed_list(*items: bytes) -> bytes:
+    return codec.array_header(len(items)) + b"".join(items)
+
+
+def stored_object(name: str, state: Any) -> bytes:
+    """Return an object of that name as it is stored; the state may be packed already."""
+    packed = state if isinstance(state, bytes) else codec.pack(state)
+    return tagged(codec.OBJECT, packed_list(codec.pack(name), packed))
+
+
+def named(cls: Any) -> str:
+    return f"{__name__}:{cls if isinstance(cls, str) else type.__dict__['__qualname__'].__get__(cls)}"
+
+
+TRAP = stored_object(named("Trap"), {"a": 1})
+ONE = codec.pack(1)
+
+HOSTILE: dict[str, bytes] = {
+    "__new__": stored_object(named(Shared), [{"admin": True}, None, ["admin"], None]),
+    "default_factory": stored_object(named(Factored), {"a": 1}),
+    "_missing_ by name": stored_object(named(Guess), ["TWO"]),
+    "_missing_ by value": stored_object(named(Guess), [None, 2]),
+    "_missing_ by text": stored_object(named(Guess), [None, "ONE"]),
+    "_missing_ of flags": stored_object(named(Rights), [None, 64]),
+    "_missing_ of flags combined": stored_object(named(Rights), [None, 3]),
+    "__setattr__ of flags": stored_object(named(OddRights), [None, 3]),
+    "metaclass that compares": stored_object(named("OfComparing"), {"a": 1}),
+    "metaclass that asks": stored_object(named("OfAsking"), {"a": 1}),
+    "setter": stored_object(named(Described), {"a": 1, "shouted": "x", "held": 2}),
+    "__class__": stored_object(named(Described), {"__class__": 1}),
+    "proxy": stored_object(named("proxy"), {}),
+    "inside a proxy": stored_object(named("proxy.a"), {}),
+    "lazy module": stored_object("tests.lazy_module:Thing", {}),
+    "no module": stored_object("tests.odd_module:Thing", {}),
+    "module __getattr__": stored_object("tests.made_module:Thing", {}),
+    "trap": TRAP,
+    "list of traps": packed_list(TRAP, TRAP),
+    "dict of traps": codec.map_header(1) + codec.pack("a") + TRAP,
+    "object of a trap": tagged(codec.OBJECT, TRAP),
+    "object named by a trap": tagged(codec.OBJECT, packed_list(TRAP, ONE)),
+}
+EVERYWHERE = tuple(HOSTILE)
+"""What is tried in every place; the rest is about what stands inside a value, and is tried in one."""
+
+for _tag in (codec.TUPLE, codec.SET, codec.FROZENSET, codec.MAP, *range(codec.DATETIME, codec.ZONE + 1)):
+    HOSTILE[f"tag {_tag} of a trap"] = tagged(_tag, TRAP)
+for _tag in (*range(codec.DATETIME, codec.ZONE + 1), *range(codec.UUID, codec.PATH + 1)):
+    for _count in (1, 2, 3, 9):
+        HOSTILE[f"tag {_tag} of {_count} traps"] = tagged(_tag, packed_list(*[TRAP] * _count))
+        HOSTILE[f"tag {_tag} of {_count} and a trap"] = tagged(_tag, packed_list(*[ONE] * _count, TRAP))
+for _name in (
+    "deque", "pattern", "exception", "=", "numpy:ndarray", "numpy:generic", "ipaddress.IPv4Address",
+    "langgraph.types:Send", "langgraph.store.base:Item", "langgraph.types:Interrupt",
+    "langchain_core.messages.ai:AIMessage",
+    *(named(cls) for cls in (Innocent, Validated, Switch, Row, Shared, Factored, Rights, Described)),
+):  # fmt: skip
+    HOSTILE[f"{_name} of a trap"] = stored_object(_name, TRAP)
+    for _count in (1, 2, 4):
+        HOSTILE[f"{_name} of {_count} traps"] = stored_object(_name, packed_list(*[TRAP] * _count))
+    HOSTILE[f"{_name} of none and a trap"] = stored_object(_name, packed_list(codec.pack(None), TRAP))
+    HOSTILE[f"{_name} of a tuple of traps"] = stored_object(_name, tagged(codec.TUPLE, packed_list(TRAP)))
+    HOSTILE[f"{_name} of a dict of traps"] = stored_object(_name, codec.map_header(1) + codec.pack("a") + TRAP)
+    HOSTILE[f"{_name} of a dict and traps"] = stored_object(
+        _name, packed_list(codec.map_header(1) + codec.pack("a") + TRAP, codec.pack(None), packed_list(TRAP), TRAP)
+    )
+
+
+class Raw:
+    """Bytes to be stored as they are."""
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+
+
+class RawPacker(RawCodec):
+    """Writes `Raw` as it is, in lists and dicts too."""
+
+    def pack(self, value: Any, path: str = "") -> bytes:
+        if type(value) is Raw:
+            return value.packed
+        if type(value) is list:
+            return packed_list(*[self.pack(item, path) for item in value])
+        if type(value) is dict:
+            pairs = [self.pack(key) + self.pack(item, path) for key, item in value.items()]
+            return codec.map_header(len(pairs)) + b"".join(pairs)
+        return self._codec.pack(value, path)
+
+
+class RawChannels(RawMessages):
+    """Writes what no saver writes; `spoil` is what it does to the rest of a checkpoint."""
+
+    def __init__(self) -> None:
+        kinds = Kinds()
+        kinds.codec = RawPacker(kinds, b"")  # type: ignore[assignment]
+        super().__init__(kinds)
+        self.spoil: Callable[[dict[str, Any]], Any] = lambda rest: rest
+
+    def envelope(self, writer: Any, rest: dict[str, Any], kept: Any) -> Any:
+        return super().envelope(writer, self.spoil(rest), kept)
+
+
+def raw_forger(saver: HarnessCheckpointer) -> tuple[HarnessCheckpointer, RawChannels]:
+    channels = RawChannels()
+    forger = HarnessCheckpointer(backend=saver.backend)
+    forger._use(forger._threads.by(channels), channels)
+    return forger, channels
+
+
+def chat_with(**more: Any) -> list[Any]:
+    return [{"type": "human", "content": "x", "id": None, "additional_kwargs": {}, "name": None, **more}]
+
+
+PLACES: dict[str, Callable[[Raw], dict[str, Any]]] = {
+    "channel": lambda raw: {"x": raw},
+    "below": lambda raw: {"x": {"a": [raw, 1]}, "y": 1},
+    "large": lambda raw: {"x": {"a": [raw, "x" * 5000]}, "y": ["y" * 5000, raw]},
+    "messages": lambda raw: {"messages": [raw]},
+    "message field": lambda raw: {"messages": chat_with(additional_kwargs=raw)},
+    "message content": lambda raw: {"messages": chat_with(content=raw, id=raw)},
+    "message type": lambda raw: {"messages": chat_with(type=raw)},
+    "mark": lambda raw: {"messages": chat_with(**{"~": raw})},
+    "mark class": lambda raw: {"messages": chat_with(**{"~": [raw]})},
+    "mark fields": lambda raw: {"messages": chat_with(**{"~": [None, raw]})},
+    "mark field": lambda raw: {"messages": chat_with(**{"~": [None, [raw]]})},
+    "mark extra": lambda raw: {"messages": chat_with(**{"~": [None, None, raw]})},
+    "mark extras": lambda raw: {"messages": chat_with(**{"~": [None, None, [raw]]})},
+    "mark private": lambda raw: {"messages": chat_with(**{"~": [None, None, None, raw]})},
+}
+
+
+class LazyModule(types.ModuleType):
+    def __getattribute__(self, name: str) -> Any:
+        CALLS.append(f"module {name}")
+        return super().__getattribute__(name)
+
+
+@pytest.fixture
+def odd_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = types.ModuleType("tests.made_module")
+    made.__getattr__ = _says("module __getattr__")  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "tests.lazy_module", LazyModule("tests.lazy_module"))
+    monkeypatch.setitem(sys.modules, "tests.made_module", made)
+    monkeypatch.setitem(sys.modules, "tests.odd_module", object.__new__(Trap))
+
+
+def read_all(saver: HarnessCheckpointer) -> None:
+    """Read a thread in every way; what is wrong with it is an error of ours."""
+    ways: list[Callable[[], Any]] = [
+        lambda: saver.get_tuple(at()),
+        lambda: saver.get_tuple(at()),  # from what is remembered
+        lambda: list(saver.list(at())),
+        lambda: saver.get_delta_channel_history(config=at(), channels=["x", "messages"]),
+        lambda: saver.engine.sync.get_latest("t"),
+        lambda: saver.with_allowlist([Switch]).get_tuple(at()),
+    ]
+    for way in ways:
+        try:
+            way()
+        except EverstepError:
+            pass
+
+
+@pytest.mark.usefixtures("no_calls", "odd_modules")
+@pytest.mark.parametrize("place", PLACES)
+def test_no_class_that_bytes_name_runs_anything(place: str) -> None:
+    import numpy  # noqa: F401  # its arrays are rebuilt where it is imported
+
+    for case in HOSTILE if place == "channel" else EVERYWHERE:
+        packed = HOSTILE[case]
+        with HarnessCheckpointer() as saver:
+            forger, _ = raw_forger(saver)
+            config = forger.put(at(), checkpoint("c1", PLACES[place](Raw(packed))))
+            if place == "channel":
+                forger.put_writes(config, [("x", Raw(packed)), ("messages", [Raw(packed)])], "task")
+            CALLS.clear()
+            read_all(HarnessCheckpointer(backend=saver.backend))
+            read_all(HarnessCheckpointer(backend=saver.backend, strict=True))
+            read_all(HarnessCheckpointer(backend=saver.backend, allow=[Shared, Factored, Rights]))
+            assert CALLS == [], case
+    assert SHARED[0].admin is False
+
+
+RESTS: dict[str, Callable[[dict[str, Any], Raw], Any]] = {
+    "all": lambda rest, raw: raw,
+    "v": lambda rest, raw: {**rest, "v": raw},
+    "versions": lambda rest, raw: {**rest, "channel_versions": raw},
+    "version": lambda rest, raw: {**rest, "channel_versions": {"x": raw}},
+    "seen": lambda rest, raw: {**rest, "versions_seen": raw},
+    "forms": lambda rest, raw: {**rest, "forms": raw},
+    "form": lambda rest, raw: {**rest, "forms": {"x": raw}},
+    "form below": lambda rest, raw: {**rest, "forms": {"x": {"a": raw}}},
+    "form of messages": lambda rest, raw: {**rest, "forms": {"messages": raw}},
+    "seeds": lambda rest, raw: {**rest, "seeds": raw},
+    "more": lambda rest, raw: {**rest, "more": raw},
+    "absent": lambda rest, raw: {**rest, "absent": raw},
+    "odd": lambda rest, raw: {**rest, "odd": raw},
+    "updated": lambda rest, raw: {**rest, "updated_channels": raw},
+    "none": lambda rest, raw: {},
+}
+
+
+@pytest.mark.usefixtures("no_calls")
+@pytest.mark.parametrize("size", [10, 5000])
+@pytest.mark.parametrize("where", RESTS)
+def test_objects_in_the_rest_of_a_checkpoint_are_not_asked_anything(where: str, size: int) -> None:
+    with HarnessCheckpointer() as saver:
+        forger, channels = raw_forger(saver)
+        channels.spoil = lambda rest: RESTS[where]({**rest, "note": "x" * size}, Raw(TRAP))
+        values = {"x": {"a": [1]}, "messages": chat_with()}
+        config = forger.put(at(), checkpoint("c1", values))
+        CALLS.clear()
+        reader = HarnessCheckpointer(backend=saver.backend)
+        read_all(reader)
+        channels.spoil = lambda rest: rest
+        try:
+            reader.put(config, checkpoint("c2", {"x": {"a": [1]}}), {}, {})
+        except EverstepError:
+            pass
+        assert CALLS == []
+
+
+@pytest.mark.usefixtures("no_calls")
+@pytest.mark.parametrize("case", ["trap", "row", "rows", "form", "task"])
+def test_objects_among_the_writes_of_a_delta_channel_are_not_asked_anything(case: str) -> None:
+    raw = Raw(TRAP)
+    items = {"trap": raw, "row": [raw], "rows": [[raw, raw, raw]], "form": [["t", raw, 1]], "task": [[raw, 0, raw]]}
+    with HarnessCheckpointer() as saver:
+        forger, channels = raw_forger(saver)
+        packed = RawPacker(Kinds(), b"").pack(items[case])
+        spoiled = Written(0, len(packed), packed, None)
+        whole = Channels.envelope
+        channels.envelope = lambda writer, rest, kept: whole(  # type: ignore[method-assign]
+            channels, writer, rest, {"writes:x": spoiled, "seed:x": spoiled}
+        )
+        forger.put(at(), checkpoint("c1", {"y": 1}))
+        CALLS.clear()
+        read_all(saver)
+        with pytest.raises(CheckpointCorrupted):
+            saver.get_delta_channel_history(config=at(), channels=["x"])
+        assert CALLS == []
+
+
+def test_messages_are_filled_up_without_calling_anything() -> None:
+    for cls in (FactoredMessage, Hooked):
+        with HarnessCheckpointer() as saver:
+            forger, _ = raw_forger(saver)
+            fields = {"type": "human", "content": "x", "~": [named(cls)]}
+            forger.put(at(), checkpoint("c1", {"messages": [fields], "y": 1}))
+            CALLS.clear()
+            if cls is FactoredMessage:
+                with pytest.raises(CheckpointCorrupted, match=r"FactoredMessage.more.*function"):
+                    saver.get_tuple(at())
+            else:  # what LangChain's own classes take from list and dict is there
+                found = saver.get(at())["channel_values"]["messages"][0]
+                assert (type(found), found.content, found.additional_kwargs) == (cls, "x", {})
+            assert CALLS == []
+
+
+def test_a_model_with_a_shared_object_is_rebuilt_as_one_of_its_own() -> None:
+    with HarnessCheckpointer() as saver:
+        forger, _ = raw_forger(saver)
+        forger.put(at(), checkpoint("c1", {"x": Raw(HOSTILE["__new__"]), "y": Raw(HOSTILE["__new__"])}))
+        found = saver.get(at())["channel_values"]
+    assert found["x"] is not SHARED[0]
+    assert found["x"] is not found["y"]
+    assert (found["x"].admin, SHARED[0].admin) == (True, False)
+
+
+def test_honest_objects_of_such_classes_come_back_exactly() -> None:
+    values = {
+        "factored": Factored(3, [1]),
+        "rights": [Rights.READ, Rights.READ | Rights.WRITE, Rights(0)],
+        "guess": Guess.ONE,
+        "asking": OfAsking(4),
+        "described": Described(5),
+        "messages": [FactoredMessage(content="x", more=[1]), Hooked(content="y")],
+    }
+    with HarnessCheckpointer() as saver:
+        saver.put(at(), checkpoint("c1", values))
+        CALLS.clear()
+        found = HarnessCheckpointer(backend=saver.backend).get(at())["channel_values"]
+        assert CALLS == []
+    assert_same_channels(found, values)
+
+
+def test_what_could_not_be_rebuilt_without_calling_it_is_refused_at_save() -> None:
+    with HarnessCheckpointer() as saver:
+        for value in (OddRights.READ | OddRights.WRITE, OfComparing()):
+            with pytest.raises(UnstorableValue):
+                saver.put(at(), checkpoint("c1", {"x": value}))
+
+
+class Keyed(BaseModel):
+    a: int = 1
+
+    def __hash__(self) -> int:
+        CALLS.append("__hash__")
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        CALLS.append("__eq__")
+        return self is other
+
+    def __del__(self) -> None:
+        CALLS.append("__del__")
+
+
+KEYED = stored_object(named(Keyed), [{"a": 1}, None, ["a"], None])
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        tagged(codec.SET, packed_list(KEYED, KEYED)),
+        tagged(codec.FROZENSET, packed_list(KEYED, KEYED)),
+        tagged(codec.MAP, packed_list(KEYED, ONE, KEYED, ONE)),
+        KEYED,
+    ],
+)
+def test_what_does_run_is_refused_by_strict_savers(packed: bytes) -> None:
+    """Python hashes and compares keys and members, and finalizes what nobody holds: the documents say so."""
+    with HarnessCheckpointer() as saver:
+        forger, _ = raw_forger(saver)
+        forger.put(at(), checkpoint("c1", {"x": Raw(packed)}))
+        strict = HarnessCheckpointer(backend=saver.backend, strict=True)
+        CALLS.clear()
+        with pytest.raises(UnregisteredType, match="Keyed"):
+            strict.get_tuple(at())
+        with pytest.raises(UnregisteredType, match="Keyed"):
+            list(strict.list(at()))
+        assert CALLS == []
+        saver.get_tuple(at())
+        assert "__del__" in CALLS
+        assert ("__hash__" in CALLS) is (packed is not KEYED)
 
 
 # -- strict ------------------------------------------------------------------------------------------------------------

@@ -509,7 +509,8 @@ class Repository:
             values = codec.unpack_parts(parts[0])
         else:
             values = codec.unpack_parts([codec.array_header(len(parts)), *(part for field in parts for part in field)])
-        if not isinstance(values, list) or len(values) != len(_FIELDS):
+        # Exactly a list: an object of a registered class would be asked for its length and its items.
+        if type(values) is not list or len(values) != len(_FIELDS) or type(values[0]) is not list:
             raise CheckpointCorrupted("a stored checkpoint is out of shape")
         return values
 

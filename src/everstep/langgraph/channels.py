@@ -310,14 +310,19 @@ class Channels:
     # -- reading
 
     def read(self, form: Form, stored: Any) -> Any:
-        """Return the value that was kept in this form, from what was unpacked."""
-        if form == PLAIN:
-            return stored
-        if isinstance(form, dict):
-            if not isinstance(stored, dict):
+        """Return the value that was kept in this form, from what was unpacked.
+
+        Both are what stored bytes say. Types are looked at and nothing else: a method of theirs might do anything.
+        """
+        if type(form) is dict:
+            if type(stored) is not dict:
                 raise CheckpointCorrupted("a stored channel is out of shape")
             return {key: self.read(form.get(key, PLAIN), item) for key, item in stored.items()}
-        if not isinstance(stored, list):
+        if type(form) is not int:
+            raise CheckpointCorrupted("the form of a stored channel is out of shape")
+        if form == PLAIN:
+            return stored
+        if type(stored) is not list:
             raise CheckpointCorrupted("a stored channel is out of shape")
         if form in (CHAT, MESSAGE):
             messages = self._messages.built(stored)
@@ -401,19 +406,37 @@ class Channels:
         """Return what `envelope` wrote: plain values, and the nodes of trees."""
         if node.body[0] == tree.PACKED:
             squeezed = self.plain(node, objects)
-            if isinstance(squeezed, bytes):
-                return self._codec.unpack(compress.expand(squeezed)), {}
+            if type(squeezed) is bytes:
+                return _checked_envelope(self._codec.unpack(compress.expand(squeezed))), {}
         entries = tree.entries(node, objects)
         if entries is None:  # kept whole, being small, its trees as well
             parts = codec.items(_joined(node, objects))
             entries = {key: tree.inline(value) for key, value in zip(parts[::2], parts[1::2], strict=True)}
-        named = {self._codec.unpack(key): value for key, value in entries.items()}
+        named = {_unpacked_name(key): value for key, value in entries.items()}
         kept = {name: value for name, value in named.items() if name.startswith(KEPT)}
-        return {name: self.plain(value, objects) for name, value in named.items() if name not in kept}, kept
+        rest = {name: self.plain(value, objects) for name, value in named.items() if name not in kept}
+        return _checked_envelope(rest), kept
 
     def plain(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
         """Return the plain value of a node."""
         return self._codec.unpack(_joined(node, objects))
+
+    def mapping_of(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> dict[str, Any]:
+        """Return the values that `mapping` wrote, as they are kept."""
+        found = self.plain(node, objects)
+        if type(found) is not dict:
+            raise CheckpointCorrupted("the channels of a stored checkpoint are out of shape")
+        return found
+
+    def delta_items(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> list[tuple[str, Any, Any]]:
+        """Return the writes that a checkpoint keeps of a delta channel: task, form and what is kept of the value."""
+        items = self.plain(node, objects)
+        if type(items) is not list:
+            raise CheckpointCorrupted("the writes of a stored channel are out of shape")
+        for item in items:
+            if type(item) is not list or len(item) != 3 or type(item[0]) is not str:
+                raise CheckpointCorrupted("the writes of a stored channel are out of shape")
+        return [(task, form, value) for task, form, value in items]
 
     def unwritten(self, written: Written) -> Any:
         """Return the value that was written."""
@@ -447,10 +470,10 @@ class Channels:
         """Return the values of a mapping as they were written."""
         entries = tree.entries(node, objects)
         if entries is not None:
-            named = {self._codec.unpack(key): value for key, value in entries.items()}
+            named = {_unpacked_name(key): value for key, value in entries.items()}
             return {name: self.thawed(forms.get(name, PLAIN), value, objects) for name, value in named.items()}
         flat = codec.items(_joined(node, objects))
-        names = [self._codec.unpack(key) for key in flat[::2]]
+        names = [_unpacked_name(key) for key in flat[::2]]
         values = zip(names, flat[1::2], strict=True)
         return {name: Written(forms.get(name, PLAIN), len(packed), packed, None) for name, packed in values}
 
@@ -471,6 +494,28 @@ class Channels:
 @functools.lru_cache(4096)  # channels have few names
 def _packed_name(name: str) -> bytes:
     return codec.pack(name)
+
+
+def _unpacked_name(packed: bytes) -> str:
+    name = codec.unpack(packed)
+    if type(name) is not str:
+        raise CheckpointCorrupted("the name of a stored channel is no text")
+    return name
+
+
+_ENVELOPE: dict[str, type] = {
+    "channel_versions": dict, "versions_seen": dict, "forms": dict, "seeds": dict, "more": dict, "odd": dict,
+    "absent": list,
+}  # fmt: skip
+
+
+def _checked_envelope(envelope: Any) -> dict[str, Any]:
+    """Return what a checkpoint is besides its values, if its parts are of the types that are written."""
+    if type(envelope) is not dict or any(
+        type(envelope[name]) is not kind for name, kind in _ENVELOPE.items() if name in envelope
+    ):
+        raise CheckpointCorrupted("a stored checkpoint is out of shape")
+    return dict(envelope)
 
 
 def _joined(node: tree.Node, objects: Mapping[bytes, tree.Content]) -> bytes:

@@ -2,14 +2,15 @@
 
 Only modules of LangGraph's own, which stand in a table here, are imported where they are not yet.
 
-Rebuilding calls no constructor, no validator and no method of the stored value's choosing: dataclasses, pydantic
-models, enums and named tuples get their fields back as they were. Classes with a way of their own stand in a table.
+Rebuilding calls no constructor, no validator, no default factory and no method of the stored value's choosing:
+dataclasses, pydantic models, enums and named tuples get their fields back as they were. Classes with a way of their own
+stand in a table; they take nothing but built-in values of exactly the types that were stored, because a number, a text
+or a list of some other class could bring a method along. See docs/decisions/0017-hostile-bytes.md for what does run.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import enum
 import functools
 import importlib
@@ -103,12 +104,14 @@ class Kinds:
         module, separator, qualname = name.partition(":")
         found = self._classes.get((module, qualname)) if separator else None
         if found is None and separator:
-            found = safe_class(module, qualname) if (module, qualname) in SAFE else _lookup(module, qualname)
+            found = (
+                safe_class(module, qualname) if (module, qualname) in SAFE else registry.find_class(module, qualname)
+            )
         return found
 
     def _rebuilt(self, cls: type) -> Registered | None:
-        name = _name(cls)
-        if name not in self._names and (self.strict or _lookup(*name) is not cls):
+        name = registry.full_name(cls)
+        if name is None or (name not in self._names and (self.strict or registry.find_class(*name) is not cls)):
             return None
         try:
             ways: tuple[Callable[[Any], Any], Callable[[Any], Any]] = registry.known_ways(cls)
@@ -141,22 +144,13 @@ def _is_name(entry: object) -> bool:
 
 
 def _name(cls: type) -> Name:
-    return cls.__module__, cls.__qualname__
-
-
-def _lookup(module: str, qualname: str) -> type | None:
-    """Return the class of that name, if its module is imported."""
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
-        # Only what stands in the namespace itself: no attribute that is made when it is asked for.
-        found = getattr(found, "__dict__", {}).get(part)
-    return found if isinstance(found, type) else None
+    return registry.full_name(cls) or ("", "")
 
 
 def safe_class(module: str, qualname: str) -> type | None:
     """Return one of LangGraph's own classes; None if it is not installed. Its module is imported if need be."""
     if module in _SAFE_MODULES and _is_importable(module):
-        return _lookup(module, qualname)
+        return registry.find_class(module, qualname)
     return None
 
 
@@ -172,12 +166,16 @@ def _is_importable(module: str) -> bool:
 # -- classes with a way of their own -----------------------------------------------------------------------------------
 
 
+def _out_of_shape() -> CheckpointCorrupted:
+    return CheckpointCorrupted("a stored object is out of shape")
+
+
 def _checked(kind: type, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `make` for states of one type only."""
+    """Return `make` for states of exactly one type."""
 
     def from_state(state: Any) -> Any:
-        if not isinstance(state, kind):
-            raise CheckpointCorrupted("a stored object is out of shape")
+        if type(state) is not kind:
+            raise _out_of_shape()
         return make(state)
 
     return from_state
@@ -185,7 +183,16 @@ def _checked(kind: type, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _deque(state: list[Any]) -> collections.deque[Any]:
     items, length_max = state
+    if type(items) is not list or type(length_max) not in (int, type(None)):
+        raise _out_of_shape()
     return collections.deque(items, length_max)
+
+
+def _pattern(state: list[Any]) -> re.Pattern[Any]:
+    text, flags = state
+    if type(text) not in (str, bytes) or type(flags) is not int:
+        raise _out_of_shape()
+    return re.compile(text, flags & ~re.DEBUG)  # which would print it
 
 
 _SPECIAL: dict[type, Registered] = {
@@ -196,7 +203,7 @@ _SPECIAL: dict[type, Registered] = {
         re.Pattern,
         "pattern",
         lambda value: [value.pattern, value.flags],
-        _checked(list, lambda state: re.compile(*state)),
+        _checked(list, _pattern),
     ),
 }
 for _cls in (
@@ -218,9 +225,13 @@ def _send_from(state: list[Any]) -> Any:
     if cls is None:
         raise _refused("langgraph.types:Send")
     send: Any = object.__new__(cls)
-    for name, value in zip(getattr(cls, "__slots__", ()), state, strict=False):
+    for name, value in zip(_slots_of(cls), state, strict=False):
         object.__setattr__(send, name, value)
     return send
+
+
+def _slots_of(cls: type) -> tuple[str, ...]:
+    return tuple(getattr(cls, "__slots__", ()))
 
 
 def _item_from(state: dict[str, Any]) -> Any:
@@ -229,6 +240,8 @@ def _item_from(state: dict[str, Any]) -> Any:
         raise _refused("langgraph.store.base:Item")
     item: Any = object.__new__(cls)
     for name, value in state.items():
+        if name not in _slots_of(cls):
+            raise _out_of_shape()
         object.__setattr__(item, name, value)
     return item
 
@@ -245,12 +258,21 @@ def _array_from(state: list[Any]) -> Any:
     if numpy is None:
         raise _refused("numpy:ndarray")
     kind, shape, order, data = state
+    if not (_is_plain(kind) and _is_plain(shape) and type(order) is str and type(data) is bytes):
+        raise _out_of_shape()
     if isinstance(kind, list):
         kind = [tuple(tuple(part) if isinstance(part, list) else part for part in field) for field in kind]
     dtype = numpy.dtype(kind)
     if dtype.hasobject:
         raise CheckpointCorrupted("a stored array claims to hold objects")
     return numpy.ndarray(tuple(shape), dtype, bytearray(data), order=order)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether this is text, a number, or a list or tuple of such: what describes an array."""
+    if type(value) in (list, tuple):
+        return all(_is_plain(item) for item in value)
+    return type(value) in (str, int)
 
 
 def _scalar_from(state: list[Any]) -> Any:
@@ -299,7 +321,8 @@ def _special(cls: type) -> Registered | None:
 
 def _plain(cls: type) -> Registered | None:
     """Return how a subclass of a plain type is kept: as that type, which is what LangGraph's own savers do."""
-    if issubclass(cls, enum.Enum) or dataclasses.is_dataclass(cls) or hasattr(cls, "_fields"):
+    is_one_of_ours = registry.dataclass_fields(cls) is not None or registry.class_attribute(cls, "_fields") is not None
+    if registry.is_subclass(cls, enum.Enum) or is_one_of_ours:
         return None
     for kind in (str, bytes, int, float, dict, list, tuple, set, frozenset):
         if issubclass(cls, kind):

@@ -20,7 +20,7 @@ from everstep.langgraph.kinds import Kinds, safe_class
 from everstep.values import codec, registry
 
 try:
-    from pydantic import BaseModel
+    import pydantic  # noqa: F401  # without it there are no messages
 except ImportError as exc:
     raise MissingDependency("pydantic", "langgraph") from exc
 
@@ -46,17 +46,8 @@ _SET, _SET_WITH_ID = {"content"}, {"content", "id"}
 _OUT_OF_SHAPE = (TypeError, ValueError, AttributeError, LookupError)
 
 
-def _setter(name: str) -> Callable[[Any, Any], None]:
-    """Return what sets an attribute of a pydantic model as it is: twice as fast as `object.__setattr__`."""
-    slot: Any = BaseModel.__dict__.get(name)
-    if hasattr(slot, "__set__"):
-        setter: Callable[[Any, Any], None] = slot.__set__
-        return setter
-    return lambda model, value: object.__setattr__(model, name, value)
-
-
-_set_fields, _set_given = _setter("__dict__"), _setter("__pydantic_fields_set__")
-_set_extra, _set_private = _setter("__pydantic_extra__"), _setter("__pydantic_private__")
+_set_fields, _set_given = registry.slot_setter("__dict__"), registry.slot_setter("__pydantic_fields_set__")
+_set_extra, _set_private = registry.slot_setter("__pydantic_extra__"), registry.slot_setter("__pydantic_private__")
 
 
 class _Class(NamedTuple):
@@ -202,7 +193,10 @@ class Messages:
             if MARK in fields:
                 found.append(self._unusual(fields).made())
                 continue
-            cls, count = usual.get(fields.get("type")) or self._usual_class(fields)
+            kind = fields.get("type")
+            if type(kind) is not str:  # to look up anything else would hash it
+                raise CheckpointCorrupted("a stored message is out of shape")
+            cls, count = usual.get(kind) or self._usual_class(fields)
             if len(fields) != count:
                 _fill(cls, fields)
             message = new(cls)
@@ -239,7 +233,7 @@ class Messages:
         name, given, extra, private = _popped_mark(fields)
         cls = self._usual_class(fields)[0] if name is None else self._kinds.for_name(name).cls
         base = base_class()
-        if base is None or not issubclass(cls, base):
+        if base is None or not registry.is_subclass(cls, base):
             raise UnregisteredType(str(name), "which is not a message")
         _fill(cls, fields)
         if given is None:
@@ -248,25 +242,38 @@ class Messages:
 
     def _usual_class(self, fields: dict[str, Any]) -> tuple[Any, int]:
         kind = fields.get("type")
-        usual = _USUAL.get(kind) if isinstance(kind, str) else None
-        if usual is None or not isinstance(kind, str):
-            raise CheckpointCorrupted(f"a stored message has the unknown type {kind!r:.40}")
+        usual = _USUAL.get(kind) if type(kind) is str else None
+        if usual is None or type(kind) is not str:
+            what = repr(kind)[:40] if type(kind) is str else "of no text"
+            raise CheckpointCorrupted(f"a stored message has the unknown type {what}")
         cls: Any = self._kinds.for_name(_full(*usual)).cls
-        found = self._usual[kind] = cls, len(cls.model_fields)
+        found = self._usual[kind] = cls, len(registry.pydantic_fields(cls))
         return found
 
 
 def _fill(cls: Any, fields: dict[str, Any]) -> None:
     """Give fields that were added to the class since the message was saved their defaults."""
-    for name, info in cls.model_fields.items():
+    for name, info in registry.pydantic_fields(cls).items():
         if name not in fields:
-            fields[name] = info.get_default(call_default_factory=True)
+            fields[name] = registry.pydantic_default(cls, name, info)
 
 
 def _popped_mark(fields: Any) -> list[Any]:
-    if type(fields) is not dict:
+    """Return what the fields of a message do not say, in exactly the shape it is written in."""
+    mark = fields.pop(MARK, None) if type(fields) is dict else MARK
+    if mark is None:
+        return [None, None, None, None]
+    if type(mark) is not list or len(mark) > 4:
         raise CheckpointCorrupted("a stored message is out of shape")
-    return [*(fields.pop(MARK, None) or ()), None, None, None, None][:4]
+    name, given, extra, private = [*mark, None, None, None, None][:4]
+    fits = name is None or type(name) is str
+    fits = fits and (given is None or (type(given) is list and all(type(one) is str for one in given)))
+    fits = fits and (
+        extra is None or (type(extra) is list and len(extra) == 1 and type(extra[0]) in (dict, type(None)))
+    )
+    if not fits or (private is not None and type(private) is not dict):
+        raise CheckpointCorrupted("a stored message is out of shape")
+    return [name, given, extra, private]
 
 
 def _bare(fields: Any) -> dict[str, Any]:
@@ -356,4 +363,4 @@ def copied(value: Any) -> Any:
 
 def _copier(value: Any) -> Callable[[], Any]:
     kind = type(value)
-    return kind if not value and kind in (dict, list) else lambda: copied(value)
+    return kind if kind in (dict, list) and not value else lambda: copied(value)

@@ -85,7 +85,7 @@ def opened(record: Record, objects: Mapping[bytes, tree.Content]) -> tuple[list[
     conversation, others, rest = tree.nodes(record.children, record.body, record.sizes)
     envelope, kept = _CHANNELS.opened_envelope(rest, objects)
     forms: Mapping[str, Form] = envelope.get("forms", {})
-    channels: dict[str, Any] = _CHANNELS.plain(others, objects)
+    channels = _CHANNELS.mapping_of(others, objects)
     if LIST_CHANNEL in forms and LIST_CHANNEL not in channels:
         channels[LIST_CHANNEL] = _CHANNELS.plain(conversation, objects)
     values = {name: shown(forms.get(name, PLAIN), value) for name, value in channels.items()}
@@ -94,7 +94,7 @@ def opened(record: Record, objects: Mapping[bytes, tree.Content]) -> tuple[list[
             seed = kept.get(SEED + name)
             form = envelope.get("seeds", {}).get(name, PLAIN)
             start = shown(form, _CHANNELS.plain(seed, objects)) if seed is not None else []
-            items = _CHANNELS.plain(kept[WRITES + name], objects)
+            items = _CHANNELS.delta_items(kept[WRITES + name], objects)
             folded = _folded(start, [shown(form, value) for _, form, value in items])
             if folded is not None:
                 values[name] = folded

@@ -373,7 +373,7 @@ class Threads:
         for name in names:
             writes, seed = checkpoint.rest.get(WRITES + name), checkpoint.rest.get(SEED + name)
             if writes is not None:
-                items = channels.plain(writes, objects)
+                items = channels.delta_items(writes, objects)
                 found[name] = {"writes": [(task, name, channels.read(form, value)) for task, form, value in items]}
                 if seed is not None:
                     form = forms.get(name, PLAIN)
@@ -577,7 +577,10 @@ class Threads:
         if len(record.sizes) != 3:
             raise CheckpointCorrupted("a stored checkpoint is out of shape")
         conversation, state, rest = tree.nodes(record.children, record.body, record.sizes)
-        return _Opened(conversation, state, *self._channels.opened_envelope(rest, objects))
+        envelope, kept = self._channels.opened_envelope(rest, objects)
+        if not envelope.keys() >= {"v", "channel_versions", "versions_seen"}:
+            raise CheckpointCorrupted("a stored checkpoint is out of shape")
+        return _Opened(conversation, state, envelope, kept)
 
     def _values(
         self, line: Line | None, record: Record, objects: Mapping[bytes, tree.Content]
@@ -586,7 +589,7 @@ class Threads:
         opened, channels = self._open(record, objects), self._channels
         if line is not None:
             return opened.envelope, {name: channels.unwritten(value) for name, value in line.channels.items()}
-        values: dict[str, Any] = channels.plain(opened.state, objects)
+        values = channels.mapping_of(opened.state, objects)
         for name, form in opened.envelope.get("forms", {}).items():
             if name in values:
                 values[name] = channels.read(form, values[name])
@@ -603,7 +606,9 @@ class Threads:
         found = channels.opened(forms, opened.state, objects)
         if LIST_CHANNEL in forms and LIST_CHANNEL not in found and tree.is_list(opened.conversation):
             found[LIST_CHANNEL] = channels.thawed(forms[LIST_CHANNEL], opened.conversation, objects, top=True)
-        found = {name: value._replace(version=versions.get(name)) for name, value in found.items()}
+        # Versions are compared when the next checkpoint is written: only those without a way to compare of their own.
+        known = {name: version for name, version in versions.items() if type(version) in (int, float, str)}
+        found = {name: value._replace(version=known.get(name)) for name, value in found.items()}
         seeds = opened.envelope.get("seeds", {})
         rest = {
             name: channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)

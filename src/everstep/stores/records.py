@@ -66,7 +66,10 @@ def unpack_record(key: Key, step: int, children: bytes, info: bytes, root: bytes
     try:
         if packed[:1] < _INFO_PLAIN:
             packed = compress.expand(packed)
-        created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = codec.unpack(packed)
+        created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = _listed(codec.unpack(packed))
+        if type(metadata) is not dict:
+            raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
+        parents, tags, sizes = _listed(parents), _listed(tags), _listed(sizes)
         return Record(
             key, step, tuple(_parent(parent, key) for parent in parents), _unpack_time(created),
             children if root is not None else b"", body, tuple(sizes), tuple(tags), summary, next_node, trigger, kind,
@@ -94,7 +97,14 @@ def unpack_sealed(data: bytes, what: str, *bound: bytes) -> Any:
     packed = data[DIGEST_BYTES:]
     if digest(packed, *bound) != data[:DIGEST_BYTES]:
         raise CheckpointCorrupted(f"{what} does not match its checksum")
-    return codec.unpack(packed)
+    return _listed(codec.unpack(packed))
+
+
+def _listed(found: Any) -> list[Any]:
+    """Return a list that was stored; an object in its place would be asked for its items by a method of its own."""
+    if type(found) is not list:
+        raise CheckpointCorrupted("a stored record is out of shape")
+    return found
 
 
 def pack_origin(origin: Key, thread_id: str) -> bytes:

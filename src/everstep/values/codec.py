@@ -507,11 +507,21 @@ class _Reader:
             raise CheckpointCorrupted(f"a stored value nests deeper than {DEPTH_MAX} levels")
         return self.read([b"\x92", data, _END])
 
-    def flat(self, data: bytes) -> Any:
-        """Return the list inside a tagged value that is no container."""
+    def items(self, data: bytes) -> list[Any]:
+        """Return the items of a tagged container. Anything but a list might bring a way to iterate of its own."""
+        found = self.content(data)
+        if type(found) is not list:
+            raise CheckpointCorrupted("a stored container is out of shape")
+        return found
+
+    def flat(self, data: bytes) -> list[Any]:
+        """Return the list inside a tagged value that is no container: numbers, texts and lists of these."""
         if _containers_at_most(data) > 4 and depth(data) > 4:
             raise CheckpointCorrupted("a stored value nests where it cannot")
-        return self.read([b"\x92", data, _END])
+        found = ormsgpack.unpackb(data, ext_hook=_flat_part)
+        if type(found) is not list:
+            raise CheckpointCorrupted("a stored value is out of shape")
+        return found
 
     def _rebuild(self, tag: int, data: bytes) -> Any:
         self.level += 1
@@ -530,13 +540,23 @@ class _Reader:
             self.level -= 1
 
 
+def _flat_part(tag: int, data: bytes) -> Any:
+    """Return a number or text inside a value that is no container: nothing there is an object of some class."""
+    if tag not in (INT, STR):
+        raise CheckpointCorrupted("a stored value holds what it cannot")
+    return int.from_bytes(data, "big", signed=True) if tag == INT else data.decode("utf-8", "surrogatepass")
+
+
 def _read_map(data: bytes, reader: _Reader) -> dict[Any, Any]:
-    flat = iter(reader.content(data))
+    flat = iter(reader.items(data))
     return dict(zip(flat, flat, strict=True))
 
 
 def _read_object(data: bytes, reader: _Reader) -> Any:
-    name, state = reader.content(data)
+    found = reader.items(data)
+    if len(found) != 2 or type(found[0]) is not str:
+        raise CheckpointCorrupted("a stored object is out of shape")
+    name, state = found
     entry = reader.types.for_name(name)
     if entry is None:
         raise UnregisteredType(name)
@@ -564,6 +584,13 @@ def _read_time(data: bytes, reader: _Reader) -> dt.time:
     return dt.time(hour, minute, second, microsecond, _zone(zone), fold=fold)
 
 
+def _read_fraction(data: bytes, reader: _Reader) -> fractions.Fraction:
+    numerator, denominator = reader.flat(data)
+    if type(numerator) is not int or type(denominator) is not int:  # a text might stand for a power of ten
+        raise CheckpointCorrupted("a stored fraction is out of shape")
+    return fractions.Fraction(numerator, denominator)
+
+
 def _read_path(data: bytes, reader: _Reader) -> pathlib.PurePath:
     n, text = reader.flat(data)
     if not isinstance(text, str) or n not in (0, 1, 2, 3):
@@ -579,9 +606,9 @@ _READERS: dict[int, Callable[[bytes, _Reader], Any]] = {
     STR: lambda data, _: data.decode("utf-8", "surrogatepass"),
     BYTEARRAY: lambda data, _: bytearray(data),
     MAP: _read_map,
-    TUPLE: lambda data, reader: tuple(reader.content(data)),
-    SET: lambda data, reader: set(reader.content(data)),
-    FROZENSET: lambda data, reader: frozenset(reader.content(data)),
+    TUPLE: lambda data, reader: tuple(reader.items(data)),
+    SET: lambda data, reader: set(reader.items(data)),
+    FROZENSET: lambda data, reader: frozenset(reader.items(data)),
     OBJECT: _read_object,
     DATETIME: _read_datetime,
     DATE: lambda data, reader: dt.date(*reader.flat(data)),
@@ -593,7 +620,7 @@ _READERS: dict[int, Callable[[bytes, _Reader], Any]] = {
     DECIMAL: lambda data, _: decimal.Decimal(data.decode()),
     COMPLEX: lambda data, reader: complex(*reader.flat(data)),
     RANGE: lambda data, reader: range(*reader.flat(data)),
-    FRACTION: lambda data, reader: fractions.Fraction(*reader.flat(data)),
+    FRACTION: _read_fraction,
     PATH: _read_path,
 }
 

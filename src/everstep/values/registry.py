@@ -3,20 +3,40 @@
 Only a class registered in this process is ever rebuilt, and it is found by its registered name: nothing is imported
 and no constructor runs. Dataclasses and pydantic models get their attributes back as they were, so validators and
 `__post_init__` cannot change or refuse what was saved.
+
+No method, property, metaclass or default factory of the class runs while it is rebuilt, whatever the stored bytes say.
+So classes are looked at through the descriptors of `type` alone, objects are made by `object.__new__` and
+`tuple.__new__`, and what is stored must have exactly the shape that `to_state` gives it: to unpack, iterate or compare
+anything else could call a method of an object inside it.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from everstep.errors import InvalidInput
+from everstep.errors import CheckpointCorrupted, InvalidInput
 
 C = TypeVar("C", bound=type)
+
+# What `type` itself knows of a class, past anything that its metaclass defines.
+_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+_vars: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+_module_of: Callable[[type], Any] = type.__dict__["__module__"].__get__
+_qualname_of: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+_module_vars: Callable[[Any], dict[str, Any]] = vars(types.ModuleType)["__dict__"].__get__
+
+_MISSING = object()
+_FACTORIES: tuple[Any, ...] = (
+    list, dict, set, frozenset, tuple, str, bytes, bytearray, int, float, bool, collections.deque,
+    collections.OrderedDict, collections.Counter,
+)  # fmt: skip
+"""Default factories that may be called: they are not the class's own code."""
 
 
 class Registered(NamedTuple):
@@ -75,28 +95,129 @@ def for_name(name: str) -> Registered | None:
 
 
 def _origin(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return f"{_module_of(cls)}.{_qualname_of(cls)}"
+
+
+# -- looking at classes, without running anything of theirs ------------------------------------------------------------
+
+
+def is_class(value: object) -> bool:
+    """Whether this is a class. `isinstance` would ask the value."""
+    return is_subclass(type(value), type)
+
+
+def is_subclass(cls: type, base: type) -> bool:
+    """Whether a class is made from another. `issubclass` would ask the hooks of abstract classes."""
+    return any([found is base for found in _mro(cls)])  # noqa: C419  # a list is faster here
+
+
+def full_name(cls: type) -> tuple[str, str] | None:
+    """Return the module and the name of a class; None if it has none that could be looked up."""
+    module = _module_of(cls)
+    return (module, _qualname_of(cls)) if type(module) is str else None
+
+
+def class_attribute(cls: type, name: str) -> Any:
+    """Return what a class or one of its bases has under this name, as it stands there; None if there is nothing."""
+    for base in _mro(cls):
+        held = _vars(base).get(name, _MISSING)
+        if held is not _MISSING:
+            return held
+    return None
+
+
+def find_class(module: str, qualname: str) -> type | None:
+    """Return the class of that name if its module is imported. Nothing is made because it is asked for."""
+    holder = sys.modules.get(module)
+    if holder is None or not is_subclass(type(holder), types.ModuleType):
+        return None
+    first, *inner = qualname.split(".")
+    found: Any = _module_vars(holder).get(first)
+    for part in inner:
+        found = _vars(found).get(part) if is_class(found) else None
+    return found if is_class(found) and not _has_odd_metaclass(found) else None
+
+
+def _has_odd_metaclass(cls: Any) -> bool:
+    """Whether to use the class as a key of a dict would run code."""
+    for base in _mro(type(cls)):
+        if base is type:
+            return False
+        if not _vars(base).keys().isdisjoint(("__hash__", "__eq__")):
+            return True
+    return False
 
 
 def known_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Return to_state and from_state for a dataclass, pydantic model, enum or named tuple; refuse any other class."""
-    if issubclass(cls, enum.Enum):
+    if _has_odd_metaclass(cls):
+        raise InvalidInput(
+            f"the metaclass of {_origin(cls)} compares classes in its own way; pass to_state= and from_state="
+        )
+    if is_subclass(cls, enum.Enum):
         return _enum_ways(cls)
     if _is_pydantic(cls):
         return _pydantic_ways(cls)
-    if dataclasses.is_dataclass(cls) and not issubclass(cls, (str, bytes, int, float, list, dict, tuple, set)):
+    if dataclass_fields(cls) is not None and not any(is_subclass(cls, kind) for kind in _BUILT_IN):
         return _dataclass_ways(cls)
-    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+    if is_subclass(cls, tuple) and type(class_attribute(cls, "_fields")) is tuple:
         return _named_tuple_ways(cls)
     raise InvalidInput(
         f"{_origin(cls)} is not a dataclass, pydantic model, enum or named tuple; pass to_state= and from_state="
     )
 
 
+_BUILT_IN = (str, bytes, int, float, list, dict, tuple, set)
+
+
+def dataclass_fields(cls: type) -> list[dataclasses.Field[Any]] | None:
+    """Return the fields of a dataclass; None if it is none."""
+    held = class_attribute(cls, "__dataclass_fields__")
+    if type(held) is not dict:
+        return None
+    # As dataclasses.fields does, which asks the class.
+    return [field for field in held.values() if field._field_type is dataclasses._FIELD]  # type: ignore[attr-defined]
+
+
+def _out_of_shape(cls: type) -> CheckpointCorrupted:
+    return CheckpointCorrupted(f"a stored {_origin(cls)} is out of shape")
+
+
 def _is_pydantic(cls: type) -> bool:
     # A pydantic model can only exist if pydantic is imported; asking must not import it.
     pydantic = sys.modules.get("pydantic")
-    return pydantic is not None and issubclass(cls, pydantic.BaseModel)
+    return pydantic is not None and is_subclass(cls, pydantic.BaseModel)
+
+
+def default_of(default: Any, factory: Any, what: str) -> Any:
+    """Return a field's default for a value that was saved before the class had it. Runs nothing of the class.
+
+    `default` is a constant; `_MISSING`: there is none, and the factory counts (None: there is none either).
+    """
+    if default is not _MISSING:
+        return _own_constant(default, what)
+    if any([factory is known for known in _FACTORIES]):  # noqa: C419
+        return factory()
+    reason = "has no default" if factory is None else "takes its default from a function, which is not called"
+    raise CheckpointCorrupted(
+        f"a value was saved without {what}, which {reason}; give it a constant default or one of list, dict and set as "
+        "its factory, or pass to_state= and from_state= to everstep.register"
+    )
+
+
+def _own_constant(value: Any, what: str) -> Any:
+    """Return a constant of a class, copied if it can change."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _own_constant(item, what) for key, item in value.items()}
+    if kind is list:
+        return [_own_constant(item, what) for item in value]
+    if kind in (set, bytearray):
+        return value.copy()
+    return value
+
+
+# -- the kinds of classes ----------------------------------------------------------------------------------------------
 
 
 def _named_tuple_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -105,19 +226,77 @@ def _named_tuple_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], 
             raise TypeError("it has attributes beside its fields")
         return tuple(value)
 
-    return to_state, lambda state: tuple.__new__(cls, state)
-
-
-def _enum_ways(cls: type[enum.Enum]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    def to_state(member: enum.Enum) -> Any:
-        name = member.name
-        # A combined flag has no member of its own name: its value stands for it.
-        return [name] if name is not None and cls.__members__.get(name) is member else [None, member.value]
-
-    def from_state(state: Any) -> enum.Enum:
-        return cls[state[0]] if state[0] is not None else cls(state[1])
+    def from_state(state: Any) -> Any:
+        if type(state) is not tuple:
+            raise _out_of_shape(cls)
+        return tuple.__new__(cls, state)
 
     return to_state, from_state
+
+
+def _enum_ways(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    members: dict[str, Any] = class_attribute(cls, "_member_map_")
+
+    def to_state(member: enum.Enum) -> Any:
+        name = member.name
+        if name is not None and members.get(name) is member:
+            return [name]
+        # A combined flag has no member of its own name: its value stands for it.
+        if not _has_plain_flags(cls) or _combined(cls, member.value) is not member:
+            raise TypeError("it is no member of its class by name, and cannot be found without calling _missing_")
+        return [None, member.value]
+
+    def from_state(state: Any) -> Any:
+        if type(state) is not list or not state:
+            raise _out_of_shape(cls)
+        if type(state[0]) is str:
+            found = members.get(state[0])
+        else:
+            found = _combined(cls, state[1]) if state[0] is None and len(state) == 2 else None
+        if found is None:
+            raise CheckpointCorrupted(f"a stored {_origin(cls)} has no member of its name or value now")
+        return found
+
+    return to_state, from_state
+
+
+def _combined(cls: Any, value: Any) -> Any:
+    """Return the member of this value, or flags combined to it; None: there is none. Not by the class's `_missing_`."""
+    if type(value) not in (int, str, float, bytes, bool):
+        return None
+    by_value = class_attribute(cls, "_value2member_map_")
+    found = by_value.get(value)
+    if found is None and type(value) is int and _has_plain_flags(cls):
+        try:
+            found = enum.Flag._missing_.__func__(cls, value)  # type: ignore[attr-defined]  # past one of the class's own
+        except ValueError:
+            return None
+    return found
+
+
+_FLAG_BASES = (enum.IntFlag, enum.Flag, enum.ReprEnum, enum.Enum, int, object)
+_FLAG_HOOKS = (
+    "__setattr__", "__getattribute__", "__getattr__", "__eq__", "_numeric_repr_", "_iter_member_by_value_",
+    "_iter_member_by_def_",
+)  # fmt: skip
+"""What Python calls of a class to combine its flags."""
+
+
+def _has_plain_flags(cls: Any) -> bool:
+    """Whether Python can combine these flags without calling anything that the class defines."""
+    if type(cls) is not enum.EnumType or not is_subclass(cls, enum.Flag):
+        return False
+    for base in _mro(cls):
+        if any(base is known for known in _FLAG_BASES):
+            continue
+        held = _vars(base)
+        # EnumType sets this one itself, to a method of Flag, where members are not in the order of their values.
+        order = held.get("_iter_member_")
+        is_usual = order is None or getattr(order, "__func__", None) is enum.Flag._iter_member_by_def_.__func__  # type: ignore[attr-defined]
+        if not is_usual or not held.keys().isdisjoint(_FLAG_HOOKS):
+            return False
+    member_type = class_attribute(cls, "_member_type_")
+    return member_type is object or member_type is int
 
 
 def _pydantic_ways(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -133,33 +312,65 @@ def _pydantic_ways(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
             else {k: v for k, v in private.items() if type(v).__name__ != "PydanticUndefinedType"},
         ]
 
+    set_fields, set_extra, set_given, set_private = [
+        slot_setter(name)
+        for name in ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__")
+    ]
+
     def from_state(state: Any) -> Any:
-        model = cls.__new__(cls)
-        values, extra, fields_set, private = state
-        object.__setattr__(model, "__dict__", values)
-        object.__setattr__(model, "__pydantic_extra__", extra)
-        object.__setattr__(model, "__pydantic_fields_set__", set(fields_set))
-        object.__setattr__(model, "__pydantic_private__", private)
+        if type(state) is not list or len(state) != 4:
+            raise _out_of_shape(cls)
+        values, extra, given, private = state
+        fits = type(values) is dict and type(given) is list and all([type(name) is str for name in given])  # noqa: C419
+        if not fits or not all([part is None or type(part) is dict for part in (extra, private)]):  # noqa: C419
+            raise _out_of_shape(cls)
+        model = object.__new__(cls)  # never the class's own: it may give out an object that others hold
+        set_fields(model, values)
+        set_extra(model, extra)
+        set_given(model, set(given))
+        set_private(model, private)
         return model
 
     return to_state, from_state
 
 
-def _slots(cls: type) -> list[str]:
-    slots = cls.__dict__.get("__slots__", ())
-    names = [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
+def slot_setter(name: str) -> Callable[[Any, Any], None]:
+    """Return what sets an attribute of any pydantic model as it is: past what its class makes of the name."""
+    slot: Any = _vars(sys.modules["pydantic"].BaseModel).get(name)
+    if type(slot) in (types.MemberDescriptorType, types.GetSetDescriptorType):
+        setter: Callable[[Any, Any], None] = slot.__set__
+        return setter
+    return lambda model, value: object.__setattr__(model, name, value)
+
+
+def pydantic_fields(cls: type) -> Mapping[str, Any]:
+    """Return the fields of a pydantic model."""
+    held = class_attribute(cls, "__pydantic_fields__")
+    return held if type(held) is dict else {}
+
+
+def pydantic_default(cls: type, name: str, info: Any) -> Any:
+    """Return the default of a field that a model was saved without."""
+    undefined = type(info.default).__name__ == "PydanticUndefinedType"
+    return default_of(_MISSING if undefined else info.default, info.default_factory, f"{_origin(cls)}.{name}")
 
 
 def _dataclass_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    fields = dataclasses.fields(cls)
-    try:
-        object.__new__(cls)
-    except TypeError as exc:
-        raise InvalidInput(f"{_origin(cls)} cannot be rebuilt ({exc}); pass to_state= and from_state=") from exc
-    slots = [name for base in cls.__mro__ for name in _slots(base)]
-    # What has a setter of its own, as a property has: what it sets is kept, and setting it would run code.
-    guarded = {name for base in cls.__mro__ for name, held in vars(base).items() if _has_setter(held)}
+    fields = dataclass_fields(cls) or []
+    _check_layout(cls)
+    slots: dict[str, Any] = {}
+    guarded: set[str] = set()
+    attributes: Any = None
+    for base in reversed(_mro(cls)):  # the first one with a name counts
+        for name, held in _vars(base).items():
+            if type(held) is types.MemberDescriptorType:
+                slots[name] = held
+            elif name == "__dict__" and type(held) is types.GetSetDescriptorType:
+                attributes = held
+            elif _has_setter(held):
+                # A setter of its own, as a property has: what it sets is kept, and setting it would run code.
+                guarded.add(name)
+    slots = {name: slot for name, slot in slots.items() if name not in guarded}
 
     def to_state(value: Any) -> dict[str, Any]:
         names = dict.fromkeys([*(field.name for field in fields), *slots])
@@ -168,24 +379,49 @@ def _dataclass_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], An
         state.pop("__orig_class__", None)  # what a generic class was written with; no part of the value
         return state
 
-    def from_state(state: dict[str, Any]) -> Any:
-        value: Any = object.__new__(cls)
+    def from_state(state: Any) -> Any:
+        if type(state) is not dict or not all([type(name) is str for name in state]):  # noqa: C419
+            raise _out_of_shape(cls)
+        filled = dict(state)
         for field in fields:
             # A field added to the class after the value was saved gets its default.
             if field.name not in state and field.name not in guarded:
-                if field.default is not dataclasses.MISSING:
-                    object.__setattr__(value, field.name, field.default)
-                elif field.default_factory is not dataclasses.MISSING:
-                    object.__setattr__(value, field.name, field.default_factory())
-        for name, item in state.items():
-            if name not in guarded:
-                object.__setattr__(value, name, item)
+                has_default = field.default is not dataclasses.MISSING
+                factory = None if field.default_factory is dataclasses.MISSING else field.default_factory
+                if has_default or factory is not None:
+                    default = field.default if has_default else _MISSING
+                    filled[field.name] = default_of(default, factory, f"{_origin(cls)}.{field.name}")
+        value: Any = object.__new__(cls)
+        own = attributes.__get__(value) if attributes is not None else None
+        for name, item in filled.items():
+            if name in slots:
+                slots[name].__set__(value, item)
+            elif name in guarded:
+                continue
+            elif own is None or name in _NO_FIELDS:
+                raise _out_of_shape(cls)
+            else:
+                own[name] = item
         return value
 
     return to_state, from_state
 
 
+_NO_FIELDS = ("__class__", "__dict__", "__weakref__")
+
+
+def _check_layout(cls: type) -> None:
+    """Refuse a class of which `object.__new__` makes no instance."""
+    if class_attribute(cls, "__del__") is not None:
+        return  # one that is made to try it out would be finalized
+    try:
+        object.__new__(cls)
+    except TypeError as exc:
+        raise InvalidInput(f"{_origin(cls)} cannot be rebuilt ({exc}); pass to_state= and from_state=") from exc
+
+
 def _has_setter(held: Any) -> bool:
-    return hasattr(type(held), "__set__") and not isinstance(
-        held, (types.MemberDescriptorType, types.GetSetDescriptorType)
-    )
+    kind = type(held)
+    if kind is types.MemberDescriptorType or kind is types.GetSetDescriptorType:
+        return False
+    return class_attribute(kind, "__set__") is not None
