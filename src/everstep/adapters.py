@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from everstep.bases import MergeBase
 from everstep.errors import InvalidInput
@@ -12,6 +12,9 @@ from everstep.stores.protocol import Draft, Hidden, Key, Loaded, Place, Record, 
 from everstep.types import Difference
 from everstep.values.codec import Codec
 from everstep.values.tree import Content
+
+if TYPE_CHECKING:  # it looks at records as people see them, for which it comes here
+    from everstep.ancestry import Ancestry
 
 
 class WayBack(NamedTuple):
@@ -88,14 +91,14 @@ class Adapter(Protocol):
         sides: tuple[Stored, Stored],
         base: MergeBase,
         bases: Sequence[Place],
-        runs: Mapping[int, Sequence[Place]],
+        ancestry: Ancestry,
         *,
         resolve: Resolve,
         graph: Any,
     ) -> Draft:
         """Return the checkpoint that a merge of ours and theirs makes; `base` is made of the common ancestors.
 
-        `runs` is the family's ancestry. It has no id yet: see `named`.
+        `ancestry` is the family's. It has no id yet: see `named`.
         """
         ...
 

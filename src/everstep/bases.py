@@ -37,7 +37,7 @@ class Bases(Generic[P]):
     def __init__(
         self,
         root_of: Callable[[P], Awaitable[Root]],
-        below: Callable[[Sequence[P], P], Sequence[P]],
+        below: Callable[[Sequence[P], P], Awaitable[Sequence[P]]],
         walk: Callable[[Need[Merged], Mapping[bytes, tree.Content]], Awaitable[Merged]],
         view: Callable[[Root], Root] = lambda root: root,
         reader: Codec | None = None,
@@ -52,7 +52,7 @@ class Bases(Generic[P]):
         """Return the base that all of these make together."""
         base = MergeBase(await self._root_of(ancestors[0]))
         for done, ancestor in enumerate(ancestors[1:], 1):
-            older = self._below(ancestors[:done], ancestor)
+            older = await self._below(ancestors[:done], ancestor)
             if not older:
                 raise InvalidInput("the common ancestors of these threads have no ancestor in common themselves")
             base = await self._joined(await self.merged(older), base, await self._root_of(ancestor))

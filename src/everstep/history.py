@@ -6,11 +6,14 @@ cut the chain, and a guess across the cut would give a wrong merge base.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import heapq
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from everstep.adapters import described
 from everstep.stores.protocol import Hidden, Key, Place, Stored, Thread, Write
+
+T = TypeVar("T")
 
 
 def later(thread: Thread, target: Stored) -> list[Hidden]:
@@ -107,75 +110,176 @@ def is_unmoved(stored: Stored, bases: Sequence[Place]) -> bool:
 Runs = Mapping[int, Sequence[Place]]
 """What each run of a family follows."""
 
-Ancestors = dict[int, Place]
-"""By run: the newest checkpoint of it that is an ancestor, or the checkpoint itself."""
+Walk = Generator[Collection[int], Runs, T]
+"""A walk through ancestry. It yields the runs it must know about, and is sent what at least these follow.
+
+Everything that a run follows has a smaller seq than the run. So walks go down by seq, and stop as soon as what is left
+cannot change the answer: they look at what lies between, not at the whole family.
+"""
+
+_OURS, _THEIRS, _COVERED = 1, 2, 4
+_SIDES = _OURS | _THEIRS
 
 
-def ancestors(place: Place, runs: Runs) -> Ancestors:
-    """Return the ancestors of `place`, itself included."""
-    found: Ancestors = {}
-    pending = [place]
-    while pending:
-        place = pending.pop()
-        if place.run in found and found[place.run].seq >= place.seq:
-            continue
-        found[place.run] = place
-        pending.extend(runs.get(place.run, ()))
-    return found
+class _Frontier:
+    """The places that a search for common ancestors has still to look at, newest first."""
+
+    def __init__(self) -> None:
+        self._order: list[tuple[int, int]] = []
+        self._places: dict[tuple[int, int], tuple[Place, int]] = {}
+        self._open = {_OURS: 0, _THEIRS: 0}
+
+    def add(self, place: Place, marks: int) -> None:
+        where = -place.seq, place.run
+        before = self._places.get(where)
+        if before is None:
+            heapq.heappush(self._order, where)
+        else:
+            self._count(before[1], -1)
+            marks |= before[1]
+        self._places[where] = place, marks
+        self._count(marks, 1)
+
+    def take(self) -> tuple[Place, int]:
+        place, marks = self._places.pop(heapq.heappop(self._order))
+        self._count(marks, -1)
+        return place, marks
+
+    def has(self, side: int) -> bool:
+        """Whether something is left of a side that no common ancestor covers."""
+        return self._open[side] > 0
+
+    @property
+    def newest(self) -> int:
+        return -self._order[0][0]
+
+    @property
+    def runs(self) -> set[int]:
+        return {run for _, run in self._order}
+
+    def _count(self, marks: int, change: int) -> None:
+        for side in (_OURS, _THEIRS):
+            if marks & side and not marks & _COVERED:
+                self._open[side] += change
 
 
-def common_ancestors(ours: Ancestors, theirs: Ancestors, runs: Runs) -> list[Place]:
-    """Return the best common ancestors: those that are not ancestors of another one. Newest first."""
-    shared = [min(ours[run], theirs[run], key=lambda place: place.seq) for run in ours.keys() & theirs.keys()]
+class _Reached:
+    """The runs that a search has come to, with the marks of who came there."""
+
+    def __init__(self) -> None:
+        self._marks: dict[int, int] = {}
+        self._alone: dict[int, list[int]] = {_OURS: [], _THEIRS: []}
+
+    def marks(self, run: int) -> int:
+        return self._marks.get(run, 0)
+
+    def set(self, run: int, marks: int) -> None:
+        self._marks[run] = marks
+        if marks in self._alone:
+            heapq.heappush(self._alone[marks], run)
+
+    def has_alone(self, side: int, newest: int) -> bool:
+        """Whether a run that only this side came to begins before `newest`, so that the other may come there too."""
+        runs = self._alone[side]
+        while runs and self._marks[runs[0]] != side:
+            heapq.heappop(runs)
+        return bool(runs) and runs[0] <= newest
+
+
+def common_ancestors(ours: Iterable[Place], theirs: Iterable[Place]) -> Walk[list[Place]]:
+    """Return the best common ancestors of some places and some others: not ancestors of one another. Newest first."""
+    frontier, reached = _Frontier(), _Reached()
+    for side, places in ((_OURS, ours), (_THEIRS, theirs)):
+        for place in places:
+            frontier.add(place, side)
     best: list[Place] = []
-    covered: Ancestors = {}
-    for place in sorted(shared, key=lambda place: place.seq, reverse=True):
-        if place.run in covered and covered[place.run].seq >= place.seq:
+    while _can_meet(frontier, reached):
+        place, marks = frontier.take()
+        before = reached.marks(place.run)
+        marks |= before
+        if marks & _SIDES == _SIDES and not marks & _COVERED:
+            best.append(place)
+            marks |= _COVERED  # as is all that it follows
+        if marks == before:
             continue
-        best.append(place)
-        _join(covered, ancestors(place, runs))
+        reached.set(place.run, marks)
+        spread = marks & ~before
+        if marks & _COVERED:
+            spread = 0 if before & _COVERED else _COVERED
+        if spread:
+            known = yield {place.run, *frontier.runs}
+            for followed in known.get(place.run, ()):
+                frontier.add(followed, spread)
     return best
 
 
-def common_below(places: Sequence[Place], other: Place, runs: Runs) -> list[Place]:
-    """Return the best common ancestors of `other` and of all `places` taken together."""
-    return common_ancestors(ancestors(other, runs), all_ancestors(places, runs), runs)
+def _can_meet(frontier: _Frontier, reached: _Reached) -> bool:
+    """Whether the two sides may still come to the same run."""
+    for side, other in ((_OURS, _THEIRS), (_THEIRS, _OURS)):
+        if frontier.has(side) and (frontier.has(other) or reached.has_alone(other, frontier.newest)):
+            return True
+    return False
 
 
-def all_ancestors(places: Sequence[Place], runs: Runs) -> Ancestors:
-    """Return the ancestors of all these, themselves included."""
-    together: Ancestors = {}
-    for place in places:
-        _join(together, ancestors(place, runs))
-    return together
+class Ancestors:
+    """The ancestors of some places, themselves included, found as far down as somebody asks."""
 
+    def __init__(self, places: Iterable[Place], thread_id: str | None = None) -> None:
+        """With `thread_id` only the ways that stay in that thread count."""
+        self._thread_id = thread_id
+        self._pending: list[tuple[int, Place]] = []
+        self._reached: dict[int, int] = {}
+        for place in places:
+            self._add(place)
 
-def _join(found: Ancestors, more: Ancestors) -> None:
-    for run, place in more.items():
-        if run not in found or found[run].seq < place.seq:
-            found[run] = place
+    def _add(self, place: Place) -> None:
+        if self._thread_id is None or place.key.thread_id == self._thread_id:
+            heapq.heappush(self._pending, (-place.seq, place))
+
+    def hold(self, place: Place) -> Walk[bool]:
+        """Return whether `place` is among them."""
+        while self._pending and self._pending[0][1].seq >= place.seq:
+            _, found = heapq.heappop(self._pending)
+            if self._reached.get(found.run, 0) >= found.seq:
+                continue
+            is_new = found.run not in self._reached
+            self._reached[found.run] = found.seq
+            if is_new:
+                known = yield {found.run, *(other.run for _, other in self._pending)}
+                for followed in known.get(found.run, ()):
+                    self._add(followed)
+        return self._reached.get(place.run, 0) >= place.seq
 
 
 # -- the tree ----------------------------------------------------------------------------------------------------------
 
 
-def tree(
-    thread_id: str, listed: Sequence[Stored], threads: Mapping[str, Thread], runs: Runs, total: int
-) -> dict[str, Any]:
+def tree(thread_id: str, listed: Sequence[Stored], heads: Collection[Key], runs: Runs, total: int) -> dict[str, Any]:
     """Return checkpoints (newest first) as nodes and edges. An edge over removed checkpoints says `gap`."""
     links = _Links(listed, runs)
     return {
         "thread_id": thread_id,
         "total_checkpoints": total,
-        "nodes": [_node(stored, threads) for stored in listed],
+        "nodes": [_node(stored, heads) for stored in listed],
         "edges": [edge for stored in listed for edge in links.edges(stored)],
     }
 
 
-def _node(stored: Stored, threads: Mapping[str, Thread]) -> dict[str, Any]:
+def tree_runs(listed: Sequence[Stored]) -> Walk[Runs]:
+    """Return the runs that tell how listed checkpoints hang together: what is older than all of them says nothing."""
+    oldest = min([stored.seq for stored in listed], default=0)
+    pending = {stored.run for stored in listed}
+    found: dict[int, Sequence[Place]] = {}
+    while pending:
+        known = yield pending
+        found.update((run, known.get(run, ())) for run in pending)
+        followed = {place for run in pending for place in found[run]}
+        pending = {place.run for place in followed if place.seq >= oldest} - found.keys()
+    return found
+
+
+def _node(stored: Stored, heads: Collection[Key]) -> dict[str, Any]:
     record = stored.record
-    thread = threads.get(record.key.thread_id)
-    head = thread.heads.get(record.key.namespace) if thread is not None else None
     tags, summary = described(record)
     return {
         "id": record.key.checkpoint_id,
@@ -189,7 +293,7 @@ def _node(stored: Stored, threads: Mapping[str, Thread]) -> dict[str, Any]:
         "trigger": record.trigger,
         "parents": [parent.checkpoint_id for parent in record.parents],
         "size_bytes": sum(record.sizes),
-        "head": head is not None and head[0] == record.key.checkpoint_id,
+        "head": record.key in heads,
         "branch": branch_name(record.tags) if record.step == 0 or record.kind else None,
         "pinned": stored.pinned,
         "hidden": stored.hidden,

@@ -323,7 +323,10 @@ class PlainTimeline:
         async def walk(need: Need[R], more: Mapping[bytes, tree.Content]) -> R:
             return _walked(need, {**objects, **more})
 
-        base = await Bases(root_of, graph.common_of, walk).merged(bases)
+        async def below(names: Sequence[str], other: str) -> Sequence[str]:
+            return graph.common_of(names, other)
+
+        base = await Bases(root_of, below, walk).merged(bases)
         sides = _rooted(ours, objects), _rooted(theirs, objects)
         merged = await walk(merge_roots(base.root, *sides, resolve=resolve, uncertain=base.uncertain), base.objects)
         if merged.conflicts:

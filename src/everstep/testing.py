@@ -1003,6 +1003,68 @@ class StoreContract:
         assert alone.ancestry == thread.ancestry
         assert stranger.ancestry == {}
 
+    async def test_what_runs_follow_is_told_run_by_run(self, store: Store) -> None:
+        one = await store.commit(put(make_record()))
+        assert one is not None
+        begun = make_record("b", "branch", step=0)._replace(parents=(one.record.key,))
+        branch = await store.commit(put(begun, origin=one.record.key))
+        assert branch is not None
+        family, unknown = one.family, branch.seq + 1000
+        expected = {branch.seq: (one.place,)}
+        assert await store.runs(family, [branch.seq]) == expected
+        assert await store.runs(family, [branch.seq, unknown]) == expected
+        assert await store.runs(family, []) == {}
+        assert await store.runs(family, [unknown], older=8) in ({}, expected)
+        await store.delete("branch")
+        assert await store.runs(family, [branch.seq]) == expected
+
+    async def test_the_newest_of_a_thread_and_its_branches(self, store: Store) -> None:
+        assert await store.newest("t", 10) is None
+        origins = [await store.commit(follow("t", "c")) for _ in range(3)]
+        for name, origin in (("one", origins[1]), ("two", origins[0])):
+            assert origin is not None
+            begun = make_record("b", name, step=0)._replace(parents=(origin.record.key,))
+            await store.commit(put(begun, origin=origin.record.key))
+        await store.commit(put(make_record("s", "two", "sub")))
+        await store.commit(follow("t", "c"))
+        await store.commit(follow("stranger", "c"))
+
+        found = await store.newest("t", 3, branches=True)
+        assert found is not None
+        assert [stored.record.key[::2] for stored in found.listed] == [("t", "c-4"), ("two", "s"), ("two", "b")]
+        assert found.heads == {Key("t", "", "c-4"), Key("two", "sub", "s"), Key("two", "", "b"), Key("one", "", "b")}
+        assert found.total == 7
+        every = await store.newest("t", 100, branches=True, without="sub")
+        assert every is not None
+        names = [stored.record.key[::2] for stored in every.listed]
+        assert names == [("t", "c-4"), ("two", "b"), ("one", "b"), ("t", "c-3"), ("t", "c-2"), ("t", "c-1")]
+        assert (every.total, Key("two", "sub", "s") in every.heads) == (6, False)
+        alone = await store.newest("t", 2)
+        assert alone is not None
+        assert [stored.record.key.checkpoint_id for stored in alone.listed] == ["c-4", "c-3"]
+        assert alone.total == 4
+        assert alone.heads == {Key("t", "", "c-4")}
+        own = await store.newest("one", 10, branches=True)
+        assert own is not None
+        assert [stored.record.key[::2] for stored in own.listed] == [("one", "b")]
+
+    async def test_the_newest_leave_out_what_is_hidden(self, store: Store) -> None:
+        for name in ("t", *(f"b{n}" for n in range(6))):
+            origin = None if name == "t" else Key("t", "", "c-1")
+            parents = (origin,) if origin is not None else ()
+            await store.commit(put(make_record("c-1", name)._replace(parents=parents), origin=origin))
+        for n in range(1, 6):
+            two = await store.commit(follow(f"b{n}", "c"))
+            assert two is not None
+            hide = [Hidden("", two.seq - 1, two.seq)]
+            await store.commit(
+                Change(thread_id=f"b{n}", moves=[Move("", "c-1")], hide=hide, log=Operation("rewind", {}))
+            )
+        found = await store.newest("t", 2, branches=True)
+        assert found is not None
+        assert [stored.record.key[::2] for stored in found.listed] == [("b5", "c-1"), ("b4", "c-1")]
+        assert found.total == 7
+
     async def test_a_stretch_hides_one_run_only(self, store: Store) -> None:
         one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
         other = await store.commit(put(make_record("x", step=2, parents=["c-1"])))

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from everstep import checks, history, oplog
 from everstep.adapters import Adapter, WayBack, adapter_of
+from everstep.ancestry import Ancestry, ancestry_of
 from everstep.backends import StoreBackend
 from everstep.bases import Bases, MergeBase, root_of_nodes
 from everstep.config import SnapshotConfig
@@ -229,23 +230,14 @@ class StoreTimeline:
 
     async def tree(self, thread_id: str, limit: int, *, branches: bool) -> dict[str, Any]:
         """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
-        threads: dict[str, Thread] = {}
+        newest = await self._store.newest(thread_id, limit, branches=branches, without=TASK_NAMESPACE)
+        if newest is None:
+            return history.tree(thread_id, [], (), {}, 0)
         runs: history.Runs = {}
-        pending = [thread_id]
-        while pending:
-            thread = await self._store.thread(pending.pop(), branches=branches, ancestry=not threads)
-            if thread is not None and thread.heads:
-                runs = runs or thread.ancestry
-                threads[thread.thread_id] = thread
-                pending.extend(branch for branch in thread.branches if branch not in threads)
-        listed, total = list[Stored](), 0
-        for name in threads:
-            listed += await self._store.list_checkpoints(Query(thread_id=name, namespace=None, limit=limit + 1))
-            total += await self._store.count(Query(thread_id=name, namespace=None))
-            total -= await self._store.count(Query(thread_id=name, namespace=TASK_NAMESPACE))
-        listed = [stored for stored in listed if stored.record.key.namespace != TASK_NAMESPACE]
-        listed = sorted(listed, key=lambda stored: stored.seq, reverse=True)[:limit]
-        return history.tree(thread_id, listed, threads, runs, total)
+        if newest.listed:
+            ancestry = ancestry_of(self._store, newest.listed[0].family)
+            runs = await ancestry.walk(history.tree_runs(newest.listed))
+        return history.tree(thread_id, newest.listed, newest.heads, runs, newest.total)
 
     async def diff(self, a: Key, b: Key) -> Diff:
         """Return what changed from `a` to `b`."""
@@ -557,10 +549,11 @@ class StoreTimeline:
                 f"threads {branch!r} and {into!r} are unrelated: only threads that branched from one another, or from "
                 "the same one, can be merged"
             )
-        thread = await self._store.thread(into, ancestry=True)
+        thread = await self._store.thread(into)
         if thread is None:
             raise HeadMoved(into, ours.record.key.checkpoint_id, None)
-        bases = _common(ours, theirs, thread)
+        ancestry = ancestry_of(self._store, ours.family)
+        bases = await ancestry.common([ours.place], [theirs.place])
         if not bases:
             raise InvalidInput(f"threads {branch!r} and {into!r} have no checkpoint in common")
         if theirs.place in bases:
@@ -570,9 +563,9 @@ class StoreTimeline:
             raise InvalidInput(f"graph= is for threads of a LangGraph saver; thread {into!r} is the engine's own")
         try:
             if adapter is None:
-                drafts = [await self._merged(ours, theirs, thread, bases, resolve)]
+                drafts = [await self._merged(ours, theirs, thread, ancestry, bases, resolve)]
             else:
-                drafts = await self._merged_by(adapter, ours, theirs, thread, bases, resolve, graph)
+                drafts = await self._merged_by(adapter, ours, theirs, thread, ancestry, bases, resolve, graph)
         except CheckpointCorrupted:
             await self._same_heads(ours, theirs)
             raise
@@ -584,16 +577,15 @@ class StoreTimeline:
         ours: Stored,
         theirs: Stored,
         thread: Thread,
+        ancestry: Ancestry,
         bases: Sequence[Place],
         resolve: Resolve,
         graph: Any,
     ) -> list[Draft]:
         """Return the checkpoints of a merge: the first is that of the namespace, others are what subgraphs remember."""
-        base = await self._bases(thread, adapter).merged(bases)
+        base = await self._bases(thread, ancestry, adapter).merged(bases)
         drafts = [
-            await adapter.merged(
-                self._repository, (ours, theirs), base, bases, thread.ancestry, resolve=resolve, graph=graph
-            )
+            await adapter.merged(self._repository, (ours, theirs), base, bases, ancestry, resolve=resolve, graph=graph)
         ]
         other = await self._store.thread(theirs.record.key.thread_id)
         for name in adapter.lasting(other) if other is not None and not ours.record.key.namespace else ():
@@ -602,15 +594,15 @@ class StoreTimeline:
                 drafts.append(adapter.taken_over(changed, thread.thread_id))
                 continue
             own = await self._head(thread.thread_id, name)
-            parted = _common(own, changed, thread)
+            parted = await ancestry.common([own.place], [changed.place])
             if changed.place in parted:
                 continue
-            before = await self._bases(thread, adapter).merged(parted) if parted else MergeBase(_EMPTY)
+            before = await self._bases(thread, ancestry, adapter).merged(parted) if parted else MergeBase(_EMPTY)
             settle = None if isinstance(resolve, Mapping) else resolve
             within = adapter.subgraph(graph, name)
             try:
                 draft = await adapter.merged(
-                    self._repository, (own, changed), before, parted, thread.ancestry, resolve=settle, graph=within
+                    self._repository, (own, changed), before, parted, ancestry, resolve=settle, graph=within
                 )
             except MergeConflict as exc:
                 raise MergeConflict(
@@ -620,9 +612,15 @@ class StoreTimeline:
         return await adapter.named(self._store, drafts)
 
     async def _merged(
-        self, ours: Stored, theirs: Stored, thread: Thread, bases: Sequence[Place], resolve: Resolve
+        self,
+        ours: Stored,
+        theirs: Stored,
+        thread: Thread,
+        ancestry: Ancestry,
+        bases: Sequence[Place],
+        resolve: Resolve,
     ) -> Draft:
-        base = await self._bases(thread, None).merged(bases)
+        base = await self._bases(thread, ancestry, None).merged(bases)
         walk = merge_roots(base.root, _root(ours), _root(theirs), resolve=resolve, uncertain=base.uncertain)
         merged = await self._repository.walk(walk, [ours.family], base.objects)
         if merged.conflicts:
@@ -664,10 +662,10 @@ class StoreTimeline:
             await self._keeper.upkeep(self._store, stored)
         return record.key.checkpoint_id
 
-    def _bases(self, thread: Thread, adapter: Adapter | None) -> Bases[Place]:
+    def _bases(self, thread: Thread, ancestry: Ancestry, adapter: Adapter | None) -> Bases[Place]:
         return Bases(
             lambda place: self._base_root(place, thread),
-            lambda places, other: history.common_below(places, other, thread.ancestry),
+            lambda places, other: ancestry.common([other], places),
             lambda need, objects: self._repository.walk(need, [thread.family], objects),
             *((_shown_root, adapter.merge_codec) if adapter is not None else ()),
         )
@@ -788,12 +786,6 @@ def _merge_record(ours: Stored, theirs: Stored, bases: Sequence[Place]) -> Recor
         next_node=(theirs if history.is_unmoved(ours, bases) else ours).record.next_node,
         kind=ours.record.kind,
     )
-
-
-def _common(ours: Stored, theirs: Stored, thread: Thread) -> list[Place]:
-    """Return the best common ancestors of two checkpoints."""
-    runs = thread.ancestry
-    return history.common_ancestors(history.ancestors(ours.place, runs), history.ancestors(theirs.place, runs), runs)
 
 
 def _commons_after(thread: Thread, target: Stored) -> dict[str, Common]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from everstep import history
 from everstep.adapters import Beginning, WayBack
+from everstep.ancestry import Ancestry
 from everstep.bases import MergeBase
 from everstep.errors import InvalidInput
 from everstep.langgraph import plainly
@@ -144,12 +145,12 @@ class _LangGraph:
         sides: tuple[Stored, Stored],
         base: MergeBase,
         bases: Sequence[Place],
-        runs: history.Runs,
+        ancestry: Ancestry,
         *,
         resolve: Resolve,
         graph: Any,
     ) -> Draft:
-        return await merged(repository, sides, base, bases, runs, resolve=resolve, graph=graph)
+        return await merged(repository, sides, base, bases, ancestry, resolve=resolve, graph=graph)
 
     async def named(self, store: Store, drafts: Sequence[Draft]) -> list[Draft]:
         return await named(store, drafts)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from everstep.ancestry import Ancestry
 from everstep.bases import MergeBase, root_of_nodes
 from everstep.errors import CheckpointCorrupted, InvalidInput, MergeConflict, StoreError
-from everstep.history import Ancestors, Runs, all_ancestors, is_unmoved
+from everstep.history import Ancestors, is_unmoved
 from everstep.langgraph import plainly
 from everstep.langgraph.base import new_checkpoint_id, next_version, number_of
 from everstep.langgraph.channels import FOREIGN, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Form, Written
@@ -51,7 +52,7 @@ async def merged(
     sides: tuple[Stored, Stored],
     base: MergeBase,
     bases: Sequence[Place],
-    runs: Runs,
+    ancestry: Ancestry,
     *,
     resolve: Resolve,
     graph: Any,
@@ -64,7 +65,7 @@ async def merged(
     if is_unmoved(ours, bases):  # all is as in theirs
         counters = theirs.record.metadata.get(_COUNTERS)
         return Draft(_record(sides, _root(theirs), counters), (), rest_on)
-    merger = _Merger(repository, sides, base, all_ancestors(bases, runs), graph)
+    merger = _Merger(repository, sides, base, bases, ancestry, graph)
     await merger.open()
     nodes, objects = await merger.nodes(resolve)
     record = _record(sides, root_of_nodes(nodes), merger.counters())
@@ -115,11 +116,12 @@ class _Merger:
         repository: Repository,
         sides: tuple[Stored, Stored],
         base: MergeBase,
-        known: Ancestors,
+        bases: Sequence[Place],
+        ancestry: Ancestry,
         graph: Any,
     ) -> None:
         self._repository, self._stored, self._base, self._graph = repository, sides, base, graph
-        self._known = known
+        self._ancestry, self._known = ancestry, Ancestors(bases)
         self._channels, self._messages = Channels(KINDS), Messages(KINDS)
         self._writer = tree.Writer(packer=KINDS.codec)
         self._decided: dict[str, Written | None] = {}
@@ -445,7 +447,7 @@ class _Merger:
         """
         pieces = [_Piece(self._stored[1], self._stored[1], [])]
         seen, is_own = set[Key](), True
-        while not self._is_known((child := pieces[-1].start).place):
+        while not await self._is_known((child := pieces[-1].start).place):
             parents = child.record.parents
             if not parents or parents[0] in seen or len(seen) >= _STEPS_MAX:
                 break
@@ -456,18 +458,19 @@ class _Merger:
             if len(parents) > 1:
                 others = await self._repository.store.read_many(parents[1:])
                 is_own = is_own and len(others) == len(parents) - 1
-                is_own = is_own and all(self._is_known(other.stored.place) for other in others)
+                for other in others:
+                    is_own = is_own and await self._is_known(other.stored.place)
                 pieces.append(_Piece(loaded.stored, loaded.stored, []))  # what was pending here ran again
                 continue
             if parents[0].checkpoint_id != child.record.key.checkpoint_id:  # a branch begins with its origin once more
                 pieces[-1].steps.insert(0, [write for write in loaded.writes if write.channel in names])
             pieces[-1] = pieces[-1]._replace(start=loaded.stored)
-        is_own = is_own and self._is_known(pieces[-1].start.place)
+        is_own = is_own and await self._is_known(pieces[-1].start.place)
         return _Steps(pieces[::-1], is_own=is_own)
 
-    def _is_known(self, place: Place) -> bool:
+    async def _is_known(self, place: Place) -> bool:
         """Whether the ancestor has a checkpoint among its own."""
-        return place.run in self._known and place.seq <= self._known[place.run].seq
+        return await self._ancestry.walk(self._known.hold(place))
 
     async def _is_made_of(self, spec: Any, name: str, pieces: Sequence[_Piece]) -> bool:
         """Whether writes are all that happened to a channel, but for merges."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from everstep import forks
 from everstep.errors import StoreClosed
+from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
     COMMONS_MAX,
     Base,
@@ -24,6 +25,7 @@ from everstep.stores.protocol import (
     Hidden,
     Key,
     Loaded,
+    Newest,
     Object,
     Operation,
     Part,
@@ -224,6 +226,58 @@ class MemoryStore:
                 self._spared(thread),
                 self._doomed.get(thread.family, 0) / max(self._live.get(thread.family, 0), 1),
             )
+
+    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> dict[int, tuple[Place, ...]]:  # noqa: ARG002  # all are at hand
+        with self._open():
+            held = self._runs.get(family, {})
+            return {run: held[run] for run in runs if run in held}
+
+    async def newest(
+        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
+    ) -> Newest | None:
+        with self._open():
+            names = self._descent(thread_id, branches)
+            if not names:
+                return None
+            lines = [
+                (self._threads[name], namespace, line)
+                for name in names
+                for namespace, line in self._threads[name].lines.items()
+                if namespace != without and line.names
+            ]
+            heads = [line.rows[line.head].key for _, _, line in lines if line.head is not None]
+            listed = newest_of(
+                [(next(reversed(line.names)), each) for each in lines for line in (each[2],)], limit, self._newest_rows
+            )
+            return Newest(listed, frozenset(heads), sum([self._visible(*line) for line in lines]))
+
+    def _descent(self, thread_id: str, branches: bool) -> list[str]:
+        """Return a thread with those that came from it, as far as they have heads."""
+        start = self._threads.get(thread_id)
+        if start is None:
+            return []
+        born: dict[str, list[str]] = {}
+        for name, thread in self._threads.items() if branches else ():
+            if thread.origin is not None and thread.family == start.family:
+                born.setdefault(thread.origin.thread_id, []).append(name)
+        return descent(thread_id, born, self._has_head)
+
+    def _has_head(self, thread_id: str) -> bool:
+        thread = self._threads.get(thread_id)
+        return thread is not None and any(line.head is not None for line in thread.lines.values())
+
+    def _newest_rows(self, lines: Sequence[tuple[_Thread, str, _Line]], after: int, limit: int) -> list[Stored]:
+        found: list[Stored] = []
+        for thread, namespace, line in lines:
+            rows = itertools.takewhile(lambda row: row.seq > after, reversed(line.rows.values()))
+            visible = (row for row in rows if not thread.is_hidden(namespace, row.seq, row.run))
+            found += [self._stored(thread, row, payload=False) for row in itertools.islice(visible, limit)]
+        return found
+
+    def _visible(self, thread: _Thread, namespace: str, line: _Line) -> int:
+        if not thread.hidden:
+            return len(line.rows)
+        return sum(1 for row in line.rows.values() if not thread.is_hidden(namespace, row.seq, row.run))
 
     def _branches(self, thread_id: str) -> list[str]:
         family = self._threads[thread_id].family

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,9 +33,11 @@ from everstep.stores.protocol import (
     Draft,
     Key,
     Loaded,
+    Newest,
     Object,
     Operation,
     Part,
+    Place,
     Query,
     RawThread,
     Stored,
@@ -178,6 +180,14 @@ class PostgresStore:
 
     async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
         return await self._about(thread_id, lambda rows: rows.thread(thread_id, branches, ancestry), is_view=True)
+
+    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
+        return await self._read(lambda rows: rows.runs(family, runs, older))
+
+    async def newest(
+        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
+    ) -> Newest | None:
+        return await self._about(thread_id, lambda rows: rows.newest(thread_id, limit, branches, without), is_view=True)
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         return await self._about(thread_id, lambda rows: rows.operations(thread_id, limit))

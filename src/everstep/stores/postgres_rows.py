@@ -20,6 +20,7 @@ from psycopg import Cursor, errors, sql
 from everstep import checks
 from everstep.errors import InvalidInput
 from everstep.stores.heads import Seen
+from everstep.stores.newest import descent, newest_of
 from everstep.stores.postgres_pool import Connection
 from everstep.stores.protocol import (
     COMMONS_MAX,
@@ -29,6 +30,7 @@ from everstep.stores.protocol import (
     Hidden,
     Key,
     Loaded,
+    Newest,
     Object,
     Operation,
     Place,
@@ -131,6 +133,13 @@ class Known(NamedTuple):
 
     line: int
     head: Stored
+
+
+class _NewestLine(NamedTuple):
+    ref: int
+    thread_id: str
+    namespace: str
+    last: int = 0
 
 
 class Rows:
@@ -687,6 +696,75 @@ class Rows:
             f"SELECT r.run, r.data FROM {{runs}} r WHERE r.family = %(f)s AND {condition}", {"f": family, "t": thread}
         )
         return {run: unpack_run(run, data) for run, data in rows}
+
+    def runs(self, family: str, runs: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
+        rows = self._all(
+            """SELECT r.run, r.data FROM {runs} r WHERE r.family = %(f)s AND r.run = ANY(%(runs)s)
+               UNION ALL (SELECT r.run, r.data FROM {runs} r WHERE r.family = %(f)s AND r.run < %(top)s
+                          ORDER BY r.run DESC LIMIT %(older)s)""",
+            {"f": int(family), "runs": list(runs), "top": max(runs, default=0), "older": older},
+        )
+        return {run: unpack_run(run, data) for run, data in rows}
+
+    def newest(self, thread_id: str, limit: int, branches: bool, without: str | None) -> Newest | None:
+        row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
+        if row is None:
+            return None
+        found: int = row[0]
+        which = "t.family = %(f)s" if branches else "t.family = %(f)s AND t.name = %(t)s"
+        values = {"f": found, "t": thread_id.encode()}
+        born: dict[str, list[str]] = {}
+        for row in self._all(f"SELECT t.name, t.origin FROM {{threads}} t WHERE {which}", values):
+            if row[1] is not None:
+                name = row[0].decode()
+                born.setdefault(unpack_origin(row[1], name).thread_id, []).append(name)
+        lines: dict[str, list[_NewestLine]] = {}
+        heads: set[Key] = set()
+        for name, namespace, ref, head, last in self._all(
+            f"""SELECT t.name, l.namespace, l.id, c.id,
+                       (SELECT max(seq) FROM {{checkpoints}} n WHERE n.family = l.family AND n.line = l.id)
+                FROM {{threads}} t JOIN {{lines}} l ON l.family = t.family AND l.thread = t.id
+                LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
+                WHERE {which}""",
+            values,
+        ):
+            line = _NewestLine(ref, name.decode(), namespace.decode())
+            if head is not None:
+                heads.add(Key(line.thread_id, line.namespace, head.decode()))
+            if last is not None:
+                lines.setdefault(line.thread_id, []).append(line._replace(last=last))
+        alive = {key.thread_id for key in heads}
+        names = descent(thread_id, born, lambda name: name in alive)
+        if not names:
+            return None
+        asked = [line for name in names for line in lines.get(name, ()) if line.namespace != without]
+        listed = newest_of(
+            [(line.last, line) for line in asked],
+            limit,
+            lambda chosen, after, most: self._newest_rows(found, chosen, after, most),
+        )
+        total = self._one(
+            f"""SELECT count(*) FROM {{checkpoints}} c WHERE c.family = %(f)s AND c.line = ANY(%(lines)s)
+                AND (NOT {_HIDDEN}) IS TRUE""",
+            {"f": found, "lines": [line.ref for line in asked]},
+        )[0]
+        shown = {line[1:3] for line in asked}
+        return Newest(listed, frozenset(key for key in heads if key[:2] in shown), total)
+
+    def _newest_rows(self, family: int, lines: Sequence[_NewestLine], after: int, limit: int) -> list[Stored]:
+        rows = self._all(
+            f"""SELECT {_LISTED} FROM (
+                    SELECT s.* FROM unnest(%(lines)s::bigint[]) AS u (line)
+                    CROSS JOIN LATERAL (
+                        SELECT c.family, c.line, c.seq FROM {{checkpoints}} c
+                        WHERE c.family = %(f)s AND c.line = u.line AND c.seq > %(after)s AND (NOT {_HIDDEN}) IS TRUE
+                        ORDER BY c.seq DESC LIMIT %(limit)s) s
+                    ORDER BY s.seq DESC LIMIT %(limit)s) s
+                JOIN {{checkpoints}} c ON c.family = s.family AND c.line = s.line AND c.seq = s.seq {_OF_THREADS}
+                ORDER BY c.seq DESC""",
+            {"lines": [line.ref for line in lines], "f": family, "after": after, "limit": limit},
+        )
+        return [_listed(row) for row in rows]
 
     def _branches(self, family: int, thread_id: str) -> list[str]:
         rows = self._all(

@@ -32,8 +32,8 @@ from everstep.values.walk import Root
 
 __all__ = [
     "ANY", "ASIDE", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Hidden", "Key", "Loaded",
-    "Move", "Object", "Operation", "Part", "Pin", "Place", "Query", "RawLine", "RawThread", "Record", "Root", "Store",
-    "Stored", "Swept", "Thread", "Write",
+    "Move", "Newest", "Object", "Operation", "Part", "Pin", "Place", "Query", "RawLine", "RawThread", "Record", "Root",
+    "Store", "Stored", "Swept", "Thread", "Write",
 ]  # fmt: skip
 
 
@@ -280,6 +280,17 @@ class Thread(NamedTuple):
     """About how much of what the family holds nobody needs, as a share of what is needed."""
 
 
+class Newest(NamedTuple):
+    """The newest checkpoints of a thread and of the branches that came from it."""
+
+    listed: Sequence[Stored]
+    """Newest first."""
+    heads: frozenset[Key]
+    """The heads of the threads that are looked at."""
+    total: int
+    """How many checkpoints these threads list."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Query:
     """Which checkpoints to list or count."""
@@ -464,6 +475,24 @@ class Store(Protocol):
 
     async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
         """Return what is known about a thread."""
+        ...
+
+    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
+        """Return what these runs of a family follow, those of deleted threads included.
+
+        A run that the store keeps nothing about is left out: it follows nothing. With `older` there may be others as
+        well, about so many that began just before: whoever goes back is likely to ask for them next.
+        """
+        ...
+
+    async def newest(
+        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
+    ) -> Newest | None:
+        """Return the newest visible checkpoints of a thread in all namespaces but `without`; None: it has no head.
+
+        With `branches` also those of threads that began as its branches, of theirs, and so on; threads without a head
+        are left out, with what came from them.
+        """
         ...
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:

@@ -14,7 +14,7 @@ import secrets
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from everstep import checks, forks
@@ -29,6 +29,7 @@ from everstep.errors import (
     StoreUnavailable,
 )
 from everstep.stores.heads import Heads, Seen
+from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
     ANY,
     Base,
@@ -38,9 +39,11 @@ from everstep.stores.protocol import (
     Hidden,
     Key,
     Loaded,
+    Newest,
     Object,
     Operation,
     Part,
+    Place,
     Query,
     RawLine,
     RawThread,
@@ -162,6 +165,14 @@ class RedisStore:
     async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
         return await self._about(thread_id, lambda at: self._server.thread(thread_id, branches, ancestry, at))
 
+    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
+        return await self._run(lambda at: self._server.runs(family, runs, older, at))
+
+    async def newest(
+        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
+    ) -> Newest | None:
+        return await self._run(lambda at: self._server.newest(thread_id, limit, branches, without, at))
+
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         return await self._about(thread_id, lambda at: self._server.operations(thread_id, limit, at))
 
@@ -255,6 +266,15 @@ class _Known(NamedTuple):
     head: Stored
     is_fresh: bool = True
     """This process has not put after it yet: the first put ends a time to live that others gave the family."""
+
+
+class _NewestLine(NamedTuple):
+    thread_id: str
+    namespace: str
+    last: int
+    total: int
+    is_hiding: bool
+    """Whether something of its thread is hidden."""
 
 
 class _Server:
@@ -1010,6 +1030,61 @@ class _Server:
             frozenset(number(seq) for seq in spared),
             int(doomed) / max(int(live), 1) if int(doomed) else 0.0,
         )
+
+    def runs(self, family: str, runs: Collection[int], older: int, at: float) -> dict[int, tuple[Place, ...]]:
+        if not runs:
+            return {}
+        flat = self._call(_bucket_of_family(family), at, "runs", family, older, len(runs), *runs)
+        pairs = zip(map(int, flat[::2]), flat[1::2], strict=True)
+        return {run: unpack_run(run, value)[1] for run, value in pairs}
+
+    def newest(self, thread_id: str, limit: int, branches: bool, without: str | None, at: float) -> Newest | None:
+        found = self._ask(at, "kin", thread_id, int(branches))
+        if found is None:
+            return None
+        born: dict[str, list[str]] = {}
+        lines: dict[str, list[_NewestLine]] = {}
+        heads: set[Key] = set()
+        for name, origin, is_hiding, flat in found[1][1]:
+            own = name.decode()
+            if origin:
+                born.setdefault(unpack_origin(origin, own).thread_id, []).append(own)
+            for namespace, raw, last, total in flat:
+                state = LineState(raw)
+                if state.digest is not None:
+                    heads.add(Key(own, namespace.decode(), state.checkpoint_id))
+                if last:
+                    line = _NewestLine(own, namespace.decode(), number(last), total, is_hiding == 1)
+                    lines.setdefault(own, []).append(line)
+        alive = {key.thread_id for key in heads}
+        names = descent(thread_id, born, lambda name: name in alive)
+        if not names:
+            return None
+        asked = [line for name in names for line in lines.get(name, ()) if line.namespace != without]
+        listed_rows = newest_of(
+            [(line.last, line) for line in asked],
+            limit,
+            lambda chosen, after, most: self._newest_rows(chosen, after, most, at),
+        )
+        shown = {line[:2] for line in asked}
+        total = 0
+        for line in asked:
+            query = Query(thread_id=line.thread_id, namespace=line.namespace)
+            total += self.count(query, at) if line.is_hiding else line.total
+        return Newest(listed_rows, frozenset(key for key in heads if key[:2] in shown), total)
+
+    def _newest_rows(self, lines: Sequence[_NewestLine], after: int, limit: int, at: float) -> list[Stored]:
+        plain = [line for line in lines if not line.is_hiding]
+        calls = [(line.thread_id, line.namespace, "seq", f"({after}", "+inf", limit) for line in plain]
+        found: list[Stored] = []
+        for line, reply in zip(plain, self._ask_many(at, "page", calls), strict=True):
+            if reply is not None:
+                found += [listed(row) for row in page_rows(line.thread_id, line.namespace, reply)]
+        for line in lines:
+            if line.is_hiding:
+                query = Query(thread_id=line.thread_id, namespace=line.namespace, after_seq=after, limit=limit)
+                found += self.list_checkpoints(query, at)
+        return found
 
     def operations(self, thread_id: str, limit: int, at: float) -> list[Operation]:
         found = self._ask(at, "log", thread_id)

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import resources
@@ -44,9 +44,11 @@ from everstep.stores.protocol import (
     Deleted,
     Key,
     Loaded,
+    Newest,
     Object,
     Operation,
     Part,
+    Place,
     Query,
     RawThread,
     Stored,
@@ -151,6 +153,14 @@ class SQLiteStore:
 
     async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
         return await self._driver.read(lambda rows: rows.thread(thread_id, branches, ancestry))
+
+    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
+        return await self._driver.read(lambda rows: rows.runs(family, runs, older))
+
+    async def newest(
+        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
+    ) -> Newest | None:
+        return await self._driver.read(lambda rows: rows.newest(thread_id, limit, branches, without))
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         return await self._driver.read(lambda rows: rows.operations(thread_id, limit))

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import heapq
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
+from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
     COMMONS_MAX,
     Common,
@@ -24,6 +26,7 @@ from everstep.stores.protocol import (
     Hidden,
     Key,
     Loaded,
+    Newest,
     Object,
     Operation,
     Place,
@@ -65,6 +68,16 @@ _LISTED = f"""c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.ro
 
 _IdKind = type[str] | type[bytes] | None
 """Of an id as it is kept; None: any."""
+
+
+class _NewestLine(NamedTuple):
+    ref: int
+    thread_id: str
+    namespace: str
+    total: int
+    last: int
+    hides: bool
+    """Whether something of it is hidden."""
 
 
 class Rows:
@@ -362,6 +375,66 @@ class Rows:
             self._spared(ref),
             self._garbage(family),
         )
+
+    def runs(self, family: str, runs: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
+        if not runs:
+            return {}
+        number = int(family)
+        found = self._runs(
+            "r.family = ? AND r.run IN (SELECT value FROM carray(?))", (number, apsw.carray(array("q", runs)))
+        )
+        if older:
+            found |= self._runs("r.family = ? AND r.run < ? ORDER BY r.run DESC LIMIT ?", (number, max(runs), older))
+        return found
+
+    def newest(self, thread_id: str, limit: int, branches: bool, without: str | None) -> Newest | None:
+        family = self.family(thread_id)
+        if family is None:
+            return None
+        which = "t.family = ?1" if branches else "t.name = ?1"
+        bound = (family,) if branches else (thread_id,)
+        lines: dict[str, list[_NewestLine]] = {}
+        heads: set[Key] = set()
+        born: dict[str, list[str]] = {}
+        for name, origin in self._execute(f"SELECT t.name, t.origin FROM threads t WHERE {which}", bound):
+            if origin is not None:
+                born.setdefault(unpack_origin(origin, name).thread_id, []).append(name)
+        for name, namespace, *state in self._execute(
+            f"""SELECT t.name, l.namespace, l.id, l.total, c.id, (SELECT max(seq) FROM checkpoints WHERE line = l.id),
+                       EXISTS (SELECT 1 FROM hidden h WHERE h.line = l.id)
+                FROM threads t JOIN lines l ON l.thread = t.id LEFT JOIN checkpoints c ON c.seq = l.head
+                WHERE {which}""",
+            bound,
+        ):
+            ref, total, head, last, hides = state
+            if head is not None:
+                heads.add(Key(name, namespace, unpack_id(head)))
+            if last is not None:
+                lines.setdefault(name, []).append(_NewestLine(ref, name, namespace, total, last, bool(hides)))
+        alive = {key.thread_id for key in heads}
+        names = descent(thread_id, born, lambda name: name in alive)
+        if not names:
+            return None
+        asked = [line for name in names for line in lines.get(name, ()) if line.namespace != without]
+        listed = newest_of([(line.last, line) for line in asked], limit, self._newest_rows)
+        shown = {line[1:3] for line in asked}
+        return Newest(
+            listed, frozenset(key for key in heads if key[:2] in shown), sum([self._visible(line) for line in asked])
+        )
+
+    def _newest_rows(self, lines: Sequence[_NewestLine], after: int, limit: int) -> list[Stored]:
+        pages = [self._newest_of_line(line, after, limit) for line in lines]
+        return list(islice(heapq.merge(*pages, key=lambda stored: stored.seq, reverse=True), limit))
+
+    def _newest_of_line(self, line: _NewestLine, after: int, limit: int) -> Iterator[Stored]:
+        query = Query(thread_id=line.thread_id, namespace=line.namespace, after_seq=after, limit=limit)
+        for row in self._rows(query, [None]):
+            yield _listed(row)
+
+    def _visible(self, line: _NewestLine) -> int:
+        if not line.hides:
+            return line.total
+        return self.count(Query(thread_id=line.thread_id, namespace=line.namespace))
 
     def _branches(self, family: int, thread_id: str) -> list[str]:
         rows = self._execute(

@@ -894,6 +894,43 @@ function verbs.vanished()
   return "lost"
 end
 
+-- What runs of a family follow: run, value. All there are, if they are not many more than might be asked for next.
+function verbs.runs()
+  local family, older, runs = family_key(take()), tonumber(take()), take_list()
+  if call("HLEN", family .. ":runs") <= 4 * older then return call("HGETALL", family .. ":runs") end
+  local found = {}
+  for n = 1, #runs, 1000 do
+    local values = call("HMGET", family .. ":runs", unpack(runs, n, math.min(n + 999, #runs)))
+    for m = 1, math.min(1000, #runs - n + 1) do
+      if values[m] then
+        found[#found + 1] = runs[n + m - 1]
+        found[#found + 1] = values[m]
+      end
+    end
+  end
+  return found
+end
+
+-- A thread, or every thread of its family: name, origin, whether something is hidden, and of each line the namespace,
+-- the line itself, the highest seq and how many checkpoints it has.
+function verbs.kin()
+  local name, wants_all = take(), take()
+  local family_name = alive(name)
+  if not family_name then return absent(name) end
+  local found = {}
+  for _, other in ipairs(wants_all == "1" and call("SMEMBERS", family_key(family_name) .. ":threads") or { name }) do
+    local heads, lines = thread_key(other) .. ":heads", {}
+    for _, namespace in ipairs(namespaces(other)) do
+      local index = line_key(other, namespace) .. ":index"
+      local last = call("ZREVRANGE", index, 0, 0, "WITHSCORES")[2] or ""
+      lines[#lines + 1] = { namespace, call("HGET", heads, "@" .. namespace), last, call("ZCARD", index) }
+    end
+    local hides = call("EXISTS", thread_key(other) .. ":hidden")
+    found[#found + 1] = { other, call("HGET", heads, "origin") or "", hides, lines }
+  end
+  return { "found", found }
+end
+
 function verbs.log()
   local name = take()
   if not alive(name) then return absent(name) end

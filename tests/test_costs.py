@@ -1,0 +1,183 @@
+"""What operations cost after many others: counted, not timed."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import SnapshotConfig, history
+from everstep.ancestry import Ancestry
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import Key, Place
+
+KEEP_ALL = SnapshotConfig(gc_policy="keep_all")
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+class Counting:
+    """A store that counts its calls, and the parts of what they return."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.calls = self.parts = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(method):
+            return method
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            self.calls += 1
+            found = await method(*args, **options)
+            self.parts += _parts(found)
+            return found
+
+        return counted
+
+    @property
+    def blocking(self) -> Counting:
+        return self
+
+
+def _parts(found: Any) -> int:
+    """Return how many lists, tuples and mappings a value is made of."""
+    if isinstance(found, dict):
+        return 1 + sum(_parts(part) for part in found.values())
+    if isinstance(found, (list, tuple, frozenset)):
+        return 1 + sum(_parts(part) for part in found)
+    return 0
+
+
+class Costs:
+    """An engine on a counting store."""
+
+    def __init__(self) -> None:
+        self.store = Counting(MemoryStore())
+        self.engine = everstep.CheckpointEngine(everstep.StoreBackend(self.store), KEEP_ALL).sync
+        self.first = self.engine.append("t", HELLO)
+
+    def of(self, act: Any) -> tuple[int, int]:
+        self.store.calls = self.store.parts = 0
+        act()
+        return self.store.calls, self.store.parts
+
+
+def _merged(count: int, *, new_branches: bool) -> Costs:
+    """Return an engine on which a thread was merged into another so many times."""
+    costs = Costs()
+    branch = costs.engine.branch(costs.first, "b")
+    for n in range(count):
+        if new_branches:
+            branch = costs.engine.branch(costs.engine.append("t", HELLO), "b")
+        costs.engine.append(branch, [{"role": "user", "content": f"{n}"}])
+        costs.engine.merge_branch(branch, "t")
+    costs.engine.append(branch, HELLO)
+    costs.engine.append("t", HELLO)
+    return costs
+
+
+def test_a_tree_costs_what_it_shows_however_many_branches_there_are() -> None:
+    found = []
+    for count in (40, 400):
+        costs = Costs()
+        for _ in range(count):
+            costs.engine.branch(costs.first, "b")
+        shown: dict[str, Any] = {}
+        cost = costs.of(lambda c=costs, s=shown: s.update(c.engine.get_checkpoint_tree("t", limit=20)))
+        assert (len(shown["nodes"]), shown["total_checkpoints"]) == (20, count + 1)
+        found.append((cost[0], cost[1] - count))  # the heads are among what is returned
+    assert found[1] == found[0]
+
+
+# -- ancestry ----------------------------------------------------------------------------------------------------------
+
+
+def _family(seed: int) -> tuple[dict[int, tuple[Place, ...]], list[Place]]:
+    """Return runs that follow one another at random, and all their places."""
+    rng = random.Random(seed)
+    runs: dict[int, tuple[Place, ...]] = {}
+    places: list[Place] = []
+    last: dict[int, Place] = {}
+    for seq in range(1, rng.randint(2, 40)):
+        if places and rng.random() < 0.6:
+            run = rng.choice(list(last))
+        else:
+            run = seq
+            follows = rng.sample(places, min(len(places), rng.choice([0, 1, 1, 2, 2, 3])))
+            runs[run] = tuple(follows)
+        place = Place(Key(f"t{rng.randint(0, 2)}", "", f"{seq}"), run, seq)
+        last[run] = place
+        places.append(place)
+    return runs, places
+
+
+def _all_ancestors(place: Place, runs: dict[int, tuple[Place, ...]], places: Sequence[Place]) -> set[Place]:
+    found: set[Place] = set()
+    pending = [place]
+    while pending:
+        at = pending.pop()
+        own = [other for other in places if other.run == at.run and other.seq <= at.seq]
+        pending += [followed for followed in runs[at.run] if followed not in found] if at not in found else []
+        found.update(own)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(300))
+async def test_common_ancestors_are_the_best_ones(seed: int) -> None:
+    runs, places = _family(seed)
+    rng = random.Random(seed)
+    ours = rng.sample(places, min(len(places), rng.choice([1, 1, 2])))
+    theirs = rng.sample(places, min(len(places), rng.choice([1, 1, 2])))
+    ancestors = {place: _all_ancestors(place, runs, places) for place in places}
+    mine = set().union(*(ancestors[place] for place in ours))
+    shared = mine & set().union(*(ancestors[place] for place in theirs))
+    best = {place for place in shared if not any(place in ancestors[other] for other in shared - {place})}
+
+    async def read(wanted: Any, older: int) -> Any:
+        return {run: runs[run] for run in wanted if runs[run]}
+
+    found = await Ancestry(read).common(ours, theirs)
+    assert set(found) == best
+    assert [place.seq for place in found] == sorted((place.seq for place in best), reverse=True)
+    known = history.Ancestors(ours)
+    for place in rng.sample(places, len(places)):
+        assert await Ancestry(read).walk(known.hold(place)) is (place in mine)
+
+
+async def test_ways_through_other_threads_can_be_left_aside() -> None:
+    first, other = Place(Key("t", "", "1"), 1, 1), Place(Key("b", "", "2"), 2, 2)
+    runs = {2: (first,), 3: (other,)}
+
+    async def read(wanted: Any, older: int) -> Any:
+        return {run: runs[run] for run in wanted if run in runs}
+
+    last = Place(Key("t", "", "3"), 3, 3)
+    assert await Ancestry(read).walk(history.Ancestors([last]).hold(first))
+    assert not await Ancestry(read).walk(history.Ancestors([last], "t").hold(first))
+
+
+@pytest.mark.parametrize("new_branches", [False, True])
+async def test_the_base_of_a_merge_is_found_near_the_heads(new_branches: bool) -> None:
+    """However many merges there were before: the walk ends where nothing can change any more."""
+    steps = []
+    for count in (10, 100):
+        costs = _merged(count, new_branches=new_branches)
+        tree = costs.engine.get_checkpoint_tree("t", limit=4)
+        branch = next(n["thread_id"] for n in tree["nodes"] if n["thread_id"] != "t")
+        store = costs.store._store
+        ours, theirs = (await store.read("t")).stored, (await store.read(branch)).stored
+        asked: list[int] = []
+
+        async def read(wanted: Any, older: int, found: Any = store, family: Any = ours.family, a: Any = asked) -> Any:
+            a += wanted
+            return await found.runs(family, wanted)
+
+        bases = await Ancestry(read).common([ours.place], [theirs.place])
+        assert [base.key.thread_id for base in bases] == [branch]
+        steps.append(len(asked))
+    assert steps[1] == steps[0] < 10
