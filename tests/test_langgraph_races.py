@@ -19,7 +19,8 @@ from everstep.repository import Encoded, encoded
 from everstep.stores.memory import MemoryStore
 from everstep.values import codec, tree
 from tests.between import Between
-from tests.langgraph_tools import FacedSaver, at, checkpoint
+from tests.conftest import OneFace
+from tests.langgraph_tools import FacedSaver, at, checkpoint, number
 
 
 class Meddling:
@@ -375,3 +376,31 @@ def test_a_damaged_object_is_told_of_the_checkpoint_that_needs_it_alone() -> Non
     assert caught.value.checkpoint_id == "c2"
     older = HarnessCheckpointer(backend=store).list(at(), before=at(name="c2"))
     assert [found.checkpoint["channel_values"] for found in older] == [{"value": large("1")}]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_what_a_subgraph_remembers_since_is_in_the_merge(
+    saver: FacedSaver, here: FacedSaver, between: Between, begun: bool
+) -> None:
+    """The graph itself has not moved: a run of it is in the middle of a step."""
+    engine = OneFace(here.whole.engine, saver.face)
+    await saver.add(number(1), {"n": 1})
+    if begun:
+        await saver.add(number(2), {"log": ["base"]}, ns="memory")
+    branch = await engine.branch(number(1), "b", thread_id="t", namespace="")
+    await saver.add(number(3), {"n": 3}, thread=branch, parent=number(1), versions={"n": 2})
+    parent = number(2) if begun else None
+    theirs = ["base", "theirs"] if begun else ["theirs"]
+    await saver.add(number(4), {"log": theirs}, thread=branch, ns="memory", parent=parent, versions={"log": 2})
+    meanwhile = checkpoint(number(5), {"log": ["base", "meanwhile"], "m": 1}, {"log": 3, "m": 1})
+    between.before(
+        "commit",
+        lambda: saver.whole.put(at(ns="memory", name=parent), meanwhile, {}, {"log": 3, "m": 1}),
+        lambda change: change.log is not None and change.log.kind == "merge",
+    )
+
+    await engine.merge_branch(branch, "t", resolve="ours")
+
+    assert between.is_over
+    assert (await saver.values())["n"] == 3
+    assert (await saver.values(ns="memory"))["m"] == 1

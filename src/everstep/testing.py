@@ -777,6 +777,21 @@ class StoreContract:
         loaded = await store.read("t", "sub")
         assert loaded is not None and loaded.stored.record.body == b"kept"
 
+    async def test_a_checkpoint_in_another_namespace_follows_the_head_of_that(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        first, second = (make_record(name, "t", "sub") for name in ("s1", "s2"))
+        await store.commit(put(first))
+        await store.commit(put(second))
+        for parent in (first.key, Key("elsewhere", "sub", "s2")):
+            late = make_record("s3", "t", "sub")._replace(parents=(parent,))
+            with pytest.raises(HeadMoved):
+                await store.commit(put(make_record("c2"), beside=[Draft(late, ())]))
+        assert ids(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == ["s2", "s1", "c1"]
+        following = make_record("s3", "t", "sub", parents=["s2"])
+        await store.commit(put(make_record("c2"), beside=[Draft(following, ())]))
+        loaded = await store.read("t", "sub")
+        assert loaded is not None and loaded.stored.record.key == following.key
+
     # -- 8 exact, whatever the names
 
     @pytest.mark.parametrize("name", ODD_NAMES)

@@ -220,7 +220,10 @@ class Change(NamedTuple):
     log_thread: str | None = None
     """The thread of the family whose log `log` and `amend` are about; None: this one."""
     beside: Sequence[Draft] = ()
-    """More new checkpoints, each in another namespace of this thread, and its head from now on."""
+    """More new checkpoints, each in another namespace of this thread, and its head from now on.
+
+    HeadMoved if one names parents, and the first of that namespace is not its head; if none is, it must have no head.
+    """
     writes: Sequence[tuple[Key, Write]] = ()
     """Pending writes of the new checkpoints. The objects they need are in the drafts."""
 

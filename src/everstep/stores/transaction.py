@@ -287,6 +287,8 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
         if existing is not None and existing.digest == packed.digest:
             return existing
     _check_head(change, head)
+    for each in change.beside:
+        _check_head_beside(tx, each.record)
     if change.fresh:
         _check_fresh(tx, change, existing)
     if change.origin is not None:
@@ -484,6 +486,20 @@ def _check_head(change: Change, head: Stored | None) -> None:
     actual = head.record.key.checkpoint_id if head is not None else None
     if change.expect is not ANY and change.expect != actual:
         raise HeadMoved(change.thread_id, change.expect, actual)
+
+
+def _check_head_beside(tx: Transaction, record: Record) -> None:
+    """Refuse a checkpoint of another namespace that does not follow the head which that has by now."""
+    thread_id, namespace, _ = record.key
+    line = tx.line(thread_id, namespace)
+    if line is None or not record.parents:
+        return
+    actual = line.head.record.key if line.head is not None else None
+    own = [parent for parent in record.parents if parent[:2] == record.key[:2]]
+    expected = own[0] if own else None
+    if expected != actual:
+        seen, found = (key.checkpoint_id if key is not None else None for key in (expected, actual))
+        raise HeadMoved(thread_id, seen, found)
 
 
 def _family(tx: Transaction, change: Change, line: Line | None, origin: Stored | None) -> str | None:
