@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.between import Between
 from tests.conftest import OneFace
 from tests.test_history import numbers, write
 from tests.test_merging import forked, latest, say, state, texts
+from tests.test_retention import make_backend
 
 
 @pytest.fixture
@@ -64,6 +66,21 @@ class TestMerging:
         assert await texts(here) == ["base", "ours", "meanwhile", "theirs"]
         assert await state(here) == {"k": 0, "a": 1, "b": 1, "m": 1}
 
+    async def test_a_head_that_is_deleted_before_its_objects_are_read_is_not_in_the_merge(
+        self, here: Any, there: Any, between: Between, store: Store
+    ) -> None:
+        first = there.append("t", [say("base")], {"k": 0})
+        branch = there.branch(first, "idea")
+        there.append(branch, [say("theirs")], {"b": 1})
+        last = there.append(branch, large("deleted"), {"b": 2})
+        there.append("t", [say("ours")], {"a": 1})
+        between.after("thread", lambda: delete(store, branch, last))
+
+        await here.merge_branch(branch, "t")
+
+        assert between.is_over
+        assert (await texts(here), await state(here)) == (["base", "ours", "theirs"], {"k": 0, "a": 1, "b": 1})
+
     async def test_what_is_deleted_meanwhile_is_not(
         self, here: Any, there: Any, between: Between, store: Store
     ) -> None:
@@ -81,6 +98,148 @@ class TestMerging:
         assert await state(here) == {"k": 0, "a": 1, "b": 1}
         parents = (await here.get(merged)).metadata.parents
         assert parents[1] == await latest(here, branch)
+
+
+def large(text: str) -> list[dict[str, Any]]:
+    """Return messages that are stored apart from the record."""
+    return [say(f"{text} {n} " * 40) for n in range(40)]
+
+
+def delete(store: Store, thread: str, *names: str) -> None:
+    """Delete checkpoints, and sweep what only they needed."""
+    blocking = store.blocking
+    deleted = run_to_end(blocking.delete(thread, keys=[Key(thread, "", name) for name in names] or None))
+    for family in deleted.families:
+        run_to_end(blocking.sweep(family))
+
+
+def replace(store: Store, checkpoint: Any, **state: Any) -> None:
+    """Put other values under the name of a checkpoint."""
+    backend = everstep.StoreBackend(store)
+    backend.sync.put(dataclasses.replace(checkpoint, state=state))
+
+
+class TestReading:
+    async def test_what_is_deleted_between_its_record_and_its_objects_is_not_there(
+        self, here: Any, there: Any, between: Between, store: Store
+    ) -> None:
+        await here.append("t", large("first"), {})
+        last = there.append("t", large("second"), {})
+        between.after("read", lambda: delete(store, "t", last))
+        assert await here.get(last, thread_id="t") is None
+        assert between.is_over
+
+    async def test_a_head_that_is_deleted_before_its_objects_are_read_is_the_one_before_it(
+        self, here: Any, there: Any, between: Between, store: Store
+    ) -> None:
+        await here.append("t", large("first"), {"n": 1})
+        last = there.append("t", large("second"), {"n": 2})
+        between.after("read", lambda: delete(store, "t", last))
+        found = await here.get_latest("t")
+        assert between.is_over
+        assert (found.messages, found.state) == (large("first"), {"n": 1})
+        there.append("t", large("third"), {})
+        between.after("read", lambda: delete(store, "t"))
+        assert await here.get_latest("t") is None
+        assert between.is_over
+
+    async def test_what_is_deleted_while_it_is_compared_is_not_found(
+        self, here: Any, there: Any, between: Between, store: Store
+    ) -> None:
+        first = there.append("t", large("first"), {})
+        second = there.snapshot("t", large("second"), {}, {})
+        between.before("fetch", lambda: delete(store, "t", first))
+        with pytest.raises(everstep.CheckpointNotFound):
+            await here.diff(first, second, thread_id="t")
+        assert between.is_over
+
+
+class TestSaving:
+    async def test_what_is_appended_to_a_head_that_was_replaced_stands_on_what_is_there(
+        self, here: Any, there: Any, between: Between, store: Store
+    ) -> None:
+        await here.append("t", [say("first")], {"n": 1})
+        found = there.get_latest("t")
+        between.before("commit", lambda: replace(store, found, other=1))
+        await here.append("t", [say("second")], {"m": 2})
+        assert between.is_over
+        assert (await state(here), await texts(here)) == ({"other": 1, "m": 2}, ["first", "second"])
+
+    async def test_what_the_caller_changes_while_it_is_saved_belongs_to_a_later_step(
+        self, here: Any, between: Between, store: Store
+    ) -> None:
+        messages, values = large("first"), {"text": "x" * 5000}
+        last = await here.snapshot("t", messages, values, {})
+
+        def change() -> None:
+            delete(store, "t", last)  # so that everything must be sent again
+            messages.append(say("late"))
+            values["late"] = "yes"
+
+        between.before("commit", change)
+        made = await here.snapshot("t", messages, values, {})
+        assert between.is_over
+        saved = await here.get(made)
+        assert (saved.messages, saved.state) == (large("first"), {"text": "x" * 5000})
+
+    async def test_what_the_caller_changes_while_the_head_is_read_belongs_to_a_later_step(
+        self, here: Any, there: Any, between: Between
+    ) -> None:
+        there.append("t", [say("first")], {})
+        messages, values, result = [say("second")], {"n": 1}, {"r": 1}
+
+        def change() -> None:
+            messages.append(say("late"))
+            values["late"] = 1
+            result["late"] = 1
+
+        between.before("read", change)
+        await here.append("t", messages, values, result)
+        assert between.is_over
+        found = await here.get_latest("t")
+        assert [message["content"] for message in found.messages] == ["first", "second"]
+        assert (found.state, found.tools_result) == ({"n": 1}, {"r": 1})
+
+    async def test_after_a_thread_was_deleted_and_begun_again_a_step_is_one_call(
+        self, make_here: Any, between: Between, store: Store
+    ) -> None:
+        engine = make_here(gc_policy="keep_all")
+        await write(engine, 3)
+        delete(store, "t")
+        await write(engine, 2)
+        between.calls.clear()
+        await write(engine, 1)
+        assert between.calls == ["commit"]
+
+    async def test_after_an_older_step_was_put_again_the_next_one_is_one_call(
+        self, make_here: Any, between: Between
+    ) -> None:
+        engine = make_here(gc_policy="keep_all")
+        ids = await write(engine, 3)
+        old = await engine.get(ids[0])
+        await make_backend(engine).put(old)
+        between.calls.clear()
+        await write(engine, 1)
+        assert between.calls == ["commit"]
+
+    async def test_a_branch_begins_with_what_its_origin_is_by_now(
+        self, here: Any, there: Any, between: Between, store: Store
+    ) -> None:
+        ids = await write(here, 2)
+        found = there.get(ids[0])
+        between.before("commit", lambda: replace(store, found, other=1))
+        branch = await here.branch(ids[0], "idea")
+        assert between.is_over
+        assert await state(here, branch) == {"other": 1}
+
+    async def test_a_branch_of_what_is_deleted_meanwhile_is_not_made(
+        self, here: Any, between: Between, store: Store
+    ) -> None:
+        ids = await write(here, 2)
+        between.before("commit", lambda: delete(store, "t", ids[0]))
+        with pytest.raises(everstep.CheckpointNotFound):
+            await here.branch(ids[0], "idea")
+        assert between.is_over
 
 
 class TestGoingBack:
@@ -175,6 +334,23 @@ class TestGoingBack:
 
 
 class TestRetention:
+    async def test_what_was_planned_before_a_collection_is_planned_anew(self, make_here: Any, there: Any) -> None:
+        engine = make_here(gc_param=3)
+        await write(engine, 3)
+        for n in range(4, 9):
+            there.append("t", [], {"n": n})
+        await engine.collect()
+        assert await numbers(engine) == [8, 7, 6]
+        await write(engine, 1, start=9)
+        assert await numbers(engine) == [9, 8, 7]
+
+    async def test_what_was_planned_before_a_pin_is_planned_anew(self, make_here: Any) -> None:
+        engine = make_here(gc_param=3)
+        ids = await write(engine, 3)
+        await engine.pin(ids[1])
+        await write(engine, 1, start=4)
+        assert await numbers(engine) == [4, 3, 2, 1]
+
     async def test_a_beginning_that_was_about_to_go_counts_on_top_of_n(self, make_here: Any) -> None:
         engine = make_here(gc_param=3)
         ids = await write(engine, 3)

@@ -27,6 +27,7 @@ from everstep.errors import (
     HeadMoved,
     InvalidInput,
     MergeConflict,
+    StoreUnavailable,
 )
 from everstep.faces import run_to_end
 from everstep.keeper import Keeper
@@ -71,6 +72,7 @@ from everstep.types import (
 from everstep.values import compress, tree
 from everstep.values.walk import read_values
 
+_BRANCH_TRIES = 10  # from a checkpoint that others replace meanwhile
 _ASKED_MAX = 1000  # threads that are asked for a common state that is not stored any more
 _EAGER_BYTES = 1 << 18  # a checkpoint up to this size is read at once with a rewind
 
@@ -498,7 +500,12 @@ class StoreTimeline:
 
     async def branch(self, source: Key, name: str) -> str:
         """Start a thread at a checkpoint and return the new thread's id."""
-        return await under_new_name(lambda: self._branch(source, name))
+        for _ in range(_BRANCH_TRIES):
+            try:
+                return await under_new_name(lambda: self._branch(source, name))
+            except BaseGone:
+                continue  # it was replaced meanwhile: begin with what is there now
+        raise StoreUnavailable(f"checkpoint {source.checkpoint_id!r} changes faster than a branch begins; try again")
 
     async def _branch(self, source: Key, name: str) -> str:
         thread_id = branch_id(source.thread_id, name)
@@ -512,23 +519,20 @@ class StoreTimeline:
         undo = oplog.Undo(thread_id, dict.fromkeys(namespaces), [], dict.fromkeys(namespaces, 0))
         undo = undo._replace(since=0 if adapter is not None else None)
         details = {"checkpoint_id": source.checkpoint_id, "thread_id": thread_id, "name": name}
-        try:
-            await self._store.commit(
-                Change(
-                    thread_id=thread_id,
-                    namespace=namespaces[0],
-                    build=lambda _: drafts[0],
-                    fresh=True,
-                    origin=origin.record.key,
-                    commons={source.thread_id: Common(origin.place, _root(origin))},
-                    beside=drafts[1:],
-                    writes=writes,
-                    log=oplog.entry("branch", details, undo, await self._top(source.thread_id), origin.seq),
-                    log_thread=source.thread_id,
-                )
+        await self._store.commit(
+            Change(
+                thread_id=thread_id,
+                namespace=namespaces[0],
+                build=lambda _: drafts[0],
+                fresh=True,
+                origin=origin.record.key,
+                commons={source.thread_id: Common(origin.place, _root(origin))},
+                beside=drafts[1:],
+                writes=writes,
+                log=oplog.entry("branch", details, undo, await self._top(source.thread_id), origin.seq),
+                log_thread=source.thread_id,
             )
-        except BaseGone:
-            raise CheckpointNotFound(source.checkpoint_id, source.thread_id) from None
+        )
         self._keeper.forget(source.thread_id)
         return thread_id
 
