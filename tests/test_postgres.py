@@ -110,7 +110,7 @@ def turn_back(url: str, moves: int) -> None:
             connection.execute(
                 """WITH gone AS (DELETE FROM everstep_checkpoints WHERE seq = (SELECT max(head) FROM everstep_lines)
                                  RETURNING seq)
-                   UPDATE everstep_lines SET generation = generation - 1,
+                   UPDATE everstep_lines SET generation = generation - 1, stored = stored - 1,
                    head = (SELECT max(seq) FROM everstep_checkpoints WHERE seq NOT IN (SELECT seq FROM gone))"""
             )
 
@@ -696,14 +696,24 @@ def test_unknown_options_are_refused_by_name() -> None:
         everstep.open("postgresql://localhost/x", pool_max=3)
 
 
+def take_back_to_schema_1(own: OwnPostgres, schema: str) -> None:
+    """Make of tables what they were at first: what is written today needs the columns of today."""
+    tables = f"{schema}.everstep_"
+    own.do(
+        f"UPDATE {tables}meta SET version = 1",
+        f"ALTER TABLE {tables}threads DROP lines, DROP operations",
+        f"ALTER TABLE {tables}lines DROP stored, DROP stretches, DROP runs, DROP incoming",
+        f"DROP INDEX {tables}threads_name_idx, {tables}runs_family_line_idx",
+        f"DROP TABLE {tables}gone",
+        f"DROP FUNCTION {tables}packed, {tables}is_followed, {tables}stretches",
+    )
+
+
 @pytest.mark.parametrize("version", [0, 1])
-def test_processes_that_start_at_once_make_the_tables_once(
-    own: OwnPostgres, schema: str, version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_start_at_once_make_the_tables_once(own: OwnPostgres, schema: str, version: int) -> None:
     if version:
-        with monkeypatch.context() as before:
-            before.setattr(module, "SCHEMA_VERSION", version)
-            run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+        run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+        take_back_to_schema_1(own, schema)
     script = """if True:
         import sys, warnings
         from everstep.faces import run_to_end
@@ -758,7 +768,6 @@ def test_tables_of_schema_1_are_brought_up_to_date_with_their_writes(
     own: OwnPostgres, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr(module, "SCHEMA_VERSION", 1)
         for rows in (postgres_rows, postgres_adopt):
             before.setattr(rows, "packed_id", str.encode)
         old = PostgresStore(own.url, schema=schema).blocking
@@ -770,6 +779,7 @@ def test_tables_of_schema_1_are_brought_up_to_date_with_their_writes(
         run(old.commit(Change(thread_id="t", hide=[Hidden("", 0, seqs[1], None, UUIDS[0])], log=Operation("x", {}))))
         expected = run(old.raw("t"))
         run(old.close())
+    take_back_to_schema_1(own, schema)
     packed = f"""SELECT (SELECT count(*) FROM {schema}.everstep_writes WHERE substr(checkpoint, 1, 1) = '\\xff'),
                         (SELECT count(*) FROM {schema}.everstep_writes WHERE substr(task, 1, 1) = '\\xff'),
                         (SELECT count(*) FROM {schema}.everstep_hidden WHERE substr(writes_of, 1, 1) = '\\xff')"""
@@ -790,12 +800,9 @@ def test_tables_of_schema_1_are_brought_up_to_date_with_their_writes(
     run(store.close())
 
 
-def test_a_role_that_does_not_own_old_tables_leaves_them_as_they_are(
-    own: OwnPostgres, schema: str, role: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as before:
-        before.setattr(module, "SCHEMA_VERSION", 1)
-        run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+def test_a_role_that_does_not_own_old_tables_leaves_them_as_they_are(own: OwnPostgres, schema: str, role: str) -> None:
+    run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+    take_back_to_schema_1(own, schema)
     own.do(f"GRANT USAGE ON SCHEMA {schema} TO {role}", f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}")
     with pytest.raises(StoreReadOnly, match="permission denied"):
         run(PostgresStore(own.url_of(role), schema=schema).blocking.list_threads(1, 0))

@@ -1978,7 +1978,7 @@ class StoreContract:
     async def test_a_thread_that_is_given_anew_loses_what_it_had(self, store: Store) -> None:
         await take_over(store, await elsewhere(), "t", "branch")
         key = Key("t", "", "c-2")
-        line = RawLine("c-1", turned=False, generation=9, active=1)
+        line = RawLine("c-1", turned=True, generation=9, active=1)
         await store.adopt(Part("t", gone=[key, Key("t", "", "nope")], threads=[RawThread("t", "", b"", {"": line})]))
 
         raw = await raw_thread(store)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from everstep import checks, forks
 from everstep.errors import (
+    CheckpointCorrupted,
     CommitUnknown,
     DurabilityWarning,
     InvalidInput,
@@ -72,7 +73,7 @@ except ImportError as exc:
     raise MissingDependency("psycopg", "postgres") from exc
 
 T = TypeVar("T")
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {
@@ -539,6 +540,8 @@ class _Database:
                     with self._pool.connection(deadline) as connection:
                         asked = True
                         return work(Rows(connection, self._tables)), was_lost
+                except psycopg.errors.NotNullViolation as exc:  # it makes a number from a row that is not there
+                    raise CheckpointCorrupted("the row of its family is missing", thread_id=key.thread_id) from exc
                 except RACES as exc:
                     if pauses.wait():
                         continue

@@ -35,6 +35,7 @@ class AdoptingRows(Rows):
                JOIN {threads} t ON t.family = n.family AND t.id = n.thread CROSS JOIN {meta} m WHERE n.name = %s""",
             (thread_id.encode(),),
         )
+        self.check_whole(thread_id, stored_max=1 << 40)
         if row is None:
             return None
         thread, family, sealed, began, note, identity = row
@@ -146,8 +147,8 @@ class AdoptingRows(Rows):
                    WHERE n.name = u.name AND l.family = n.family AND l.thread = n.thread AND l.namespace = u.namespace
                    AND c.id = u.id AND c.family = l.family AND c.line = l.id RETURNING c.family, c.line, c.added
                )
-               UPDATE {lines} l SET doomed = l.doomed + g.added
-               FROM (SELECT family, line, sum(added)::bigint AS added FROM gone GROUP BY family, line) g
+               UPDATE {lines} l SET doomed = l.doomed + g.added, stored = l.stored - g.count
+               FROM (SELECT family, line, sum(added)::bigint AS added, count(*) FROM gone GROUP BY family, line) g
                WHERE l.family = g.family AND l.id = g.line""",
             tuple([part.encode() for part in column] for column in zip(*keys, strict=True)),
         )
@@ -193,6 +194,14 @@ class AdoptingRows(Rows):
                 "root": [packed.root for _, packed in checkpoints],
             },
         )
+        self._do(
+            """UPDATE {lines} l SET stored = l.stored + u.count, incoming = true
+               FROM (SELECT line, count(*) - count(*) FILTER (WHERE is_old) AS count
+                     FROM unnest(%s::bigint[], %s::boolean[]) AS u (line, is_old) GROUP BY line) u
+               WHERE l.family = %s AND l.id = u.line""",
+            (places, [place in replaced for place in zip(places, ids, strict=True)], int(family)),
+        )
+        self._count_lines(int(family))
         moved = [
             (place[0], replaced[place][0], seq)
             for place, seq in zip(zip(places, ids, strict=True), seqs, strict=True)
@@ -226,6 +235,15 @@ class AdoptingRows(Rows):
         )
         return {(name.decode(), namespace.decode()): line for name, namespace, line in rows}
 
+    def _count_lines(self, family: int) -> None:
+        """Note how many namespaces the threads of a family have, after some were made."""
+        self._do(
+            """UPDATE {threads} t SET lines = l.count
+               FROM (SELECT thread, count(*) FROM {lines} WHERE family = %(f)s GROUP BY thread) l
+               WHERE t.family = %(f)s AND t.id = l.thread AND t.lines <> l.count""",
+            {"f": family},
+        )
+
     def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
         if runs:
             self._do(
@@ -255,6 +273,10 @@ class AdoptingRows(Rows):
                 [pack_operation(o, o.seq) for o in raw.operations],
             ),
         )  # fmt: skip
+        self._do(
+            "UPDATE {threads} SET operations = %s, lines = %s WHERE family = %s AND id = %s",
+            (len(raw.operations), len(raw.lines), family, thread),
+        )
         self._restore_origin(family, thread, raw)
         if raw.commons:
             self._restore_commons(family, thread, raw)
@@ -289,7 +311,8 @@ class AdoptingRows(Rows):
         numbers = {place[1]: line for place, line in self._lines({(raw.thread_id, name) for name in raw.lines}).items()}
         own, given = [numbers[name] for name in raw.lines], raw.lines.values()
         self._do(
-            f"""UPDATE {{lines}} l SET turned = u.turned, generation = u.generation, active = {_MADE_ACTIVE},
+            f"""UPDATE {{lines}} l SET incoming = false, turned = u.turned, generation = u.generation,
+                       active = {_MADE_ACTIVE},
                        head = (SELECT c.seq FROM {{checkpoints}} c
                                WHERE c.id = u.head AND c.family = l.family AND c.line = l.id)
                 FROM unnest(%s::bigint[], %s::bytea[], %s::boolean[], %s::bigint[], %s::bigint[])
@@ -326,6 +349,13 @@ class AdoptingRows(Rows):
                     [packed_id(h.writes_of) if h.writes_of is not None else None for h in hidden],
                 ),
             )  # fmt: skip
+        self._do(
+            """UPDATE {lines} l
+               SET stretches = (SELECT count(*) FROM {hidden} h WHERE h.family = l.family AND h.line = l.id),
+                   runs = (SELECT count(*) FROM {runs} r WHERE r.family = l.family AND r.line = l.id)
+               WHERE l.family = %s AND l.id = ANY(%s)""",
+            (family, own),
+        )
         if raw.writes:
             self._do(
                 """INSERT INTO {writes} (family, line, seq, idx, checkpoint, task, info, children)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from psycopg import Cursor, errors, sql
 
 from everstep import checks
-from everstep.errors import InvalidInput
+from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.stores.heads import Seen
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.postgres_pool import Connection
@@ -64,6 +64,7 @@ from everstep.values.tree import FORMAT, hashes
 TABLES = (
     "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
     "operations", "hidden", "gone", "packed", "guard", "alone", "below", "keep", "put", "attach",
+    "is_followed", "stretches",
 )  # fmt: skip
 
 _HIDDEN = """EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = c.family AND h.line = c.line AND h.writes_of IS NULL
@@ -71,9 +72,17 @@ _HIDDEN = """EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = c.family AND h.li
 MARKS_MAX = 50_000
 """How many marks of deleted threads are kept."""
 _MARKS_TRIMMED_EVERY = 1000  # deletions, about: it takes a look at all marks
+_LINES_COUNTED_MAX = 1000
+_STORED_COUNTED_MAX = 1000
+"""Up to how many namespaces of a thread, and checkpoints of a namespace, are counted when something is not found."""
 _GROWTH = 32  # of a page in which too little matched
 _SPARED = """(c.pinned OR c.branches > 0
              OR EXISTS (SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND l.head = c.seq))"""
+# A stretch that hides checkpoints of the line is lost.
+_TORN = "(l.stretches <> {stretches}(l.family, l.id))"
+# Within a run order of arrival is ancestry: unless the head was moved, nothing of its run comes after it. (Not so
+# in the middle of a copy, which brings checkpoints first and heads last.)
+_STALE = "(NOT l.turned AND NOT l.incoming AND {is_followed}(l.family, l.id, l.head, c.run))"
 _NUMBER = "nextval('{numbers}') + f.shift"  # of a family whose guard is held: see `AdoptingRows.reserve`
 _COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
 _LISTED = (
@@ -148,6 +157,8 @@ class Rows:
     def __init__(self, connection: Connection, tables: Tables) -> None:
         self.connection, self._tables = connection, tables
         self._guarded: set[int] = set()
+        self._made: set[int] = set()
+        """Threads that this transaction has made: they have lost nothing."""
 
     def _do(self, text: str, values: Values = ()) -> Cursor[Any]:
         return self.connection.execute(self._tables(text), values, binary=True)
@@ -172,10 +183,17 @@ class Rows:
         found = None
         if head is not None:
             row = self._one(
-                f"SELECT {_COLUMNS} FROM {{checkpoints}} c WHERE c.family = %s AND c.line = %s AND c.seq = %s",
+                f"""SELECT {_STALE}, {_COLUMNS} FROM {{checkpoints}} c
+                    JOIN {{lines}} l ON l.family = c.family AND l.id = c.line
+                    WHERE c.family = %s AND c.line = %s AND c.seq = %s""",
                 (family, ref, head),
             )
-            found = _stored(thread_id, namespace, family, (*row, False))
+            if row is None:
+                raise _damaged("its head points to a checkpoint that is missing", thread_id)
+            is_stale, *columns_ = row
+            if is_stale:
+                raise _damaged(_STALE_HEAD, thread_id)
+            found = _stored(thread_id, namespace, family, (*columns_, False))
         return Line((family, ref), thread_id, namespace, str(family), found, turned)
 
     def _locked(self, thread_id: str, namespace: str) -> Any:
@@ -249,11 +267,19 @@ class Rows:
         number, thread = self._joined(thread_id, family)
         self._guard(number)
         ref = self._next()
-        self._do(
-            """INSERT INTO {lines} (family, id, thread, namespace, turned, generation, active, doomed)
-               SELECT id, %s, %s, %s, false, generation, '-infinity', 0 FROM {families} WHERE id = %s""",
-            (ref, thread, namespace.encode(), number),
+        if thread not in self._made:
+            self.check_whole(thread_id, namespace)
+        made = self._do(
+            """WITH made AS (
+                   INSERT INTO {lines} (family, id, thread, namespace, turned, generation, active, doomed)
+                   SELECT id, %(l)s, %(t)s, %(n)s, false, generation, '-infinity', 0 FROM {families} WHERE id = %(f)s
+                   RETURNING 1
+               )
+               UPDATE {threads} SET lines = lines + 1 FROM made WHERE family = %(f)s AND id = %(t)s""",
+            {"l": ref, "t": thread, "n": namespace.encode(), "f": number},
         )
+        if made.rowcount == 0:
+            raise _damaged("its family is missing", thread_id)
         return Line((number, ref), thread_id, namespace, str(number), None)
 
     def _joined(self, thread_id: str, family: str | None) -> tuple[int, int]:
@@ -265,8 +291,16 @@ class Rows:
         if row is None:
             row = number, thread = int(family) if family is not None else self._new_family(), self._next()
             # Another writer may be making the same thread: the loser starts again and finds it.
-            self._do("INSERT INTO {names} (name, family, thread) VALUES (%s, %s, %s)", (name, number, thread))
+            made = self._do(
+                """INSERT INTO {names} (name, family, thread) SELECT %(n)s, %(f)s, %(t)s
+                   WHERE NOT EXISTS (SELECT 1 FROM {threads} WHERE name = %(n)s)""",
+                {"n": name, "f": number, "t": thread},
+            )
+            if made.rowcount == 0:
+                self.check_whole(thread_id)
+                raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
             self._do("INSERT INTO {threads} (family, id, name) VALUES (%s, %s, %s)", (number, thread, name))
+            self._made.add(thread)
         elif family is not None and row[0] != int(family):  # made since we looked
             raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
         return row
@@ -310,12 +344,18 @@ class Rows:
     ) -> Stored:
         family, ref = line.ref
         record = packed.record
-        seq: int = self._one(f"SELECT {_NUMBER} FROM {{families}} f WHERE f.id = %s", (family,))[0]
+        row = self._one(f"SELECT {_NUMBER} FROM {{families}} f WHERE f.id = %s", (family,))
+        if row is None:
+            raise _damaged("its family is missing", line.thread_id)
+        seq: int = row[0]
         run = run if run is not None else seq
         self._do(
-            """INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info,
-                                          children, root)
-               VALUES (%s, %s, %s, %s, %s, %s, 0, false, %s, %s, %s, %s, %s)""",
+            """WITH made AS (
+                   INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info,
+                                              children, root)
+                   VALUES (%s, %s, %s, %s, %s, %s, 0, false, %s, %s, %s, %s, %s) RETURNING family, line
+               )
+               UPDATE {lines} l SET stored = stored + 1 FROM made WHERE l.family = made.family AND l.id = made.line""",
             (
                 family, ref, seq, run, added_bytes, record.step, record.key.checkpoint_id.encode(),
                 labels(record.metadata), packed.info, record.children, packed.root,
@@ -325,7 +365,10 @@ class Rows:
 
     def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
         self._do(
-            "INSERT INTO {runs} (family, line, run, data) VALUES (%s, %s, %s, %s)",
+            """WITH made AS (
+                   INSERT INTO {runs} (family, line, run, data) VALUES (%s, %s, %s, %s) RETURNING family, line
+               )
+               UPDATE {lines} l SET runs = runs + 1 FROM made WHERE l.family = made.family AND l.id = made.line""",
             (*line.ref, run, pack_run(run, follows)),
         )
 
@@ -405,13 +448,21 @@ class Rows:
 
     def add_operation(self, thread_id: str, operation: Operation) -> int:
         seq: int
-        family, thread, seq = self._one(
+        row = self._one(
             f"""SELECT n.family, n.thread, {_NUMBER} FROM {{names}} n JOIN {{families}} f ON f.id = n.family
                 WHERE n.name = %s""",
             (thread_id.encode(),),
         )
+        if row is None:
+            raise _damaged("its name or its family is missing", thread_id)
+        family, thread, seq = row
         self._do(
-            "INSERT INTO {operations} (family, thread, seq, undone, data) VALUES (%s, %s, %s, %s, %s)",
+            """WITH made AS (
+                   INSERT INTO {operations} (family, thread, seq, undone, data) VALUES (%s, %s, %s, %s, %s)
+                   RETURNING family, thread
+               )
+               UPDATE {threads} t SET operations = operations + 1 FROM made
+               WHERE t.family = made.family AND t.id = made.thread""",
             (family, thread, seq, operation.undone, pack_operation(operation, seq)),
         )
         return seq
@@ -434,16 +485,27 @@ class Rows:
     def hide(self, line: Line, hidden: Hidden) -> None:
         writes_of = packed_id(hidden.writes_of) if hidden.writes_of is not None else None
         self._do(
-            """INSERT INTO {hidden} (family, line, operation, after, upto, run, writes_of)
-               VALUES (%s, %s, %s, %s, %s, %s, %s)""",
+            """WITH made AS (
+                   INSERT INTO {hidden} (family, line, operation, after, upto, run, writes_of)
+                   VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING family, line
+               )
+               UPDATE {lines} l SET stretches = stretches + 1 FROM made
+               WHERE l.family = made.family AND l.id = made.line""",
             (*line.ref, hidden.operation, hidden.after, hidden.to, hidden.run, writes_of),
         )
 
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
         rows = self._all(
-            """DELETE FROM {hidden} h USING {names} n, {lines} l WHERE n.name = %s AND l.family = n.family
-               AND l.thread = n.thread AND h.family = l.family AND h.line = l.id AND h.operation = %s
-               RETURNING l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation""",
+            """WITH shown AS (
+                   DELETE FROM {hidden} h USING {names} n, {lines} l WHERE n.name = %s AND l.family = n.family
+                   AND l.thread = n.thread AND h.family = l.family AND h.line = l.id AND h.operation = %s
+                   RETURNING h.family, h.line, l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation
+               ), counted AS (
+                   UPDATE {lines} l SET stretches = l.stretches - s.count
+                   FROM (SELECT family, line, count(*) FROM shown GROUP BY family, line) s
+                   WHERE l.family = s.family AND l.id = s.line
+               )
+               SELECT namespace, after, upto, run, writes_of, operation FROM shown""",
             (thread_id.encode(), operation),
         )
         return [_hidden(row) for row in rows]
@@ -515,10 +577,40 @@ class Rows:
         parts = [_LOAD_CHECKPOINT, *([_LOAD_OBJECTS] if objects else []), *([_LOAD_WRITES] if writes else [])]
         which = "c.seq = l.head" if checkpoint_id is None else "c.id = %(c)s"
         rows = self._all(
-            _LOAD.replace("{which}", which) + (_LOAD_BELOW if objects else "") + " UNION ALL ".join(parts),
+            _LOAD.replace("{which}", which).replace("{torn}", _STALE if checkpoint_id is None else _TORN)
+            + (_LOAD_BELOW if objects else "")
+            + " UNION ALL ".join(parts),
             {"t": thread_id.encode(), "n": namespace.encode(), "c": _bytes(checkpoint_id)},
         )
-        return _loaded(thread_id, namespace, rows) if rows else None
+        if not rows:
+            self.check_whole(thread_id, namespace, stored_max=0 if checkpoint_id is None else _STORED_COUNTED_MAX)
+            return None
+        if rows[0][9] & _IS_TORN:
+            raise _damaged(_STALE_HEAD if checkpoint_id is None else _LOST_STRETCH, thread_id)
+        return _loaded(thread_id, namespace, rows)
+
+    def check_whole(self, thread_id: str, namespace: str | None = None, *, stored_max: int = 0) -> None:
+        """Raise CheckpointCorrupted if rows of a thread are missing (or of one namespace of it), or do not agree.
+
+        With `stored_max` checkpoints are counted too, in namespaces that have no more than so many. One statement,
+        which sees one state of the database; a quick one before it, for threads of which there is nothing.
+        """
+        there = "SELECT 1 FROM {names} WHERE name = %(t)s UNION ALL SELECT 1 FROM {threads} WHERE name = %(t)s LIMIT 1"
+        if self._one(there, {"t": thread_id.encode()}) is None:
+            return
+        rows = self._all(
+            _CHECK_WHOLE,
+            {
+                "t": thread_id.encode(),
+                "n": _bytes(namespace),
+                "lines": 1 << 40 if not namespace else _LINES_COUNTED_MAX,
+                "stored": stored_max,
+            },
+        )
+        for row in rows:
+            damage = _damage_of(row)
+            if damage:
+                raise _damaged(damage, thread_id)
 
     def load_many(self, keys: Sequence[Key], writes: bool) -> list[Loaded]:
         """Read checkpoints and their writes in one statement."""
@@ -526,14 +618,19 @@ class Rows:
         threads, namespaces, names = ([name.encode() for name in part] for part in zip(*asked, strict=True))
         places: dict[int, list[Any]] = {}
         for row in self._all(
-            _LOAD_MANY + " UNION ALL ".join([_LOAD_CHECKPOINT, *([_LOAD_WRITES] if writes else [])]),
+            _LOAD_MANY.replace("{torn}", _TORN)
+            + " UNION ALL ".join([_LOAD_CHECKPOINT, *([_LOAD_WRITES] if writes else [])]),
             {"t": threads, "n": namespaces, "c": names},
         ):
             places.setdefault(row[1], []).append(row)
         found = {}
         for place, rows in places.items():
             key = asked[place - 1]
+            if rows[0][9] & _IS_TORN:
+                raise _damaged(_LOST_STRETCH, key.thread_id)
             found[key] = _loaded(key.thread_id, key.namespace, rows)[0]
+        for thread_id, namespace in dict.fromkeys(key[:2] for key in asked if key not in found):
+            self.check_whole(thread_id, namespace, stored_max=_STORED_COUNTED_MAX)
         return [found[key] for key in keys if key in found]
 
     def find(self, checkpoint_id: str) -> list[Key]:
@@ -557,6 +654,14 @@ class Rows:
         return [Object(*row) for row in rows]
 
     def list_checkpoints(self, query: Query) -> list[Stored]:
+        found = self._list_checkpoints(query)
+        if query.thread_id is not None:
+            is_all = _is_of_all(query) and (query.limit is None or len(found) < query.limit)
+            if is_all or not found:
+                self.check_whole(query.thread_id, query.namespace, stored_max=1 << 40 if is_all else 0)
+        return found
+
+    def _list_checkpoints(self, query: Query) -> list[Stored]:
         order = {"seq": "c.seq DESC", "id": "c.id DESC, c.seq DESC", "oldest": "c.seq"}[query.order]
         if query.filter:
             wanted = packed_filter(query.filter)
@@ -587,16 +692,21 @@ class Rows:
                              ORDER BY {order} LIMIT %(end)s) c
                          WHERE {lines}"""
         rows = self._all(
-            f"SELECT {_LISTED} {source} ORDER BY {order} LIMIT %(limit)s OFFSET %(offset)s",
+            f"SELECT {_LISTED}, {_TORN} {source} ORDER BY {order} LIMIT %(limit)s OFFSET %(offset)s",
             {**bound, "limit": limit, "offset": offset},
         )
-        return [_listed(row) for row in rows]
+        for *row, is_torn in rows:
+            if is_torn:
+                raise _damaged(_LOST_STRETCH, row[9].decode())
+        return [_listed(row[:-1]) for row in rows]
 
     def count(self, query: Query) -> int:
         if query.filter or query.offset or query.limit is not None:
             return len(self.list_checkpoints(query))
         lines, where, values = self._where(query)
         found: int = self._one(f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where} AND {lines}", values)[0]
+        if query.thread_id is not None and (_is_of_all(query) or not found):
+            self.check_whole(query.thread_id, query.namespace, stored_max=1 << 40 if _is_of_all(query) else 0)
         return found
 
     def size_bytes(self) -> int:
@@ -629,18 +739,36 @@ class Rows:
     def list_threads(self, limit: int, offset: int, headless: bool) -> list[Stored]:
         oldest = "(SELECT min(seq) FROM {checkpoints} o WHERE o.family = l.family AND o.line = l.id)"
         head = f"coalesce(l.head, {oldest})" if headless else "l.head"
+        # Threads that have lost rows come too, if something is left of them: whoever asks for their page is told.
         rows = self._all(
-            f"""SELECT {_LISTED} FROM
-                  (SELECT family, thread, max(active) AS active,
+            f"""SELECT l.head, coalesce(l.family, t.family), coalesce(l.thread, t.id), a.lines, t.lines, {_LISTED} FROM
+                  (SELECT family, thread, max(active) AS active, count(*) AS lines,
                           coalesce(min(namespace) FILTER (WHERE head IS NOT NULL), min(namespace)) AS first
                    FROM {{lines}} GROUP BY family, thread) a
                 JOIN {{lines}} l ON l.family = a.family AND l.thread = a.thread AND l.namespace = a.first
-                JOIN {{threads}} t ON t.family = a.family AND t.id = a.thread
-                JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = {head}
-                ORDER BY a.active DESC, t.id DESC LIMIT %s OFFSET %s""",
+                FULL JOIN {{threads}} t ON t.family = a.family AND t.id = a.thread
+                LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = {head}
+                WHERE l.head IS NOT NULL OR c.seq IS NOT NULL OR t.lines IS DISTINCT FROM coalesce(a.lines, 0)
+                ORDER BY a.active DESC NULLS LAST, coalesce(a.thread, t.id) DESC LIMIT %s OFFSET %s""",
             (limit, offset),
         )
-        return [_listed(row) for row in rows]
+        for head_seq, family, thread, lines, lines_kept, *columns_ in rows:
+            if lines_kept is not None and lines_kept != (lines or 0):
+                raise _damaged("a namespace is missing", self._name_of(family, thread))
+            if head_seq is not None and columns_[0] is None:
+                raise _damaged("its head points to a checkpoint that is missing", self._name_of(family, thread))
+            if columns_[9] is None:
+                raise _damaged("its row of threads is missing", self._name_of(family, thread))
+        return [_listed(row[5:]) for row in rows]
+
+    def _name_of(self, family: int, thread: int) -> str:
+        """Return the name of a damaged thread, wherever it is kept."""
+        row = self._one(
+            """SELECT name FROM {threads} WHERE family = %(f)s AND id = %(t)s
+               UNION ALL SELECT name FROM {names} WHERE family = %(f)s AND thread = %(t)s LIMIT 1""",
+            {"f": family, "t": thread},
+        )
+        return "" if row is None else bytes(row[0]).decode()
 
     def thread(self, thread_id: str, branches: bool, ancestry: bool) -> Thread | None:
         row = self._one(
@@ -649,6 +777,7 @@ class Rows:
                JOIN {families} f ON f.id = t.family WHERE n.name = %s""",
             (thread_id.encode(),),
         )
+        self.check_whole(thread_id, stored_max=_STORED_COUNTED_MAX)
         if row is None:
             return None
         ref, family, origin, live = row
@@ -770,16 +899,26 @@ class Rows:
         rows = self._all(
             "SELECT name, origin FROM {threads} WHERE family = %s AND origin IS NOT NULL ORDER BY id", (family,)
         )
+        lost = self._one(
+            """SELECT l.thread FROM {lines} l WHERE l.family = %s AND NOT EXISTS
+               (SELECT 1 FROM {threads} t WHERE t.family = l.family AND t.id = l.thread) LIMIT 1""",
+            (family,),
+        )
+        if lost is not None:
+            raise _damaged("its row of threads is missing", self._name_of(family, lost[0]))
         return [name.decode() for name, origin in rows if unpack_origin(origin, name.decode()).thread_id == thread_id]
 
     def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[Common]]:
         found: dict[str, list[Common]] = {}
         for name, other, data, children in self._all(
-            """SELECT t.name, t.id, c.data, c.children FROM {commons} c JOIN {threads} t
-               ON t.family = c.family AND t.id = CASE WHEN c.low = %(t)s THEN c.high ELSE c.low END
+            """SELECT t.name, o.other, c.data, c.children FROM {commons} c
+               CROSS JOIN LATERAL (SELECT CASE WHEN c.low = %(t)s THEN c.high ELSE c.low END AS other) o
+               LEFT JOIN {threads} t ON t.family = c.family AND t.id = o.other
                WHERE c.family = %(f)s AND (c.low = %(t)s OR c.high = %(t)s) ORDER BY c.seq""",
             {"f": family, "t": thread},
         ):
+            if name is None:
+                raise _damaged("its row of threads is missing", self._name_of(family, other))
             both = (thread_id, name.decode()) if thread < other else (name.decode(), thread_id)
             found.setdefault(name.decode(), []).append(unpack_common(data, children, *both))
         return found
@@ -799,6 +938,7 @@ class Rows:
                WHERE n.name = %s ORDER BY o.seq DESC LIMIT %s""",
             (thread_id.encode(), limit),
         )
+        self.check_whole(thread_id)
         return [unpack_operation(data, seq, undone) for data, seq, undone in rows]
 
     # -- the Removal that `delete` works on
@@ -811,9 +951,40 @@ class Rows:
         spare: bool,
         operations: Collection[int],
     ) -> Deleted:
+        if keys is None and before_step is None:
+            self._make_deletable(thread_id)
         # Locked first: whoever is about to write to the thread waits, and finds it as it is then.
-        self._one("SELECT 1 FROM {names} WHERE name = %s FOR UPDATE", (thread_id.encode(),))
+        if self._one("SELECT 1 FROM {names} WHERE name = %s FOR UPDATE", (thread_id.encode(),)) is None:
+            self.check_whole(thread_id)
         return delete(self, thread_id, keys, before_step, spare, operations)
+
+    def _make_deletable(self, thread_id: str) -> None:
+        """Put back rows that a damaged thread has lost, so that all of it can be deleted."""
+        try:
+            self.check_whole(thread_id)
+        except CheckpointCorrupted:
+            name = thread_id.encode()
+            self._do(
+                """INSERT INTO {names} (name, family, thread) SELECT name, family, id FROM {threads} WHERE name = %s
+                   ON CONFLICT (name) DO NOTHING""",
+                (name,),
+            )
+            self._do(
+                """INSERT INTO {threads} (family, id, name) SELECT family, thread, name FROM {names} WHERE name = %s
+                   ON CONFLICT (family, id) DO NOTHING""",
+                (name,),
+            )
+            self._do(
+                """INSERT INTO {families} (id, format, sweeps, live, generation, shift)
+                   SELECT family, %s, 0, 0, 0, 0 FROM {names} WHERE name = %s ON CONFLICT (id) DO NOTHING""",
+                (FORMAT, name),
+            )
+            for table in ("{checkpoints}", "{writes}", "{hidden}"):  # of namespaces whose own row is lost
+                self._do(
+                    f"""DELETE FROM {table} o USING {{names}} n WHERE n.name = %s AND o.family = n.family
+                        AND NOT EXISTS (SELECT 1 FROM {{lines}} l WHERE l.family = o.family AND l.id = o.line)""",
+                    (name,),
+                )
 
     def lines(self, thread_id: str) -> list[Line]:
         rows = self._all(
@@ -856,7 +1027,10 @@ class Rows:
             (*line.ref, [each.seq for each in gone]),
         )
         freed = sum(each.added_bytes for each in gone)
-        self._do("UPDATE {lines} SET doomed = doomed + %s WHERE family = %s AND id = %s", (freed, *line.ref))
+        self._do(
+            "UPDATE {lines} SET doomed = doomed + %s, stored = stored - %s WHERE family = %s AND id = %s",
+            (freed, len(gone), *line.ref),
+        )
 
     def written(self, line: Line) -> list[str]:
         rows = self._all("SELECT DISTINCT checkpoint FROM {writes} WHERE family = %s AND line = %s", line.ref)
@@ -879,13 +1053,18 @@ class Rows:
         )
 
     def drop_idle_stretches(self, line: Line) -> None:
+        family, ref = line.ref
         self._do(
-            """DELETE FROM {hidden} h WHERE family = %s AND line = %s AND CASE WHEN writes_of IS NULL
-               THEN NOT EXISTS (SELECT 1 FROM {checkpoints} c WHERE c.family = h.family AND c.line = h.line
-                                AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))
-               ELSE NOT EXISTS (SELECT 1 FROM {writes} w WHERE w.family = h.family AND w.line = h.line
-                                AND w.checkpoint = h.writes_of) END""",
-            line.ref,
+            """WITH dropped AS (
+                   DELETE FROM {hidden} h WHERE family = %(f)s AND line = %(l)s AND CASE WHEN writes_of IS NULL
+                   THEN NOT EXISTS (SELECT 1 FROM {checkpoints} c WHERE c.family = h.family AND c.line = h.line
+                                    AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))
+                   ELSE NOT EXISTS (SELECT 1 FROM {writes} w WHERE w.family = h.family AND w.line = h.line
+                                    AND w.checkpoint = h.writes_of) END RETURNING 1
+               )
+               UPDATE {lines} SET stretches = stretches - (SELECT count(*) FROM dropped)
+               WHERE family = %(f)s AND id = %(l)s AND EXISTS (SELECT 1 FROM dropped)""",
+            {"f": family, "l": ref},
         )
 
     def is_empty(self, line: Line) -> bool:
@@ -914,13 +1093,24 @@ class Rows:
                     WHERE x.family = l.family AND x.thread = l.thread AND x.id <> l.id)""",
             place,
         )
-        self._do("DELETE FROM {lines} WHERE family = %(f)s AND id = %(l)s", place)
+        self._do(
+            """WITH gone AS (DELETE FROM {lines} WHERE family = %(f)s AND id = %(l)s RETURNING family, thread)
+               UPDATE {threads} t SET lines = lines - 1 FROM gone
+               WHERE t.family = gone.family AND t.id = gone.thread""",
+            place,
+        )
 
     def drop_operations(self, thread_id: str, seqs: Collection[int]) -> None:
         if seqs:
             self._do(
-                """DELETE FROM {operations} o USING {names} n
-                   WHERE n.name = %s AND o.family = n.family AND o.thread = n.thread AND o.seq = ANY(%s)""",
+                """WITH gone AS (
+                       DELETE FROM {operations} o USING {names} n
+                       WHERE n.name = %s AND o.family = n.family AND o.thread = n.thread AND o.seq = ANY(%s)
+                       RETURNING o.family, o.thread
+                   )
+                   UPDATE {threads} t SET operations = t.operations - g.count
+                   FROM (SELECT family, thread, count(*) FROM gone GROUP BY family, thread) g
+                   WHERE t.family = g.family AND t.id = g.thread""",
                 (thread_id.encode(), list(seqs)),
             )
 
@@ -979,9 +1169,15 @@ class Rows:
         doomed = self._one("SELECT sum(doomed) FROM {lines} WHERE family = %s", (number,))[0]
         gone = set(without)
         rows = self._all(
-            f"SELECT t.name, l.namespace, c.id, c.children {_FROM_CHECKPOINTS} WHERE c.family = %s", (number,)
+            """SELECT t.name, l.namespace, c.id, c.children FROM {checkpoints} c
+                LEFT JOIN {lines} l ON l.family = c.family AND l.id = c.line
+                LEFT JOIN {threads} t ON t.family = l.family AND t.id = l.thread WHERE c.family = %s""",
+            (number,),
         )
-        roots = [row[3] for row in rows if not gone or Key(*(name.decode() for name in row[:3])) not in gone]
+        # What a damaged thread refers to is kept: it may be mended.
+        roots = [
+            row[3] for row in rows if not gone or None in row or Key(*(name.decode() for name in row[:3])) not in gone
+        ]
         for table in ("{writes}", "{commons}"):
             roots += [row[0] for row in self._all(f"SELECT children FROM {table} WHERE family = %s", (number,))]
         return row[0], int(doomed or 0), youngest, list({key for root in roots for key in hashes(root)})
@@ -1034,7 +1230,8 @@ class Rows:
 
 # One row shape for all three: kind, place among those asked for, eight numbers, four byte strings. The checkpoint comes
 # first.
-_CHOSEN = f"""SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden FROM {{names}} n
+_IS_TORN = 8
+_CHOSEN = f"""SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden, {{torn}} AS torn FROM {{names}} n
         JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
         JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id"""
 _LOAD = f"""WITH chosen AS (
@@ -1050,7 +1247,7 @@ _LOAD_MANY = f"""WITH chosen AS (
     )"""
 _LOAD_BELOW = ", found AS (SELECT o.* FROM chosen CROSS JOIN LATERAL {below}(chosen.family, chosen.children) o)"
 _LOAD_CHECKPOINT = """ SELECT 0, place, generation, seq, step, run, added, family, line,
-    pinned::int + 2 * hidden::int + 4 * turned::int, id, info, children, root FROM chosen"""
+    pinned::int + 2 * hidden::int + 4 * turned::int + 8 * torn::int, id, info, children, root FROM chosen"""
 _LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"
 _LOAD_WRITES = """SELECT 2, place, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
     CROSS JOIN LATERAL (
@@ -1138,6 +1335,73 @@ _PUT_TYPES = (
     *[_INT8] * 4, _BYTEA, *[_INT8] * 3, _BYTEA, _INT8S, *[_BYTEA] * 3, *[_BYTEAS] * 3, _INT8S,
 )  # fmt: skip
 _PUT = f"SELECT {{put}}({', '.join(f'${n}' for n in range(1, len(_PUT_TYPES) + 1))})"
+
+
+# Every row of a thread that others count on. Of a thread that is whole, the numbers agree.
+_CHECK_WHOLE = f"""
+    SELECT n.family, w.id, t.id, f.id, l.id, l.head, c.seq, {_STALE},
+           t.lines, (SELECT count(*) FROM (SELECT 1 FROM {{lines}} x WHERE x.family = n.family AND x.thread = n.thread
+                                           LIMIT %(lines)s) x) AS lines_found, %(lines)s::bigint,
+           t.operations, (SELECT count(*) FROM {{operations}} o WHERE o.family = n.family AND o.thread = n.thread),
+           l.stretches, (SELECT count(*) FROM {{hidden}} h WHERE h.family = l.family AND h.line = l.id),
+           l.runs, (SELECT count(*) FROM {{runs}} r WHERE r.family = l.family AND r.line = l.id),
+           l.stored, (SELECT count(*) FROM {{checkpoints}} s WHERE s.family = l.family AND s.line = l.id
+                      AND l.stored <= %(stored)s), %(stored)s::bigint
+    FROM (SELECT 1) AS one
+    LEFT JOIN {{names}} n ON n.name = %(t)s
+    LEFT JOIN {{threads}} w ON w.name = %(t)s
+    LEFT JOIN {{threads}} t ON t.family = n.family AND t.id = n.thread
+    LEFT JOIN {{families}} f ON f.id = n.family
+    LEFT JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
+        AND (%(n)s::bytea IS NULL OR l.namespace = %(n)s)
+    LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head"""
+
+
+def _damage_of(row: Sequence[Any]) -> str:
+    """Return what is wrong according to a row of `_CHECK_WHOLE`; "": nothing."""
+    (
+        family, named, thread, kept, line, head, head_found, is_stale, lines, lines_found, lines_max, operations,
+        operations_found, stretches, stretches_found, runs, runs_found, stored, stored_found, stored_max,
+    ) = row  # fmt: skip
+    if family is None:
+        return "its name is missing" if named is not None else ""
+    if thread is None:
+        return "its row of threads is missing"
+    if kept is None:
+        return "its family is missing"
+    if lines != lines_found and lines_found < lines_max:
+        return "a namespace is missing"
+    if operations != operations_found:
+        return "an operation is missing"
+    if line is None:
+        return ""
+    if head is not None and head_found is None:
+        return "its head points to a checkpoint that is missing"
+    if is_stale:
+        return _STALE_HEAD
+    if stretches != stretches_found:
+        return _LOST_STRETCH
+    if runs != runs_found:
+        return "what a run follows is missing"
+    if stored <= stored_max and stored != stored_found:
+        return "a checkpoint is missing"
+    return ""
+
+
+def _is_of_all(query: Query) -> bool:
+    """Whether a query looks at every checkpoint of a namespace, so that counting them costs no more."""
+    asked = (
+        query.checkpoint_id, query.before_id, query.before_seq, query.after_seq, query.step_max, query.run, query.spared
+    )  # fmt: skip
+    return not query.filter and all(each is None for each in asked)
+
+
+_LOST_STRETCH = "what hides some of its checkpoints is missing"
+_STALE_HEAD = "its head is older than the newest checkpoint that follows it"
+
+
+def _damaged(what: str, thread_id: str) -> CheckpointCorrupted:
+    return CheckpointCorrupted(f"rows of the thread are lost or do not agree: {what}", thread_id=thread_id)
 
 
 def _named(thread_id: str, namespace: str) -> tuple[bytes, bytes]:

@@ -16,6 +16,9 @@ Rules that hold for every store:
   needs no walk through history.
 * Once a call returns, what it did survives a crash. If it raises one of our errors, it did nothing, except
   CommitUnknown, which says so.
+* What a thread has lost (its head points to a checkpoint that is missing, its head is older than the newest checkpoint
+  that follows it, a row that others count on is gone) is CheckpointCorrupted with the name of the thread, never None, an
+  empty list, or a beginning at step 1. Other threads go on. A damaged thread can be deleted as a whole.
 * Deleting what is not there is not an error. Driver errors come out as StoreError or CheckpointCorrupted.
 * Methods are coroutines. A store's blocking face never suspends in them, so that `faces.run_to_end` can drive it.
 """
@@ -472,7 +475,9 @@ class Store(Protocol):
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         """Return the head of each thread's root namespace (or of its first), most recently active first.
 
-        With `headless` also threads that have only hidden checkpoints, each by one of them.
+        With `headless` also threads that have only hidden checkpoints, each by one of them. A damaged thread keeps its
+        place in the order as far as it is known: who asks for a page with it gets CheckpointCorrupted with its name, and
+        the other pages stay as they are.
         """
         ...
 
