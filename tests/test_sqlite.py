@@ -161,9 +161,17 @@ def test_a_file_of_a_version_that_is_not_read_is_left_alone(path: Path, version:
     assert path.read_bytes() == before
 
 
+INSERT_UNSEALED = """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root)
+                     SELECT ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ? WHERE ? IS NOT NULL"""
+INSERT_WRITE_UNSEALED = f"""INSERT INTO writes (line, checkpoint, task, idx, seq, info, children)
+                            SELECT ?1, ?2, ?3, ?4, {sqlite_rows._next("writes")}, ?5, ?6 WHERE 1"""
+"""As before schema 5; the checksum that it is given is not kept."""
+
+
 def test_a_file_of_schema_2_is_brought_up_to_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as before:
         before.setattr(sqlite, "SCHEMA_VERSION", 2)
+        before.setattr(sqlite_rows, "_INSERT", INSERT_UNSEALED)
         with everstep.open(f"sqlite:///{path}").sync as engine:
             fill(engine, "t", 3)
     source, target = SQLiteStore(path), SQLiteStore(path.with_name("copy.db"))
@@ -181,8 +189,9 @@ def test_a_file_of_schema_3_is_brought_up_to_date_with_its_writes(path: Path, mo
     names = [str(UUID(int=n << 64)) for n in (3, 2, 1)] + ["plain", str(UUID(int=0xABC)).upper()]
     with monkeypatch.context() as before:
         before.setattr(sqlite, "SCHEMA_VERSION", 3)
+        before.setattr(sqlite_rows, "_INSERT", INSERT_UNSEALED)
         before.setattr(sqlite_rows, "pack_id", lambda text: text)
-        before.setattr(sqlite_rows, "_NEXT_WRITE", sqlite_rows._next("writes"))
+        before.setattr(sqlite_rows, "_INSERT_WRITE", INSERT_WRITE_UNSEALED)
         old = SQLiteStore(path).blocking
         for name in names:
             run_to_end(old.commit(put(make_record(name))))

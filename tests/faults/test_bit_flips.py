@@ -14,13 +14,16 @@ from everstep.stores.protocol import Change, Hidden, Key, Operation, Pin, Query,
 from everstep.stores.sqlite import SQLiteStore
 
 
-def make(path: Path) -> None:
-    """Write a store with something in every table."""
-    with everstep.open(f"sqlite:///{path}", everstep.SnapshotConfig(gc_policy="keep_all")).sync as engine:
-        for n in range(30):
-            engine.append("chat", [{"role": "user", "content": f"message {n} " * 30}], {"n": n, "text": "é" * n})
-            engine.snapshot(f"thread {n % 5}", [], {"blob": random.Random(n).randbytes(400)}, {}, metadata={"n": n})
-        engine.snapshot("chat", [], {}, {}, namespace="inner")
+def fill(path: Path) -> SQLiteStore:
+    """Write a store with something in every table, and leave it open."""
+    engine = everstep.open(f"sqlite:///{path}", everstep.SnapshotConfig(gc_policy="keep_all")).sync
+    for n in range(30):
+        engine.append("chat", [{"role": "user", "content": f"message {n} " * 30}], {"n": n, "text": "é" * n})
+        engine.snapshot(f"thread {n % 5}", [], {"blob": random.Random(n).randbytes(400)}, {}, metadata={"n": n})
+    engine.snapshot("chat", [], {}, {}, namespace="inner")
+    work_on_a_branch(engine)
+    engine.append("deleted", [{"role": "user", "content": "soon gone"}])
+    engine.checkpointer.delete_thread("deleted")
     store = SQLiteStore(path).blocking
     listed = run_to_end(store.list_checkpoints(Query(thread_id="chat")))
     pin = Pin(listed[3].record.key, True)
@@ -28,7 +31,23 @@ def make(path: Path) -> None:
     run_to_end(store.commit(Change(thread_id="chat", pins=[pin], hide=[hide], log=Operation("rewind", {"n": 1}))))
     writes = [Write(f"task {n}", n, "channel", b"", b"value", 5, "path") for n in range(5)]
     run_to_end(store.put_writes(Key("chat", "", listed[5].record.key.checkpoint_id), writes, []))
-    run_to_end(store.close())
+    engine.close()
+    return store
+
+
+def work_on_a_branch(engine: everstep.SyncEngine) -> None:
+    """Leave a branch that was merged, a rewind, and an operation that was taken back."""
+    points = engine.list_time_travel_points("thread 1")
+    branch = engine.branch(points[2].checkpoint_id, "side", thread_id="thread 1")
+    engine.append(branch, [{"role": "user", "content": "beside"}])
+    engine.merge_branch(branch, "thread 1", resolve="ours")
+    engine.rewind(points[1].checkpoint_id, thread_id="thread 1")
+    engine.rewind(points[3].checkpoint_id, thread_id="thread 1")
+    engine.undo("thread 1")
+
+
+def make(path: Path) -> None:
+    run_to_end(fill(path).close())
 
 
 def everything(path: Path) -> dict[str, Any]:
@@ -46,9 +65,12 @@ def everything(path: Path) -> dict[str, Any]:
 
     try:
         ask("threads", lambda: backend.list_threads(100))
-        for thread in ["chat", *(f"thread {n}" for n in range(5))]:
+        names = [thread.thread_id for thread in answers["threads"]] if isinstance(answers["threads"], list) else []
+        for thread in sorted({"chat", "deleted", *(f"thread {n}" for n in range(5)), *names}):
             ask(f"latest {thread}", lambda t=thread: backend.get_latest(t))
-            ask(f"info {thread}", lambda t=thread: run_to_end(store.blocking.thread(t)))
+            ask(f"info {thread}", lambda t=thread: run_to_end(store.blocking.thread(t, branches=True, ancestry=True)))
+            ask(f"raw {thread}", lambda t=thread: run_to_end(store.blocking.raw(t, kin=True)))
+            ask(f"count {thread}", lambda t=thread: run_to_end(store.blocking.count(Query(thread_id=t))))
             ask(f"log {thread}", lambda t=thread: run_to_end(store.blocking.operations(t, 10)))
             query = Query(thread_id=thread, namespace=None, hidden="also")
             listed = ask(f"list {thread}", lambda q=query: run_to_end(store.blocking.list_checkpoints(q)))
@@ -98,7 +120,7 @@ def test_single_bit_flips_are_never_silently_wrong(original: tuple[bytes, dict[s
         wrong, loud = wrong_after(bytes(flipped), truth, tmp_path / "flipped.db")
         assert wrong == [], f"seed {seed}: bit {bit} of byte {at}"
         noticed += loud
-    assert noticed > len(places) // 2
+    assert noticed > len(places) // 4  # the others are in places that hold nothing
 
 
 def forged(data: bytes, place: int) -> bytes:

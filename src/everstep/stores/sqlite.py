@@ -1,14 +1,18 @@
 """One SQLite file, through APSW: WAL, one commit queue per process, readers that never wait for writers.
 
 Every page carries a checksum (SQLite's own cksumvfs), so a flipped bit anywhere in the file is an error, not an
-answer. All handles of a process share one `_Database` per file. Before a fork its connections are closed, and opened
-again on both sides when needed. Driver errors are translated in `_translated`, and nowhere else.
+answer. A page whose checksum is not right may also have been written by a program that does not know them. Then the
+whole file is looked at (`sqlite_verify`), and if everything in it is right, its pages get new checksums.
+
+All handles of a process share one `_Database` per file. Before a fork its connections are closed, and opened again on
+both sides when needed. Driver errors are translated in `_translated`, and nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import random
 import threading
@@ -16,10 +20,9 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
-from importlib import resources
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import apsw
 import apsw.sqlite_extra
@@ -57,15 +60,17 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.queue import CommitQueue, Job
-from everstep.stores.records import pack_id
+from everstep.stores.sqlite_raw import RawFile
 from everstep.stores.sqlite_rows import Rows
+from everstep.stores.sqlite_verify import add_functions, migrate, verify
 from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import adopt, apply, apply_writes
 
+_log = logging.getLogger("everstep")
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
-SCHEMA_FIRST, SCHEMA_VERSION = 2, 4  # older files were never released
+SCHEMA_FIRST, SCHEMA_VERSION = 2, 5  # older files were never released
 APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
@@ -74,6 +79,7 @@ _WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 60, 400, 10  # a tenth of the file
 _TIDY_PAGES = 64  # given back at once after a sweep in passing
 _READERS_IDLE_MAX = 8
 _FILE_MODE = 0o600
+_MAKING_SECONDS = 1.0  # another process may take so long to make a new file, and it looks damaged meanwhile
 _REPLACED = "the file {} was removed or replaced while it was open; open it anew"
 
 
@@ -389,6 +395,8 @@ class _Database:
         self._holds = 1
         self._wal_pages, self._wal_pages_max = 0, _WAL_PAGES_MIN
         self._connections: _Connections | None = None
+        self._renewing = threading.Lock()
+        self._damage: str | None = None
         self.queue = CommitQueue(self._run_batch, self._leaders)
         with self._used():
             pass  # opened now, so that what is wrong with the file is said at once
@@ -427,6 +435,16 @@ class _Database:
 
     def read(self, work: Callable[[Rows], T]) -> T:
         """Run `work` on a consistent view of the file."""
+        try:
+            return self._read(work)
+        except _ChecksumMismatch as exc:
+            self._renew_checksums(exc)
+        try:
+            return self._read(work)
+        except _ChecksumMismatch as exc:
+            raise CheckpointCorrupted(exc.reason) from exc
+
+    def _read(self, work: Callable[[Rows], T]) -> T:
         with _translated(self._path), self._used() as connections:
             connection = self._take_reader(connections)
             try:
@@ -440,6 +458,17 @@ class _Database:
                 raise CheckpointCorrupted(f"{self._path} holds something impossible: {exc!r}") from exc
             finally:
                 self._put_reader(connections, connection)
+
+    def _renew_checksums(self, met: _ChecksumMismatch) -> None:
+        """Find out whether the file is damaged, or only written by another program; raise or mend."""
+        with self._renewing:
+            if self._damage is None:
+                try:
+                    _renew_checksums(self._path, self._busy_ms)
+                except CheckpointCorrupted as exc:
+                    self._damage = exc.reason  # a damaged file stays damaged: it is not looked at for each call
+            if self._damage is not None:
+                raise CheckpointCorrupted(self._damage) from met
 
     def give_space_back(self, pages_max: int | None = None) -> None:
         """Shrink the file by (at most so many of) the pages that deletion left free, a few at a time."""
@@ -490,6 +519,7 @@ class _Database:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connections))
                 self._connections = None
             self._users, self._idle = 0, threading.Condition()
+            self._renewing = threading.Lock()
             self.queue = CommitQueue(self._run_batch, self._leaders)
             return
         self._idle.notify_all()
@@ -539,15 +569,23 @@ class _Database:
             with self._used() as connections:
                 if not self.is_the_file():
                     raise StoreError(_REPLACED.format(self._path))
-                if not self._try_together(batch, connections):
-                    for job in batch:
-                        if not job.done:
-                            self._try_together([job], connections)
+                try:
+                    self._commit(batch, connections)
+                except _ChecksumMismatch as exc:  # nothing was kept
+                    self._renew_checksums(exc)
+                    self._commit(batch, connections)
                 self._bound_wal(connections.writer)
         except Exception as exc:
             for job in batch:
                 if not job.done:
                     job.finish(None, exc)
+
+    def _commit(self, batch: Sequence[Job[Any]], connections: _Connections) -> None:
+        if self._try_together(batch, connections):
+            return
+        for job in batch:
+            if not job.done:
+                self._try_together([job], connections)
 
     def _try_together(self, batch: Sequence[Job[Any]], connections: _Connections) -> bool:
         """Return whether every job has its outcome; if not, nothing was kept and each should be tried alone."""
@@ -575,6 +613,8 @@ class _Database:
         except Exception as exc:
             _roll_back(connections)
             # Nothing of a full disk or a busy file is kept. After any other failed commit the log may hold it.
+            if isinstance(exc, _ChecksumMismatch) and not committing:
+                raise
             if committing and not isinstance(exc, (StoreFull, StoreUnavailable)):
                 outcomes = [
                     (None, error or _unknown(job, result, exc))
@@ -673,6 +713,7 @@ def _connection(path: Path, busy_ms: int) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=flags, vfs=_checksum_vfs())
     connection.set_busy_timeout(busy_ms)
     connection.setlk_timeout(busy_ms, 0)
+    add_functions(connection)
     return connection
 
 
@@ -689,15 +730,61 @@ def _opened(path: Path, busy_ms: int) -> apsw.Connection:
         try:
             _prepare(connection, path)
             return connection
+        except apsw.IOError as exc:
+            connection.close()
+            if not _is_checksum_mismatch(exc):
+                raise
+            _renew_checksums(path, busy_ms)
         except (apsw.BusyError, CheckpointCorrupted) as exc:
             connection.close()
-            patience = busy_ms / 1000 if isinstance(exc, apsw.BusyError) else 0.3
+            patience = busy_ms / 1000 if isinstance(exc, apsw.BusyError) else _MAKING_SECONDS
             if time.monotonic() - started >= patience:
                 raise
         except BaseException:
             connection.close()
             raise
         time.sleep(random.uniform(0.001, 0.02))  # noqa: S311  # only so that two do not stay in step
+
+
+def _renew_checksums(path: Path, busy_ms: int) -> None:
+    """Compute the checksums of pages that another program wrote, if everything in the file is as we wrote it.
+
+    Nobody writes meanwhile. Raise CheckpointCorrupted, and say what is wrong, if the file is damaged.
+    """
+    started = time.monotonic()
+    with _translated(path), closing(_connection(path, busy_ms)) as connection:
+        connection.pragma("checksum_verification", 0)
+        _check_reserved_bytes(connection, path)
+        try:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            pass  # somebody is reading; what is in the log covers the pages below it all the same
+        connection.execute("BEGIN IMMEDIATE")
+        raw = RawFile(connection)
+        pages = sum(1 for _ in raw.unsealed_pages())
+        if pages == 0:
+            return  # somebody else was here first
+        version, application = connection.pragma("user_version"), connection.pragma("application_id")
+        if (version, application) != (SCHEMA_VERSION, APPLICATION_ID):
+            raise CheckpointCorrupted(f"{path} is damaged: {pages} pages do not match their checksums")
+        try:
+            verify(connection, SCHEMA_FIRST, SCHEMA_VERSION)
+        except CheckpointCorrupted as exc:
+            raise CheckpointCorrupted(
+                f"{path} is damaged: {pages} pages do not match their checksums, and {exc.reason}",
+                thread_id=exc.thread_id,
+                checkpoint_id=exc.checkpoint_id,
+            ) from exc
+        for at, page in raw.unsealed_pages():
+            raw.seal_page(at, page)
+        raw.sync()
+    _log.warning(
+        "%s: %d pages did not match their checksums, as after another SQLite program has written the file. The whole "
+        "file was verified in %.1f s: nothing that is stored is damaged, and the checksums have been renewed",
+        path,
+        pages,
+        time.monotonic() - started,
+    )
 
 
 def _make_private(path: Path) -> None:
@@ -737,12 +824,18 @@ def _prepare(connection: apsw.Connection, path: Path) -> None:
         )
     if version < SCHEMA_VERSION:
         _migrate(connection, path)
-    reserved = ctypes.c_int(-1)
-    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
-    if reserved.value != _RESERVED_BYTES or not int(connection.pragma("checksum_verification")):
+    _check_reserved_bytes(connection, path)
+    if not int(connection.pragma("checksum_verification")):
         raise CheckpointCorrupted(f"{path}: the page checksums are switched off; the file's header is damaged")
     if connection.pragma("journal_mode") != "wal":
         connection.pragma("journal_mode", "wal")
+
+
+def _check_reserved_bytes(connection: apsw.Connection, path: Path) -> None:
+    reserved = ctypes.c_int(-1)
+    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
+    if reserved.value != _RESERVED_BYTES:
+        raise CheckpointCorrupted(f"{path}: its pages have no room for checksums; the file's header is damaged")
 
 
 def _of_another(connection: apsw.Connection, path: Path) -> StoreMismatch:
@@ -756,20 +849,26 @@ def _of_another(connection: apsw.Connection, path: Path) -> StoreMismatch:
 
 def _migrate(connection: apsw.Connection, path: Path) -> tuple[int, int]:
     """Bring the schema up to date, one numbered file at a time; two processes may try at once."""
-    connection.create_scalar_function("pack_id", cast(Callable[..., str | bytes], pack_id), 1)
     connection.execute("BEGIN IMMEDIATE")
     try:
         version, application = connection.pragma("user_version"), connection.pragma("application_id")
         if version == 0 and application == 0 and connection.execute("SELECT 1 FROM sqlite_schema").get is not None:
             raise _of_another(connection, path)
-        for number in range(max(version + 1, SCHEMA_FIRST), SCHEMA_VERSION + 1):
-            connection.execute(resources.files("everstep.stores").joinpath(f"sql/sqlite-{number}.sql").read_text())
+        for number in migrate(connection, max(version + 1, SCHEMA_FIRST), SCHEMA_VERSION):
             connection.execute(f"PRAGMA user_version={number}; PRAGMA application_id={APPLICATION_ID}")
         connection.execute("COMMIT")
     except BaseException:
         _end(connection)
         raise
     return connection.pragma("user_version"), connection.pragma("application_id")
+
+
+class _ChecksumMismatch(CheckpointCorrupted):
+    """A page is not as this library wrote it. Never leaves this module: see `_Database._renew_checksums`."""
+
+
+def _is_checksum_mismatch(error: apsw.Error) -> bool:
+    return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS)
 
 
 @contextmanager
@@ -794,8 +893,8 @@ def _translated(path: Path) -> Iterator[None]:
     except (apsw.CorruptError, apsw.FormatError, apsw.SchemaChangeError) as exc:
         raise CheckpointCorrupted(f"{path} is damaged: {exc}") from exc
     except apsw.IOError as exc:
-        if getattr(exc, "extendedresult", 0) in (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS):
-            raise CheckpointCorrupted(f"{path} is damaged: a page does not match its checksum") from exc
+        if _is_checksum_mismatch(exc):
+            raise _ChecksumMismatch(f"{path} is damaged: a page does not match its checksum") from exc
         raise StoreError(f"{path}: the disk failed: {exc}") from exc
     except apsw.Error as exc:
         # A damaged schema reads as wrong SQL: we send no other.

@@ -55,6 +55,7 @@ from everstep.stores.records import (
     unpack_run,
     unpack_write,
 )
+from everstep.stores.sqlite_verify import seal
 from everstep.stores.transaction import Candidate, Line, Packed, delete, now_micros, prune
 from everstep.values.tree import FORMAT, hashes
 
@@ -586,11 +587,10 @@ class Rows:
         seq: int = self._next_seq or self._execute(f"SELECT {_next('checkpoints')}").get
         run = run if run is not None else seq
         self._execute(
-            """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root)
-               VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?)""",
+            _INSERT,
             (
                 seq, line.ref, pack_id(record.key.checkpoint_id), record.step, run, added_bytes,
-                packed.info, record.children, packed.root,
+                packed.info, record.children, packed.root, seal(seq, line.ref, run, 0, 0, added_bytes),
             ),
         )  # fmt: skip
         if not is_head:  # otherwise it is counted when the head moves
@@ -701,13 +701,7 @@ class Rows:
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
         self._execute(
-            f"""INSERT INTO writes (line, checkpoint, task, idx, seq, info, children)
-                VALUES (?, ?, ?, ?, {_NEXT_WRITE}, ?, ?)
-                ON CONFLICT DO {
-                "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
-                if write.idx < 0
-                else "NOTHING"
-            }""",
+            f"{_INSERT_WRITE} ON CONFLICT DO {_REPLACE_WRITE if write.idx < 0 else 'NOTHING'}",
             (
                 line.ref, pack_id(checkpoint_id), pack_id(write.task_id), write.idx,
                 pack_write(checkpoint_id, write), write.children,
@@ -892,8 +886,9 @@ class Rows:
             if old is not None:
                 self._execute("DELETE FROM checkpoints WHERE seq = ?", (old,))
             self._execute(
-                """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root)
-                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                """INSERT INTO checkpoints
+                   (seq, line, id, step, run, pinned, branches, added, info, children, root, seal) VALUES
+                   (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, seal(?1, ?2, ?5, ?6, ?7, ?8))""",
                 (
                     stored.seq, line, name, record.step, stored.run, pinned, began[stored.seq], stored.added_bytes,
                     packed.info, record.children, packed.root,
@@ -967,7 +962,8 @@ class Rows:
             ],
         )
         many(
-            "INSERT INTO writes (line, checkpoint, task, idx, seq, info, children) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            """INSERT INTO writes (line, checkpoint, task, idx, seq, info, children, seal)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, seal(?1, ?2, ?3, ?4, ?5))""",
             [
                 (
                     lines[key.namespace], pack_id(key.checkpoint_id), pack_id(w.task_id), w.idx, w.seq,
@@ -1077,7 +1073,13 @@ class Rows:
 
 _REMEMBERED_MAX = 10_000
 _HEADS_BYTES_MAX = 32 << 20
+_INSERT = """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root, seal)
+             VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?)"""
 _NEXT_WRITE = "(SELECT 1 + value FROM counters WHERE name = 'writes')"
+_INSERT_WRITE = f"""INSERT INTO writes (line, checkpoint, task, idx, seq, info, children, seal)
+                    SELECT ?1, ?2, ?3, ?4, n, ?5, ?6, seal(?1, ?2, ?3, ?4, n)
+                    FROM (SELECT {_NEXT_WRITE} AS n) WHERE 1"""
+_REPLACE_WRITE = "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
 _FROM_CHECKPOINTS = "FROM checkpoints c JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread"
 _LINES_OF_NAME = "SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = ?"
 

@@ -1,0 +1,74 @@
+"""The database file below SQLite: its bytes as they are on disk, without the write-ahead log.
+
+SQLite's own handle of the file is used. A handle of ours would have to be closed at some time, and closing any handle
+of a file drops every lock that this process has on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import apsw
+
+_CALLS = (
+    "xClose", "xRead", "xWrite", "xTruncate", "xSync", "xFileSize", "xLock", "xUnlock", "xCheckReservedLock",
+    "xFileControl", "xSectorSize", "xDeviceCharacteristics", "xShmMap",
+)  # fmt: skip
+_SYNC_FULL = 3
+
+
+class _Methods(ctypes.Structure):
+    """The beginning of `sqlite3_io_methods`."""
+
+    _fields_ = (("iVersion", ctypes.c_int), *((name, ctypes.c_void_p) for name in _CALLS))
+
+
+_transfer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+_sync = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+_file_size = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
+
+
+class RawFile:
+    """The main file of a connection, as long as that is open. Used by one thread at a time, as the connection is."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._file = ctypes.c_void_p()
+        connection.file_control("main", apsw.SQLITE_FCNTL_FILE_POINTER, ctypes.addressof(self._file))
+        methods = ctypes.cast(self._file, ctypes.POINTER(ctypes.POINTER(_Methods))).contents.contents
+        self._read, self._write = _transfer(methods.xRead), _transfer(methods.xWrite)
+        self._sync, self._size = _sync(methods.xSync), _file_size(methods.xFileSize)
+
+    def size_bytes(self) -> int:
+        size = ctypes.c_int64()
+        _checked(self._size(self._file, ctypes.byref(size)))
+        return size.value
+
+    def read(self, at: int, length: int) -> bytes:
+        """Return bytes of the file; what is beyond its end is zero."""
+        buffer = ctypes.create_string_buffer(length)
+        _checked(self._read(self._file, buffer, length, at), apsw.SQLITE_IOERR_SHORT_READ)
+        return buffer.raw
+
+    def unsealed_pages(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (offset, content) of the pages whose checksum is not right."""
+        page_bytes: int = self._connection.pragma("page_size")
+        is_right = "SELECT verify_checksum(?)"
+        for at in range(0, self.size_bytes() // page_bytes * page_bytes, page_bytes):
+            page = self.read(at, page_bytes)
+            if not self._connection.execute(is_right, (page,)).get:
+                yield at, page
+
+    def seal_page(self, at: int, page: bytes) -> None:
+        """Write a page as it is; on the way its checksum is computed. Torn by a crash, it is still the same page."""
+        buffer = ctypes.create_string_buffer(page, len(page))
+        _checked(self._write(self._file, buffer, len(page), at))
+
+    def sync(self) -> None:
+        _checked(self._sync(self._file, _SYNC_FULL))
+
+
+def _checked(code: int, *allowed: int) -> None:
+    if code not in (apsw.SQLITE_OK, *allowed):
+        raise apsw.exception_for(code)
