@@ -42,6 +42,7 @@ from everstep.stores.protocol import (
     Store,
     Stored,
 )
+from everstep.turns import Beaten, until_done
 from everstep.types import Checkpoint, CheckpointMetadata
 from everstep.values import codec, compress, tree
 from everstep.values.walk import Need
@@ -172,8 +173,8 @@ class Repository:
         self.memory = memory or Memory()
 
     def over(self, store: Store) -> Repository:
-        """Return the same repository over another face of the store."""
-        return Repository(store, self.memory)
+        """Return the same repository over another face of the store, or over what a turn on it works on."""
+        return Repository(store, self.memory) if store is not self.store else self
 
     async def save(
         self,
@@ -195,15 +196,25 @@ class Repository:
         """
         # Values are encoded before the first wait: what the caller changes later belongs to a later step.
         written = self._write(values, self.memory.head(thread_id, namespace), split)
-        while True:
-            encoded = await self._encoded(written, thread_id, namespace, size_bytes_max)
-            try:
-                return await self._commit(thread_id, namespace, expect, encoded, record, prune, make_new_id, commons)
-            except BaseGone:
+
+        async def attempt(store: Store, is_first: bool) -> tuple[Stored, Encoded]:
+            nonlocal written
+            repository = self.over(store)
+            if not is_first:
                 # All objects are needed after all. They were in memory when values were written down, and mostly still
                 # are; only otherwise the values are written again, as they are by now.
                 written = self._whole(written) or self._write(values, None, split)
-                await self._fresh_head(thread_id, namespace)
+                await repository._fresh_head(thread_id, namespace)
+            encoded = await repository._encoded(written, thread_id, namespace, size_bytes_max)
+            try:
+                stored = await repository._commit(
+                    thread_id, namespace, expect, encoded, record, prune, make_new_id, commons
+                )
+            except BaseGone:
+                raise Beaten from None
+            return stored, encoded
+
+        return self._remembered(*await until_done(self.store, thread_id, attempt, "a snapshot"))
 
     async def append(
         self,
@@ -229,26 +240,30 @@ class Repository:
         # Copied before the first wait: what the caller changes later belongs to a later step.
         messages = copied(messages, "messages")
         state, tools_result = copied(state, "state"), copied(tools_result, "tools_result")
-        head, fresh = await self._recent_head(thread_id, namespace, objects=False), False
-        while True:
+
+        async def attempt(store: Store, is_first: bool) -> tuple[Stored, Encoded]:
+            repository = self.over(store)
+            find = repository._recent_head if is_first else repository._fresh_head
+            head = await find(thread_id, namespace, objects=False)
             found = head.record.key.checkpoint_id if head is not None else None
             if expect is not ANY and expect != found:
-                if fresh:
-                    raise HeadMoved(thread_id, expect, found)
-                head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
-                continue
+                if is_first:  # the head that is remembered may be an old one
+                    raise Beaten
+                raise HeadMoved(thread_id, expect, found)
+            updates = (state, tools_result)
             try:
-                encoded = await self._extend(head, messages, (state, tools_result), split, size_bytes_max, replace)
+                encoded = await repository._extend(head, messages, updates, split, size_bytes_max, replace)
             except CheckpointCorrupted:
-                if fresh:
-                    raise
-                # The head that is remembered may have been deleted since, with its objects.
-                head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
-                continue
+                if is_first:  # the head that is remembered may have been deleted since, with its objects
+                    raise Beaten from None
+                raise
             try:
-                return await self._commit(thread_id, namespace, found, encoded, record, prune, make_new_id)
+                stored = await repository._commit(thread_id, namespace, found, encoded, record, prune, make_new_id)
             except (BaseGone, HeadMoved):
-                head, fresh = await self._fresh_head(thread_id, namespace, objects=False), True
+                raise Beaten from None
+            return stored, encoded
+
+        return self._remembered(*await until_done(self.store, thread_id, attempt, "an append"))
 
     async def load(
         self, thread_id: str, namespace: str = "", checkpoint_id: str | None = None
@@ -345,8 +360,12 @@ class Repository:
         stored = await under_new_name(lambda: self.store.commit(change), make_new_id)
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        return stored
+
+    def _remembered(self, stored: Stored, encoded: Encoded) -> Stored:
+        """Return a checkpoint that is committed, after noting it as the head."""
         self.memory.add(encoded.objects)
-        last = self.memory.head(thread_id, namespace)
+        last = self.memory.head(*stored.record.key[:2])
         if last is None or stored.seq > last.seq:  # a checkpoint that was replaced or put again is not the head
             self.memory.remember(stored, encoded.nodes)
         return stored
@@ -388,8 +407,10 @@ class Repository:
         if written.base is None:
             head = await self._recent_head(thread_id, namespace)
             base, known = await self._known(head)
-            written.writer.leave_out(known)
-            written = written._replace(base=base)
+            # A copy, since all objects may be needed after all.
+            writer = tree.Writer(objects=dict(written.writer.objects))
+            writer.leave_out(known)
+            written = written._replace(writer=writer, base=base)
         return encoded(*written, size_bytes_max)
 
     async def _extend(

@@ -697,6 +697,78 @@ class StoreContract:
         assert await head_id(store) == "a"
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["b", "a"]
 
+    async def test_a_turn_keeps_other_writers_out(self, store: Store) -> None:
+        await store.commit(follow("t", "c"))
+        rivals: list[threading.Thread] = []
+
+        async def work(inside: Store) -> Stored | None:
+            head = await head_id(inside)
+            rival = threading.Thread(target=lambda: run_to_end(store.blocking.commit(follow("t", "rival"))))
+            rival.start()
+            rivals.append(rival)
+            rival.join(0.1)  # whoever can come in between does it now
+            assert await head_id(inside) == head
+            return await inside.commit(follow("t", "own", expect=head))
+
+        stored = await store.in_turn("t", work)
+        for rival in rivals:
+            await _joined(rival)
+        assert stored is not None
+        assert stored.record.key.checkpoint_id == "own-2"
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["rival-3", "own-2", "c-1"]
+
+    async def test_a_turn_sees_what_it_commits_on(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        await store.commit(put(make_record("a", roots=[leaf]), leaf))
+        await store.commit(Change(thread_id="t", log=Operation("kind", {"n": 1})))
+
+        async def work(inside: Store) -> Stored:
+            loaded = await inside.read("t", objects=True, writes=True)
+            assert loaded is not None
+            assert [obj.hash for obj in loaded.objects] == [leaf.hash]
+            assert [obj.hash for obj in await inside.fetch(loaded.stored.family, [leaf.hash])] == [leaf.hash]
+            assert [each.stored.seq for each in await inside.read_many([loaded.stored.record.key])] == [
+                loaded.stored.seq
+            ]
+            assert await inside.find("a") == [loaded.stored.record.key]
+            assert ids(await inside.list_checkpoints(Query(thread_id="t"))) == ["a"]
+            assert ids(await inside.list_threads(5, 0)) == ["a"]
+            assert await inside.count(Query(thread_id="t")) == 1
+            newest = await inside.newest("t", 5)
+            assert newest is not None
+            assert ids(newest.listed) == ["a"]
+            assert await inside.runs(loaded.stored.family, [loaded.stored.run]) == {}
+            assert [each.kind for each in await inside.operations("t", 5)] == ["kind"]
+            thread = await inside.thread("t", branches=True, ancestry=True)
+            assert thread is not None
+            assert thread.heads[""][0] == "a"
+            base = Base(loaded.stored.record.key, loaded.stored.digest)
+            stored = await inside.commit(put(make_record("b", parents=["a"], roots=[leaf]), base=base, expect="a"))
+            assert stored is not None
+            return stored
+
+        stored = await store.in_turn("t", work)
+        loaded = await store.read("t", objects=True)
+        assert loaded is not None
+        assert loaded.stored == stored
+        assert [obj.hash for obj in loaded.objects] == [leaf.hash]
+
+    async def test_a_turn_that_fails_changes_nothing_and_ends(self, store: Store) -> None:
+        await store.commit(follow("t", "c"))
+
+        async def work(inside: Store) -> None:
+            await inside.commit(follow("t", "own", expect="another"))
+
+        with pytest.raises(HeadMoved):
+            await store.in_turn("t", work)
+        await store.commit(follow("t", "d"))
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["d-2", "c-1"]
+
+    async def test_a_turn_may_begin_a_thread(self, store: Store) -> None:
+        stored = await store.in_turn("t", lambda inside: inside.commit(follow("t", "c")))
+        assert stored is not None
+        assert await head_id(store) == "c-1"
+
     # -- 7 idempotent
 
     async def test_the_same_put_twice_is_one_put(self, store: Store) -> None:

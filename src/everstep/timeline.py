@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from everstep import checks, history, oplog
 from everstep.adapters import Adapter, WayBack, adapter_of
@@ -57,6 +57,7 @@ from everstep.stores.protocol import (
     Thread,
 )
 from everstep.stores.protocol import Operation as Entry
+from everstep.turns import Beaten, until_done
 from everstep.types import (
     TASK_NAMESPACE,
     Checkpoint,
@@ -77,6 +78,8 @@ _ASKED_MAX = 1000  # threads that are asked for a common state that is not store
 _EAGER_BYTES = 1 << 18  # a checkpoint up to this size is read at once with a rewind
 
 _EMPTY = root_of_nodes([tree.EMPTY_LIST, tree.EMPTY_MAP, tree.EMPTY_MAP])
+
+T = TypeVar("T")
 
 Resolve = str | Mapping[str, Any] | Callable[[Conflict], Any] | None
 
@@ -119,6 +122,15 @@ class Timeline(Protocol):
     async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str: ...
     async def collect(self, thread_id: str | None, *, dry_run: bool) -> GCReport: ...
     async def close(self) -> None: ...
+
+
+class _Rewound(NamedTuple):
+    """A rewind that is done, but for the deletion of what came later."""
+
+    result: TimeTravelResult
+    later: Sequence[Hidden]
+    entry: Entry | None = None
+    """Of the log; None: nothing had to be changed."""
 
 
 class StoreTimeline:
@@ -267,13 +279,14 @@ class StoreTimeline:
 
     async def rewind(self, key: Key, later: str) -> TimeTravelResult:
         """Make a checkpoint the head; what came later on its line is hidden, deleted or kept."""
-        while True:
-            try:
-                return await self._rewind(key, later)
-            except HeadMoved:
-                continue
+        done = await self._until_done(key.thread_id, lambda timeline: timeline._rewind(key, later), "a rewind")
+        if done.entry is not None:
+            self._changed(key.thread_id)
+        if later == "delete":
+            await self._delete_later(key.thread_id, done.later, done.entry)
+        return done.result
 
-    async def _rewind(self, key: Key, later: str) -> TimeTravelResult:
+    async def _rewind(self, key: Key, later: str) -> _Rewound:
         loaded = await self._store.read(*key, writes=True)
         thread = await self._store.thread(key.thread_id)
         if loaded is None or thread is None:
@@ -294,9 +307,7 @@ class StoreTimeline:
         result = TimeTravelResult(await self._checkpoint(target), key.thread_id, back.depth, back.before)
         doomed = history.all_later(thread, target) if adapter is None else back.later
         if not hide and all(thread.heads.get(name, (None, 0))[0] == found for name, found in back.heads.items()):
-            if later == "delete":
-                await self._delete_later(key.thread_id, doomed, None)
-            return result
+            return _Rewound(result, doomed)
         details = {
             "checkpoint_id": key.checkpoint_id,
             "from": head,
@@ -324,10 +335,7 @@ class StoreTimeline:
                 log=entry,
             )
         )
-        self._changed(key.thread_id)
-        if later == "delete":
-            await self._delete_later(key.thread_id, doomed, entry)
-        return result
+        return _Rewound(result, doomed, entry)
 
     async def _way_back(self, thread: Thread, target: Loaded) -> WayBack:
         """Return what a rewind of a thread of the engine's own does: it is about one namespace."""
@@ -385,13 +393,13 @@ class StoreTimeline:
         return await self._toggle(thread_id, oplog.to_redo)
 
     async def _toggle(self, thread_id: str, choose: Callable[[Sequence[Entry]], Entry]) -> Operation:
-        while True:
-            entry = choose(await self._entries(thread_id))
-            try:
-                await self._swap(thread_id, entry)
-            except HeadMoved:
-                continue
-            return oplog.shown(entry._replace(undone=not entry.undone))
+        async def toggled(timeline: StoreTimeline) -> Entry:
+            entry = choose(await timeline._entries(thread_id))
+            await timeline._swap(thread_id, entry)
+            return entry
+
+        entry = await self._until_done(thread_id, toggled, "an undo or redo")
+        return oplog.shown(entry._replace(undone=not entry.undone))
 
     async def _swap(self, thread_id: str, entry: Entry) -> None:
         """Restore what an operation changed, and note what it takes to change it again."""
@@ -540,13 +548,20 @@ class StoreTimeline:
         """Merge the head of one thread into another and return the merge's id."""
         if branch == into:
             raise InvalidInput(f"thread {into!r} cannot be merged into itself")
-        while True:
-            try:
-                return await under_new_name(lambda: self._merge(branch, into, resolve, namespace, graph))
-            except (HeadMoved, BaseGone):
-                continue
+        stored = await self._until_done(
+            into,
+            lambda timeline: under_new_name(lambda: timeline._merge(branch, into, resolve, namespace, graph)),
+            "a merge",
+        )
+        if isinstance(stored, str):
+            return stored  # everything is merged already
+        self._changed(into)
+        if not stored.record.kind:  # an adapter's thread is kept as its own policy says
+            await self._keeper.upkeep(self._store, stored)
+        return stored.record.key.checkpoint_id
 
-    async def _merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any) -> str:
+    async def _merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any) -> Stored | str:
+        """Return the checkpoint of the merge, or the id of the head if there is nothing to merge."""
         ours, theirs = await self._head(into, namespace), await self._head(branch, namespace)
         if ours.family != theirs.family:
             raise InvalidInput(
@@ -561,7 +576,7 @@ class StoreTimeline:
         if not bases:
             raise InvalidInput(f"threads {branch!r} and {into!r} have no checkpoint in common")
         if theirs.place in bases:
-            return ours.record.key.checkpoint_id  # everything is merged already
+            return ours.record.key.checkpoint_id
         adapter = adapter_of(ours.record.kind)
         if graph is not None and adapter is None:
             raise InvalidInput(f"graph= is for threads of a LangGraph saver; thread {into!r} is the engine's own")
@@ -642,7 +657,7 @@ class StoreTimeline:
         writer = tree.Writer()
         return Merged([writer.whole(values, "checkpoint")], writer.objects, [])
 
-    async def _commit_merge(self, ours: Stored, theirs: Stored, drafts: Sequence[Draft], thread: Thread) -> str:
+    async def _commit_merge(self, ours: Stored, theirs: Stored, drafts: Sequence[Draft], thread: Thread) -> Stored:
         into, namespace, head = ours.record.key
         record = drafts[0].record
         newest = max(thread.newest[namespace], ours.seq)
@@ -661,10 +676,9 @@ class StoreTimeline:
                 log=oplog.entry("merge", details, undo, await self._top(into), newest),
             )
         )
-        self._changed(into)
-        if stored is not None and not record.kind:  # an adapter's thread is kept as its own policy says
-            await self._keeper.upkeep(self._store, stored)
-        return record.key.checkpoint_id
+        if stored is None:
+            raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        return stored
 
     def _bases(self, thread: Thread, ancestry: Ancestry, adapter: Adapter | None) -> Bases[Place]:
         return Bases(
@@ -721,6 +735,27 @@ class StoreTimeline:
         await self._backend.close()
 
     # -- helpers
+
+    async def _until_done(
+        self, thread_id: str, attempt: Callable[[StoreTimeline], Coroutine[Any, Any, T]], doing: str
+    ) -> T:
+        """Return what `attempt` does; it is done again if another writer was first: see `turns`."""
+
+        async def once(store: Store, _is_first: bool) -> T:
+            try:
+                return await attempt(self._over(store))
+            except (HeadMoved, BaseGone):
+                raise Beaten from None
+
+        return await until_done(self._store, thread_id, once, doing)
+
+    def _over(self, store: Store) -> StoreTimeline:
+        """Return the same over what a turn works on."""
+        if store is self._store:
+            return self
+        timeline = StoreTimeline(self._backend, self._config, self._keeper)
+        timeline._repository = self._repository.over(store)
+        return timeline
 
     async def _required(self, key: Key) -> Stored:
         loaded = await self._store.read(*key)

@@ -9,12 +9,14 @@ import itertools
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from everstep import forks
 from everstep.errors import StoreClosed
+from everstep.faces import run_to_end
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
     COMMONS_MAX,
@@ -33,6 +35,7 @@ from everstep.stores.protocol import (
     Query,
     RawLine,
     RawThread,
+    Store,
     Stored,
     Swept,
     Thread,
@@ -51,6 +54,8 @@ from everstep.stores.transaction import (
     prune,
 )
 from everstep.values.tree import hashes
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -125,6 +130,15 @@ class MemoryStore:
     @property
     def limit_seconds(self) -> None:
         return None
+
+    async def in_turn(
+        self,
+        thread_id: str,  # noqa: ARG002  # nobody changes anything meanwhile
+        work: Callable[[Store], Coroutine[Any, Any, T]],
+        seconds: float = 0.0,  # noqa: ARG002  # they wait however long it takes
+    ) -> T:
+        with self._open():
+            return run_to_end(work(self))
 
     async def commit(self, change: Change) -> Stored | None:
         with self._open():

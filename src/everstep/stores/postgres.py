@@ -8,9 +8,11 @@ session state, so that PgBouncer may stand between in transaction mode. Everythi
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
+import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +27,9 @@ from everstep.errors import (
     StoreMismatch,
     StoreUnavailable,
 )
+from everstep.faces import run_to_end
 from everstep.stores.heads import Heads, Seen
+from everstep.stores.inside import Inside
 from everstep.stores.protocol import (
     ANY,
     Base,
@@ -41,6 +45,7 @@ from everstep.stores.protocol import (
     Place,
     Query,
     RawThread,
+    Store,
     Stored,
     Swept,
     Thread,
@@ -126,6 +131,20 @@ class PostgresStore:
     @property
     def limit_seconds(self) -> float:
         return self._driver.timeout_seconds
+
+    async def in_turn(
+        self,
+        thread_id: str,
+        work: Callable[[Store], Coroutine[Any, Any, T]],
+        seconds: float = 0.0,  # noqa: ARG002  # the server notices that a connection is gone
+    ) -> T:
+        """The work is done inside a transaction that has the lock of the family alone."""
+        context = contextvars.copy_context()
+
+        def inside(turn: _Turn) -> T:
+            return context.run(run_to_end, work(Inside(self, turn.rows, turn.load, turn.commit)))
+
+        return await self._driver.run(lambda deadline: self._database.in_turn(thread_id, inside, deadline))
 
     async def commit(self, change: Change) -> Stored | None:
         deadline = self._driver.deadline()
@@ -255,6 +274,57 @@ class Prepared(NamedTuple):
     """What it will be, but for its seq."""
     seen: Seen[Known]
     known: Known
+
+
+class _Turn:
+    """What a turn does inside its transaction, and what is to be noted when that is committed."""
+
+    def __init__(self, database: _Database, rows: Rows) -> None:
+        self.rows, self._database = rows, database
+        self._seen: dict[tuple[str, str], tuple[Seen[Known], Known]] = {}
+        self._notes: list[Callable[[], object]] = []
+        self.draft: Draft | None = None
+        """What it has committed."""
+
+    def load(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
+    ) -> Loaded | None:
+        line = thread_id, namespace
+        found = self.rows.load(thread_id, namespace, checkpoint_id, objects, writes)
+        if found is None:
+            return None
+        loaded, known = found
+        if checkpoint_id is None and known is not None:
+            self._database.check_seen_within(self.rows, line, loaded.stored.family, loaded.generation)
+            self._seen[line] = Seen(loaded.stored.family, loaded.generation, known), known
+        return loaded
+
+    def commit(self, change: Change) -> Stored | None:
+        """Commit in one round trip if that can be: others wait."""
+        line = change.thread_id, change.namespace
+        put = self._database._prepared(change, *self._seen[line]) if line in self._seen else None
+        seq = self.rows.put(put.values) if put is not None else None
+        if put is not None and seq is not None:
+            made, number = put, seq
+            self.draft = put.draft
+            self._notes.append(lambda: self._database._kept(made, number))
+            return put.stored._replace(seq=seq)
+        noted = change._replace(build=self._build(change.build)) if change.build is not None else change
+        stored, head = self._database.apply(self.rows, noted, self._database._heads.get(line))
+        self._notes.append(lambda: self._database._note_head(line, stored, head))
+        return stored
+
+    def _build(self, build: Callable[[Stored | None], Draft]) -> Callable[[Stored | None], Draft]:
+        def built(head: Stored | None) -> Draft:
+            self.draft = build(head)
+            return self.draft
+
+        return built
+
+    def note(self) -> None:
+        """It is committed."""
+        for note in self._notes:
+            note()
 
 
 class _Database:
@@ -413,6 +483,19 @@ class _Database:
 
         self.write(work, deadline, key.thread_id)
 
+    def apply(
+        self, rows: Rows, change: Change, since: Seen[Known] | None
+    ) -> tuple[Stored | None, tuple[str, int, Known | None] | None]:
+        """Apply a change inside a transaction; return the checkpoint it made, and the head as it is then."""
+        line = change.thread_id, change.namespace
+        self._check_locked(rows, line, since)
+        return apply(rows, change), rows.head(*line)
+
+    def check_seen_within(self, rows: Rows, line: tuple[str, str], family: str, generation: int) -> None:
+        """Inside a transaction: HeadRegressed if the server lost what was seen of a line that was read."""
+        since = self._heads.get(line)
+        self._heads.check(line, family, generation, since, lambda seen: rows.was_deleted(line[0], seen))
+
     def _check_locked(self, rows: Rows, line: tuple[str, str], since: Seen[Known] | None) -> None:
         """Inside a transaction, before anything is changed: HeadRegressed if the server lost what was seen."""
         family, generation = rows.generation(*line) or (None, 0)
@@ -442,26 +525,48 @@ class _Database:
             return drafts[0]
 
         noted = change._replace(build=build) if change.build is not None else change
-
-        def work(rows: Rows) -> tuple[Stored | None, tuple[str, int, Known | None] | None]:
-            self._check_locked(rows, line, since)
-            return apply(rows, noted), rows.head(*line)
-
         try:
-            stored, head = self.write(work, deadline, change.thread_id)
+            stored, head = self.write(lambda rows: self.apply(rows, noted, since), deadline, change.thread_id)
         except CommitUnknown as exc:
             stored = self._found(drafts[0], deadline) if drafts else None
             if stored is None:
                 name = drafts[0].record.key.checkpoint_id if drafts else None
                 raise CommitUnknown(name, change.thread_id) from exc.__cause__
             return stored
+        self._note_head(line, stored, head)
+        return stored
+
+    def _note_head(
+        self, line: tuple[str, str], stored: Stored | None, head: tuple[str, int, Known | None] | None
+    ) -> None:
+        """Note a head as it is after a commit that made this checkpoint."""
         if head is not None:
             family, generation, known = head
             seq = known.head.seq if known is not None else 0
             if stored is not None and stored.record.key[:2] == line:
                 seq = max(seq, stored.seq)
             self._heads.note(line, family, generation, known, None, seq)
-        return stored
+
+    def in_turn(self, thread_id: str, work: Callable[[_Turn], T], deadline: float) -> T:
+        """Do work, which may commit once, in one transaction while nobody else changes the thread's family."""
+        done: list[tuple[_Turn, T]] = []
+
+        def inside(rows: Rows) -> None:
+            done.clear()
+            rows.take_turn(thread_id, deadline - time.monotonic())
+            turn = _Turn(self, rows)
+            done.append((turn, work(turn)))
+
+        try:
+            self.write(inside, deadline, thread_id)
+        except CommitUnknown as exc:
+            draft = done[-1][0].draft if done else None
+            if draft is None or self._found(draft, deadline) is None:
+                name = draft.record.key.checkpoint_id if draft is not None else None
+                raise CommitUnknown(name, thread_id) from exc.__cause__
+        turn, result = done[-1]
+        turn.note()
+        return result
 
     async def commit_soon(self, change: Change, deadline: float) -> Stored | Prepared | None:
         """Commit in one round trip, on this event loop, if that can be; None: a worker thread must do it.

@@ -217,6 +217,18 @@ class Rows:
             self._guarded.add(family)
             self._do("SELECT {guard}(%s)", (family,))
 
+    def take_turn(self, thread_id: str, seconds: float) -> None:
+        """Lock the thread's family, if it has one, for this transaction alone: every writer of it needs its guard.
+
+        Who waits for that lock is let in in the order of coming. Should this client vanish without a word, the server
+        ends the transaction after so many seconds.
+        """
+        self._do(
+            """SELECT set_config('idle_in_transaction_session_timeout', %s, true), {alone}(family) FROM {names}
+               WHERE name = %s""",
+            (str(max(1, int(seconds * 1000))), thread_id.encode()),
+        )
+
     def generation(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
         """Lock a line and return its family and generation."""
         row = self._locked(thread_id, namespace)

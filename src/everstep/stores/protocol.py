@@ -17,21 +17,23 @@ Rules that hold for every store:
 * Once a call returns, what it did survives a crash. If it raises one of our errors, it did nothing, except
   CommitUnknown, which says so.
 * What a thread has lost (its head points to a checkpoint that is missing, its head is older than the newest checkpoint
-  that follows it, a row that others count on is gone) is CheckpointCorrupted with the name of the thread, never None, an
-  empty list, or a beginning at step 1. Other threads go on. A damaged thread can be deleted as a whole.
+  that follows it, a row that others count on is gone) is CheckpointCorrupted with the name of the thread, never None,
+  an empty list, or a beginning at step 1. Other threads go on. A damaged thread can be deleted as a whole.
 * Deleting what is not there is not an error. Driver errors come out as StoreError or CheckpointCorrupted.
 * Methods are coroutines. A store's blocking face never suspends in them, so that `faces.run_to_end` can drive it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from everstep.values.walk import Root
+
+T = TypeVar("T")
 
 __all__ = [
     "ANY", "ASIDE", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Hidden", "Key", "Loaded",
@@ -418,6 +420,16 @@ class Store(Protocol):
         """How long a public call on this store may take as a whole; None: it never waits. See `deadlines`."""
         ...
 
+    async def in_turn(self, thread_id: str, work: Callable[[Store], Coroutine[Any, Any, T]], seconds: float = 0.0) -> T:
+        """Return what `work` does on the store it is given, while no other writer changes the thread's family.
+
+        For writers that others were faster than too often; those then wait. `work` reads and commits, once and as its
+        last act, on that store alone. It may be run again, and on another thread. `seconds` is about how long it takes.
+        A store that cannot keep others away for ever (the holder may have died) may let one in: what is committed
+        names the head that it saw, as always, so that this is noticed.
+        """
+        ...
+
     async def commit(self, change: Change) -> Stored | None:
         """Apply `change` and return the checkpoint it made, if any.
 
@@ -476,8 +488,8 @@ class Store(Protocol):
         """Return the head of each thread's root namespace (or of its first), most recently active first.
 
         With `headless` also threads that have only hidden checkpoints, each by one of them. A damaged thread keeps its
-        place in the order as far as it is known: who asks for a page with it gets CheckpointCorrupted with its name, and
-        the other pages stay as they are.
+        place in the order as far as it is known: who asks for a page with it gets CheckpointCorrupted with its name,
+        and the other pages stay as they are.
         """
         ...
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
+import random
 import secrets
 import threading
+import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from everstep import checks, forks
@@ -47,6 +49,7 @@ from everstep.stores.protocol import (
     Query,
     RawLine,
     RawThread,
+    Store,
     Stored,
     Swept,
     Thread,
@@ -86,6 +89,13 @@ from everstep.stores.workers import AsyncDriver, Driver
 T = TypeVar("T")
 FORMAT_VERSION = b"1"
 _TRIES = 100
+_BEATEN_MAX = 3
+"""So often others may be faster before a change is given a turn of its own."""
+_TURN_SECONDS_MIN = 0.5
+_TURN_FACTOR = 4
+"""A turn lasts so many times longer than its work took before: others wait so long for a writer that has died."""
+_PAUSE_SECONDS = 0.001, 0.02
+"""Between looking whether another writer's turn is over, at first and at most."""
 _LOST_MAX = 3
 _PAGE = 200
 _ALIASES_MAX = 10_000
@@ -93,6 +103,9 @@ _ALIASES_MAX = 10_000
 
 class RedisStore:
     """A store on a Redis or Valkey server or cluster. `blocking` is the same for callers that may wait."""
+
+    _turn: _Turn | None = None
+    """What changes are made in, if this is what a turn works on."""
 
     def __init__(
         self,
@@ -125,8 +138,20 @@ class RedisStore:
     def limit_seconds(self) -> float:
         return self._driver.timeout_seconds
 
+    async def in_turn(self, thread_id: str, work: Callable[[Store], Coroutine[Any, Any, T]], seconds: float = 0.0) -> T:
+        """Others are told to wait: see `verbs.turn` in the script."""
+        turn = await self._run(lambda at: self._server.take_turn(thread_id, seconds, at))
+        inside = object.__new__(RedisStore)
+        inside.__dict__.update(self.__dict__)
+        inside._turn = turn
+        try:
+            return await work(inside)
+        finally:
+            if turn is not None and not turn.is_used:
+                await self._run(lambda at: self._server.end_turn(turn, at))
+
     async def commit(self, change: Change) -> Stored | None:
-        return await self._run(lambda at: self._server.commit(change, at))
+        return await self._run(lambda at: self._server.commit(change, at, self._turn))
 
     async def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
@@ -256,6 +281,17 @@ class _Search:
     def end_at(self, bucket: int) -> None:
         """The thread is nowhere, and would be made here."""
         self.bucket, self._is_last = bucket, True
+
+
+class _Turn:
+    """A writer's turn to change a family while others wait."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(8)
+        self.family = ""
+        self.bucket = 0
+        self.is_used = False
+        """A change was made in it, which ended it."""
 
 
 class _Known(NamedTuple):
@@ -503,7 +539,29 @@ class _Server:
 
     # -- changing
 
-    def commit(self, change: Change, at: float) -> Stored | None:
+    def take_turn(self, thread_id: str, seconds: float, at: float) -> _Turn | None:
+        """Wait for a turn in a thread's family, for work that takes so long; None: there is no such thread."""
+        self._check_allowed(at)
+        turn = _Turn()
+        pauses = _Pauses(at)
+        while True:
+            left = at - time.monotonic()
+            lasting = min(max(seconds * _TURN_FACTOR, _TURN_SECONDS_MIN), left)
+            found = self._ask(at, "turn", thread_id, turn.token, max(1, int(lasting * 1000)))
+            if found is None:
+                return None
+            turn.bucket, reply = found
+            if reply[0] == b"done":
+                turn.family = reply[1].decode()
+                return turn
+            pauses.wait(reply[1])
+
+    def end_turn(self, turn: _Turn, at: float) -> None:
+        """Let others go on. What fails here ends by itself."""
+        with contextlib.suppress(StoreError):
+            self._call(turn.bucket, at, "end_turn", turn.family, turn.token)
+
+    def commit(self, change: Change, at: float, turn: _Turn | None = None) -> Stored | None:
         """Commit in one round trip if that can be, else by a plan."""
         self._check_allowed(at)
         drafts: list[Draft] = []
@@ -514,13 +572,14 @@ class _Server:
             change = change._replace(build=build)
         try:
             if build is not None and is_plain(change) and change.head == "always":
-                stored = self._put(change, build, lost, at)
+                stored = self._put(change, build, lost, at, turn)
                 if stored is not None:
                     return stored
             start = functools.partial(self._search, change.thread_id)
             if origin is not None:
                 start = functools.partial(self._search_beside, origin, change.thread_id, at)
-            return self._planned(lambda plan: apply(plan, change), line, drafts, lost, start, at)
+            home = origin.thread_id if origin is not None else change.thread_id
+            return self._planned(lambda plan: apply(plan, change), line, drafts, lost, start, at, turn, home)
         except Unsure as exc:
             raise CommitUnknown(_name_of(drafts), change.thread_id, str(exc)) from exc
         except StoreError as exc:
@@ -530,11 +589,11 @@ class _Server:
             raise CommitUnknown(_name_of(lost), change.thread_id) from exc
 
     def _put(
-        self, change: Change, build: Callable[[Stored | None], Draft], lost: list[Draft], at: float
+        self, change: Change, build: Callable[[Stored | None], Draft], lost: list[Draft], at: float, turn: _Turn | None
     ) -> Stored | None:
         """Commit a checkpoint that follows the head as last seen; None: it must be planned."""
         line = change.thread_id, change.namespace
-        for _ in range(_TRIES):
+        for _ in range(_BEATEN_MAX):
             seen = self._heads.get(line)
             if seen is None or seen.known is None:
                 return None
@@ -554,8 +613,10 @@ class _Server:
                 seen.generation + 1, packed.digest.hex().encode(), record.key.checkpoint_id.encode(),
             )  # fmt: skip
             verb: list[Any] = ["put"]
-            if self._life or known.is_fresh or change.prune:
+            if turn is not None or self._life or known.is_fresh or change.prune:
                 verb = ["put_and_prune", self._life, *line, head.family, len(change.prune), *change.prune]
+            if turn is not None:
+                verb[:1] = ["put_in_turn", turn.token]
             args = [
                 *verb, line_name(*line), "@" + change.namespace, head.family, known.raw, raw, record.key.checkpoint_id,
                 pack_item(packed, head.run, added), change.thread_id, *pack_objects(draft.objects),
@@ -563,6 +624,8 @@ class _Server:
             self._register(known.bucket, at)
             reply = self._sent(args, known.bucket, change.thread_id, draft, lost, at)
             if reply[0] == b"done":
+                if turn is not None:
+                    turn.is_used = True
                 stored = Stored(
                     record, int(reply[1]), head.family, digest=packed.digest, run=head.run, added_bytes=added
                 )
@@ -577,7 +640,7 @@ class _Server:
             found = self._lost_and_found(lost, at)
             if found is not None:
                 return found
-        raise StoreUnavailable("too many writers at once; try again")
+        return None
 
     def _see_head(self, line: tuple[str, str], reply: Sequence[bytes], bucket: int, since: Any) -> None:
         """Note the head that a refused put was answered with."""
@@ -602,9 +665,35 @@ class _Server:
         lost: list[Draft],
         start: Callable[[], _Search],
         at: float,
+        turn: _Turn | None = None,
+        home: str | None = None,
     ) -> Stored | None:
-        """Plan and send until nothing has changed in between."""
+        """Plan and send until nothing has changed in between.
+
+        A change that others were faster than too often gets a turn in the family of the thread `home`, or of its own.
+        """
+        own: list[_Turn] = []
+        try:
+            return self._plan_and_send(work, line, drafts, lost, start, at, turn, home or line[0], own)
+        finally:
+            for taken in own:
+                if not taken.is_used:
+                    self.end_turn(taken, at)
+
+    def _plan_and_send(
+        self,
+        work: Callable[[Plan], Stored | None],
+        line: tuple[str, str],
+        drafts: Sequence[Draft],
+        lost: list[Draft],
+        start: Callable[[], _Search],
+        at: float,
+        turn: _Turn | None,
+        home: str,
+        own: list[_Turn],
+    ) -> Stored | None:
         since = self._heads.get(line)
+        began = time.monotonic()
 
         def checked(plan: Plan) -> Stored | None:
             """Do the work, if what was seen of the line is not lost."""
@@ -614,7 +703,10 @@ class _Server:
                 self._check_seen(line, family, generation, since, at)
             return work(plan)
 
-        for _ in range(_TRIES):
+        for tries in range(_TRIES):
+            if turn is None and tries >= _BEATEN_MAX:
+                turn = self.take_turn(home, (time.monotonic() - began) / tries, at)
+                own += [turn] if turn is not None else []
             search = start()
             try:
                 plan, stored = self._plan(checked, search, at)
@@ -626,8 +718,13 @@ class _Server:
             self._register(search.bucket, at)
             if not all(self._claimed(name, search, at) for name in plan.created):
                 continue
-            reply = self._sent(plan.arguments(*line), search.bucket, line[0], drafts[-1] if drafts else None, lost, at)
+            args = plan.arguments(*line)
+            if turn is not None:
+                args[:1] = ["commit_in_turn", turn.token]
+            reply = self._sent(args, search.bucket, line[0], drafts[-1] if drafts else None, lost, at)
             if reply[0] == b"done":
+                if turn is not None:
+                    turn.is_used = True
                 if not self._is_kept(plan, search, line, at):
                     continue
                 self._note_plan(plan, line, stored, search.bucket, since)
@@ -666,6 +763,17 @@ class _Server:
         self._heads.note(line, family, state.generation, known, since, stored.seq if stored is not None else 0)
 
     def _sent(
+        self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
+    ) -> Any:
+        """Send a change, and wait while another writer has its turn."""
+        pauses = _Pauses(at)
+        while True:
+            reply = self._sent_once(args, bucket, thread_id, draft, lost, at)
+            if reply[0] != b"wait":
+                return reply
+            pauses.wait(reply[1])
+
+    def _sent_once(
         self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
     ) -> Any:
         """Send a change. If its answer is lost, send it again: it names what it saw, so it is never done twice."""
@@ -1235,6 +1343,21 @@ class _SweepRows:
 def _noted(drafts: list[Draft], build: Callable[[Stored | None], Draft], head: Stored | None) -> Draft:
     drafts.append(build(head))
     return drafts[-1]
+
+
+class _Pauses:
+    """Waits for the end of another writer's turn: longer each time, and never in step with others that wait."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline, self._next = deadline, _PAUSE_SECONDS[0]
+
+    def wait(self, left_ms: int) -> None:
+        """Wait a little, and not longer than the turn may last."""
+        pause = min(self._next * random.uniform(0.5, 1.5), left_ms / 1000)  # noqa: S311  # no secret
+        if time.monotonic() + pause >= self._deadline:
+            raise StoreUnavailable("other writers had their turns for too long; nothing was written, try again")
+        time.sleep(pause)
+        self._next = min(self._next * 2, _PAUSE_SECONDS[1])
 
 
 def _name_of(drafts: Sequence[Draft]) -> str | None:

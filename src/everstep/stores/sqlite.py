@@ -11,6 +11,7 @@ both sides when needed. Driver errors are translated in `_translated`, and nowhe
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ctypes
 import logging
 import os
@@ -18,7 +19,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -40,7 +41,9 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from everstep.faces import run_to_end
 from everstep.interrupts import deferred
+from everstep.stores.inside import Inside
 from everstep.stores.protocol import (
     Base,
     Change,
@@ -54,6 +57,7 @@ from everstep.stores.protocol import (
     Place,
     Query,
     RawThread,
+    Store,
     Stored,
     Swept,
     Thread,
@@ -119,6 +123,21 @@ class SQLiteStore:
         """Return what the files take on disk."""
         files = (self.path, *(Path(f"{self.path}{end}") for end in ("-wal", "-shm")))
         return sum(file.stat().st_size for file in files if file.exists())
+
+    async def in_turn(
+        self,
+        thread_id: str,
+        work: Callable[[Store], Coroutine[Any, Any, T]],
+        seconds: float = 0.0,  # noqa: ARG002  # others wait however long it takes
+    ) -> T:
+        """The work is done inside a write transaction, by whoever leads the commit queue."""
+        context = contextvars.copy_context()
+
+        def inside(rows: Rows) -> T:
+            store = Inside(self, rows, rows.load, lambda change: apply(rows, change))
+            return context.run(run_to_end, work(store))
+
+        return await self._driver.write(inside, thread_id)
 
     async def commit(self, change: Change) -> Stored | None:
         return await self._driver.write(lambda tx: apply(tx, change), change.thread_id)
@@ -656,6 +675,9 @@ def _unknown(job: Job[Any], result: object, cause: Exception) -> CommitUnknown:
 
 
 def _checkpoint_id(result: object) -> str | None:
+    """Return the id of the checkpoint that a job made: its result, or the first of several."""
+    if isinstance(result, tuple) and result and isinstance(result[0], Stored):
+        result = result[0]
     return result.record.key.checkpoint_id if isinstance(result, Stored) else None
 
 

@@ -13,7 +13,8 @@
 -- thread:<t>:<n>:began       hash     checkpoint id -> how many living branches began there
 -- thread:<t>:<n>:written     set      ids of checkpoints that have pending writes
 -- thread:<t>:<n>:writes:<id> hash     "idx task" -> seq, children, info
--- family:<f>                 hash     seq, format, sweeps, removals, live, doomed, generation, last, until
+-- family:<f>                 hash     seq, format, sweeps, removals, live, doomed, generation, last, until,
+--                                     turn: until when (microseconds) whose turn it is to change the family
 -- family:<f>:objects         hash     hash -> epoch, children, body
 -- family:<f>:threads         set      names
 -- family:<f>:runs            hash     run -> line (none if it was deleted), its checksum, data
@@ -496,17 +497,48 @@ local function check_family(family)
   check_type(family .. ":threads", "set")
 end
 
+-- How long to wait, in milliseconds, if a writer other than the one with this token has its turn in a family; else nil.
+local function others_turn(held, token)
+  local ends, owner = string.match(held or "", "^(%d+) (.*)$")
+  if not ends or owner == token then return nil end
+  local left = tonumber(ends) - now()
+  return left > 0 and { "wait", math.ceil(left / 1000) } or nil
+end
+
 local verbs = {}
+
+-- Give a writer its turn: until it is over, or was used by a change, no other writer changes the family. Who has died
+-- in the middle of it is waited for no longer than that. A turn is for fairness only: what is changed names what it
+-- rests on, as always.
+function verbs.turn()
+  local name, token, milliseconds = take(), take(), tonumber(take())
+  local family_name = alive(name)
+  if not family_name then return absent(name) end
+  local family = family_key(family_name)
+  local waiting = others_turn(call("HGET", family, "turn"), token)
+  if waiting then return waiting end
+  call("HSET", family, "turn", whole(now() + milliseconds * 1000) .. " " .. token)
+  return { "done", family_name }
+end
+
+function verbs.end_turn()
+  local family, token = family_key(take()), take()
+  local held = call("HGET", family, "turn")
+  if held and string.match(held, "^%d+ (.*)$") == token then call("HDEL", family, "turn") end
+  return { "done" }
+end
 
 -- The usual commit: a checkpoint that follows the head its writer saw. Answers "stale" and the head there is if that is
 -- another one, was moved or replaced, if the id is there already, or if the family ends some time and its writer does
 -- not know. The head moves last: if a key of another type is in the way, nothing is to be seen of the change. It uses few
 -- of the functions above, since making them takes time with each call.
-local function put(first, life, is_plain)
+local function put(first, life, is_plain, token)
   local line_name, field, family_name, expected, raw, id, item, name = unpack(ARGV, first, first + 7)
   local line, family = base .. "thread:" .. line_name, base .. "family:" .. family_name
   local heads, index = string.match(line, "^(.*):") .. ":heads", line .. ":index"
-  local held, own = call("HMGET", heads, "family", field), call("HMGET", family, "seq", "sweeps", "until")
+  local held, own = call("HMGET", heads, "family", field), call("HMGET", family, "seq", "sweeps", "until", "turn")
+  local waiting = own[4] and others_turn(own[4], token)
+  if waiting then return waiting end
   if held[1] ~= family_name or not held[2] or not own[1] then return { "stale", "", "", "", "" } end
   if held[2] ~= expected or (is_plain and own[3]) or call("ZSCORE", index, id) then
     local head = string.match(held[2], "^%d+ %S %S+ (.*)$") or ""
@@ -526,6 +558,7 @@ local function put(first, life, is_plain)
   call("ZADD", base .. "active", whole(time), name)
   call("ZADD", index, seq, id)
   call("HSET", heads, field, raw)
+  if own[4] then call("HDEL", family, "turn") end  -- over, or the writer's own, which is used now
   return { "done", seq, "0" }
 end
 
@@ -534,17 +567,25 @@ function verbs.put()
 end
 
 -- The same for families that end some time, and with checkpoints to let go.
-function verbs.put_and_prune()
+local function put_and_prune(token)
   local life, name, namespace, family, pruned = tonumber(take()), take(), take(), take(), take_list()
   check_bucket()
   check_line(line_key(name, namespace))
   check_family(family_key(family))
-  local reply = put(position + 1, life, false)
+  local reply = put(position + 1, life, false, token)
   if reply[1] == "done" then
     prune(name, namespace, family, pruned)
     if touch(family, name, namespace, life) then reply[3] = "1" end
   end
   return reply
+end
+
+function verbs.put_and_prune()
+  return put_and_prune(nil)
+end
+
+function verbs.put_in_turn()
+  return put_and_prune(take())
 end
 
 -- Attach writes to a checkpoint of a line that exists.
@@ -628,7 +669,7 @@ local function check_command(command)
 end
 
 -- A change that was planned on what its writer saw: checks, then commands; all or nothing.
-function verbs.commit()
+local function commit(token)
   local checks, commands = {}, {}
   for n = 1, tonumber(take()) do checks[n] = { take(), base .. take(), take(), take() } end
   for n = 1, tonumber(take()) do commands[n] = take_list() end
@@ -639,6 +680,9 @@ function verbs.commit()
   check_bucket()
   check_line(line_key(name, namespace))
   check_family(family_key(family))
+  local held = call("HGET", family_key(family), "turn")
+  local waiting = others_turn(held, token)
+  if waiting then return waiting end
   for _, command in ipairs(commands) do check_command(command) end
   for _, command in ipairs(commands) do
     if actions[command[1]] then
@@ -651,7 +695,16 @@ function verbs.commit()
     end
   end
   if #pruned > 0 then prune(name, namespace, family, pruned) end
+  if held then call("HDEL", family_key(family), "turn") end
   return { "done", touch(family, name, namespace, life) and "1" or "0" }
+end
+
+function verbs.commit()
+  return commit(nil)
+end
+
+function verbs.commit_in_turn()
+  return commit(take())
 end
 
 -- What a planned change starts from: the thread's own fields, its hidden stretches, and the head of one line.

@@ -1,0 +1,60 @@
+"""Turns: a writer that others were faster than too often does its work where nobody can come in between.
+
+What is saved mostly rests on the head that its writer saw, and the store refuses it if the head is another one by then.
+A writer that is far away, or whose values are large, could be beaten for ever by writers that are nearer. So after a
+few tries it asks the store for a turn (`Store.in_turn`): everything is read anew and committed there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from everstep import deadlines
+from everstep.errors import StoreUnavailable
+from everstep.stores.protocol import Store
+
+T = TypeVar("T")
+
+_TRIES = 3
+_TURNS = 5
+"""A turn may end before its work does: on a server that gives a writer only so much time, to go on without it if it
+has died. The next one is longer."""
+
+
+class Beaten(Exception):
+    """What was prepared does not fit what is stored by now. Nothing was written; never seen outside."""
+
+
+async def until_done(
+    store: Store, thread_id: str, attempt: Callable[[Store, bool], Coroutine[Any, Any, T]], doing: str
+) -> T:
+    """Return what `attempt` returns. It raises Beaten if another writer was first, and is then called again.
+
+    It is told the store to work on, and whether it is called for the first time: only then may it rely on what is
+    remembered. It changes the store by one commit, as its last act, and nothing else that it does may last: a turn
+    may end without it. `doing` says in an error what could not be done.
+    """
+    began = time.monotonic()
+    seconds = 0.0
+    for number in range(_TRIES):
+        started = time.monotonic()
+        try:
+            return await attempt(store, number == 0)
+        except Beaten:
+            seconds = max(seconds, time.monotonic() - started)
+        if deadlines.has_passed():
+            break
+    for _ in range(_TURNS):
+        started = time.monotonic()
+        try:
+            return await store.in_turn(thread_id, lambda inner: attempt(inner, False), seconds)
+        except Beaten:
+            seconds = max(seconds * 2, time.monotonic() - started)
+        if deadlines.has_passed():
+            break
+    raise StoreUnavailable(
+        f"{doing} of thread {thread_id!r} was overtaken by other writers again and again for "
+        f"{time.monotonic() - began:.1f} s; nothing was written. Try again, or let fewer writers work on one thread"
+    )
