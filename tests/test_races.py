@@ -14,7 +14,8 @@ from everstep.config import CheckpointGC
 from everstep.faces import run_to_end
 from everstep.repository import Memory
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Change, Key, Query, Store
+from everstep.stores.protocol import Change, Key, Query, Store, Swept
+from everstep.stores.sweeping import Sweep, Sweeps
 from tests.between import Between
 from tests.conftest import OneFace
 from tests.test_history import numbers, write
@@ -189,7 +190,7 @@ class TestSaving:
         messages, values, result = [say("second")], {"n": 1}, {"r": 1}
 
         def change() -> None:
-            messages.append(say("late"))
+            messages[0]["content"] = "late"
             values["late"] = 1
             result["late"] = 1
 
@@ -221,6 +222,14 @@ class TestSaving:
         between.calls.clear()
         await write(engine, 1)
         assert between.calls == ["commit"]
+
+    async def test_after_a_rewind_the_next_step_is_tried_once(self, make_here: Any, between: Between) -> None:
+        engine = make_here(gc_policy="keep_all")
+        ids = await write(engine, 3)
+        await engine.rewind(ids[0])
+        between.calls.clear()
+        await write(engine, 1)
+        assert between.calls.count("commit") == 1
 
     async def test_a_branch_begins_with_what_its_origin_is_by_now(
         self, here: Any, there: Any, between: Between, store: Store
@@ -344,6 +353,19 @@ class TestRetention:
         await write(engine, 1, start=9)
         assert await numbers(engine) == [9, 8, 7]
 
+    async def test_what_was_planned_before_somebody_moved_the_head_is_planned_anew(
+        self, make_here: Any, there: Any, store: Store
+    ) -> None:
+        engine = make_here(gc_param=3)
+        ids = await write(engine, 3)
+        there.rewind(ids[0])
+        await write(engine, 2, start=4)
+        assert await numbers(engine) == [5, 4, 1]
+        await write(engine, 1, start=6)
+        assert await numbers(engine) == [6, 5, 4]
+        hidden = await store.list_checkpoints(Query(thread_id="t", hidden="only"))
+        assert [stored.record.key.checkpoint_id for stored in hidden] == [ids[2], ids[1]]
+
     async def test_what_was_planned_before_a_pin_is_planned_anew(self, make_here: Any) -> None:
         engine = make_here(gc_param=3)
         ids = await write(engine, 3)
@@ -405,3 +427,46 @@ def test_what_is_remembered_of_objects_is_bounded() -> None:
         assert len(memory.contents) <= 20
     assert len(memory.contents) >= 15
     assert memory.content((99).to_bytes(32)) is not None
+
+
+class TestSweeping:
+    async def test_a_sweep_that_another_overtook_is_void(self) -> None:
+        """What it has met so far may be old: it begins anew, and reports nothing as removed that it did not remove."""
+
+        class Rows:
+            overtaken = True
+
+            def sweep_start(self, _family: str, _without: Any) -> tuple[int, int, int, list[bytes]]:
+                return 1, 10, 5, [b"kept"]
+
+            def links(self, _family: str, wanted: Any) -> list[tuple[bytes, bytes, int]]:
+                return [(key, b"", 7) for key in wanted]
+
+            def objects_after(self, *_: Any) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
+                return [(b"kept", 1, 7), (b"gone", 1, 3), (b"sent again", 6, 3)], None
+
+            def remove_objects(self, _family: str, doomed: Any, _expected: int) -> int | None:
+                assert doomed == [(b"gone", 1)]
+                if self.overtaken:
+                    self.overtaken = False
+                    return None
+                return 2
+
+            def sweep_end(self, _family: str, live_bytes: int, _doomed: int) -> None:
+                assert not self.overtaken
+                ended.append(live_bytes)
+
+        class Driver:
+            async def read(self, work: Callable[[Any], Any]) -> Any:
+                return work(rows)
+
+            async def write(self, work: Callable[[Any], Any], _thread_id: str) -> Any:
+                return work(rows)
+
+        ended: list[int] = []
+        rows = Rows()
+        assert not await Sweep("f").go_on(Driver(), None)
+        assert ended == []
+        rows.overtaken = True
+        swept, _ = await Sweeps().run(Driver(), "f", None, None)
+        assert (swept, ended) == (Swept(1, 3), [7])
