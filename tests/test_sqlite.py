@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -823,6 +823,79 @@ def test_a_large_commit_does_not_leave_a_large_wal(path: Path) -> None:
         engine.snapshot("t", [], {"big": random.Random(1).randbytes(20_000_000)}, {})
         fill(engine, "t", 30)
         assert path.with_name("store.db-wal").stat().st_size < 5_000_000
+
+
+MARK = b"a secret of somebody "
+
+
+def marks_in_files(path: Path) -> int:
+    return sum(file.read_bytes().count(MARK) for file in path.parent.glob(path.name + "*"))
+
+
+def remember_secrets(engine: everstep.SyncEngine, thread_id: str, steps: int) -> list[str]:
+    """Append messages, short and long, and return the ids of the checkpoints."""
+    ids = []
+    for n in range(steps):
+        content = MARK.decode() + random.Random(n).randbytes(40 * n % 9000).hex()
+        ids.append(engine.append(thread_id, [{"content": content}], {"note": f"{MARK.decode()} {n}"}))
+    return ids
+
+
+def forget_threads(engine: everstep.SyncEngine) -> None:
+    for n in range(20):
+        remember_secrets(engine, f"t{n}", 5)
+    for n in range(20):
+        engine.checkpointer.delete_thread(f"t{n}")
+
+
+def forget_by_rewind(engine: everstep.SyncEngine) -> None:
+    first = engine.append("t", [{"content": "nothing"}])
+    remember_secrets(engine, "t", 8)
+    engine.rewind(first, later="delete")
+
+
+def forget_by_retention(engine: everstep.SyncEngine) -> None:
+    for n in range(30):
+        engine.snapshot("t", [{"content": MARK.decode() + str(n) * 500}], {}, {})
+    for n in range(12):
+        engine.snapshot("t", [{"content": f"nothing {n}"}], {}, {})
+
+
+@pytest.mark.parametrize("forget", [forget_threads, forget_by_rewind, forget_by_retention])
+def test_nothing_of_what_was_deleted_is_left_in_the_files(
+    path: Path, forget: Callable[[everstep.SyncEngine], None]
+) -> None:
+    config = everstep.SnapshotConfig(gc_policy="keep_last_n", gc_param=10)
+    with everstep.open(f"sqlite:///{path}", config).sync as engine:
+        engine.append("stays", [{"content": "what stays"}])
+        forget(engine)
+        assert marks_in_files(path) > 0  # the log still has it
+        engine.collect()
+        assert marks_in_files(path) == 0
+        forget(engine)
+    assert marks_in_files(path) == 0
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        assert engine.get_latest("stays") is not None
+
+
+def test_nothing_of_a_replaced_checkpoint_is_left_in_the_files(path: Path) -> None:
+    store = SQLiteStore(path).blocking
+    for content in (MARK.decode() * 200, MARK.decode(), "nothing"):
+        run_to_end(store.commit(put(make_record("same", metadata={"content": content}))))
+    run_to_end(store.erase_deleted())
+    assert marks_in_files(path) == 0
+    run_to_end(store.close())
+
+
+def test_the_log_is_cut_off_at_the_end_though_others_have_the_file_open(path: Path) -> None:
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        remember_secrets(engine, "t", 5)
+        with closing(sqlite._connection(path, 1000)) as other:
+            assert other.execute("SELECT count(*) FROM threads").get == 1
+            engine.checkpointer.delete_thread("t")
+            engine.close()
+            assert Path(f"{path}-wal").stat().st_size == 0
+            assert marks_in_files(path) == 0
 
 
 def test_space_comes_back_after_deletion(path: Path) -> None:

@@ -20,7 +20,7 @@ from everstep import forks
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.recent import Line, Recent
 from everstep.retention import Grid, Item, grid_of, is_older, let_go
-from everstep.stores.protocol import Key, Query, Store, Stored, Thread
+from everstep.stores.protocol import Erasing, Key, Query, Store, Stored, Thread
 from everstep.types import GCReport
 
 logger = logging.getLogger("everstep")
@@ -287,6 +287,8 @@ class Keeper:
             swept = await store.sweep(family, pretend=keys if dry_run else None)
             report.objects += swept.objects
             report.size_bytes += swept.size_bytes
+        if isinstance(store, Erasing) and not dry_run:
+            await store.erase_deleted()
         return report
 
     async def _delete(self, store: Store, thread: Thread, gone: _Gone) -> int:

@@ -29,16 +29,16 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from everstep.values.walk import Root
 
 T = TypeVar("T")
 
 __all__ = [
-    "ANY", "ASIDE", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Hidden", "Key", "Loaded",
-    "Move", "Newest", "Object", "Operation", "Part", "Pin", "Place", "Query", "RawLine", "RawThread", "Record", "Root",
-    "Store", "Stored", "Swept", "Thread", "Write",
+    "ANY", "ASIDE", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Erasing", "Hidden",
+    "Key", "Loaded", "Move", "Newest", "Object", "Operation", "Part", "Pin", "Place", "Query", "RawLine",
+    "RawThread", "Record", "Root", "Store", "Stored", "Swept", "Thread", "Write",
 ]  # fmt: skip
 
 
@@ -405,6 +405,15 @@ class Part(NamedTuple):
     gone: Sequence[Key] = ()
     """Checkpoints that go, whatever they are. Their threads are among `threads`, which set heads and writes."""
     threads: Sequence[RawThread] = ()
+
+
+@runtime_checkable
+class Erasing(Protocol):
+    """A store whose files hold deleted bytes for a while, and can be rid of them at once."""
+
+    async def erase_deleted(self) -> None:
+        """Leave nothing of what was deleted in the files of the store."""
+        ...
 
 
 class Store(Protocol):

@@ -83,6 +83,7 @@ _WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 60, 400, 10  # a tenth of the file
 _TIDY_PAGES = 64  # given back at once after a sweep in passing
 _READERS_IDLE_MAX = 8
 _FILE_MODE = 0o600
+_EMPTY_WAL_MS = 500  # to wait for readers, when the WAL shall be cut off
 _MAKING_SECONDS = 1.0  # another process may take so long to make a new file, and it looks damaged meanwhile
 _REPLACED = "the file {} was removed or replaced while it was open; open it anew"
 
@@ -218,6 +219,10 @@ class SQLiteStore:
     async def adopt(self, part: Part) -> int:
         return await self._driver.write(lambda tx: adopt(tx, part), part.thread_id)
 
+    async def erase_deleted(self) -> None:
+        """Leave nothing of what was deleted in the file and the log beside it."""
+        await self._driver.erase_deleted()
+
     async def close(self) -> None:
         await self._driver.close()
 
@@ -244,6 +249,7 @@ class _Driver(Protocol):
     async def read(self, work: Callable[[Rows], T]) -> T: ...
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T: ...
     async def tidy(self, pages_max: int | None = None) -> None: ...
+    async def erase_deleted(self) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -264,6 +270,10 @@ class _BlockingDriver:
     async def tidy(self, pages_max: int | None = None) -> None:
         with deferred():
             self._handle.get().give_space_back(pages_max)
+
+    async def erase_deleted(self) -> None:
+        with deferred():
+            self._handle.get().erase_deleted()
 
     async def close(self) -> None:
         with deferred():
@@ -286,6 +296,9 @@ class _AsyncDriver:
 
     async def tidy(self, pages_max: int | None = None) -> None:
         await _offloaded(lambda: self._handle.get().give_space_back(pages_max))
+
+    async def erase_deleted(self) -> None:
+        await _offloaded(lambda: self._handle.get().erase_deleted())
 
     async def close(self) -> None:
         await _offloaded(self._handle.close)
@@ -413,6 +426,7 @@ class _Database:
         self._resting = False
         self._holds = 1
         self._wal_pages, self._wal_pages_max = 0, _WAL_PAGES_MIN
+        self._wal_is_due = False
         self._connections: _Connections | None = None
         self._renewing = threading.Lock()
         self._damage: str | None = None
@@ -441,6 +455,7 @@ class _Database:
         with self._idle:
             last = self._holds == 1
         if last:
+            self._wal_is_due = True
             try:
                 self.queue.do(self._own_job(lambda _: None))  # runs after everybody who came before
             except EverstepError:
@@ -554,6 +569,7 @@ class _Database:
             writer.execute(f"PRAGMA synchronous={self._synchronous}")
             writer.execute(f"PRAGMA journal_size_limit={2 * _WAL_PAGES_MAX * _PAGE_BYTES}")
             writer.execute("PRAGMA cache_size=-8000")
+            writer.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, not only forgotten
             writer.set_wal_hook(self._note_wal)
             return _Connections(writer, Rows(writer), [])
 
@@ -656,8 +672,29 @@ class _Database:
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
+    def erase_deleted(self) -> None:
+        """Leave nothing of what was deleted: the WAL, which still has it, is moved into the file and cut off."""
+        wal = Path(f"{self._path}-wal")
+        if self._wal_pages or (wal.exists() and wal.stat().st_size):
+            self._wal_is_due = True
+            self.queue.do(self._own_job(lambda _: None))
+
+    def _empty_wal(self, writer: apsw.Connection) -> None:
+        """Cut the WAL off, unless somebody reads from it all the time."""
+        self._wal_is_due = False
+        writer.set_busy_timeout(_EMPTY_WAL_MS)
+        try:
+            writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._wal_pages = 0
+        except apsw.Error:
+            pass  # nothing is lost, and it will be tried again
+        finally:
+            writer.set_busy_timeout(self._busy_ms)
+
     def _bound_wal(self, writer: apsw.Connection) -> None:
         """Keep the WAL in proportion to the file: small beside a small one, never more than 2 MB for long."""
+        if self._wal_is_due:
+            self._empty_wal(writer)
         if self._wal_pages < self._wal_pages_max:
             return
         try:
