@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 import everstep
-from everstep import CheckpointGC, SnapshotConfig, StoreUnavailable
+from everstep import CheckpointGC, SnapshotConfig, StoreUnavailable, turns
 from everstep.errors import HeadMoved
 from everstep.faces import run_to_end
+from everstep.stores.postgres import PostgresStore
 from everstep.stores.protocol import Change, Store, Stored
 from everstep.stores.redis import RedisStore
 from tests import servers
 from tests.conftest import OneFace, Place
+from tests.faults.proxy import Proxy
 
 TRIES = 3
 TURNS = 5
+PATIENCE = 60
+
+
+@pytest.fixture(autouse=True)
+def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A try counts as one, however slow the machine is."""
+    monkeypatch.setattr(turns, "_TRIES_SECONDS", float("inf"))
 
 
 class Beset:
@@ -99,6 +114,13 @@ async def test_an_append_that_is_always_beaten_gets_its_turn(race: Race) -> None
     await race.engine.append("t", [{"role": "user", "content": "own"}])
     assert len(race.tries) == TRIES
     assert race.words() == ["rival"] * 4 + ["own"]
+
+
+async def test_a_slow_writer_gets_its_turn_at_once(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_TRIES_SECONDS", 0.0)
+    await race.engine.append("t", [{"role": "user", "content": "own"}])
+    assert len(race.tries) == 1
+    assert race.words() == ["rival", "rival", "own"]
 
 
 async def test_an_append_to_a_new_thread_that_is_always_beaten_gets_its_turn(race: Race) -> None:
@@ -254,3 +276,80 @@ def test_a_change_that_is_planned_gets_a_turn_too(
     monkeypatch.setattr(store._server, "_plan", beaten)
     engine.snapshot("t", [], {}, {}, parent_checkpoint_id=first)
     assert len(planned) == TRIES + 1
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+def test_a_far_writer_gets_through_beside_four_near_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # its tries are slow
+    if kind == "postgres":
+        servers.clear_postgres()
+    url, prefix = servers.postgres() if kind == "postgres" else servers.redis(), servers.redis_prefix()
+    opened: list[Store] = []
+
+    def make(place: str) -> Any:
+        store: Store = PostgresStore(place) if kind == "postgres" else RedisStore(place, key_prefix=prefix)
+        opened.append(store)
+        return everstep.CheckpointEngine(everstep.StoreBackend(store)).sync
+
+    done = threading.Event()
+    counts = [0] * 4
+
+    def write(number: int) -> None:
+        near = make(url)
+        while not done.is_set():
+            near.append("t", [{"role": "user", "content": f"near {number}"}])
+            counts[number] += 1
+
+    make(url).append("t", [{"role": "user", "content": "first"}])
+    port = urlsplit(url).port
+    assert port is not None
+    with Proxy(port) as proxy:
+        proxy.delay(0.015)
+        far = make(url.replace(f":{port}", f":{proxy.port}"))
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+        for writer in writers:
+            writer.start()
+        try:
+            servers.wait_until(lambda: all(counts), "the near writers are at work")
+            for number in range(3):
+                far.append("t", [{"role": "user", "content": f"far {number}"}])
+        finally:
+            done.set()
+            for writer in writers:
+                writer.join(PATIENCE)
+        words = [message["content"] for message in make(url).get_latest("t").messages]
+        assert [word for word in words if word.startswith("far")] == [f"far {number}" for number in range(3)]
+        assert [words.count(f"near {number}") for number in range(4)] == counts
+        for store in opened:
+            run_to_end(store.blocking.close())
+
+
+_SMALL_WRITER = """
+import sys, everstep
+engine = everstep.open("sqlite:///" + sys.argv[1]).sync
+while True:
+    engine.append("t", [{"role": "user", "content": "small"}])
+    print("one", file=sys.stderr, flush=True)
+"""
+
+
+def test_a_large_append_gets_through_beside_two_small_writers(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    engine = everstep.CheckpointEngine(everstep.SQLiteCheckpointer(path, busy_timeout_seconds=PATIENCE)).sync
+    command = [sys.executable, "-c", _SMALL_WRITER, str(path)]
+    told = [tmp_path / f"{number}.txt" for number in range(2)]
+    writers = []
+    try:
+        for file in told:
+            with file.open("wb") as output:
+                writers.append(subprocess.Popen(command, stderr=output))
+        servers.wait_until(lambda: all(file.stat().st_size > 10 for file in told), "the small writers are at work")
+        name = engine.append("t", [{"role": "user", "content": os.urandom(2_500_000).hex()}])
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+    found = engine.get(name)
+    assert found is not None
+    assert len(found.messages[-1]["content"]) == 5_000_000
+    engine.close()

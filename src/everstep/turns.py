@@ -2,7 +2,8 @@
 
 What is saved mostly rests on the head that its writer saw, and the store refuses it if the head is another one by then.
 A writer that is far away, or whose values are large, could be beaten for ever by writers that are nearer. So after a
-few tries it asks the store for a turn (`Store.in_turn`): everything is read anew and committed there.
+few quick tries, or a slow one, it asks the store for a turn (`Store.in_turn`): everything is read anew and committed
+there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from everstep.stores.protocol import Store
 T = TypeVar("T")
 
 _TRIES = 3
+_TRIES_SECONDS = 0.02
+"""Beaten tries that have taken longer than this together are enough, too: one that is slow will be beaten again."""
 _TURNS = 5
 """A turn may end before its work does: on a server that gives a writer only so much time, to go on without it if it
 has died. The next one is longer."""
@@ -44,7 +47,7 @@ async def until_done(
             return await attempt(store, number == 0)
         except Beaten:
             seconds = max(seconds, time.monotonic() - started)
-        if deadlines.has_passed():
+        if time.monotonic() - began > _TRIES_SECONDS:
             break
     for _ in range(_TURNS):
         started = time.monotonic()
