@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 import everstep
 from everstep import SnapshotConfig, history
 from everstep.ancestry import Ancestry
+from everstep.stores.covers import Covers
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Key, Place
+from everstep.stores.protocol import Hidden, Key, Place
 
 KEEP_ALL = SnapshotConfig(gc_policy="keep_all")
 HELLO = [{"role": "user", "content": "hello"}]
@@ -92,6 +96,88 @@ def test_a_tree_costs_what_it_shows_however_many_branches_there_are() -> None:
         assert (len(shown["nodes"]), shown["total_checkpoints"]) == (20, count + 1)
         found.append((cost[0], cost[1] - count))  # the heads are among what is returned
     assert found[1] == found[0]
+
+
+# -- rewinds -----------------------------------------------------------------------------------------------------------
+
+
+def _rewound(engine: everstep.SyncEngine, count: int) -> str:
+    """Let a thread go on and back so many times, and return where it goes back to."""
+    first = engine.append("t", HELLO)
+    for _ in range(count):
+        engine.append("t", HELLO)
+        engine.append("t", HELLO)
+        engine.rewind(first)
+    return first
+
+
+def _acts(engine: everstep.SyncEngine, first: str) -> dict[str, Any]:
+    """Return what is counted, in the order in which it is done."""
+    return {
+        "append": lambda: engine.append("t", HELLO),
+        "list": lambda: engine.list_time_travel_points("t"),
+        "get": lambda: engine.get(first),
+        "rewind": lambda: engine.rewind(first),
+    }
+
+
+def test_after_many_rewinds_operations_ask_for_no_more() -> None:
+    found = []
+    for count in (5, 50):
+        costs = Costs()
+        first = _rewound(costs.engine, count)
+        found.append({name: costs.of(act) for name, act in _acts(costs.engine, first).items()})
+    assert found[1] == found[0]
+
+
+class _Steps:
+    """Counts what SQLite does, in steps of its virtual machine by the hundred."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def watch(self, connection: apsw.Connection) -> None:
+        connection.set_progress_handler(self._step, 100)
+
+    def _step(self) -> bool:
+        self.count += 1
+        return False
+
+
+def test_after_many_rewinds_sqlite_looks_at_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = _Steps()
+    monkeypatch.setattr(apsw, "connection_hooks", [*apsw.connection_hooks, steps.watch])
+    found = []
+    for count in (20, 200):
+        with everstep.open(f"sqlite:///{tmp_path}/{count}.db", KEEP_ALL, synchronous="off").sync as engine:
+            first = _rewound(engine, count)
+            costs = {}
+            for name, act in _acts(engine, first).items():
+                steps.count = 0
+                act()
+                costs[name] = steps.count
+            found.append(costs)
+    for name, few in found[0].items():
+        # A rewind counts what is left visible, and for that what is hidden: some ten steps for each, in an index.
+        assert found[1][name] <= few * 1.3 + 60, (name, found)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_covers_are_the_union_of_stretches(seed: int) -> None:
+    rng = random.Random(seed)
+    stretches = []
+    for _ in range(rng.randint(0, 12)):
+        after = rng.randint(0, 30)
+        run = rng.choice([None, None, 1, 7])
+        writes_of = rng.choice([None, None, None, "id"])
+        stretches.append(Hidden(rng.choice(["", "n"]), after, after + rng.randint(1, 10), run, writes_of))
+    covers = Covers(stretches)
+    for namespace, run, seq in itertools.product(["", "n"], [1, 2, 7], range(45)):
+        expected = any(
+            h.writes_of is None and h.namespace == namespace and h.run in (None, run) and h.after < seq <= h.to
+            for h in stretches
+        )
+        assert covers.hide(namespace, seq, run) is expected
 
 
 # -- ancestry ----------------------------------------------------------------------------------------------------------

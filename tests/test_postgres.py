@@ -704,7 +704,8 @@ def take_back_to_schema_1(own: OwnPostgres, schema: str) -> None:
         f"ALTER TABLE {tables}threads DROP lines, DROP operations",
         f"ALTER TABLE {tables}lines DROP stored, DROP stretches, DROP runs, DROP incoming",
         f"DROP INDEX {tables}threads_name_idx, {tables}runs_family_line_idx",
-        f"DROP TABLE {tables}gone",
+        f"DROP TABLE {tables}gone, {tables}covers",
+        f"DROP FUNCTION {tables}cover, {tables}uncover, {tables}uncover_all, {tables}cover_rest CASCADE",
         f"DROP FUNCTION {tables}packed, {tables}is_followed, {tables}stretches",
     )
 
@@ -777,6 +778,9 @@ def test_tables_of_schema_1_are_brought_up_to_date_with_their_writes(
                 run(old.put_writes(Key("t", "", name), [WRITE._replace(task_id=task)], []))
         seqs = [write.seq for _, write in run(old.raw("t")).writes]
         run(old.commit(Change(thread_id="t", hide=[Hidden("", 0, seqs[1], None, UUIDS[0])], log=Operation("x", {}))))
+        first, last = (run(old.read("t", "", name)).stored.seq for name in (NAMES[2], NAMES[4]))
+        for after, to in ((first - 1, first), (first, last), (last - 1, last)):
+            run(old.commit(Change(thread_id="t", hide=[Hidden("", after, to)], log=Operation("x", {}))))
         expected = run(old.raw("t"))
         run(old.close())
     take_back_to_schema_1(own, schema)
@@ -789,6 +793,8 @@ def test_tables_of_schema_1_are_brought_up_to_date_with_their_writes(
         assert run(store.raw("t")) == expected
         assert connection.execute(packed.encode()).fetchone() == (2 * len(NAMES), 2 * len(NAMES), 1)
     assert len(expected.writes) == len(NAMES) ** 2
+    listed = run(store.list_checkpoints(Query(thread_id="t", order="oldest")))
+    assert [stored.record.key.checkpoint_id for stored in listed] == NAMES[:2] + NAMES[5:]
     for name in NAMES:
         hidden = NAMES[:2] if name == UUIDS[0] else []
         loaded = run(store.read("t", "", name, writes=True))

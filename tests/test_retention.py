@@ -324,7 +324,9 @@ class TestCollect:
 class Failing(MemoryStore):
     """A store whose retention fails."""
 
-    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Any:
+    async def thread(
+        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
+    ) -> Any:
         raise everstep.StoreUnavailable("try again")
 
 

@@ -168,9 +168,40 @@ INSERT_WRITE_UNSEALED = f"""INSERT INTO writes (line, checkpoint, task, idx, seq
 """As before schema 5; the checksum that it is given is not kept."""
 
 
+def without_covers(before: pytest.MonkeyPatch) -> None:
+    """As before schema 6: what is asked of a table that files did not have is asked of an empty one beside them."""
+
+    def add_table(connection: apsw.Connection) -> None:
+        connection.execute("CREATE TEMP TABLE covers (line, run, upto, after)")
+
+    before.setattr(apsw, "connection_hooks", [*apsw.connection_hooks, add_table])
+
+
+def test_stretches_of_schema_5_are_covered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(sqlite, "SCHEMA_VERSION", 5)
+        without_covers(before)
+        old = SQLiteStore(path).blocking
+        seqs = []
+        for n in range(1, 9):
+            stored = run_to_end(old.commit(put(make_record(f"{n}"))))
+            assert stored is not None
+            seqs.append(stored.seq)
+        stretches = [(1, 3, None), (2, 4, None), (6, 7, None), (0, 8, 1 << 40), (4, 5, 1 << 40)]
+        for after, to, run in stretches:
+            hide = Hidden("", seqs[after - 1] if after else 0, seqs[to - 1], run)
+            run_to_end(old.commit(Change(thread_id="t", hide=[hide], log=Operation("x", {}))))
+        run_to_end(old.close())
+    store = SQLiteStore(path).blocking
+    listed = run_to_end(store.list_checkpoints(Query(thread_id="t")))
+    assert [stored.record.key.checkpoint_id for stored in listed] == ["8", "6", "5", "1"]
+    run_to_end(store.close())
+
+
 def test_a_file_of_schema_2_is_brought_up_to_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as before:
         before.setattr(sqlite, "SCHEMA_VERSION", 2)
+        without_covers(before)
         before.setattr(sqlite_rows, "_INSERT", INSERT_UNSEALED)
         with everstep.open(f"sqlite:///{path}").sync as engine:
             fill(engine, "t", 3)
@@ -189,6 +220,7 @@ def test_a_file_of_schema_3_is_brought_up_to_date_with_its_writes(path: Path, mo
     names = [str(UUID(int=n << 64)) for n in (3, 2, 1)] + ["plain", str(UUID(int=0xABC)).upper()]
     with monkeypatch.context() as before:
         before.setattr(sqlite, "SCHEMA_VERSION", 3)
+        without_covers(before)
         before.setattr(sqlite_rows, "_INSERT", INSERT_UNSEALED)
         before.setattr(sqlite_rows, "pack_id", lambda text: text)
         before.setattr(sqlite_rows, "_INSERT_WRITE", INSERT_WRITE_UNSEALED)

@@ -16,21 +16,23 @@ from everstep.stores.protocol import Hidden, Key, Place, Stored, Thread, Write
 T = TypeVar("T")
 
 
-def later(thread: Thread, target: Stored) -> list[Hidden]:
+def later(target: Stored, newest: int, started: Sequence[int], thread_id: str) -> Walk[list[Hidden]]:
     """Return the stretches of what follows `target` in its namespace and is not hidden as a whole.
 
-    One stretch over all runs if nothing else that is visible arrived later, as usual; else one for each run.
+    One stretch over all runs if nothing else that is visible arrived later, as usual; else one for each run. `started`
+    are the visible runs of the namespace that began after it.
     """
-    namespace, newest = target.record.key.namespace, thread.newest[target.record.key.namespace]
-    hidden = [h for stretches in thread.hidden.values() for h in stretches if h.writes_of is None]
-    started = [
-        run for run in thread.runs if target.seq < run <= newest and not _is_hidden_whole(run, namespace, hidden)
-    ]
-    following = _following(thread, target)
-    if all(run in following or not _is_of(thread, run, namespace) for run in started):
+    namespace = target.record.key.namespace
+    following = []
+    for run in started:
+        known = yield [run]
+        is_following = yield from Ancestors(known.get(run, ()), thread_id).hold(target.place)
+        if is_following:
+            following.append(run)
+    if len(following) == len(started):
         return [Hidden(namespace, target.seq, newest)]
-    runs = [Hidden(namespace, target.seq, newest, target.run)]
-    return runs + [Hidden(namespace, run - 1, newest, run) for run in started if run in following]
+    own = Hidden(namespace, target.seq, newest, target.run)
+    return [own, *(Hidden(namespace, run - 1, newest, run) for run in following)]
 
 
 def all_later(thread: Thread, target: Stored) -> list[Hidden]:
@@ -50,12 +52,6 @@ def _following(thread: Thread, target: Stored) -> set[int]:
             ):
                 found.add(run)
     return found
-
-
-def _is_of(thread: Thread, run: int, namespace: str) -> bool:
-    """Whether a run may belong to the namespace: one that follows nothing says nothing about it."""
-    own = [place for place in thread.runs[run] if place.key.thread_id == thread.thread_id]
-    return not own or own[0].key.namespace == namespace
 
 
 def writes(found: Iterable[Write], key: Key, thread: Thread, others: Iterable[Write] = ()) -> list[Hidden]:
@@ -88,11 +84,6 @@ def is_hidden(stored: Stored, stretches: Iterable[Hidden]) -> bool:
 def is_among(write: Write, key: Key, stretches: Iterable[Hidden]) -> bool:
     """Whether one of these stretches holds a pending write of the checkpoint."""
     return any((h.namespace, h.writes_of) == key[1:] and h.after < write.seq <= h.to for h in stretches)
-
-
-def _is_hidden_whole(run: int, namespace: str, hidden: Iterable[Hidden]) -> bool:
-    """Whether a stretch covers the run from its first checkpoint on: then all of it, since it grew no more after."""
-    return any(h.namespace == namespace and h.run in (None, run) and h.after < run <= h.to for h in hidden)
 
 
 def is_unmoved(stored: Stored, bases: Sequence[Place]) -> bool:

@@ -1105,6 +1105,57 @@ class StoreContract:
         await store.delete("branch")
         assert await store.runs(family, [branch.seq]) == expected
 
+    async def test_runs_that_began_later_are_told_unless_they_are_hidden(self, store: Store) -> None:
+        one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        starts = [await store.commit(put(make_record(name, step=2, parents=["c-1"]))) for name in ("x", "y", "z")]
+        assert one is not None and two is not None
+        x, y, z = [stored.seq for stored in starts if stored is not None]
+        assert await store.started("t", "", one.seq) == [x, y, z]
+        assert await store.started("t", "", x) == [y, z]
+        assert await store.started("t", "sub", 0) == await store.started("nobody", "", 0) == []
+        await store.commit(Change(thread_id="t", hide=[Hidden("", y - 1, z, y)], log=Operation("rewind", {})))
+        assert await store.started("t", "", one.seq) == [x, z]
+        await store.commit(Change(thread_id="t", hide=[Hidden("", y - 1, z)], log=Operation("rewind", {})))
+        assert await store.started("t", "", one.seq) == [x]
+
+    async def test_a_brief_look_leaves_out_what_grows(self, store: Store) -> None:
+        await fill(store)
+        whole, brief = await store.thread("t"), await store.thread("t", brief=True)
+        assert whole is not None and brief is not None
+        assert whole.hidden and whole.spared
+        assert brief == whole._replace(hidden={}, runs={}, spared=frozenset())
+
+    async def test_stretches_that_overlap_are_lifted_one_by_one(self, store: Store, reopen: Reopen) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(8)]
+        seqs = [each.seq for each in stored if each is not None]
+        stretches = {"a": (1, 5), "b": (3, 7), "c": (4, 5), "d": (2, 3), "e": (6, 8)}
+        numbers: dict[str, int] = {}
+        for name, (after, to) in stretches.items():
+            hide = [Hidden("", seqs[after - 1], seqs[to - 1])]
+            await store.commit(Change(thread_id="t", hide=hide, log=Operation(name, {})))
+            numbers[name] = (await store.operations("t", 1))[0].seq
+        store = await reopen()
+        left = dict(stretches)
+        for name in ("b", "e", "a", "d", "c"):
+            covered = {n for after, to in left.values() for n in range(after + 1, to + 1)}
+            expected = [f"c-{n}" for n in range(8, 0, -1) if n not in covered]
+            query = Query(thread_id="t")
+            listed = await store.list_checkpoints(query)
+            assert [each.record.key.checkpoint_id for each in listed] == expected
+            assert await store.count(query) == len(expected)
+            for offset in range(len(expected) + 1):
+                oldest = await store.list_checkpoints(Query(thread_id="t", order="oldest", offset=offset, limit=2))
+                names = [each.record.key.checkpoint_id for each in oldest]
+                assert names == expected[::-1][offset : offset + 2]
+            after, before = seqs[2], seqs[6]
+            part = Query(thread_id="t", after_seq=after, before_seq=before)
+            within = [each.record.key.checkpoint_id for each in await store.list_checkpoints(part)]
+            assert within == [each for each in expected if each in ("c-4", "c-5", "c-6")]
+            assert await store.count(part) == len(within)
+            await store.commit(Change(thread_id="t", show=[numbers[name]]))
+            del left[name]
+        assert await store.count(Query(thread_id="t")) == 8
+
     async def test_the_newest_of_a_thread_and_its_branches(self, store: Store) -> None:
         assert await store.newest("t", 10) is None
         origins = [await store.commit(follow("t", "c")) for _ in range(3)]

@@ -288,10 +288,14 @@ class StoreTimeline:
 
     async def _rewind(self, key: Key, later: str) -> _Rewound:
         loaded = await self._store.read(*key, writes=True)
-        thread = await self._store.thread(key.thread_id)
-        if loaded is None or thread is None:
+        if loaded is None:
             raise CheckpointNotFound(key.checkpoint_id, key.thread_id)
         target = loaded.stored
+        # What grows with the number of operations is read only where it is needed.
+        is_simple = not target.record.kind and not loaded.writes and later != "delete"
+        thread = await self._store.thread(key.thread_id, brief=is_simple)
+        if thread is None:
+            raise CheckpointNotFound(key.checkpoint_id, key.thread_id)
         if target.hidden:
             raise InvalidInput(
                 f"checkpoint {key.checkpoint_id!r} was left behind by an earlier operation; undo() brings it back, "
@@ -305,7 +309,9 @@ class StoreTimeline:
         head = thread.heads.get(key.namespace, (None, 0))[0]
         hide = [*back.writes, *(back.later if later != "keep" else ())]
         result = TimeTravelResult(await self._checkpoint(target), key.thread_id, back.depth, back.before)
-        doomed = history.all_later(thread, target) if adapter is None else back.later
+        doomed: Sequence[Hidden] = ()
+        if later == "delete":
+            doomed = history.all_later(thread, target) if adapter is None else back.later
         if not hide and all(thread.heads.get(name, (None, 0))[0] == found for name, found in back.heads.items()):
             return _Rewound(result, doomed)
         details = {
@@ -339,7 +345,10 @@ class StoreTimeline:
 
     async def _way_back(self, thread: Thread, target: Loaded) -> WayBack:
         """Return what a rewind of a thread of the engine's own does: it is about one namespace."""
-        key, following = target.stored.record.key, history.later(thread, target.stored)
+        key, newest = target.stored.record.key, thread.newest[target.stored.record.key.namespace]
+        started = await self._store.started(key.thread_id, key.namespace, target.stored.seq)
+        ancestry = ancestry_of(self._store, thread.family)
+        following = await ancestry.walk(history.later(target.stored, newest, started, key.thread_id))
         depth = await self._count(key, following)
         return WayBack(
             heads={key.namespace: key.checkpoint_id},

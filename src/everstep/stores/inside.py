@@ -92,8 +92,14 @@ class Inside:
         found: list[Stored] = self._rows.list_threads(limit, offset, headless)
         return found
 
-    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
-        found: Thread | None = self._rows.thread(thread_id, branches, ancestry)
+    async def thread(
+        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
+    ) -> Thread | None:
+        found: Thread | None = self._rows.thread(thread_id, branches, ancestry, brief)
+        return found
+
+    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        found: list[int] = self._rows.started(thread_id, namespace, after)
         return found
 
     async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:

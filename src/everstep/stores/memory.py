@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from everstep import forks
 from everstep.errors import StoreClosed
 from everstep.faces import run_to_end
+from everstep.stores.covers import Covers
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
     COMMONS_MAX,
@@ -97,7 +98,14 @@ class _Thread:
     hidden: dict[int, list[Hidden]] = field(default_factory=dict)
     note: bytes = b""
 
+    covers: Covers | None = None
+    """Made from `hidden` when it is needed."""
+
     def is_hidden(self, namespace: str, seq: int, run: int, writes_of: str | None = None) -> bool:
+        if writes_of is None:
+            if self.covers is None:
+                self.covers = Covers(itertools.chain.from_iterable(self.hidden.values()))
+            return self.covers.hide(namespace, seq, run)
         return any(
             h.namespace == namespace and h.writes_of == writes_of and h.run in (None, run) and h.after < seq <= h.to
             for stretches in self.hidden.values()
@@ -220,7 +228,9 @@ class MemoryStore:
                     heads.append(self._stored(thread, row, payload=False))
             return heads[offset : offset + limit]
 
-    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
+    async def thread(
+        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
+    ) -> Thread | None:
         with self._open():
             thread = self._threads.get(thread_id)
             if thread is None:
@@ -232,14 +242,23 @@ class MemoryStore:
                 thread.origin,
                 {name: (line.head, line.generation) for name, line in lines if line.head is not None},
                 {name: next(reversed(line.names)) for name, line in lines if line.names},
-                {seq: tuple(stretches) for seq, stretches in thread.hidden.items()},
-                {run: runs[run] for _, line in lines for run in line.runs},
+                {seq: tuple(stretches) for seq, stretches in thread.hidden.items()} if not brief else {},
+                {run: runs[run] for _, line in lines for run in line.runs} if not brief else {},
                 dict(runs) if ancestry else {},
                 self._branches(thread_id) if branches else (),
                 {name: tuple(commons) for name, commons in thread.commons.items()},
-                self._spared(thread),
+                self._spared(thread) if not brief else frozenset(),
                 self._doomed.get(thread.family, 0) / max(self._live.get(thread.family, 0), 1),
             )
+
+    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        with self._open():
+            thread = self._threads.get(thread_id)
+            line = thread.lines.get(namespace) if thread is not None else None
+            if thread is None or line is None:
+                return []
+            later = sorted(run for run in line.runs if run > after)
+            return [run for run in later if not thread.is_hidden(namespace, run, run)]
 
     async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> dict[int, tuple[Place, ...]]:  # noqa: ARG002  # all are at hand
         with self._open():
@@ -566,9 +585,13 @@ class MemoryStore:
             operations[operation.seq] = pack_operation(operation, operation.seq), operation.undone
 
     def hide(self, line: Line, hidden: Hidden) -> None:
-        self._threads[line.thread_id].hidden.setdefault(hidden.operation, []).append(hidden)
+        thread = self._threads[line.thread_id]
+        thread.hidden.setdefault(hidden.operation, []).append(hidden)
+        if thread.covers is not None:
+            thread.covers.add(hidden)
 
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
+        self._threads[thread_id].covers = None
         return self._threads[thread_id].hidden.pop(operation, [])
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
@@ -637,6 +660,7 @@ class MemoryStore:
 
     def drop_idle_stretches(self, line: Line) -> None:
         thread = self._threads[line.thread_id]
+        thread.covers = None
         for seq, stretches in list(thread.hidden.items()):
             thread.hidden[seq] = [h for h in stretches if h.namespace != line.namespace or _covers(h, line.ref)]
             if not thread.hidden[seq]:
@@ -710,7 +734,7 @@ class MemoryStore:
         thread.active = max((line.active for line in raw.lines.values()), default=0)
         for key, write in raw.writes:
             thread.lines[key.namespace].writes.setdefault(key.checkpoint_id, {})[write.task_id, write.idx] = write
-        thread.hidden = {}
+        thread.hidden, thread.covers = {}, None
         for stretch in raw.hidden:
             thread.hidden.setdefault(stretch.operation, []).append(stretch)
         thread.operations = {o.seq: (pack_operation(o, o.seq), o.undone) for o in raw.operations}

@@ -78,7 +78,7 @@ except ImportError as exc:
     raise MissingDependency("psycopg", "postgres") from exc
 
 T = TypeVar("T")
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {
@@ -198,8 +198,15 @@ class PostgresStore:
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         return await self._read(lambda rows: rows.list_threads(limit, offset, headless))
 
-    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
-        return await self._about(thread_id, lambda rows: rows.thread(thread_id, branches, ancestry), is_view=True)
+    async def thread(
+        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
+    ) -> Thread | None:
+        return await self._about(
+            thread_id, lambda rows: rows.thread(thread_id, branches, ancestry, brief), is_view=True
+        )
+
+    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        return await self._about(thread_id, lambda rows: rows.started(thread_id, namespace, after))
 
     async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
         return await self._read(lambda rows: rows.runs(family, runs, older))

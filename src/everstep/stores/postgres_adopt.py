@@ -258,6 +258,7 @@ class AdoptingRows(Rows):
         self._do(
             f"""WITH own AS ({_OWN}),
                      w AS (DELETE FROM {{writes}} WHERE family = %(f)s AND line IN (SELECT id FROM own)),
+                     v AS (DELETE FROM {{covers}} WHERE family = %(f)s AND line IN (SELECT id FROM own)),
                      h AS (DELETE FROM {{hidden}} WHERE family = %(f)s AND line IN (SELECT id FROM own))
                 DELETE FROM {{operations}} WHERE family = %(f)s AND thread = %(t)s""",
             {"f": family, "t": thread},

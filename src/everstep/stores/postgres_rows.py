@@ -13,6 +13,7 @@ import random
 import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from psycopg import Cursor, errors, sql
@@ -63,12 +64,14 @@ from everstep.values.tree import FORMAT, hashes
 
 TABLES = (
     "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
-    "operations", "hidden", "gone", "packed", "guard", "alone", "below", "keep", "put", "attach",
-    "is_followed", "stretches",
+    "operations", "hidden", "covers", "cover_rest", "cover", "uncover_all", "uncover",
+    "gone", "packed", "guard", "alone", "below", "keep", "put", "attach", "is_followed", "stretches",
 )  # fmt: skip
 
-_HIDDEN = """EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = c.family AND h.line = c.line AND h.writes_of IS NULL
-             AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))"""
+# Covers do not overlap: the first one that ends at a seq or later has it, or none has.
+_COVERED = """coalesce((SELECT v.after < c.seq FROM {covers} v WHERE v.family = c.family AND v.line = c.line
+              AND v.run = [run] AND v.upto >= c.seq ORDER BY v.upto LIMIT 1), false)"""
+_HIDDEN = f"({_COVERED.replace('[run]', '0')} OR {_COVERED.replace('[run]', 'c.run')})"
 MARKS_MAX = 50_000
 """How many marks of deleted threads are kept."""
 _MARKS_TRIMMED_EVERY = 1000  # deletions, about: it takes a look at all marks
@@ -716,7 +719,20 @@ class Rows:
         if query.filter or query.offset or query.limit is not None:
             return len(self.list_checkpoints(query))
         lines, where, values = self._where(query)
-        found: int = self._one(f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where} AND {lines}", values)[0]
+        text = f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where} AND {lines}"
+        if query.hidden == "no":
+            # What is covered in every run is hidden. Where covers are of single runs, every row is looked at.
+            every = self._where(replace(query, hidden="also"))[1]
+            text = f"""SELECT CASE WHEN EXISTS (
+                    SELECT 1 FROM {{lines}} l JOIN {{threads}} t ON t.family = l.family AND t.id = l.thread
+                    JOIN {{covers}} v ON v.family = l.family AND v.line = l.id AND v.run > 0 WHERE {lines}
+                ) THEN ({text}) ELSE (
+                    SELECT count(*) {_FROM_CHECKPOINTS} WHERE {every} AND {lines}
+                ) - (
+                    SELECT count(*) {_FROM_CHECKPOINTS} JOIN {{covers}} v ON v.family = l.family AND v.line = l.id
+                    AND v.run = 0 AND c.seq > v.after AND c.seq <= v.upto WHERE {every} AND {lines}
+                ) END"""
+        found: int = self._one(text, values)[0]
         if query.thread_id is not None and (_is_of_all(query) or not found):
             self.check_whole(query.thread_id, query.namespace, stored_max=1 << 40 if _is_of_all(query) else 0)
         return found
@@ -782,7 +798,7 @@ class Rows:
         )
         return "" if row is None else bytes(row[0]).decode()
 
-    def thread(self, thread_id: str, branches: bool, ancestry: bool) -> Thread | None:
+    def thread(self, thread_id: str, branches: bool, ancestry: bool, brief: bool) -> Thread | None:
         row = self._one(
             """SELECT t.id, t.family, t.origin, f.live FROM {names} n
                JOIN {threads} t ON t.family = n.family AND t.id = n.thread
@@ -812,12 +828,14 @@ class Rows:
             unpack_origin(origin, thread_id) if origin is not None else None,
             heads,
             newest,
-            self._hidden_of(family, ref),
-            self._runs(family, "r.line IN (SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s)", ref),
+            self._hidden_of(family, ref) if not brief else {},
+            self._runs(family, "r.line IN (SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s)", ref)
+            if not brief
+            else {},
             self._runs(family, "true") if ancestry else {},
             self._branches(family, thread_id) if branches else (),
             self._commons(family, ref, thread_id),
-            self._spared(family, ref),
+            self._spared(family, ref) if not brief else frozenset(),
             float(doomed) / max(live, 1) if doomed else 0.0,
         )
 
@@ -837,6 +855,18 @@ class Rows:
             f"SELECT r.run, r.data FROM {{runs}} r WHERE r.family = %(f)s AND {condition}", {"f": family, "t": thread}
         )
         return {run: unpack_run(run, data) for run, data in rows}
+
+    def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        rows = self._all(
+            f"""SELECT c.run FROM (
+                    SELECT r.family, r.line, r.run, r.run AS seq FROM {{names}} n
+                    JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
+                    JOIN {{runs}} r ON r.family = l.family AND r.line = l.id
+                    WHERE n.name = %s AND l.namespace = %s AND r.run > %s) c
+                WHERE NOT {_HIDDEN} ORDER BY c.run""",
+            (*_named(thread_id, namespace), after),
+        )
+        return [run for (run,) in rows]
 
     def runs(self, family: str, runs: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
         rows = self._all(

@@ -502,8 +502,17 @@ class Store(Protocol):
         """
         ...
 
-    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
-        """Return what is known about a thread."""
+    async def thread(
+        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
+    ) -> Thread | None:
+        """Return what is known about a thread; if `brief` without `hidden`, `runs` and `spared`, which grow."""
+        ...
+
+    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        """Return the runs of a namespace that began after a seq, in order, but for those that are hidden as a whole.
+
+        A stretch that covers the beginning of a run covers all of it: a run that was left behind grows no more.
+        """
         ...
 
     async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:

@@ -64,7 +64,6 @@ from everstep.stores.records import (
 from everstep.stores.redis_items import (
     bucket_of,
     escaped,
-    is_hidden,
     line_name,
     line_of,
     pack_item,
@@ -72,6 +71,7 @@ from everstep.stores.redis_items import (
     pack_write,
     raw_writes,
     unpack_commons,
+    unpack_covers,
     unpack_hidden,
     unpack_item,
     unpack_log,
@@ -187,8 +187,15 @@ class RedisStore:
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         return await self._run(lambda at: self._server.list_threads(limit, offset, headless, at))
 
-    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
-        return await self._about(thread_id, lambda at: self._server.thread(thread_id, branches, ancestry, at))
+    async def thread(
+        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
+    ) -> Thread | None:
+        return await self._about(
+            thread_id, lambda at: self._server.thread(thread_id, branches, ancestry, at, brief=brief)
+        )
+
+    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        return await self._run(lambda at: self._server.started(thread_id, namespace, after, at))
 
     async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
         return await self._run(lambda at: self._server.runs(family, runs, older, at))
@@ -934,13 +941,14 @@ class _Server:
             return
         family, state = reply[1].decode(), LineState(reply[2])
         self._check_seen(line, family, state.generation, since, at)
-        hidden = [unpack_hidden(stretch) for stretch in reply[3]]
+        covers = unpack_covers(reply[3])
         for name, seq, item, pinned, attached in reply[4]:
             key = Key(*line, name.decode())
             stored = unpack_item(item, key, number(seq), family, pinned=pinned == b"1")
             if key.checkpoint_id == state.checkpoint_id:
                 state.check(stored)
-            stored = stored._replace(hidden=is_hidden(hidden, key.namespace, stored.seq, stored.run))
+            stored = stored._replace(hidden=covers.hide(key.namespace, stored.seq, stored.run))
+            hidden = [unpack_hidden(stretch) for stretch in reply[3]] if attached else ()
             yield Loaded(
                 stored, state.generation, (), unpack_writes(key.checkpoint_id, attached, hidden, key.namespace)
             )
@@ -1102,8 +1110,18 @@ class _Server:
             heads.append(listed(row))
         return heads
 
-    def thread(self, thread_id: str, branches: bool, ancestry: bool, at: float) -> Thread | None:
-        found = self._ask(at, "thread", thread_id, int(branches))
+    def started(self, thread_id: str, namespace: str, after: int, at: float) -> list[int]:
+        found = self._ask(at, "line_runs", thread_id, namespace)
+        if found is None:
+            return []
+        covers = unpack_covers(found[1][1])
+        runs = sorted(int(run) for run in found[1][2])
+        return [run for run in runs if run > after and not covers.hide(namespace, run, run)]
+
+    def thread(
+        self, thread_id: str, branches: bool, ancestry: bool, at: float, *, brief: bool = False
+    ) -> Thread | None:
+        found = self._ask(at, "thread", thread_id, int(branches), int(brief))
         if found is None:
             return None
         flat, newest, stretches, runs, commons, spared, born, live, doomed = found[1][1:]

@@ -6,16 +6,18 @@ written with, it is damaged. What the script looks at stands first, in this orde
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from everstep.errors import CheckpointCorrupted
 from everstep.stores import records
+from everstep.stores.covers import Covers
 from everstep.stores.protocol import Common, Hidden, Key, Object, Operation, Place, Record, Stored, Write
 from everstep.stores.records import digest as digest_of
 from everstep.stores.records import (
@@ -176,15 +178,15 @@ def unpack_hidden(stretch: bytes) -> Hidden:
         raise CheckpointCorrupted(f"a hidden stretch cannot be decoded: {exc}") from exc
 
 
-def is_hidden(stretches: Collection[Hidden], namespace: str, seq: int, run: int) -> bool:
-    """Whether a checkpoint is in one of these stretches."""
-    return any(
-        hidden.writes_of is None
-        and hidden.namespace == namespace
-        and hidden.after < seq <= hidden.to
-        and hidden.run in (None, run)
-        for hidden in stretches
-    )
+def unpack_covers(stretches: Iterable[bytes]) -> Covers:
+    """Return what these stretches, in the form `pack_hidden` gives them, cover together."""
+    return _unpack_covers(frozenset(stretches))
+
+
+@functools.lru_cache(maxsize=64)
+def _unpack_covers(stretches: frozenset[bytes]) -> Covers:
+    """Remembered, since every look at a thread gets all of its stretches."""
+    return Covers(map(unpack_hidden, stretches))
 
 
 # -- runs

@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from everstep.stores.protocol import Hidden, Key, Query, Stored
+from everstep.stores.covers import Covers
+from everstep.stores.protocol import Key, Query, Stored
 from everstep.stores.records import matches
-from everstep.stores.redis_items import is_hidden, unpack_hidden, unpack_item
+from everstep.stores.redis_items import unpack_covers, unpack_item
 
 
 class Row(NamedTuple):
@@ -19,12 +20,12 @@ class Row(NamedTuple):
     item: bytes
     marks: int
     family: str
-    hidden: Sequence[Hidden]
+    hidden: Covers
 
 
 def page_rows(thread_id: str, namespace: str, reply: Sequence[Any]) -> list[Row]:
     """Return the rows of a page that a script gave."""
-    family, hidden, flat = reply[1].decode(), [unpack_hidden(stretch) for stretch in reply[2]], reply[3]
+    family, hidden, flat = reply[1].decode(), unpack_covers(reply[2]), reply[3]
     return [
         Row(number(flat[n + 1]), Key(thread_id, namespace, flat[n].decode()), flat[n + 2], flat[n + 3], family, hidden)
         for n in range(0, len(flat), 4)
@@ -57,7 +58,7 @@ def listed(row: Row) -> Stored:
 
 
 def _is_hidden(row: Row) -> bool:
-    return bool(row.hidden) and is_hidden(row.hidden, row.key.namespace, row.seq, _first(row)[0])
+    return bool(row.hidden) and row.hidden.hide(row.key.namespace, row.seq, _first(row)[0])
 
 
 def is_asked_for(query: Query, row: Row, wanted: dict[str, bytes]) -> bool:

@@ -74,7 +74,7 @@ _log = logging.getLogger("everstep")
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
-SCHEMA_FIRST, SCHEMA_VERSION = 2, 5  # older files were never released
+SCHEMA_FIRST, SCHEMA_VERSION = 2, 6  # older files were never released
 APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
@@ -177,8 +177,13 @@ class SQLiteStore:
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         return await self._driver.read(lambda rows: rows.list_threads(limit, offset, headless))
 
-    async def thread(self, thread_id: str, *, branches: bool = False, ancestry: bool = False) -> Thread | None:
-        return await self._driver.read(lambda rows: rows.thread(thread_id, branches, ancestry))
+    async def thread(
+        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
+    ) -> Thread | None:
+        return await self._driver.read(lambda rows: rows.thread(thread_id, branches, ancestry, brief))
+
+    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        return await self._driver.read(lambda rows: rows.started(thread_id, namespace, after))
 
     async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
         return await self._driver.read(lambda rows: rows.runs(family, runs, older))

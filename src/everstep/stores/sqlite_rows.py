@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import apsw
 
@@ -59,8 +59,10 @@ from everstep.stores.sqlite_verify import seal
 from everstep.stores.transaction import Candidate, Line, Packed, delete, now_micros, prune
 from everstep.values.tree import FORMAT, hashes
 
-_HIDDEN = """EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.writes_of IS NULL
-             AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))"""
+# Covers do not overlap: the first one that ends at a seq or later has it, or none has.
+_COVERED = """coalesce((SELECT v.after < c.seq FROM covers v WHERE v.line = c.line AND v.run = {} AND v.upto >= c.seq
+                        ORDER BY v.upto LIMIT 1), 0)"""
+_HIDDEN = f"({_COVERED.format('0')} OR {_COVERED.format('c.run')})"
 _SPARED = "(c.pinned OR c.branches OR EXISTS (SELECT 1 FROM lines l WHERE l.id = c.line AND l.head = c.seq))"
 _COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
 _CHECKPOINT = f"{_COLUMNS}, {_HIDDEN}"
@@ -257,6 +259,56 @@ class Rows:
 
     def _rows(self, query: Query, id_kinds: Sequence[_IdKind]) -> Iterable[Any]:
         """Return the rows that a query asks for, its filter left aside; each kind of ids is limited by itself."""
+        if query.thread_id is not None and query.namespace is not None and query.order != "id" and query.hidden == "no":
+            line = self._line(query.thread_id, query.namespace)
+            if line is not None and self._execute("SELECT 1 FROM covers WHERE line = ? AND run = 0", (line[0],)).get:
+                stop = None if query.limit is None else query.offset + query.limit
+                return islice(self._rows_between_covers(query, line[0], stop), query.offset, stop)
+        return self._all_rows(query, id_kinds)
+
+    def _rows_between_covers(self, query: Query, line: int, stop: int | None) -> Iterator[Any]:
+        """Yield the rows of a line that no cover has, without a look at what is covered."""
+        found = 0
+        gaps = self._gaps_down(query, line) if query.order == "seq" else self._gaps_up(query, line)
+        for after, before in gaps:
+            left = None if stop is None else stop - found
+            part = replace(query, after_seq=after, before_seq=before, offset=0, limit=left)
+            for row in self._all_rows(part, [None]):
+                found += 1
+                yield row
+            if stop is not None and found >= stop:
+                return
+
+    def _gaps_down(self, query: Query, line: int) -> Iterator[tuple[int, int | None]]:
+        """Yield what lies between covers, newest first: after which seq, and before which."""
+        lowest, before = query.after_seq or 0, query.before_seq
+        for after, upto in self._execute(
+            "SELECT after, upto FROM covers WHERE line = ? AND run = 0 ORDER BY upto DESC", (line,)
+        ):
+            if before is not None and after >= before - 1:
+                continue  # it is newer than what is asked for
+            if upto <= lowest:
+                break
+            yield upto, before
+            before = after + 1
+        if before is None or before > lowest:
+            yield lowest, before
+
+    def _gaps_up(self, query: Query, line: int) -> Iterator[tuple[int, int | None]]:
+        """The same, oldest first."""
+        after, end = query.after_seq or 0, query.before_seq
+        for start, upto in self._execute(
+            "SELECT after, upto FROM covers WHERE line = ? AND run = 0 ORDER BY upto", (line,)
+        ):
+            if upto <= after:
+                continue
+            if end is not None and start >= end:
+                break
+            yield after, start + 1 if end is None else min(start + 1, end)
+            after = upto
+        yield after, end
+
+    def _all_rows(self, query: Query, id_kinds: Sequence[_IdKind]) -> Iterable[Any]:
         order = {"seq": "c.seq DESC", "id": "c.id DESC, c.seq DESC", "oldest": "c.seq"}[query.order]
         limit = -1 if query.limit is None else query.limit
         found: list[Iterable[Any]] = []
@@ -276,13 +328,15 @@ class Rows:
             line = self._line(query.thread_id, query.namespace)
         if line is None or query.hidden != "no":
             return self._count(query)
-        # Only in the stretches that hide something need every row be looked at.
         total = self._count(replace(query, hidden="also"))
-        for after, upto in self._hidden_spans(line[0]):
-            inside = replace(query, after_seq=max(after, query.after_seq or 0))
+        covers = self._execute("SELECT run, after, upto FROM covers WHERE line = ?", (line[0],)).fetchall()
+        # What is covered in every run is hidden. Where covers are of single runs, every row is looked at.
+        inside: Literal["also", "only"] = "only" if any(run for run, _, _ in covers) else "also"
+        for after, upto in _joined([(after, upto) for _, after, upto in covers]):
+            part = replace(query, after_seq=max(after, query.after_seq or 0), hidden=inside)
             if query.before_seq is None or query.before_seq > upto + 1:
-                inside = replace(inside, before_seq=upto + 1)
-            total -= self._count(replace(inside, hidden="only"))
+                part = replace(part, before_seq=upto + 1)
+            total -= self._count(part)
         return total
 
     def _count(self, query: Query) -> int:
@@ -293,19 +347,6 @@ class Rows:
         tables = "FROM checkpoints c" if "c.line = ?" in where else _FROM_CHECKPOINTS
         found: int = self._execute(f"SELECT count(*) {tables} WHERE {where}", tuple(values)).get
         return found
-
-    def _hidden_spans(self, line: int) -> list[tuple[int, int]]:
-        """Return the stretches in which something is hidden, joined where they overlap."""
-        rows = self._execute(
-            "SELECT after, upto FROM hidden WHERE line = ? AND writes_of IS NULL ORDER BY after, upto", (line,)
-        )
-        spans: list[tuple[int, int]] = []
-        for after, upto in rows:
-            if spans and after <= spans[-1][1]:
-                spans[-1] = spans[-1][0], max(spans[-1][1], upto)
-            else:
-                spans.append((after, upto))
-        return spans
 
     def _where(self, query: Query, id_kind: _IdKind = None) -> tuple[str, list[Any]]:
         """Return the condition that a query stands for, its filter left aside, and the values in it.
@@ -325,7 +366,7 @@ class Rows:
             line = self._line(query.thread_id, query.namespace)
             ref = line[0] if line is not None else 0
             conditions["c.line = ?"] = ref
-            if hidden and self._execute("SELECT 1 FROM hidden WHERE line = ? LIMIT 1", (ref,)).get is None:
+            if hidden and self._execute("SELECT 1 FROM covers WHERE line = ? LIMIT 1", (ref,)).get is None:
                 hidden = [] if query.hidden == "no" else ["0"]  # nothing is hidden here: no need to ask row by row
         else:
             conditions |= {"t.name = ?": query.thread_id, "l.namespace = ?": query.namespace}
@@ -346,7 +387,7 @@ class Rows:
         )
         return [_listed(row) for row in rows]
 
-    def thread(self, thread_id: str, branches: bool, ancestry: bool) -> Thread | None:
+    def thread(self, thread_id: str, branches: bool, ancestry: bool, brief: bool) -> Thread | None:
         row = self._execute("SELECT id, family, origin FROM threads WHERE name = ?", (thread_id,)).get
         if row is None:
             return None
@@ -368,14 +409,29 @@ class Rows:
             unpack_origin(origin, thread_id) if origin is not None else None,
             heads,
             newest,
-            self._hidden(ref),
-            self._runs("r.family = ?1 AND r.line IN (SELECT id FROM lines WHERE thread = ?2)", (family, ref)),
+            self._hidden(ref) if not brief else {},
+            self._runs("r.line IN (SELECT id FROM lines WHERE thread = ?)", (ref,)) if not brief else {},
             self._runs("r.family = ?", (family,)) if ancestry else {},
             self._branches(family, thread_id) if branches else (),
             self._commons(ref, thread_id),
-            self._spared(ref),
+            self._spared(ref) if not brief else frozenset(),
             self._garbage(family),
         )
+
+    def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        line = self._line(thread_id, namespace)
+        if line is None:
+            return []
+        found: list[int] = []
+        query = Query(thread_id=thread_id, namespace=namespace, after_seq=after)
+        for low, high in self._gaps_up(query, line[0]):
+            rows = self._execute(
+                f"""SELECT c.run FROM (SELECT run, run AS seq, line FROM runs WHERE line = ? AND run > ? AND run < ?) c
+                    WHERE NOT {_COVERED.format("c.run")} ORDER BY c.run""",
+                (line[0], low, high if high is not None else _NUMBER_MAX),
+            )
+            found += [run for (run,) in rows]
+        return found
 
     def runs(self, family: str, runs: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
         if not runs:
@@ -443,12 +499,12 @@ class Rows:
         )
         return [name for name, origin in rows if unpack_origin(origin, name).thread_id == thread_id]
 
-    def _hidden(self, thread: int) -> dict[int, list[Hidden]]:
+    def _hidden(self, thread: int, operation: int | None = None) -> dict[int, list[Hidden]]:
         hidden: dict[int, list[Hidden]] = {}
         for stretch in self._execute(
             """SELECT l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation FROM hidden h
-               JOIN lines l ON l.id = h.line WHERE l.thread = ?""",
-            (thread,),
+               JOIN lines l ON l.id = h.line WHERE l.thread = ?1 AND (?2 IS NULL OR h.operation = ?2)""",
+            (thread, operation),
         ):
             found = Hidden(*stretch)
             if found.writes_of is not None:
@@ -695,7 +751,7 @@ class Rows:
 
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
         thread = self._execute("SELECT id FROM threads WHERE name = ?", (thread_id,)).get
-        found = self._hidden(thread).get(operation, []) if thread is not None else []
+        found = self._hidden(thread, operation).get(operation, []) if thread is not None else []
         self._execute(f"DELETE FROM hidden WHERE operation = ? AND line IN ({_LINES_OF_NAME})", (operation, thread_id))
         return found
 
@@ -935,7 +991,7 @@ class Rows:
         """Set what hangs on the namespaces of a thread, and remove those it does not have."""
         own, many = "SELECT id FROM lines WHERE thread = ?", self._connection.executemany
         self._execute(f"UPDATE runs SET line = NULL WHERE family = ? AND line IN ({own})", (family, thread))
-        for table in ("writes", "hidden"):
+        for table in ("writes", "covers", "hidden"):
             self._execute(f"DELETE FROM {table} WHERE line IN ({own})", (thread,))
         self._execute(
             f"UPDATE checkpoints SET pinned = 0 WHERE line IN ({own}) AND (pinned OR branches) AND pinned", (thread,)
@@ -1072,6 +1128,7 @@ class Rows:
 
 
 _REMEMBERED_MAX = 10_000
+_NUMBER_MAX = (1 << 63) - 1
 _HEADS_BYTES_MAX = 32 << 20
 _INSERT = """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root, seal)
              VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?)"""
@@ -1082,6 +1139,17 @@ _INSERT_WRITE = f"""INSERT INTO writes (line, checkpoint, task, idx, seq, info, 
 _REPLACE_WRITE = "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
 _FROM_CHECKPOINTS = "FROM checkpoints c JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread"
 _LINES_OF_NAME = "SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = ?"
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return stretches (after, up to), those that overlap or touch as one."""
+    found: list[tuple[int, int]] = []
+    for after, upto in sorted(spans):
+        if found and after <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], upto)
+        else:
+            found.append((after, upto))
+    return found
 
 
 def _head_bytes(head: Stored | None) -> int:

@@ -40,6 +40,7 @@ SEALED = {
     "writes": "line, checkpoint, task, idx, seq",
     "operations": "seq, thread, undone",
     "hidden": "line, operation, after, upto, run, writes_of",
+    "covers": "line, run, upto, after",
     "counters": "name, value",
 }
 """By table: the columns that its rows' `seal` covers, in order. The triggers in the schema say the same."""
@@ -141,6 +142,13 @@ _IMPOSSIBLE = {
         WHERE thread NOT IN (SELECT id FROM threads)""",
     "something hidden of a namespace that is not there": """SELECT line FROM hidden
         WHERE line NOT IN (SELECT id FROM lines)""",
+    "something hidden that no cover has": """SELECT line FROM hidden h WHERE h.writes_of IS NULL AND NOT EXISTS
+        (SELECT 1 FROM covers v WHERE v.line = h.line AND v.run = coalesce(h.run, 0)
+         AND v.after <= h.after AND v.upto >= h.upto)""",
+    "a cover of what nothing hides": """SELECT c.seq FROM covers v JOIN checkpoints c ON c.line = v.line
+        AND c.seq > v.after AND c.seq <= v.upto AND v.run IN (0, c.run) WHERE NOT EXISTS
+        (SELECT 1 FROM hidden h WHERE h.line = v.line AND h.writes_of IS NULL AND coalesce(h.run, 0) = v.run
+         AND c.seq > h.after AND c.seq <= h.upto)""",
     "a run of a family or namespace that is not there": """SELECT run FROM runs
         WHERE family NOT IN (SELECT id FROM families) OR line NOT IN (SELECT id FROM lines)""",
     "a common state of a thread that is not there": """SELECT seq FROM commons WHERE low >= high

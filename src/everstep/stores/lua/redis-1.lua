@@ -905,7 +905,7 @@ function verbs.threads()
 end
 
 function verbs.thread()
-  local name, wants_branches = take(), take()
+  local name, wants_branches, is_brief = take(), take(), take() == "1"
   local family_name = alive(name)
   if not family_name then return absent(name) end
   local family, newest, spared, branches = family_key(family_name), {}, {}, {}
@@ -918,7 +918,7 @@ function verbs.thread()
       newest[#newest + 1] = namespace
       newest[#newest + 1] = last[2]
     end
-    for _, list in ipairs({ call("SMEMBERS", line .. ":pins"), call("HKEYS", line .. ":began") }) do
+    for _, list in ipairs(is_brief and {} or { call("SMEMBERS", line .. ":pins"), call("HKEYS", line .. ":began") }) do
       for _, id in ipairs(list) do spared[#spared + 1] = call("ZSCORE", line .. ":index", id) or "0" end
     end
   end
@@ -928,8 +928,9 @@ function verbs.thread()
   end
   local garbage = call("HMGET", family, "live", "doomed")
   return {
-    "found", call("HGETALL", thread_key(name) .. ":heads"), newest, call("HVALS", thread_key(name) .. ":hidden"),
-    call("HGETALL", family .. ":runs"), call("HGETALL", family .. ":commons"), spared, branches,
+    "found", call("HGETALL", thread_key(name) .. ":heads"), newest,
+    is_brief and {} or call("HVALS", thread_key(name) .. ":hidden"),
+    is_brief and {} or call("HGETALL", family .. ":runs"), call("HGETALL", family .. ":commons"), spared, branches,
     garbage[1] or "0", garbage[2] or "0",
   }
 end
@@ -945,6 +946,18 @@ function verbs.vanished()
   local oldest = call("ZRANGE", base .. "gone", 0, 0, "WITHSCORES")
   if call("ZCARD", base .. "gone") >= marks_max and tonumber(oldest[2]) >= seq then return "forgotten" end
   return "lost"
+end
+
+-- The hidden stretches of a thread, and the runs of one of its lines.
+function verbs.line_runs()
+  local name, namespace, runs = take(), take(), {}
+  local family = alive(name)
+  if not family then return absent(name) end
+  local own = line_name(name, namespace) .. "\n"
+  for _, run in ipairs(pairs_of(family_key(family) .. ":runs")) do
+    if string.sub(run[2], 1, #own) == own then runs[#runs + 1] = run[1] end
+  end
+  return { "found", call("HVALS", thread_key(name) .. ":hidden"), runs }
 end
 
 -- What runs of a family follow: run, value. All there are, if they are not many more than might be asked for next.

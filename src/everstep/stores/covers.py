@@ -1,0 +1,46 @@
+"""What hidden stretches cover together, so that many of them cost no more than one. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+
+from everstep.stores.protocol import Hidden
+
+
+class Covers:
+    """The union of the stretches of a thread that hide checkpoints, by namespace and run."""
+
+    def __init__(self, stretches: Iterable[Hidden] = ()) -> None:
+        self._spans: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
+        """Where each span begins and where it ends, in order. They neither overlap nor touch."""
+        for stretch in stretches:
+            self.add(stretch)
+
+    def __bool__(self) -> bool:
+        return bool(self._spans)
+
+    def add(self, stretch: Hidden) -> None:
+        """Take in a stretch, joined with what it overlaps or touches."""
+        if stretch.writes_of is not None:
+            return
+        starts, ends = self._spans.setdefault((stretch.namespace, stretch.run or 0), ([], []))
+        first = bisect_left(ends, stretch.after)
+        last = bisect_right(starts, stretch.to)
+        after, to = stretch.after, stretch.to
+        if first < last:
+            after, to = min(after, starts[first]), max(to, ends[last - 1])
+        starts[first:last] = [after]
+        ends[first:last] = [to]
+
+    def hide(self, namespace: str, seq: int, run: int) -> bool:
+        """Whether a checkpoint is covered."""
+        return self._has(namespace, 0, seq) or self._has(namespace, run, seq)
+
+    def _has(self, namespace: str, run: int, seq: int) -> bool:
+        spans = self._spans.get((namespace, run))
+        if spans is None:
+            return False
+        starts, ends = spans
+        at = bisect_left(ends, seq)
+        return at < len(ends) and starts[at] < seq
