@@ -1019,11 +1019,11 @@ async def test_engines_do_not_see_each_others_live_threads(make_agent: Callable[
     assert one.statuses("two") == ["second started", "second ok"]
 
 
-async def test_two_live_threads_of_one_name_line_up_and_the_last_one_counts(agent: Agent) -> None:
+async def test_two_live_threads_of_one_name_line_up_and_both_are_kept(agent: Agent) -> None:
     async with agent.thread("t") as one, agent.thread("t") as two:
         one.messages.append(USER)
         two.messages.append(AI)
-    assert [c.messages for c in agent.history("t")] == [[AI], [USER]]
+    assert [c.messages for c in agent.history("t")] == [[AI], [AI, USER]]
     assert [c.metadata.step for c in agent.history("t")] == [1, 2]
 
 
@@ -1198,20 +1198,23 @@ async def test_an_older_save_that_lands_last_is_followed_by_what_there_is(
     assert newer == gated_agent.history("t")[0].metadata.checkpoint_id
 
 
-async def test_of_two_saves_at_once_the_head_counts_whichever_is_heard_of_first(gated_agent: Agent) -> None:
+async def test_of_two_saves_at_once_the_head_counts_whichever_is_heard_of_first(
+    gated_agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with gated_agent.engine.thread("t") as block:
         heard: list[asyncio.Event] = [asyncio.Event(), asyncio.Event()]
+        save_onto = gated_agent.engine._timeline.save_onto
 
-        async def slowly(n: int, *args: Any, **kwargs: Any) -> str:
-            made = await gated_agent.engine.snapshot(*args, **kwargs)
-            await heard[n].wait()
+        async def slowly(step: Any, save: Any) -> str:
+            made = await save_onto(step, save)
+            await heard[save.values[1]["n"]].wait()
             return made
 
+        monkeypatch.setattr(gated_agent.engine._timeline, "save_onto", slowly)
         saves = []
         for n in range(2):
             block.state["n"] = n
-            save = functools.partial(slowly, n)
-            saves.append(asyncio.create_task(block._write(save, block._now(), "manual", {})))
+            saves.append(asyncio.create_task(block._write(gated_agent.engine._save_live, block._now(), "manual", {})))
         await until(lambda: len(gated_agent.history("t")) == 2)
         heard[1].set()
         head = await saves[1]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from everstep import checks
 from everstep.config import SnapshotTrigger, as_trigger
 from everstep.errors import InvalidInput
-from everstep.live import Live, Save, find, frozen, may_save, noted, to_its_end
+from everstep.live import Live, Pending, find, frozen, may_save, noted, to_its_end
 from everstep.values.storable import described, storable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Capture:
         """The engine over the blocking store: its coroutines never wait."""
         return self.engine.sync._driven
 
-    def run(self, save: Save) -> Any:
+    def run(self, save: Pending) -> Any:
         """Run a save of the blocking engine to its end."""
         return self.blocking._timeline.run(save)
 
@@ -87,7 +87,7 @@ class _Place(NamedTuple):
 
     def save(
         self, engine: CheckpointEngine, trigger: SnapshotTrigger, tools_result: dict[str, Any] | None, **about: Any
-    ) -> Save:
+    ) -> Pending:
         """Return the save, of values as they are now."""
         if self.live is not None and self.live.is_open:
             return self.live.save_call(engine, trigger, self.state, tools_result, about)
@@ -112,11 +112,11 @@ class _Around(ABC):
         self._on = capture.saves(trigger)
 
     @abstractmethod
-    def _before(self, engine: CheckpointEngine) -> Save:
+    def _before(self, engine: CheckpointEngine) -> Pending:
         """Return the save on entering."""
 
     @abstractmethod
-    def _after(self, engine: CheckpointEngine, error: BaseException | None) -> Save:
+    def _after(self, engine: CheckpointEngine, error: BaseException | None) -> Pending:
         """Return the save on leaving."""
 
     def __enter__(self) -> Any:
@@ -148,7 +148,7 @@ class _Around(ABC):
             await to_its_end(_prepared(self._after, self._capture.engine, error))
 
 
-def _prepared(save: Callable[..., Save], *args: Any) -> Save:
+def _prepared(save: Callable[..., Pending], *args: Any) -> Pending:
     """Return a save of what there is now; what goes wrong on the way is logged."""
     try:
         return save(*args)
@@ -181,11 +181,11 @@ class Scope(_Around):
         await super().__aenter__()
         return self._state
 
-    def _before(self, engine: CheckpointEngine) -> Save:
+    def _before(self, engine: CheckpointEngine) -> Pending:
         self._place = _place(self._capture, self._thread_id, self._state)
         return self._place.save(engine, self._trigger, None)
 
-    def _after(self, engine: CheckpointEngine, error: BaseException | None) -> Save:
+    def _after(self, engine: CheckpointEngine, error: BaseException | None) -> Pending:
         return self._place.save(engine, self._trigger, None, **noted(error))
 
 
@@ -228,10 +228,10 @@ class _Call(_Around):
             self._result[name] = storable(value, _ABOVE)
         return value
 
-    def _before(self, engine: CheckpointEngine) -> Save:
+    def _before(self, engine: CheckpointEngine) -> Pending:
         return self._save(engine, self._record)
 
-    def _after(self, engine: CheckpointEngine, error: BaseException | None) -> Save:
+    def _after(self, engine: CheckpointEngine, error: BaseException | None) -> Pending:
         outcome: dict[str, Any] = {"status": "ok"}
         if isinstance(error, GeneratorExit):
             outcome = {"status": "closed"}
@@ -240,7 +240,7 @@ class _Call(_Around):
             outcome = {"status": "cancelled" if cancelled else "error", "error": described(error)}
         return self._save(engine, self._record | outcome | self._result)
 
-    def _save(self, engine: CheckpointEngine, record: dict[str, Any]) -> Save:
+    def _save(self, engine: CheckpointEngine, record: dict[str, Any]) -> Pending:
         return self._place.save(engine, self._trigger, record, summary=f"{record['name']}: {record['status']}")
 
 

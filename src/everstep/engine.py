@@ -19,6 +19,7 @@ from everstep.config import SnapshotConfig, SnapshotTrigger
 from everstep.deadlines import limited
 from everstep.errors import InvalidInput
 from everstep.faces import Closing, SyncFace, blocking
+from everstep.ledger import Save
 from everstep.live import LiveThread, SyncLiveThread
 from everstep.steps import Step, check_values
 from everstep.stores.protocol import ANY, AnyHead
@@ -188,6 +189,34 @@ class CheckpointEngine(Closing):
         return await self._timeline.append(step, [], state, tools_result, ANY, replace=True)
 
     _amend_safe = _logged(_amend)
+
+    @limited
+    async def _save_live(
+        self,
+        thread_id: str,
+        save: Save,
+        trigger: SnapshotTrigger | str,
+        *,
+        tags: Iterable[str] = (),
+        summary: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
+        """Save what a live thread holds, on top of a head that it knows, or together with what others did."""
+        messages, state, tools_result, next_node = save.values
+        check_values(messages, state, tools_result)
+        step = Step(thread_id, "", trigger, next_node, tags, summary, metadata, messages, state)
+        if step.trigger not in self._config.triggers:
+            return ""
+        save.begin(step)
+        try:
+            made = await self._timeline.save_onto(step, save)
+        except BaseException as exc:
+            save.give_up(exc)
+            raise
+        save.land(made)
+        return made
+
+    _save_live_safe = _logged(_save_live)
 
     # -- reading
 

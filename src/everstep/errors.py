@@ -121,14 +121,20 @@ class CheckpointCorrupted(EverstepError):
 
 
 class HeadMoved(EverstepError):
-    """The head is not the one the writer named. Nothing was written."""
+    """The head is not the one the writer named. Nothing was written.
 
-    def __init__(self, thread_id: str, expected: str | None, actual: str | None) -> None:
+    `conflicts` names the values that this writer and another have both changed, if that is why: of a live thread, whose
+    other changes are put onto the new head.
+    """
+
+    def __init__(self, thread_id: str, expected: str | None, actual: str | None, conflicts: Sequence[str] = ()) -> None:
+        both = f"; another writer has changed the same: {', '.join(conflicts)}" if conflicts else ""
         super().__init__(
-            f"thread {thread_id!r}: expected the head {expected!r}, found {actual!r}; "
+            f"thread {thread_id!r}: expected the head {expected!r}, found {actual!r}{both}; "
             "read the new head and decide again"
         )
         self.thread_id, self.expected, self.actual = thread_id, expected, actual
+        self.conflicts = tuple(conflicts)
 
 
 class CannotUndo(EverstepError, ValueError):

@@ -2,7 +2,8 @@
 
 A live thread is found through a context variable: tasks and `asyncio.to_thread` inherit it, a bare `threading.Thread`
 does not. Values are frozen when a save is prepared, before its first wait: a checkpoint holds what there was at that
-moment, and whether anything changed is a comparison of encoded bytes.
+moment, and whether anything changed is a comparison of encoded bytes. What others do to the thread meanwhile is put
+together with what this one does: see `ledger`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import concurrent.futures
 import contextvars
 import copy
 import dataclasses
-import hashlib
 import logging
 import sys
 import threading
@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Self
 from everstep import checks
 from everstep.config import SnapshotTrigger
 from everstep.errors import EverstepError, InvalidInput
+from everstep.ledger import Ledger, Save
+from everstep.rebase import Tools, Values
 from everstep.values import codec
 from everstep.values.storable import described
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("everstep")
 
-Save = Coroutine[Any, Any, Any]
+Pending = Coroutine[Any, Any, Any]
 Frozen = tuple[Any, bytes | None]
 
 _NOTE_MAX = 1_000
@@ -46,8 +48,6 @@ class Live:
 
     def __init__(self, capture: Capture, thread_id: str, interval_seconds: float | None) -> None:
         self.thread_id = checks.thread_id(thread_id)
-        self.checkpoint_id: str | None = None
-        """The checkpoint last loaded or saved."""
         self.messages: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
         self.tools_result: dict[str, Any] = {}
@@ -58,9 +58,15 @@ class Live:
         seconds = _checked_interval(interval_seconds)
         self._interval = seconds if capture.saves(SnapshotTrigger.INTERVAL) else None
         self._outer: Live | None = None
-        self._saved: bytes | None = None
-        self._step = self._saves = 0
+        self._ledger = Ledger(self.thread_id)
+        self._record: dict[str, Any] | None = None
+        """The last record of a call: if it is what there is in `tools_result`, it counts as one value."""
         self._under_way: set[concurrent.futures.Future[None]] = set()
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """The checkpoint last loaded or saved."""
+        return self._ledger.checkpoint_id
 
     def save_call(
         self,
@@ -69,14 +75,15 @@ class Live:
         state: dict[str, Any] | None,
         tools_result: dict[str, Any] | None,
         about: dict[str, Any],
-    ) -> Save:
+    ) -> Pending:
         """Return the save of a call or scope; a given state counts for this save only."""
         before = self.tools_result
         if tools_result is not None:
-            self.tools_result = tools_result
-        return self._save_call(self._write(engine.snapshot_safe, self._now(state), trigger, about), before)
+            self.tools_result = self._record = dict(tools_result)  # the call goes on with its own
+        now = self._now(state, "keep" if tools_result is not None else None)
+        return self._save_call(self._write(engine._save_live_safe, now, trigger, about), before)
 
-    async def _save_call(self, save: Save, before: dict[str, Any]) -> str:
+    async def _save_call(self, save: Pending, before: dict[str, Any]) -> str:
         """Run the save of a call. A record that could not be saved must not make the thread's own save fail later."""
         record = self.tools_result
         made: str = await save
@@ -92,19 +99,20 @@ class Live:
         head = await engine.get_latest(self.thread_id)
         if head is not None:
             self.messages, self.state, self.tools_result = head.messages, head.state, head.tools_result
-            self.next_node, self.checkpoint_id = head.next_node, head.metadata.checkpoint_id
-            self._step = head.metadata.step
+            self.next_node = head.next_node
+            self._ledger.load(head.metadata.checkpoint_id, head.metadata.step, self._frozen()[1])
+        else:
+            self._ledger.load(None, 0, self._frozen()[1])
         now = self._now()
-        self._saved = now[1]
         if self._capture.saves(SnapshotTrigger.TASK_BOUNDARY):
             about = noted(None, boundary="start")
-            await self._write(engine.snapshot_safe, now, SnapshotTrigger.TASK_BOUNDARY, about)
+            await self._write(engine._save_live_safe, now, SnapshotTrigger.TASK_BOUNDARY, about)
 
     def _open(self) -> None:
         self.is_open, self._outer = True, _open_from(_innermost.get())
         _innermost.set(self)
 
-    def _leave(self, engine: CheckpointEngine, error: BaseException | None) -> Save:
+    def _leave(self, engine: CheckpointEngine, error: BaseException | None) -> Pending:
         """Leave, and return the save of what there is now.
 
         No token is kept: a block may be left in another task or context than it was entered in, or out of turn. Where
@@ -122,54 +130,62 @@ class Live:
         else:
             last.close()
 
-    async def _save_last(self, engine: CheckpointEngine, now: Frozen, error: BaseException | None) -> None:
+    async def _save_last(self, engine: CheckpointEngine, now: Save, error: BaseException | None) -> None:
         boundary = self._capture.saves(SnapshotTrigger.TASK_BOUNDARY)
         if not boundary and not self._changed(now):
             return
         trigger = SnapshotTrigger.TASK_BOUNDARY if boundary else SnapshotTrigger.STATE_CHANGE
         about = noted(error, boundary="end") if boundary else noted(error)
         try:
-            await self._write(_unfiltered(engine).snapshot, now, trigger, about)
+            await self._write(_unfiltered(engine)._save_live, now, trigger, about)
         except Exception:
             if error is None:
                 raise
             logger.exception("thread %r: what it held when it was left by an error is not saved", self.thread_id)
 
-    def _save(self, engine: CheckpointEngine, trigger: SnapshotTrigger | str, **about: Any) -> Save:
+    def _save(self, engine: CheckpointEngine, trigger: SnapshotTrigger | str, **about: Any) -> Pending:
         if not self.is_open:
             raise EverstepError(f"thread {self.thread_id!r} is not live: save inside its block")
-        return self._write(engine.snapshot, self._now(), trigger, about)
+        return self._write(engine._save_live, self._now(), trigger, about)
 
     async def _save_changes(self, engine: CheckpointEngine) -> None:
         now = self._now()
         if self._changed(now):
-            await self._write(engine.snapshot_safe, now, SnapshotTrigger.INTERVAL, {})
+            await self._write(engine._save_live_safe, now, SnapshotTrigger.INTERVAL, {})
 
     async def _write(
-        self, save: Callable[..., Save], now: Frozen, trigger: SnapshotTrigger | str, about: dict[str, Any]
+        self, write: Callable[..., Pending], now: Save, trigger: SnapshotTrigger | str, about: dict[str, Any]
     ) -> str:
-        (messages, state, tools_result, next_node), digest = now
-        saves, ended = self._saves, concurrent.futures.Future[None]()
+        ended = concurrent.futures.Future[None]()
         ended.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
         self._under_way.add(ended)
         try:
-            made: str = await save(self.thread_id, messages, state, tools_result, trigger, next_node=next_node, **about)
+            made: str = await write(self.thread_id, now, trigger, **about)
+            if made:
+                self._take_over(now)
         finally:
             self._under_way.discard(ended)
             ended.set_result(None)
-        if made:
-            step = int(made.rsplit("-", 2)[1])
-            # Of saves at the same time the one with the higher step is the head, whichever is heard of first.
-            if saves == self._saves or step > self._step:
-                self.checkpoint_id, self._saved, self._step = made, digest, step
-            self._saves += 1
         return made
 
-    def _now(self, state: dict[str, Any] | None = None) -> Frozen:
+    def _take_over(self, save: Save) -> None:
+        """Hold what others did before a save, too. The caller's own lists and dicts stay the ones they were."""
+        if save.whole is None:
+            held = Values(self.messages, self.state, self.tools_result, self.next_node)
+            tools: Tools = "last" if self.tools_result is self._record else "merge"
+            self.next_node = self._ledger.take_over(save, held, tools).next_node
+
+    def _now(self, state: dict[str, Any] | None = None, tools: Tools | None = None) -> Save:
+        """Return a save of what there is now."""
+        if tools is None:
+            tools = "last" if self.tools_result is self._record else "merge"
+        return self._ledger.prepare(lambda: self._frozen(state), tools)
+
+    def _frozen(self, state: dict[str, Any] | None = None) -> Frozen:
         return frozen([self.messages, self.state if state is None else state, self.tools_result, self.next_node])
 
-    def _changed(self, now: Frozen) -> bool:
-        return now[1] is None or now[1] != self._saved
+    def _changed(self, now: Save) -> bool:
+        return not self._ledger.is_saved(now)
 
 
 class LiveThread(Live):
@@ -181,7 +197,10 @@ class LiveThread(Live):
     (`error`) and by the tag "error". An error of the last save comes out, unless the block itself raised. With
     `interval_seconds` and "interval" configured, changes are saved in between.
 
-    Two live threads of one name do not see each other's changes: their saves line up, and the last one is the head.
+    A live thread knows the head that it was loaded from or has saved. A save that finds another one there puts what
+    this live thread has changed since onto it: messages added, keys set or removed, `next_node`. From then on it holds
+    what others did, too, in the same list and dicts. Where both have changed the same value it raises HeadMoved, which
+    names it (`conflicts`), and nothing is written.
     A task that outlives the block, and begins a call then, uses the live thread around the block or none.
     """
 
@@ -217,7 +236,7 @@ class LiveThread(Live):
             return
         await to_its_end(self._in_turn(self._leave(self._capture.engine, error)))
 
-    async def _in_turn(self, last: Save) -> None:
+    async def _in_turn(self, last: Pending) -> None:
         """Run the last save after those that are under way: one of them might land later, with older values."""
         if self._ticking is not None:
             self._stop.set()
@@ -313,10 +332,10 @@ def _checked_interval(seconds: object) -> float | None:
 
 
 def frozen(values: Any) -> Frozen:
-    """Return a copy made in one go, and its fingerprint; the values themselves if that fails: the save will say why."""
+    """Return a copy made in one go, and its bytes; the values themselves if that fails: the save will say why."""
     try:
         packed = codec.pack(values)
-        return codec.unpack(packed), hashlib.blake2b(packed, digest_size=16).digest()
+        return codec.unpack(packed), packed
     except Exception:
         return values, None
 
@@ -329,7 +348,7 @@ def noted(error: BaseException | None, **metadata: Any) -> dict[str, Any]:
     return {"metadata": metadata | {"error": {k: text[:_NOTE_MAX] for k, text in texts.items()}}, "tags": ["error"]}
 
 
-async def to_its_end(save: Save) -> None:
+async def to_its_end(save: Pending) -> None:
     """Await a save that goes on even if the waiting task is cancelled meanwhile."""
     try:
         loop = asyncio.get_running_loop()

@@ -33,8 +33,10 @@ from everstep.errors import (
     UnsupportedByBackend,
 )
 from everstep.faces import PrivateLoop
+from everstep.ledger import Save
 from everstep.merge import merge as merge_roots
 from everstep.names import under_new_name
+from everstep.rebase import Values
 from everstep.repository import copied
 from everstep.retention import Item, is_older
 from everstep.steps import Step, checkpoint_id
@@ -55,6 +57,8 @@ from everstep.values.walk import Need, Root, read_values
 logger = logging.getLogger("everstep")
 R = TypeVar("R")
 _PAGE = 500
+_NAMES = ("messages", "state", "tools_result")
+_RECENT = 64  # checkpoints among which a live thread looks for its own
 _AGE_EVERY = 16  # snapshots between two looks at the age of a thread
 
 Objects = dict[bytes, tree.Content]
@@ -96,6 +100,33 @@ class PlainTimeline:
             if parent_id is not None:
                 parent = (await self._required(parent_id, step.thread_id)).metadata
             return await self._put(step, parent, kept, latest)
+
+    async def save_onto(self, step: Step, save: Save) -> str:
+        """Save what a live thread holds as the next step; see `ledger`.
+
+        Between the look at the head and the put another process may come in, which the backend alone could prevent.
+        """
+        async with self._turns.of(step.thread_id):
+            latest = await self.get_latest(step.thread_id, "")
+            head_id = latest.metadata.checkpoint_id if latest is not None else None
+            try:
+                save.check_follows(head_id)
+                values = [copied(value, name) for value, name in zip(save.values, _NAMES, strict=False)]
+            except HeadMoved:
+                merged = await self._merged_onto(latest, head_id, save)
+                step.go_on_with(merged.next_node)
+                values = list(merged[:3])
+            return await self._put(step, latest.metadata if latest is not None else None, values, latest)
+
+    async def _merged_onto(self, latest: Checkpoint | None, head_id: str | None, save: Save) -> Values:
+        async def recent() -> list[str]:
+            points = await self._backend.list_checkpoints(save.thread_id, _RECENT, 0)
+            return [point.checkpoint_id for point in points]
+
+        theirs = Values([], {}, {}, "")
+        if latest is not None:
+            theirs = Values(latest.messages, latest.state, latest.tools_result, latest.next_node)
+        return await save.onto(head_id, theirs, recent)
 
     async def append(
         self,

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from everstep import forks
 from everstep.adapters import adapter_of, described
@@ -26,6 +26,7 @@ from everstep.errors import (
     UnstorableValue,
 )
 from everstep.names import under_new_name
+from everstep.rebase import Values
 from everstep.recent import Recent
 from everstep.stores.protocol import (
     ANY,
@@ -38,6 +39,7 @@ from everstep.stores.protocol import (
     Key,
     Loaded,
     Object,
+    Query,
     Record,
     Store,
     Stored,
@@ -46,6 +48,10 @@ from everstep.turns import Beaten, until_done
 from everstep.types import Checkpoint, CheckpointMetadata
 from everstep.values import codec, compress, tree
 from everstep.values.walk import Need
+
+if TYPE_CHECKING:
+    from everstep.ledger import Save
+    from everstep.steps import Step
 
 R = TypeVar("R")
 
@@ -56,6 +62,8 @@ _HEADS_BYTES_MAX = 32 << 20
 _HEAD_OVERHEAD = 2048  # of the record and its names, about
 _ENTRY_OVERHEAD = 240  # what Python takes for an entry of a dict, its key, a tuple and two byte strings
 
+
+_RECENT = 64  # checkpoints among which a live thread looks for its own
 
 logger = logging.getLogger("everstep")
 
@@ -264,6 +272,63 @@ class Repository:
             return stored, encoded
 
         return self._remembered(*await until_done(self.store, thread_id, attempt, "an append"))
+
+    async def save_onto(
+        self,
+        thread_id: str,
+        save: Save,
+        step: Step,
+        *,
+        split: bool = True,
+        size_bytes_max: int | None = None,
+        prune: Sequence[int] = (),
+    ) -> Stored:
+        """Save what a live thread holds on top of a head that it knows, or together with what others did.
+
+        The head is looked at inside the commit, so nobody comes in between.
+        """
+        # Values are encoded before the first wait: if they cannot be stored, nothing has begun.
+        written = self._write(save.values[:3], self.memory.head(thread_id, ""), split)
+
+        def following(head: Stored | None) -> Record:
+            save.check_follows(head.record.key.checkpoint_id if head is not None else None)
+            return step.record(head)
+
+        async def attempt(store: Store, is_first: bool) -> tuple[Stored, Encoded]:
+            repository = self.over(store)
+            expect: str | AnyHead | None = ANY
+            record: Callable[[Stored | None], Record] = following
+            fitting = written
+            if not is_first:
+                expect, values = await repository._merged_onto(thread_id, save)
+                step.go_on_with(values.next_node)
+                record = step.record
+                fitting = repository._write(values[:3], repository.memory.head(thread_id, ""), split)
+            encoded = await repository._encoded(fitting, thread_id, "", size_bytes_max)
+            try:
+                stored = await repository._commit(thread_id, "", expect, encoded, record, prune, step.make_new_id)
+            except (BaseGone, HeadMoved):
+                raise Beaten from None
+            return stored, encoded
+
+        return self._remembered(*await until_done(self.store, thread_id, attempt, "a save of a live thread"))
+
+    async def _merged_onto(self, thread_id: str, save: Save) -> tuple[str | None, Values]:
+        """Return the head that is there, and the values to be put on top of it."""
+
+        async def recent() -> list[str]:
+            listed = await self.store.list_checkpoints(Query(thread_id=thread_id, limit=_RECENT))
+            return [stored.record.key.checkpoint_id for stored in listed]
+
+        found = await self.load(thread_id)
+        if found is None:
+            return None, await save.onto(None, Values([], {}, {}, ""), recent)
+        stored, values = found
+        _check_own(stored)
+        head_id = stored.record.key.checkpoint_id
+        messages, state, tools_result = values
+        theirs = Values(messages, state, tools_result, stored.record.next_node)
+        return head_id, await save.onto(head_id, theirs, recent)
 
     async def load(
         self, thread_id: str, namespace: str = "", checkpoint_id: str | None = None

@@ -44,6 +44,14 @@ class Step:
         """Take another id, since the one that was made is in use already."""
         self._token = new_token()
 
+    def named(self, checkpoint_id: str) -> bool:
+        """Whether a checkpoint has the name of this step, whichever number it got."""
+        return checkpoint_id.rpartition("-")[2] == self._token
+
+    def go_on_with(self, next_node: str) -> None:
+        """Let execution continue there."""
+        self._next_node = next_node
+
     def next_node(self, before: str) -> str:
         """Return where execution continues; None was given: where it did `before`."""
         return self._next_node if self._next_node is not None else before

@@ -31,6 +31,7 @@ from everstep.errors import (
 )
 from everstep.faces import run_to_end
 from everstep.keeper import Keeper
+from everstep.ledger import Save
 from everstep.merge import Merged
 from everstep.merge import merge as merge_roots
 from everstep.names import new_token, under_new_name
@@ -94,6 +95,7 @@ class Timeline(Protocol):
     async def save(
         self, step: Step, values: tuple[Any, ...], parent_id: str | None, expect: str | AnyHead | None
     ) -> str: ...
+    async def save_onto(self, step: Step, save: Save) -> str: ...
     async def append(
         self,
         step: Step,
@@ -182,6 +184,20 @@ class StoreTimeline:
                 prune=prune,
                 commons=commons,
                 make_new_id=step.make_new_id,
+            ),
+        )
+
+    async def save_onto(self, step: Step, save: Save) -> str:
+        """Save what a live thread holds as the next step; see `ledger`."""
+        return await self._kept(
+            step,
+            lambda prune: self._repository.save_onto(
+                step.thread_id,
+                save,
+                step,
+                split=self._config.delta_snapshots,
+                size_bytes_max=self._config.size_bytes_max,
+                prune=prune,
             ),
         )
 

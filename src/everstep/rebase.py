@@ -1,0 +1,194 @@
+"""What two writers changed in the values of a thread since they parted, put together; pure.
+
+Three states are compared, by their encoded bytes: the one that both started from (`base`), `ours`, and `theirs`. What
+they changed is done to ours. Messages added at the end by both are kept, theirs first. An edit elsewhere is one stretch
+of messages that took the place of another, and two of them fit if they do not overlap. Keys of the state and of the
+results of tools are compared one by one. Where both changed the same value, each in its own way, that is a conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from everstep.values import codec
+
+Tools = Literal["merge", "last", "keep"]
+"""How the results of tools are put together: key by key; ours as a whole, if we changed them; ours in any case."""
+
+
+class Values(NamedTuple):
+    """What a checkpoint of the engine's own holds."""
+
+    messages: list[Any]
+    state: dict[Any, Any]
+    tools_result: dict[Any, Any]
+    next_node: str
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Values:
+        """Return values that `packed` was given: new objects each time."""
+        messages, state, tools_result, next_node = codec.unpack(packed)
+        return cls(list(messages), state, tools_result, next_node)
+
+    def packed(self) -> bytes:
+        """Return them as bytes, by which they are compared."""
+        return codec.pack([self.messages, self.state, self.tools_result, self.next_node])
+
+    def copy(self) -> Values:
+        """Return them in containers of their own."""
+        return Values(list(self.messages), dict(self.state), dict(self.tools_result), self.next_node)
+
+
+class Conflict(Exception):
+    """Both changed the same values, which are named."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = tuple(names)
+
+
+class Splice(NamedTuple):
+    """A stretch of a list that takes the place of another."""
+
+    start: int
+    stop: int
+    items: Sequence[Any]
+
+
+class Update(NamedTuple):
+    """Keys of a dict that are set or removed."""
+
+    put: Mapping[Any, Any]
+    removed: Sequence[Any]
+
+
+class Plan(NamedTuple):
+    """What they changed, to be done to ours."""
+
+    messages: Sequence[Splice]
+    """The last place first."""
+    state: Update
+    tools_result: Update
+    next_node: str | None
+    """None: as it is."""
+
+    def apply(self, values: Values) -> Values:
+        """Return the values after all is done; lists and dicts are changed in place, what they hold is not."""
+        for start, stop, items in self.messages:
+            values.messages[start:stop] = items
+        for mapping, update in ((values.state, self.state), (values.tools_result, self.tools_result)):
+            for key in update.removed:  # first: what is put may be an equal key of another type
+                mapping.pop(key, None)
+            mapping.update(update.put)
+        return values if self.next_node is None else values._replace(next_node=self.next_node)
+
+
+def merge(base: Values, ours: Values, theirs: Values, tools: Tools = "merge") -> Values:
+    """Return ours with what they changed; Conflict where that cannot be."""
+    return plan(base, ours, theirs, tools).apply(ours.copy())
+
+
+def plan(base: Values, ours: Values, theirs: Values, tools: Tools = "merge") -> Plan:
+    """Return what they changed. The results of tools may be the record of a call, which is one value: see `Tools`."""
+    conflicts: list[str] = []
+    messages = _splices(base.messages, ours.messages, theirs.messages)
+    if messages is None:
+        conflicts.append("messages")
+    state = _update("state", base.state, ours.state, theirs.state, conflicts)
+    is_kept = tools == "keep" or (tools == "last" and codec.pack(ours.tools_result) != codec.pack(base.tools_result))
+    tools_result = _NO_UPDATE
+    if not is_kept:
+        tools_result = _update("tools_result", base.tools_result, ours.tools_result, theirs.tools_result, conflicts)
+    next_node = None
+    if theirs.next_node not in (base.next_node, ours.next_node):
+        next_node = theirs.next_node
+        if ours.next_node != base.next_node:
+            conflicts.append("next_node")
+    if conflicts:
+        raise Conflict(conflicts)
+    return Plan(messages or (), state, tools_result, next_node)
+
+
+_NO_UPDATE = Update({}, ())
+
+
+class _Side(NamedTuple):
+    """What became of a list: one stretch (`start` to `stop`) that others took the place of, and what was added."""
+
+    start: int
+    stop: int
+    items: list[bytes]
+    added: list[bytes]
+
+    @property
+    def is_edited(self) -> bool:
+        return self.stop > self.start or bool(self.items)
+
+    @property
+    def growth(self) -> int:
+        """How far the edit has moved what is behind it."""
+        return len(self.items) - (self.stop - self.start)
+
+
+def _splices(base: Sequence[Any], ours: Sequence[Any], theirs: Sequence[Any]) -> list[Splice] | None:
+    """Return what is to be done to our list so that it has what they did, the last place first; None: edits overlap."""
+    old, one, two = ([codec.pack(item) for item in items] for items in (base, ours, theirs))
+    mine, other = _side(old, one), _side(old, two)
+    found: list[Splice] = []
+    if other.added:
+        end = len(old) + mine.growth  # what was added is kept from both, even if it is the same
+        found.append(Splice(end, end, theirs[len(theirs) - len(other.added) :]))
+    if not other.is_edited or mine[:3] == other[:3]:
+        return found
+    items = theirs[other.start : other.start + len(other.items)]
+    if not mine.is_edited or (other.stop <= mine.start and mine[:2] != other[:2]):
+        return [*found, Splice(other.start, other.stop, items)]
+    if mine.stop <= other.start and mine[:2] != other[:2]:
+        return [*found, Splice(other.start + mine.growth, other.stop + mine.growth, items)]
+    return None
+
+
+def _side(old: Sequence[bytes], new: Sequence[bytes]) -> _Side:
+    added: Sequence[bytes] = ()
+    end = len(old)
+    if len(new) > end and (end == 0 or old[-1] == new[end - 1]):  # the last message is where it was
+        new, added = new[:end], new[end:]
+    shorter = min(end, len(new))
+    start = 0
+    while start < shorter and old[start] == new[start]:
+        start += 1
+    same = 0
+    while same < shorter - start and old[-1 - same] == new[-1 - same]:
+        same += 1
+    return _Side(start, end - same, list(new[start : len(new) - same]), list(added))
+
+
+def _update(
+    name: str, base: Mapping[Any, Any], ours: Mapping[Any, Any], theirs: Mapping[Any, Any], conflicts: list[str]
+) -> Update:
+    old, one, two = _entries(base), _entries(ours), _entries(theirs)
+    put: dict[Any, Any] = {}
+    removed: list[Any] = []
+    for packed in {**old, **two}:
+        before, mine, other = old.get(packed), one.get(packed), two.get(packed)
+        is_theirs = _value(other) != _value(before) and _value(other) != _value(mine)
+        if not is_theirs:
+            continue
+        if _value(mine) != _value(before):
+            key = next(entry for entry in (other, mine, before) if entry is not None)[0]
+            conflicts.append(f"{name}[{key!r}]")
+        elif other is None:
+            removed.append(before[0] if before is not None else None)
+        else:
+            put[other[0]] = theirs[other[0]]
+    return Update(put, removed)
+
+
+def _entries(mapping: Mapping[Any, Any]) -> dict[bytes, tuple[Any, bytes]]:
+    """Return a mapping by its encoded keys: the key, and its encoded value."""
+    return {codec.pack(key): (key, codec.pack(value)) for key, value in mapping.items()}
+
+
+def _value(entry: tuple[Any, bytes] | None) -> bytes | None:
+    return None if entry is None else entry[1]
