@@ -34,6 +34,7 @@ _PART_CHECKPOINTS, _PART_BYTES, _PART_THREADS, _PART_RUNS = 500, 8 << 20, 100, 5
 _PAGE = 1000
 _FETCHED_MAX = 2000  # objects that are asked for at once
 _PASSES_MAX = 20
+_ROUNDS_MAX = 20  # through the list of threads
 
 
 def copy(
@@ -184,11 +185,12 @@ async def _entries(store: Store, thread_id: str) -> list[_Entry]:
 async def _families(store: Store) -> list[list[str]]:
     """Return the names of all threads by family, those that were active last at the end.
 
-    A thread that becomes active while we turn the pages changes places: so until nothing new turns up.
+    A thread that becomes active while we turn the pages changes places: so until nothing new turns up, or what does was
+    made since.
     """
     found: dict[str, dict[str, None]] = {}
     seen: set[str] = set()
-    while True:
+    for _ in range(_ROUNDS_MAX):
         before, offset = len(seen), 0
         while page := await store.list_threads(_PAGE, offset, headless=True):
             for head in page:
@@ -197,7 +199,8 @@ async def _families(store: Store) -> list[list[str]]:
                 found.setdefault(head.family, {})[name] = None
             offset += len(page)
         if len(seen) == before:
-            return [list(names)[::-1] for names in reversed(found.values())]
+            break
+    return [list(names)[::-1] for names in reversed(found.values())]
 
 
 async def _walk(

@@ -26,6 +26,10 @@ _TURNS = 5
 has died. The next one is longer."""
 
 
+BEATEN_MAX = 20
+"""So often another writer may be first where that is rare, and where there is no turn to be had."""
+
+
 class Beaten(Exception):
     """What was prepared does not fit what is stored by now. Nothing was written; never seen outside."""
 
@@ -57,7 +61,13 @@ async def until_done(
             seconds = max(seconds * 2, time.monotonic() - started)
         if deadlines.has_passed():
             break
-    raise StoreUnavailable(
-        f"{doing} of thread {thread_id!r} was overtaken by other writers again and again for "
-        f"{time.monotonic() - began:.1f} s; nothing was written. Try again, or let fewer writers work on one thread"
+    raise overtaken(doing, thread_id, time.monotonic() - began)
+
+
+def overtaken(doing: str, thread_id: str, seconds: float | None = None) -> StoreUnavailable:
+    """Return the error for what others were faster than every time."""
+    lasting = f" for {seconds:.1f} s" if seconds is not None else ""
+    return StoreUnavailable(
+        f"{doing} of thread {thread_id!r} was overtaken by other writers again and again{lasting}; nothing was "
+        "written. Try again, or let fewer writers work on one thread"
     )

@@ -24,6 +24,7 @@ from everstep.names import new_token
 from everstep.repository import Repository
 from everstep.steps import new_record
 from everstep.stores.protocol import Base, Key, Query, Record, Store, Stored
+from everstep.turns import BEATEN_MAX, overtaken
 from everstep.types import TASK_NAMESPACE, utc_now
 
 logger = logging.getLogger("everstep")
@@ -226,11 +227,12 @@ class Claim:
 
     async def _swapped(self, claims: Claims, task: Task) -> Stored:
         """Put another record in the place of this claim's, wherever that is by now, and return it."""
-        while True:
+        for _ in range(BEATEN_MAX):
             try:
                 return await claims.swap(self.task_id, task, self._stored)
             except HeadMoved:
                 await self.find(claims._store)
+        raise overtaken("a renewal of the claim", self.task_id)
 
 
 def _record(task_id: str, task: Task, head: Stored | None, token: str) -> Record:

@@ -39,6 +39,7 @@ from everstep.langgraph.cleanup import cleanup_old_checkpoints, cleanup_old_chec
 from everstep.langgraph.retries import asafe_invoke, safe_invoke
 from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.names import under_new_name
+from everstep.turns import BEATEN_MAX, overtaken
 
 __all__ = [
     "TaskError",
@@ -404,6 +405,7 @@ class TaskManager:
 
     async def _claimed(self, face: _Face, task_id: str, wait: bool) -> tuple[Claim | None, Any]:
         """Return the claim of a task that is not finished, and its state; of a finished one only the state."""
+        beaten = 0
         for pause in _pauses():
             found = await face.claims.find(task_id)
             if found is None or not found.task.runs:
@@ -414,8 +416,11 @@ class TaskManager:
                     return None, state
                 try:
                     claim = await self._take(face, task_id, found)
-                except HeadMoved:
-                    continue  # somebody else was first
+                except HeadMoved:  # somebody else was first
+                    beaten += 1
+                    if beaten == BEATEN_MAX:
+                        raise overtaken("a claim", task_id) from None
+                    continue
                 try:
                     return claim, await face.state(self._graph, self._of(task_id))
                 except BaseException:
@@ -484,6 +489,7 @@ class TaskManager:
 
     async def _any_claim(self, face: _Face, task_id: str, wait: bool) -> Claim:
         """Return the claim of a task, finished or not."""
+        beaten = 0
         for pause in _pauses():
             found = await face.claims.find(task_id)
             if found is None and await face.store.read(task_id) is None:
@@ -491,6 +497,9 @@ class TaskManager:
             try:
                 return await self._take(face, task_id, found)
             except HeadMoved:
+                beaten += 1
+                if beaten == BEATEN_MAX:
+                    raise overtaken("a claim", task_id) from None
                 continue
             except TaskRunning:
                 if not wait:

@@ -14,13 +14,14 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from everstep import checks
 from everstep.deadlines import limited
-from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput
+from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput, StoreUnavailable
 from everstep.keeper import Keeper
 from everstep.langgraph.channels import CHAT, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Written
 from everstep.langgraph.lines import Line, Lines, line_of
 from everstep.langgraph.quiet import QUIET
 from everstep.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
 from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Query, Record, Store, Stored, Write
+from everstep.turns import BEATEN_MAX
 from everstep.types import TASK_NAMESPACE, utc_now
 from everstep.values import tree
 
@@ -190,13 +191,14 @@ class Threads:
 
     async def _refenced(self, put: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what `put` does; the fence may have been moved by its owner meanwhile."""
-        while True:
+        for _ in range(BEATEN_MAX):
             try:
                 return await put()
             except BaseGone:
                 if self._fence is None:
                     raise
                 await self._fence.find(self._store)
+        raise StoreUnavailable("the claim of the task is renewed faster than anything can be put; try again")
 
     async def _commit(
         self, record: Record, values: Encoded, moves: Literal["always", "newer", "never"], fresh: bool

@@ -16,6 +16,7 @@ from everstep.values.tree import hashes
 
 T = TypeVar("T")
 _BATCH = 500
+_SWEEPS_MAX = 10  # of a family, if others remove objects of it meanwhile
 _MET_MAX = 250_000  # hashes that the sweeps under way hold together: some 30 MB
 
 
@@ -130,10 +131,13 @@ class Sweeps:
         """Do what `Store.sweep` says; return what was removed now, and how many objects since the sweep began."""
         if effort is not None and pretend is None:
             return await self._a_little(driver, family, effort)
-        while True:
-            sweep = Sweep(family, pretend)
+        sweep = Sweep(family, pretend)
+        for _ in range(_SWEEPS_MAX):
             if await sweep.go_on(driver, None):
-                return sweep.swept, sweep.swept.objects
+                break
+            sweep = Sweep(family, pretend)
+        # Others that sweep the family at the same time do the work, if it is not finished here.
+        return sweep.swept, sweep.swept.objects
 
     def _hold(self, family: str, sweep: Sweep) -> None:
         """Keep a sweep for its next turn. Of too many, those go that waited longest: they start anew."""
