@@ -566,6 +566,23 @@ class TestWhileTheSourceIsWritten:
         assert between.is_over
         assert seen(target.store) == seen(source.store)
 
+    def test_a_target_that_is_changed_meanwhile_keeps_the_change(self, make: Make) -> None:
+        source, target = make("memory"), make("sqlite")
+        engine, other = CheckpointEngine(source).sync, CheckpointEngine(target).sync
+        engine.append("t", [], {"n": 1})
+        everstep.copy(source, target)
+        engine.append("t", [], {"n": 2})
+        between = Between(target.store)
+        between.after("adopt", lambda: other.append("t", [], {"own": 1}), lambda part: bool(part.checkpoints))
+
+        with pytest.raises(InvalidInput, match="'t' was changed in the target"):
+            everstep.copy(source, between)
+
+        assert between.is_over
+        found = other.get_latest("t")
+        assert found is not None
+        assert found.state == {"n": 1, "own": 1}
+
     def test_a_thread_that_is_deleted_meanwhile_is_left_out(self, make: Make) -> None:
         source, target = make("memory"), make("sqlite")
         engine = CheckpointEngine(source).sync

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from everstep import forks
 from everstep.interrupts import deferred
+from everstep.stores.workers import AsyncDriver
 
 
 class Thing:
@@ -81,6 +83,19 @@ def test_one_that_does_not_wake_does_not_keep_the_others_asleep(
     assert "did not wake after a fork" in caplog.text
     assert forks._forking.acquire(timeout=10)
     forks._forking.release()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_has_worker_threads_of_its_own() -> None:
+    driver = AsyncDriver(10.0, 1)
+    assert asyncio.run(driver.run(lambda _: 1)) == 1
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # those of the parent did not come along: waiting for them has no end
+        os._exit(asyncio.run(driver.run(lambda _: 7)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert asyncio.run(driver.run(lambda _: 2)) == 2
+    driver.dismiss()
 
 
 # -- signals

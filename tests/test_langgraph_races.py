@@ -232,6 +232,42 @@ async def test_what_is_replaced_between_its_record_and_its_objects_is_of_one_mom
     assert (await saver.get_tuple(config)).checkpoint["channel_values"]["value"] == large("other")
 
 
+async def test_what_follows_a_checkpoint_that_was_replaced_is_whole(
+    saver: FacedSaver, here: FacedSaver, between: Between
+) -> None:
+    """What is as in the parent is left out, and the parent is another by now."""
+
+    def replace() -> None:
+        saver.whole.put(at(), checkpoint("c1", {"value": large("other")}), {}, {"value": 1})
+        sweep(saver)
+
+    await here.add("c1", {"value": large("first"), "n": 1})
+    between.before("commit", replace)
+    values = {"value": large("first"), "n": 2}
+    await here.add("c2", values, parent="c1", versions={"value": 1, "n": 2}, new={"n": 2})
+
+    assert between.is_over
+    assert await saver.values(name="c2") == values
+    assert await here.values(name="c1") == await saver.values(name="c1") == {"value": large("other")}
+
+
+async def test_writes_to_a_checkpoint_that_was_replaced_are_whole(
+    saver: FacedSaver, here: FacedSaver, between: Between
+) -> None:
+    """What came with the checkpoint is left out, and that is another by now."""
+
+    def replace() -> None:
+        saver.whole.put(at(), checkpoint("c1", {"value": large("other")}), {}, {"value": 1})
+        sweep(saver)
+
+    config = await here.add("c1", {"value": large("first")})
+    between.before("put_writes", replace)
+    await here.put_writes(config, [("value", large("first"))], "task")
+
+    assert between.is_over
+    assert await saver.writes(name="c1") == [("task", "value", large("first"))]
+
+
 async def test_what_is_deleted_while_a_page_is_read_is_left_out_of_the_list(
     saver: FacedSaver, here: FacedSaver, between: Between
 ) -> None:
