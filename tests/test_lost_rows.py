@@ -11,14 +11,14 @@ import pytest
 from everstep import CheckpointCorrupted
 from everstep.faces import run_to_end
 from everstep.stores.postgres import PostgresStore
-from everstep.stores.protocol import Change, Common, Hidden, Key, Move, Operation, Pin, Query, Root, Store, Write
-from everstep.testing import follow, make_object, make_record, put
+from everstep.stores.protocol import Change, Key, Move, Operation, Store
+from everstep.testing import follow
 from tests import servers
+from tests.losses import LOOKS, THE_SAME, check_append, check_delete, check_listing, fill, go, view
 
 LOSABLE = (
     "names", "families", "threads", "lines", "checkpoints", "runs", "operations", "hidden",
 )  # fmt: skip
-WRITE = Write("task", 0, "channel", b"", b"value", 5)
 
 
 class Database:
@@ -36,7 +36,7 @@ class Database:
         return self._opened[-1].blocking
 
     def keep(self) -> None:
-        for name in (*LOSABLE, "writes", "commons", "gone"):
+        for name in (*LOSABLE, "objects", "writes", "commons", "gone"):
             self._kept[name] = self.rows(name)
 
     def put_back(self) -> None:
@@ -63,70 +63,11 @@ class Database:
             run_to_end(store.blocking.close())
 
 
-def go(coroutine: Any) -> Any:
-    return run_to_end(coroutine)
-
-
-def fill(store: Any) -> None:
-    """Make a thread with everything there is, a branch of it, and two others that have nothing to do with them."""
-    leaf = make_object(b"leaf")
-    for name in ("t", "before", "after"):
-        first = make_record(f"{name}-1", name, roots=[leaf])
-        go(store.commit(put(first, leaf)))
-        for n in (2, 3):
-            go(store.commit(put(make_record(f"{name}-{n}", name, roots=[leaf], step=n), leaf)))
-    second, third = (go(store.read("t", "", name)).stored.seq for name in ("t-2", "t-3"))
-    rewind = Change("t", moves=[Move("", "t-2")], hide=[Hidden("", second, third)], log=Operation("rewind", {}))
-    go(store.commit(rewind))
-    go(store.commit(put(make_record("t-4", "t", roots=[leaf], step=3, parents=["t-2"]), leaf)))
-    go(store.commit(put(make_record("n-1", "t", "ns"))))
-    origin = Key("t", "", "t-2")
-    common = Common(go(store.read(*origin)).stored.place, Root(b"", b"", ()))
-    go(store.commit(put(make_record("b-1", "branch"), origin=origin, commons={"t": common})))
-    go(store.commit(Change("t", pins=[Pin(origin, True)], log=Operation("pin", {}))))
-    go(store.put_writes(Key("t", "", "t-4"), [WRITE], ()))
-
-
-LOOKS: dict[str, Callable[[Store], Any]] = {
-    "head": lambda store: store.read("t", objects=True, writes=True),
-    "head of a namespace": lambda store: store.read("t", "ns"),
-    "many": lambda store: store.read_many([Key("t", "", f"t-{n}") for n in (1, 2, 3, 4)]),
-    "list": lambda store: store.list_checkpoints(Query(thread_id="t", namespace=None)),
-    "list of all": lambda store: store.list_checkpoints(Query(thread_id="t", namespace=None, hidden="also")),
-    "page": lambda store: store.list_checkpoints(Query(thread_id="t", limit=2)),
-    "count": lambda store: store.count(Query(thread_id="t", namespace=None)),
-    "thread": lambda store: store.thread("t", branches=True, ancestry=True),
-    "operations": lambda store: store.operations("t", 10),
-    "raw": lambda store: store.raw("t"),
-    "first checkpoint": lambda store: store.read("t", "", "t-1"),
-    "pinned checkpoint": lambda store: store.read("t", "", "t-2"),
-    "hidden checkpoint": lambda store: store.read("t", "", "t-3"),
-}
-THE_SAME: dict[str, Callable[[Store], Any]] = {
-    "read": lambda store: store.read("after", objects=True),
-    "list": lambda store: store.list_checkpoints(Query(thread_id="before")),
-    "thread": lambda store: store.thread("before", branches=True, ancestry=True),
-    "raw": lambda store: store.raw("after", kin=True),
-    "first": lambda store: store.list_threads(1, 0),
-}
-
-
 @pytest.fixture
 def database() -> Iterator[Database]:
     database = Database()
     yield database
     database.close()
-
-
-def view(store: Any, looks: dict[str, Callable[[Store], Any]]) -> dict[str, Any]:
-    """Return what each look gives, and for those that fail the error."""
-    found: dict[str, Any] = {}
-    for name, look in looks.items():
-        try:
-            found[name] = go(look(store))
-        except CheckpointCorrupted as exc:
-            found[name] = exc
-    return found
 
 
 def is_about(name: str, row: tuple[Any, ...], family: int) -> bool:
@@ -157,47 +98,12 @@ def test_a_lost_row_is_told_for_its_thread_alone(database: Database, table: str)
         assert view(fresh, THE_SAME) == others, row
         noticed += bool(damage)
         check_append(database, row, is_damaged=bool(damage))
-        check_listing(database, row)
-        check_delete(database, row)
+        for check in (check_listing, check_delete):
+            database.put_back()
+            database.lose(table, number)
+            check(database, row)
+        database.put_back()
     assert noticed, table
-
-
-def check_append(database: Database, row: Any, *, is_damaged: bool) -> None:
-    """A commit goes on exactly where the thread ended, or tells."""
-    fresh = database.open()
-    try:
-        stored = go(fresh.commit(follow("t", "more")))
-    except CheckpointCorrupted:
-        if not is_damaged:
-            raise
-        return
-    assert stored.record.step == 4, row
-    assert stored.record.parents == (Key("t", "", "t-4"),), row
-    go(fresh.delete("t", keys=[stored.record.key]))
-    database.put_back()
-
-
-def check_listing(database: Database, row: Any) -> None:
-    """The damaged thread is on its page as it was, or makes that page fail; it is never left out."""
-    fresh = database.open()
-    names: set[str | None] = set()
-    for offset in range(4):
-        try:
-            page = go(fresh.list_threads(1, offset))
-            names |= {stored.record.key.thread_id for stored in page}
-        except CheckpointCorrupted as exc:
-            names.add(exc.thread_id)
-    assert names == {"t", "branch", "before", "after"}, row
-
-
-def check_delete(database: Database, row: Any) -> None:
-    fresh = database.open()
-    go(fresh.delete("t"))
-    assert go(fresh.read("t")) is None, row
-    assert go(fresh.list_checkpoints(Query(thread_id="t", namespace=None, hidden="also"))) == [], row
-    assert go(fresh.commit(follow("t", "anew"))).record.step == 1, row
-    assert go(fresh.read("before")).stored.record.step == 3, row
-    database.put_back()
 
 
 OLD_ROWS = {
@@ -253,3 +159,13 @@ def test_what_a_lost_namespace_refers_to_is_not_swept(database: Database) -> Non
         go(database.open().sweep(family))
         assert database.rows("objects") == kept
         database.put_back()
+
+
+def test_a_family_that_lost_a_thread_is_not_removed_with_another(database: Database) -> None:
+    """Its table of threads says that none is left, and their objects would go."""
+    store = database.open()
+    fill(store)
+    kept = database.rows("objects")
+    database.connection.execute("DELETE FROM everstep_threads WHERE name = 't'")
+    go(database.open().delete("branch"))
+    assert database.rows("objects") == kept

@@ -216,13 +216,18 @@ def test_long_numbers_in_metadata_come_back(shelf: Shelf) -> None:
 # -- time to live ------------------------------------------------------------------------------------------------------
 
 LIFE = 1000.0
-ENDLESS = ("active", "ids", "gone", "life")  # of a bucket, not of a family
+ENDLESS = ("active", "ids", "gone", "life", "aliases")  # of a bucket, not of a family
 _MS = 1000
 
 
 def lives(shelf: Shelf) -> dict[str, int]:
     """Return the milliseconds that each key of the buckets has left; -1: no end."""
-    return {key.decode().partition("}:")[2]: shelf.client.pttl(key) for key in shelf.names("{*")}
+    names = shelf.names("{*")
+    with shelf.client.pipeline() as together:  # as of one moment
+        for name in names:
+            together.pttl(name)
+        left = together.execute()
+    return {name.decode().partition("}:")[2]: each for name, each in zip(names, left, strict=True)}
 
 
 def pass_time(shelf: Shelf, seconds: float) -> None:
@@ -836,7 +841,16 @@ def test_a_flipped_bit_is_never_silently_wrong(shelf: Shelf) -> None:
     for key in shelf.names("{*"):
         if any(
             part in key
-            for part in (b":index", b":ids", b":active", b":pins", b":began", b":written", b":threads", b":alias:")
+            for part in (
+                b":index",
+                b":ids",
+                b":active",
+                b":pins",
+                b":began",
+                b":written",
+                b":threads",
+                b":alias",
+            )
         ):
             continue  # names only, or numbers that are not ours to check
         is_hash = shelf.client.type(key) == b"hash"

@@ -1170,7 +1170,12 @@ class Rows:
 
     def drop_family(self, family: str) -> bool:
         number = int(family)
-        if self._one("SELECT 1 FROM {threads} WHERE family = %s LIMIT 1", (number,)) is not None:
+        left = self._one(  # lines too: a thread that has lost its own row is not to lose its objects
+            """SELECT 1 FROM {threads} WHERE family = %(f)s UNION ALL SELECT 1 FROM {lines} WHERE family = %(f)s
+               LIMIT 1""",
+            {"f": number},
+        )
+        if left is not None:
             return False
         for table in ("{objects}", "{runs}"):
             self._do(f"DELETE FROM {table} WHERE family = %s", (number,))

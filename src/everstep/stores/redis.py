@@ -421,6 +421,14 @@ class _Server:
         self, at: float, verb: str, thread_id: str, *args: Any, writes: bool = False, once: bool = False
     ) -> tuple[int, Any] | None:
         """Call a script about a thread where that is kept; None: there is no such thread."""
+        try:
+            return self._ask_unnamed(at, verb, thread_id, *args, writes=writes, once=once)
+        except CheckpointCorrupted as exc:
+            raise exc.located(thread_id, None) from exc
+
+    def _ask_unnamed(
+        self, at: float, verb: str, thread_id: str, *args: Any, writes: bool, once: bool
+    ) -> tuple[int, Any] | None:
         search = self._search(thread_id)
         while True:
             if once:  # its answer could not be had again
@@ -445,8 +453,11 @@ class _Server:
         pending = list(range(len(calls)))
         while pending:
             replies = self._call_many(at, verb, [(searches[n].bucket, calls[n]) for n in pending])
-            for n, reply in zip(pending, replies, strict=True):
-                found[n] = reply
+            for n in pending:
+                try:
+                    found[n] = next(replies)
+                except CheckpointCorrupted as exc:
+                    raise exc.located(calls[n][0], None) from exc
             pending = [n for n in pending if found[n][0] == b"absent" and searches[n].go_on(found[n][1])]
         return [None if reply[0] == b"absent" else reply for reply in found]
 
@@ -758,6 +769,8 @@ class _Server:
             except Elsewhere as exc:
                 if not search.go_on(exc.alias):
                     nowhere = exc.remains
+            except CheckpointCorrupted as exc:
+                raise exc.located(search.thread_id, None) from exc
 
     def _note_plan(self, plan: Plan, line: tuple[str, str], stored: Stored | None, bucket: int, since: Any) -> None:
         state = plan.state(*line)
@@ -867,6 +880,54 @@ class _Server:
         at: float,
     ) -> Deleted:
         self._check_allowed(at)
+        try:
+            return self._delete(thread_id, keys, before_step, spare, operations, at)
+        except CheckpointCorrupted:
+            if keys is not None or before_step is not None:
+                raise
+            return self._wipe(thread_id, at)
+
+    def _wipe(self, thread_id: str, at: float) -> Deleted:
+        """Delete a damaged thread, with whatever is found of it by looking through the names of all keys."""
+        buckets = {bucket for bucket, has in self._everywhere(at, "has", thread_id) if has}
+        count, families = 0, set[str]()
+        for bucket in buckets | {bucket_of(thread_id)}:
+            keys = self._keys_like(bucket, f"thread:{_literally(escaped(thread_id))}:*", at)
+            count += sum(b":item:" in key for key in keys)
+            own = self._call(bucket, at, "get", "HGET", f"thread:{escaped(thread_id)}:heads", "family")
+            found = {own.decode()} if own is not None else set()
+            for key in self._keys_like(bucket, "family:*:threads", at):
+                name = key.removeprefix(self._base(bucket)).decode()
+                if self._call(bucket, at, "get", "SISMEMBER", name, thread_id):
+                    found.add(name.split(":")[1])
+            self._call(bucket, at, "wipe", thread_id, len(found), *found, len(keys), *keys, writes=True)
+            families |= found
+        self._heads.forget_thread(thread_id)
+        return Deleted(count, frozenset(families))
+
+    def _keys_like(self, bucket: int, pattern: str, at: float) -> list[bytes]:
+        """Return the keys of a bucket whose names match. It looks at all keys of the server."""
+        base, cursor, found = self._base(bucket), b"0", set[bytes]()
+        match = _literally(base.decode()).encode() + pattern.encode()
+        with translated():
+            while True:
+                reply = self._link.send(base, (b"SCAN", cursor, b"MATCH", match, b"COUNT", b"1000"), at)
+                if isinstance(reply, Exception):
+                    raise reply
+                cursor = reply[0]
+                found.update(reply[1])
+                if cursor == b"0":
+                    return sorted(found)
+
+    def _delete(
+        self,
+        thread_id: str,
+        keys: Collection[Key] | None,
+        before_step: int | None,
+        spare: bool,
+        operations: Collection[int],
+        at: float,
+    ) -> Deleted:
         found = self._ask(at, "index", thread_id)
         if found is None:
             return Deleted(0, frozenset())
@@ -994,6 +1055,13 @@ class _Server:
             for line, item in zip(found[::2], found[1::2], strict=True):
                 keys.append(Key(*line_of(line), checkpoint_id))
                 unpack_item(item, keys[-1], 0, "", whole=False)  # a damaged one is not passed over
+        if not keys:
+            for _, names in self._everywhere(at, "search", checkpoint_id):
+                for name in names:
+                    raise CheckpointCorrupted(
+                        "the index of ids does not have a checkpoint that its thread has",
+                        thread_id=name.decode(), checkpoint_id=checkpoint_id,
+                    )  # fmt: skip
         return keys
 
     def fetch(self, family: str, hashes: Collection[bytes], below: bool, at: float) -> list[Object]:
@@ -1106,6 +1174,8 @@ class _Server:
         newest = heapq.nlargest(limit + offset, found, key=lambda row: float(row[0]))[offset:]
         heads = []
         for _, name, namespace, reply in newest:
+            if reply[0] == b"damaged":
+                raise CheckpointCorrupted(reply[1].decode(errors="replace"), thread_id=name.decode())
             row = page_rows(name.decode(), namespace.decode(), reply)[0]
             heads.append(listed(row))
         return heads
@@ -1410,6 +1480,11 @@ def _bucket_of_family(family: str) -> int:
         return int(family.split(".", 1)[0])
     except ValueError:
         raise InvalidInput(f"there is no family {family!r} in a Redis store") from None
+
+
+def _literally(text: str) -> str:
+    """Return a text as a pattern of Redis that matches it alone."""
+    return "".join("\\" + char if char in "*?[]^\\" else char for char in text)
 
 
 def _encoded(args: Sequence[Any]) -> list[Any]:

@@ -74,6 +74,9 @@ class Adopting(ABC):
                 state.digest = packed.digest.hex()
             self._moved.add(line.ref)
             self._items[key] = b"", stored._replace(digest=packed.digest)
+        for thread_id in {stored.record.key.thread_id for stored, _ in checkpoints}:
+            # They come after the head, until `restore` sets it.
+            self._do("HSET", f"thread:{escaped(thread_id)}:heads", "incoming", 1)
 
     def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
         held = self._held_runs(family) if runs else {}
@@ -106,6 +109,7 @@ class Adopting(ABC):
             self._do("DEL", f"{thread}:{name}")
             for field_name, value in values:
                 self._do("HSET", f"{thread}:{name}", field_name, value)
+        self._do("HDEL", f"{thread}:heads", "incoming")
         self._restore_origin(raw)
         for other, commons in raw.commons.items():
             if self._look(other).family == family:

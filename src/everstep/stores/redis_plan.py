@@ -325,6 +325,7 @@ class Plan(Adopting):
             self._check("text", f"alias:{escaped(thread_id)}", b"", seen.alias)
             if seen.alias:  # it leads nowhere
                 self._do("UNLINK", f"alias:{escaped(thread_id)}")
+                self._do("SREM", "aliases", thread_id)
         self._commands.append(["clear", thread_id])
         values = {"family": family, "name": thread_id, "made": now, "version": 1}
         self._do("HSET", f"thread:{escaped(thread_id)}:heads", *(part for pair in values.items() for part in pair))

@@ -4,7 +4,8 @@
 -- Each thing to do becomes a script of its own, with just the functions it needs (see redis_script.py): keep one
 -- definition per block, beginning at the left margin.
 --
--- thread:<t>:heads           hash     family, name, made, version, origin, began; "@<namespace>": the line
+-- thread:<t>:heads           hash     family, name, made, version, origin, began, note; "@<namespace>": the line;
+--                                     "#<namespace>": how many checkpoints its index has; sizes: see `sizes_of`
 -- thread:<t>:log             hash     seq of an operation -> undone ("u" or "-"), data
 -- thread:<t>:hidden          hash     operation:n -> a stretch
 -- thread:<t>:<n>:index       zset     checkpoint id -> seq
@@ -14,7 +15,8 @@
 -- thread:<t>:<n>:written     set      ids of checkpoints that have pending writes
 -- thread:<t>:<n>:writes:<id> hash     "idx task" -> seq, children, info
 -- family:<f>                 hash     seq, format, sweeps, removals, live, doomed, generation, last, until,
---                                     turn: until when (microseconds) whose turn it is to change the family
+--                                     turn: until when (microseconds) whose turn it is to change the family,
+--                                     sizes: see `family_sizes_of`
 -- family:<f>:objects         hash     hash -> epoch, children, body
 -- family:<f>:threads         set      names
 -- family:<f>:runs            hash     run -> line (none if it was deleted), its checksum, data
@@ -22,6 +24,7 @@
 -- active                     zset     name of a thread -> microseconds of its last move
 -- ids                        hash     checkpoint id -> the lines that have it
 -- alias:<t>                  string   the bucket where a branch is kept, and a word that tells this alias from others
+-- aliases                    set      names of the threads that have an alias
 -- gone                       zset     marks of the last threads that were deleted -> a number greater than all of theirs
 -- life                       string   the shortest time to live (ms) that any family of this bucket was ever given
 --
@@ -104,17 +107,95 @@ local function pairs_of(key)
   return list
 end
 
+-- How many fields a thread's own keys have. It is noted in one of them with every change that may add or remove some, so
+-- that the loss of a key or a field is noticed.
+local function sizes_of(thread)
+  return call("HLEN", thread .. ":heads") .. " " .. call("HLEN", thread .. ":log") .. " " .. call("HLEN", thread .. ":hidden")
+end
+
+local function note_sizes(thread)
+  if call("EXISTS", thread .. ":heads") == 0 then return end
+  call("HSET", thread .. ":heads", "sizes", "")
+  call("HSET", thread .. ":heads", "sizes", sizes_of(thread))
+end
+
+-- What is wrong with the keys of a thread that is there, if they are not as they were noted.
+local function damage_of(thread)
+  local noted = call("HGET", thread .. ":heads", "sizes")
+  if noted and noted ~= sizes_of(thread) then return "keys or fields of the thread are lost: " .. noted .. " are not " .. sizes_of(thread) end
+  return nil
+end
+
+-- The same for the index of a line.
+local function line_damage_of(thread, namespace)
+  local noted = call("HGET", thread .. ":heads", "#" .. namespace)
+  local found = call("ZCARD", thread .. ":" .. escaped(namespace) .. ":index")
+  if noted and tonumber(noted) ~= found then return "its index has " .. found .. " of " .. noted .. " checkpoints" end
+  return nil
+end
+
+local function check_line_whole(name, namespace)
+  local damage = line_damage_of(thread_key(name), namespace)
+  if damage then corrupted(damage) end
+end
+
+local function note_line(thread, namespace)
+  if call("HEXISTS", thread .. ":heads", "@" .. namespace) == 1 then
+    call("HSET", thread .. ":heads", "#" .. namespace, call("ZCARD", thread .. ":" .. escaped(namespace) .. ":index"))
+  else
+    call("HDEL", thread .. ":heads", "#" .. namespace)
+  end
+end
+
+-- How many threads, runs and common states a family has.
+local function family_sizes_of(family)
+  return call("SCARD", family .. ":threads") .. " " .. call("HLEN", family .. ":runs") .. " " .. call("HLEN", family .. ":commons")
+end
+
+local function note_family_sizes(family)
+  if call("EXISTS", family) == 1 then call("HSET", family, "sizes", family_sizes_of(family)) end
+end
+
+local function family_damage_of(family)
+  local noted = call("HGET", family, "sizes")
+  if noted and noted ~= family_sizes_of(family) then return "keys or fields of the family are lost" end
+  return nil
+end
+
+local function check_family_whole(family)
+  local damage = family_damage_of(family)
+  if damage then corrupted(damage) end
+end
+
 -- The family of a thread, if it is there: a family whose time is over takes its threads with it.
 local function alive(name)
   local heads = thread_key(name) .. ":heads"
   local family = call("HGET", heads, "family")
   if not family then return nil end
-  if call("EXISTS", family_key(family)) == 1 then return family end
+  if call("EXISTS", family_key(family)) == 1 then
+    local damage = damage_of(thread_key(name))
+    if damage then corrupted(damage) end
+    return family
+  end
   if call("PTTL", heads) == -1 then corrupted("family " .. family .. " is missing, but not its threads") end
   return nil
 end
 
-local function absent(name) return { "absent", call("GET", base .. "alias:" .. escaped(name)) or "" } end
+local function alias_of(name) return call("GET", base .. "alias:" .. escaped(name)) or "" end
+
+-- What is left of a thread that is not there, though it did not end. (Where some end, nobody can tell.)
+local function remains_of(name)
+  if call("EXISTS", base .. "life") == 1 then return nil end
+  if call("ZSCORE", base .. "active", name) then return "the head of the thread is missing" end
+  if alias_of(name) == "" and call("SISMEMBER", base .. "aliases", name) == 1 then return "the alias of the thread is missing" end
+  return nil
+end
+
+local function absent(name)
+  local remains = remains_of(name)
+  if remains then corrupted(remains) end
+  return { "absent", alias_of(name) }
+end
 
 local function namespaces(name)
   local list = {}
@@ -390,7 +471,7 @@ local function settle(name, namespace, family)
   -- A line of this name that comes later goes on counting, so that it never seems to go backwards.
   local highest = tonumber(call("HGET", family_key(family), "generation") or 0)
   call("HSET", family_key(family), "generation", whole(math.max(highest, generation)))
-  call("HDEL", heads, "@" .. namespace)
+  call("HDEL", heads, "@" .. namespace, "#" .. namespace)
   remove_keys({ line .. ":index", line .. ":pins", line .. ":began", line .. ":written" })
 end
 
@@ -425,21 +506,28 @@ local function mark_deleted(name, family)
   if surplus > 0 then call("ZREM", base .. "gone", unpack(call("ZRANGE", base .. "gone", 0, surplus - 1))) end
 end
 
-local function drop_thread(name, family)
+local function leave_family(name, family)
+  local damage = family_damage_of(family)
   mark_deleted(name, family)
-  release_origin(name)
   for _, field in ipairs(call("HKEYS", family .. ":commons")) do
     local size, rest = string.match(field, "^%d+ (%d+) (.*)$")
     local one, two = string.sub(rest, 1, tonumber(size)), string.sub(rest, tonumber(size) + 1)
     if one == name or two == name then call("HDEL", family .. ":commons", field) end
   end
-  local thread = thread_key(name)
-  remove_keys({ thread .. ":heads", thread .. ":log", thread .. ":hidden" })
   call("SREM", family .. ":threads", name)
-  call("ZREM", base .. "active", name)
+  if damage then return end -- the family may have more threads than its set of them says
   if call("SCARD", family .. ":threads") == 0 then
     remove_keys({ family, family .. ":objects", family .. ":runs", family .. ":commons", family .. ":threads" })
   end
+  note_family_sizes(family)
+end
+
+local function drop_thread(name, family)
+  release_origin(name)
+  leave_family(name, family)
+  local thread = thread_key(name)
+  remove_keys({ thread .. ":heads", thread .. ":log", thread .. ":hidden" })
+  call("ZREM", base .. "active", name)
 end
 
 -- What a family whose time is over left behind under this name would mix with what comes now. Items may stay: without
@@ -478,6 +566,7 @@ local function check_bucket()
   check_type(base .. "ids", "hash")
   check_type(base .. "gone", "zset")
   check_type(base .. "life", "string")
+  check_type(base .. "aliases", "set")
 end
 
 local function check_line(line)
@@ -536,7 +625,9 @@ local function put(first, life, is_plain, token)
   local line_name, field, family_name, expected, raw, id, item, name = unpack(ARGV, first, first + 7)
   local line, family = base .. "thread:" .. line_name, base .. "family:" .. family_name
   local heads, index = string.match(line, "^(.*):") .. ":heads", line .. ":index"
-  local held, own = call("HMGET", heads, "family", field), call("HMGET", family, "seq", "sweeps", "until", "turn")
+  local counted = "#" .. string.sub(field, 2)
+  local held = call("HMGET", heads, "family", field, counted)
+  local own = call("HMGET", family, "seq", "sweeps", "until", "turn")
   local waiting = own[4] and others_turn(own[4], token)
   if waiting then return waiting end
   if held[1] ~= family_name or not held[2] or not own[1] then return { "stale", "", "", "", "" } end
@@ -544,6 +635,8 @@ local function put(first, life, is_plain, token)
     local head = string.match(held[2], "^%d+ %S %S+ (.*)$") or ""
     return { "stale", family_name, held[2], call("ZSCORE", index, head) or "", call("GET", line .. ":item:" .. head) or "" }
   end
+  local count = call("ZCARD", index)
+  if held[3] and tonumber(held[3]) ~= count then corrupted("its index has " .. count .. " of " .. held[3] .. " checkpoints") end
   local time = now()
   local seq = whole(math.max(tonumber(own[1]) + 1, time))
   call("HSET", family, "seq", seq)
@@ -557,7 +650,7 @@ local function put(first, life, is_plain, token)
   end
   call("ZADD", base .. "active", whole(time), name)
   call("ZADD", index, seq, id)
-  call("HSET", heads, field, raw)
+  call("HSET", heads, field, raw, unpack(held[3] and { counted, count + 1 } or {}))
   if own[4] then call("HDEL", family, "turn") end  -- over, or the writer's own, which is used now
   return { "done", seq, "0" }
 end
@@ -575,6 +668,7 @@ local function put_and_prune(token)
   local reply = put(position + 1, life, false, token)
   if reply[1] == "done" then
     prune(name, namespace, family, pruned)
+    note_line(thread_key(name), namespace)
     if touch(family, name, namespace, life) then reply[3] = "1" end
   end
   return reply
@@ -668,6 +762,52 @@ local function check_command(command)
   if kind and command[1] ~= "SET" then check_type(base .. command[2], kind) end
 end
 
+local function unescaped(name)
+  return (string.gsub(name, "%%(%x%x)", function(code) return string.char(tonumber(code, 16)) end))
+end
+
+local about_lines = { id = 2, clear_line = 1, remove = 1, drop = 1 }
+
+-- The threads and lines whose keys commands change.
+local function touched_by(commands)
+  local threads, lines = {}, {}
+  for _, command in ipairs(commands) do
+    local at = about_lines[command[1]]
+    local thread, namespace
+    if at then
+      thread, namespace = thread_key(command[at + 1]), command[at + 2]
+    elseif not actions[command[1]] and command[1] ~= "objects" then
+      local name, part = string.match(command[2], "^thread:([^:]*):([^:]*):")
+      thread = string.match(command[2], "^(thread:[^:]*):")
+      thread = thread and base .. thread
+      namespace = name and unescaped(part)
+    end
+    if thread then threads[thread] = true end
+    if namespace then lines[thread .. "\n" .. namespace] = { thread, namespace } end
+    if command[1] == "HSET" and thread and string.sub(command[3], 1, 1) == "@" then
+      lines[thread .. "\n" .. string.sub(command[3], 2)] = { thread, string.sub(command[3], 2) }
+    end
+  end
+  return threads, lines
+end
+
+-- What is damaged is not changed: counting anew would hide it. (Of what has ended, parts may be left.)
+local function check_touched(threads, lines, family)
+  local function is_alive(thread)
+    local own = call("HGET", thread .. ":heads", "family")
+    return own and call("EXISTS", family_key(own)) == 1
+  end
+  for thread in pairs(threads) do
+    local damage = is_alive(thread) and damage_of(thread)
+    if damage then corrupted(damage) end
+  end
+  for _, line in pairs(lines) do
+    local damage = is_alive(line[1]) and line_damage_of(unpack(line))
+    if damage then corrupted(damage) end
+  end
+  check_family_whole(family)
+end
+
 -- A change that was planned on what its writer saw: checks, then commands; all or nothing.
 local function commit(token)
   local checks, commands = {}, {}
@@ -684,6 +824,12 @@ local function commit(token)
   local waiting = others_turn(held, token)
   if waiting then return waiting end
   for _, command in ipairs(commands) do check_command(command) end
+  local threads, lines = touched_by(commands)
+  if #pruned > 0 then
+    threads[thread_key(name)] = true
+    lines[thread_key(name) .. "\n" .. namespace] = { thread_key(name), namespace }
+  end
+  check_touched(threads, lines, family_key(family))
   for _, command in ipairs(commands) do
     if actions[command[1]] then
       actions[command[1]](unpack(command, 2))
@@ -696,6 +842,9 @@ local function commit(token)
   end
   if #pruned > 0 then prune(name, namespace, family, pruned) end
   if held then call("HDEL", family_key(family), "turn") end
+  for _, line in pairs(lines) do note_line(unpack(line)) end
+  for thread in pairs(threads) do note_sizes(thread) end
+  note_family_sizes(family_key(family))
   return { "done", touch(family, name, namespace, life) and "1" or "0" }
 end
 
@@ -713,8 +862,9 @@ function verbs.look()
   local family = alive(name)
   if not family then
     local remains = call("HGET", thread_key(name) .. ":heads", "family") or ""
-    return { "absent", call("GET", base .. "alias:" .. escaped(name)) or "", remains }
+    return { "absent", absent(name)[2], remains }
   end
+  check_line_whole(name, namespace)
   local head = head_of(name, namespace)
   local generation = call("HGET", family_key(family), "generation") or ""
   return { "found", call("HGETALL", thread_key(name) .. ":heads"), generation, head[3], head[4] }
@@ -752,7 +902,20 @@ local function loaded(line, id, writes)
   local seq = call("ZSCORE", line .. ":index", id)
   if not seq then return nil end
   local item, pinned = call("GET", line .. ":item:" .. id) or "", tostring(call("SISMEMBER", line .. ":pins", id))
-  return { id, seq, item, pinned, writes == "1" and call("HGETALL", line .. ":writes:" .. id) or {} }
+  local attached = writes == "1" and call("HGETALL", line .. ":writes:" .. id) or {}
+  if writes == "1" and #attached == 0 and call("SISMEMBER", line .. ":written", id) == 1 then
+    corrupted("the pending writes of a checkpoint are missing")
+  end
+  return { id, seq, item, pinned, attached }
+end
+
+-- Within a run order of arrival is ancestry: unless the head was moved, nothing of its run comes after it.
+local function check_newest(name, namespace, raw)
+  local _, turned, _, head = parse_line(raw)
+  local line = line_key(name, namespace)
+  local newest = call("ZREVRANGE", line .. ":index", 0, 0)[1]
+  if turned == "t" or not newest or newest == head or call("HEXISTS", thread_key(name) .. ":heads", "incoming") == 1 then return end
+  if run_of(line, newest) == run_of(line, head) then corrupted("its head is older than the newest checkpoint that follows it") end
 end
 
 -- A checkpoint (without an id: the head) with what was asked for.
@@ -768,6 +931,8 @@ function verbs.load()
     id = head
     if digest == "-" then return { "none", family, raw, {}, {} } end
   end
+  check_line_whole(name, namespace)
+  if which == "head" then check_newest(name, namespace, raw) end
   local row = loaded(line, id, writes)
   if not row then
     if which == "head" then corrupted("the head is not in the index") end
@@ -784,6 +949,7 @@ function verbs.load_many()
   if not family then return absent(name) end
   local raw = call("HGET", thread_key(name) .. ":heads", "@" .. namespace)
   if not raw then return { "none" } end
+  check_line_whole(name, namespace)
   for _, id in ipairs(ids) do rows[#rows + 1] = loaded(line_key(name, namespace), id, writes) end
   return { "found", family, raw, call("HVALS", thread_key(name) .. ":hidden"), rows }
 end
@@ -814,6 +980,7 @@ function verbs.page()
   local name, namespace, order, low, high, count = take(), take(), take(), take(), take(), take()
   local family = alive(name)
   if not family then return absent(name) end
+  check_line_whole(name, namespace)
   local line, ids = line_key(name, namespace), nil
   if order == "oldest" then
     ids = call("ZRANGEBYSCORE", line .. ":index", low, high, "LIMIT", 0, count)
@@ -827,6 +994,7 @@ function verbs.items()
   local name, namespace = take(), take()
   local family = alive(name)
   if not family then return absent(name) end
+  check_line_whole(name, namespace)
   local rows = rows_of(line_key(name, namespace), take_list())
   return { "found", family, call("HVALS", thread_key(name) .. ":hidden"), rows }
 end
@@ -837,6 +1005,7 @@ function verbs.index()
   if not alive(name) then return absent(name) end
   local lines = {}
   for _, namespace in ipairs(namespaces(name)) do
+    check_line_whole(name, namespace)
     lines[#lines + 1] = namespace
     lines[#lines + 1] = call("ZRANGE", line_key(name, namespace) .. ":index", 0, -1, "WITHSCORES")
   end
@@ -847,6 +1016,7 @@ function verbs.count()
   local name, namespace, low, high = take(), take(), take(), take()
   if not alive(name) then return absent(name) end
   if call("EXISTS", thread_key(name) .. ":hidden") == 1 then return { "hidden" } end
+  check_line_whole(name, namespace)
   return { "found", call("ZCOUNT", line_key(name, namespace) .. ":index", low, high) }
 end
 
@@ -863,10 +1033,21 @@ function verbs.find()
   return found
 end
 
+-- What is wrong with a thread of the list, if something is: it must not take the others away.
+local function listed_damage_of(name)
+  local heads = thread_key(name) .. ":heads"
+  local family = call("HGET", heads, "family")
+  if not family then return remains_of(name) end
+  if call("EXISTS", family_key(family)) == 0 then
+    return call("PTTL", heads) == -1 and "family " .. family .. " is missing, but not its threads" or nil
+  end
+  return damage_of(thread_key(name))
+end
+
 function verbs.names()
   local names = {}
   for _, name in ipairs(call("ZRANGE", base .. "active", 0, -1)) do
-    if alive(name) then names[#names + 1] = name end
+    if listed_damage_of(name) or alive(name) then names[#names + 1] = name end
   end
   return names
 end
@@ -878,9 +1059,12 @@ function verbs.threads()
   for n = 1, #listed, 2 do
     if #found >= count then break end
     local name = listed[n]
-    local family = alive(name)
+    local damage = listed_damage_of(name)
+    local family = not damage and alive(name)
     local shown = nil
-    if family then
+    if damage then
+      found[#found + 1] = { listed[n + 1], name, "", { "damaged", damage } }
+    elseif family then
       local lines = namespaces(name)
       table.sort(lines)
       for _, namespace in ipairs(lines) do
@@ -896,9 +1080,11 @@ function verbs.threads()
       end
     end
     if shown then
-      local line = line_key(name, shown[1])
+      local rows = rows_of(line_key(name, shown[1]), { shown[2] })
       local hidden = call("HVALS", thread_key(name) .. ":hidden")
-      found[#found + 1] = { listed[n + 1], name, shown[1], { "found", family, hidden, rows_of(line, { shown[2] }) } }
+      damage = line_damage_of(thread_key(name), shown[1]) or (#rows == 0 and "the head is not in the index")
+      local reply = damage and { "damaged", damage } or { "found", family, hidden, rows }
+      found[#found + 1] = { listed[n + 1], name, shown[1], reply }
     end
   end
   return found
@@ -909,8 +1095,10 @@ function verbs.thread()
   local family_name = alive(name)
   if not family_name then return absent(name) end
   local family, newest, spared, branches = family_key(family_name), {}, {}, {}
+  check_family_whole(family)
   for _, namespace in ipairs(namespaces(name)) do
     local line = line_key(name, namespace)
+    check_line_whole(name, namespace)
     local _, _, digest, id = parse_line(call("HGET", thread_key(name) .. ":heads", "@" .. namespace))
     if digest ~= "-" and digest_of(line, id) ~= digest then corrupted("the head is not the one that its line names") end
     local last = call("ZREVRANGE", line .. ":index", 0, 0, "WITHSCORES")
@@ -923,6 +1111,8 @@ function verbs.thread()
     end
   end
   for _, other in ipairs(wants_branches == "1" and call("SMEMBERS", family .. ":threads") or {}) do
+    local damage = listed_damage_of(other)
+    if damage then corrupted("thread " .. other .. " of the same family: " .. damage) end
     local held = call("HMGET", thread_key(other) .. ":heads", "made", "origin")
     if held[2] then branches[#branches + 1] = { held[1], other, held[2] } end
   end
@@ -984,9 +1174,11 @@ function verbs.kin()
   local family_name = alive(name)
   if not family_name then return absent(name) end
   local found = {}
+  check_family_whole(family_key(family_name))
   for _, other in ipairs(wants_all == "1" and call("SMEMBERS", family_key(family_name) .. ":threads") or { name }) do
     local heads, lines = thread_key(other) .. ":heads", {}
     for _, namespace in ipairs(namespaces(other)) do
+      check_line_whole(other, namespace)
       local index = line_key(other, namespace) .. ":index"
       local last = call("ZREVRANGE", index, 0, 0, "WITHSCORES")[2] or ""
       lines[#lines + 1] = { namespace, call("HGET", heads, "@" .. namespace), last, call("ZCARD", index) }
@@ -1024,6 +1216,10 @@ end
 function verbs.delete()
   local name, spare, operations, count = take(), take() == "1", take_list(), 0
   local family_name = alive(name)
+  if family_name then
+    for _, namespace in ipairs(namespaces(name)) do check_line_whole(name, namespace) end
+    check_family_whole(family_key(family_name))
+  end
   if not family_name then return absent(name) end
   local family = family_key(family_name)
   check_deletable(name, family)
@@ -1044,7 +1240,11 @@ function verbs.delete()
     end
   end
   call("HINCRBY", thread_key(name) .. ":heads", "version", 1)
-  if #namespaces(name) > 0 then return { "found", count, family_name, "thread" } end
+  if #namespaces(name) > 0 then
+    for _, namespace in ipairs(namespaces(name)) do note_line(thread_key(name), namespace) end
+    note_sizes(thread_key(name))
+    return { "found", count, family_name, "thread" }
+  end
   drop_thread(name, family)
   return { "found", count, family_name, call("EXISTS", family) == 1 and "family" or "nothing" }
 end
@@ -1055,6 +1255,7 @@ function verbs.roots()
   local family = family_key(family_name)
   for _, key in ipairs(take_list()) do without[key] = true end
   if call("EXISTS", family) == 0 then return {} end
+  check_family_whole(family)
   local seen, roots = {}, {}
   local function note(hash)
     if not seen[hash] then
@@ -1063,10 +1264,13 @@ function verbs.roots()
     end
   end
   for _, name in ipairs(call("SMEMBERS", family .. ":threads")) do
+    local damage = listed_damage_of(name)
+    if damage then corrupted("thread " .. name .. ": " .. damage) end -- what it refers to must not be removed
     for _, namespace in ipairs(namespaces(name)) do
       local line = line_key(name, namespace)
+      check_line_whole(name, namespace)
       for _, id in ipairs(call("ZRANGE", line .. ":index", 0, -1)) do
-        local item = not without[line .. ":item:" .. id] and call("GET", line .. ":item:" .. id)
+        local item = not without[line .. ":item:" .. id] and (call("GET", line .. ":item:" .. id) or "")
         if item then
           for _, hash in ipairs(hashes_of(item)) do note(hash) end
         end
@@ -1148,6 +1352,7 @@ end
 
 local function set_alias(name, value, life)
   local key = base .. "alias:" .. escaped(name)
+  call("SADD", base .. "aliases", name)
   if life > 0 then call("SET", key, value, "PX", life * 4) else call("SET", key, value) end
   return { "done" }
 end
@@ -1155,7 +1360,7 @@ end
 -- Note where a thread will be kept, if that is not here; not if it lives in this very bucket, or if that has changed.
 function verbs.alias()
   local name, value, expected, life = take(), take(), take(), tonumber(take())
-  local held = absent(name)[2]
+  local held = alias_of(name)
   if alive(name) then return { "here" } end
   if held ~= expected then return { "stale" } end
   return set_alias(name, value, life)
@@ -1178,8 +1383,49 @@ end
 function verbs.renew_alias()
   local name, value, life = take(), take(), tonumber(take())
   if alive(name) then return { "here" } end
-  local held = absent(name)[2]
+  local held = alias_of(name)
   return set_alias(name, held ~= "" and held or value, life)
+end
+
+-- Whether anything of a thread is in this bucket.
+function verbs.has()
+  local name = take()
+  return call("EXISTS", thread_key(name) .. ":heads") == 1 or call("ZSCORE", base .. "active", name) and 1 or 0
+end
+
+-- Delete a damaged thread: all of the keys that were found of it, and its name wherever it stands.
+function verbs.wipe()
+  local name, families, keys = take(), take_list(), take_list()
+  local start = thread_key(name) .. ":"
+  check_bucket()
+  allow_writing()
+  for _, key in ipairs(keys) do
+    local part, id = string.match(string.sub(key, #start + 1), "^([^:]*):item:(.*)$")
+    if part then remove_id(id, name, unescaped(part)) end
+  end
+  release_origin(name)
+  remove_keys(keys)
+  call("ZREM", base .. "active", name)
+  call("UNLINK", base .. "alias:" .. escaped(name))
+  call("SREM", base .. "aliases", name)
+  for _, family_name in ipairs(families) do
+    leave_family(name, family_key(family_name))
+  end
+  return { "done" }
+end
+
+-- The lines of this bucket that have a checkpoint of this id in their index, whatever the index of ids says.
+function verbs.search()
+  local id, found = take(), {}
+  for _, name in ipairs(call("ZRANGE", base .. "active", 0, -1)) do
+    local family = call("HGET", thread_key(name) .. ":heads", "family")
+    if family and call("EXISTS", family_key(family)) == 1 then
+      for _, namespace in ipairs(namespaces(name)) do
+        if call("ZSCORE", line_key(name, namespace) .. ":index", id) then found[#found + 1] = name end
+      end
+    end
+  end
+  return found
 end
 
 -- Everything that is kept of a thread besides its checkpoints and their objects.
@@ -1188,8 +1434,10 @@ function verbs.raw()
   local family_name = alive(name)
   if not family_name then return absent(name) end
   local family, heads, newest, pins, writes = family_key(family_name), thread_key(name) .. ":heads", {}, {}, {}
+  check_family_whole(family)
   for _, namespace in ipairs(namespaces(name)) do
     local line = line_key(name, namespace)
+    check_line_whole(name, namespace)
     newest[#newest + 1] = namespace
     newest[#newest + 1] = call("ZREVRANGE", line .. ":index", 0, 0, "WITHSCORES")[2] or "0"
     for _, id in ipairs(call("SMEMBERS", line .. ":pins")) do pins[#pins + 1] = call("ZSCORE", line .. ":index", id) or "0" end
@@ -1230,7 +1478,10 @@ end
 -- Drop the alias of a thread that is gone, if it is still this one.
 function verbs.unalias()
   local name, expected = take(), take()
-  if absent(name)[2] == expected then call("UNLINK", base .. "alias:" .. escaped(name)) end
+  if alias_of(name) == expected then
+    call("UNLINK", base .. "alias:" .. escaped(name))
+    call("SREM", base .. "aliases", name)
+  end
   return { "done" }
 end
 
