@@ -583,6 +583,24 @@ class TestWhileTheSourceIsWritten:
         assert found is not None
         assert found.state == {"n": 1, "own": 1}
 
+    def test_a_checkpoint_whose_objects_are_swept_meanwhile_is_left_out(self, make: Make) -> None:
+        source, target = make("memory"), make("sqlite")
+        engine = CheckpointEngine(source).sync
+        ids = [engine.snapshot("t", [], {"text": [secrets.token_hex(500) for _ in range(20)]}, {}) for _ in range(3)]
+
+        def sweep() -> None:
+            deleted = run_to_end(source.store.blocking.delete("t", keys=[Key("t", "", ids[1])]))
+            for family in deleted.families:
+                run_to_end(source.store.blocking.sweep(family))
+
+        between = Between(source.store)
+        between.before("fetch", sweep)
+        everstep.copy(between, target)
+
+        assert between.is_over
+        assert seen(target.store) == seen(source.store)
+        assert [point.checkpoint_id for point in engine.list_time_travel_points("t")] == [ids[2], ids[0]]
+
     def test_a_thread_that_is_deleted_meanwhile_is_left_out(self, make: Make) -> None:
         source, target = make("memory"), make("sqlite")
         engine = CheckpointEngine(source).sync

@@ -232,6 +232,12 @@ async def test_what_is_replaced_between_its_record_and_its_objects_is_of_one_mom
     assert (await saver.get_tuple(config)).checkpoint["channel_values"]["value"] == large("other")
 
 
+async def test_what_was_replaced_is_not_shown_as_it_is_remembered(saver: FacedSaver, here: FacedSaver) -> None:
+    await here.add("c1", {"value": large("first")})
+    await saver.add("c1", {"value": large("other")})
+    assert await here.values() == {"value": large("other")}
+
+
 async def test_what_follows_a_checkpoint_that_was_replaced_is_whole(
     saver: FacedSaver, here: FacedSaver, between: Between
 ) -> None:
