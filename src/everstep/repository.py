@@ -476,7 +476,7 @@ class Repository:
             writer = tree.Writer(objects=dict(written.writer.objects))
             writer.leave_out(known)
             written = written._replace(writer=writer, base=base)
-        return encoded(*written, size_bytes_max)
+        return encoded(*written, size_bytes_max, at_hand=self.memory.contents)
 
     async def _extend(
         self,
@@ -510,7 +510,10 @@ class Repository:
             nodes[0] = writer.extended(nodes[0], messages, "messages")
             for place, value in changed.items():
                 nodes[place] = writer.value(value, _FIELDS[place])
-        return encoded(nodes, writer, Base(record.key, head.digest), size_bytes_max)
+        # Messages were added to those of the head, which were looked at when they were written.
+        sizes_before = [size if place == 0 or place not in changed else 0 for place, size in enumerate(record.sizes)]
+        base = Base(record.key, head.digest)
+        return encoded(nodes, writer, base, size_bytes_max, at_hand=self.memory.contents, sizes_before=sizes_before)
 
     async def _known(self, head: Stored | None) -> tuple[Base | None, set[bytes]]:
         """Return the head as a base, and every hash below it."""
@@ -658,11 +661,22 @@ def encoded(
     size_bytes_max: int | None = None,
     *,
     thorough: bool = False,
+    at_hand: Mapping[bytes, tree.Content] = MappingProxyType({}),
+    sizes_before: Sequence[int] = (),
 ) -> Encoded:
-    """Return written nodes ready to be committed; `thorough`: smaller, and slower."""
+    """Return written nodes ready to be committed; `thorough`: smaller, and slower.
+
+    `at_hand` are objects that were left out, as far as they are in memory, and `sizes_before` the sizes of the values
+    that these have grown from.
+    """
     total = sum(node.size for node in nodes)
     if total > tree.VALUE_BYTES_MAX:
         raise UnstorableValue("checkpoint", f"{total:,} bytes", f"the limit is {tree.VALUE_BYTES_MAX:,}")
+    if total >= tree.REPEATS_FREE:
+        new = writer.objects
+        for place, node in enumerate(nodes):
+            before = sizes_before[place] if place < len(sizes_before) else 0
+            tree.check_repeats(node, lambda key: new.get(key) or at_hand.get(key), _name_of(place, len(nodes)), before)
     children, body = b"".join(node.children for node in nodes), b"".join(node.body for node in nodes)
     added = writer.added_bytes + len(body)
     if size_bytes_max is not None and added > size_bytes_max:
@@ -670,6 +684,10 @@ def encoded(
     sizes = tuple(node.size for node in nodes)
     squeezed = squeezed_objects(writer.objects, thorough=thorough)
     return Encoded(children, body, sizes, writer.objects, squeezed, nodes, added, base)
+
+
+def _name_of(place: int, count: int) -> str:
+    return _FIELDS[place] if count == len(_FIELDS) else "checkpoint"
 
 
 def _updated(old: Any, update: dict[str, Any] | None, replace: bool) -> Any:

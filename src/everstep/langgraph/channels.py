@@ -33,6 +33,7 @@ KEPT = (SEED, WRITES)
 _TEMPLATES_MAX = 1 << 16
 _TEMPLATES_BYTES_MAX = 32 << 20
 _MANY_BYTES = 1 << 16
+_LENGTH_FREE = 1 << 16  # a conversation up to this length is read without asking how much of it is the same
 _ROOT_BYTES = 128  # a mapping up to this size stands in the root itself
 
 
@@ -353,7 +354,10 @@ class Channels:
     def conversation(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> list[Any]:
         """Return the messages of a list node, from templates: for readers of many checkpoints of one history."""
         parts: list[bytes | tree.Node] = []
-        self._collect(tree.opened(node.children, node.body).parts, objects, parts)
+        opened = tree.opened(node.children, node.body)
+        if opened.length > _LENGTH_FREE and tree.repeats(node.children, objects.get) > tree.REPEATS_MAX:
+            raise CheckpointCorrupted("a stored conversation repeats parts of itself too often")
+        self._collect(opened.parts, objects, parts, opened.length)
         known = self._templates
         found = {part: known.get(part) for part in parts if isinstance(part, bytes)}
         missing = [key for key, template in found.items() if template is None]
@@ -379,8 +383,12 @@ class Channels:
         parts: Iterable[tree.Part],
         objects: Mapping[bytes, tree.Content],
         found: list[bytes | tree.Node],
+        length: int,
     ) -> None:
-        """Add the items of a list in order: the hash of an object, or a node that stands in the list itself."""
+        """Add the items of a list in order: the hash of an object, or a node that stands in the list itself.
+
+        Not more than `length`, which is what the list says: a few groups that hold one another could be any number.
+        """
         groups = self._groups
         for level, node in parts:
             key = node.children
@@ -390,10 +398,12 @@ class Channels:
             below = groups.get(key)
             if below is None:
                 below = []
-                self._collect(tree.opened_group(level, *tree.content_of(key, objects)), objects, below)
+                self._collect(tree.opened_group(level, *tree.content_of(key, objects)), objects, below, length)
                 if len(groups) > _TEMPLATES_MAX:
                     groups.clear()
                 groups[key] = below
+            if len(found) + len(below) > length:
+                raise CheckpointCorrupted("a stored conversation is not as long as it says")
             found.extend(below)
 
     def value(self, form: Form, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:

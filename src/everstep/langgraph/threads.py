@@ -268,7 +268,17 @@ class Threads:
             for name, old in line.channels.items():
                 if old.node is not None and not old.is_list and written.get(name) is not old:
                     writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
-        values = encoded(nodes, writer, line.base if line is not None else None, thorough=True)
+        before: Mapping[str, Written] = line.channels if line is not None else {}
+        grown_from = before[LIST_CHANNEL].size if conversation is not None and LIST_CHANNEL in before else 0
+        sizes_before = (grown_from, sum([value.size for name, value in before.items() if name in others]))
+        values = encoded(
+            nodes,
+            writer,
+            line.base if line is not None else None,
+            thorough=True,
+            at_hand=self._repository.memory.contents,
+            sizes_before=sizes_before,
+        )
         return _WrittenCheckpoint(values, {**written, **others}, rest)
 
     async def put_writes(self, key: Key, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:

@@ -155,6 +155,11 @@ def length(packed: bytes) -> int:
     return _token(packed, 0)[1]
 
 
+def text_size(packed: bytes) -> int:
+    """Return how long a packed string or bytes value is, by what it says itself."""
+    return _token(packed, 0)[0]
+
+
 def payload(packed: bytes) -> bytes:
     """Return the bytes inside a packed string or bytes value."""
     first = packed[0]

@@ -27,6 +27,10 @@ _SMALL_BYTES = 1 << 16
 _OUTPUT_FREE = 1 << 20
 _RATIO_MAX = 256
 """A body may grow to 1 MiB, or to 256 times its stored size: what `squeeze` never exceeds, `expand` never allows."""
+_TOGETHER_FREE = 64 << 20
+_TOGETHER_RATIO = 1024
+_ROW_BYTES = 64  # what an object takes besides its body: its address and more
+"""Many bodies together may grow to 64 MiB and 1,024 times what is stored: many small bombs are a large one."""
 
 
 class _Contexts:
@@ -128,7 +132,7 @@ def squeeze_all(bodies: Sequence[bytes], *, thorough: bool = False) -> list[byte
             # The dictionary helps small bodies; a large one finds its own repetitions.
             small = size <= _SMALL_BYTES
             packed = compress_small(body) if small else contexts.compress(body)
-            if len(packed) >= size - size // 10 or size > max(_OUTPUT_FREE, _RATIO_MAX * len(packed)):
+            if len(packed) >= size - size // 10 or size > max(_SMALL_BYTES, _RATIO_MAX * len(packed)):
                 found.append(PLAIN + body)
             else:
                 found.append((ZSTD_DICTIONARY if small else ZSTD) + packed)
@@ -159,14 +163,20 @@ def expand(stored: bytes) -> bytes:
 def expand_all(stored: Iterable[bytes]) -> list[bytes]:
     """Return `expand` of each; a tree has a thousand small bodies, so the usual kind is done in place."""
     bodies = list[bytes]()
+    allowed = _TOGETHER_FREE
     with _contexts() as contexts:
         decompress = contexts.decompress_small
         for data in stored:
+            allowed += _TOGETHER_RATIO * (len(data) + _ROW_BYTES)
             if data[:2] in _SMALL_FRAMES:
                 try:
                     bodies.append(decompress(data[1:]))
-                    continue
+                    continue  # at most 65,791 bytes, which its own row allows
                 except zstandard.ZstdError:
                     pass  # said properly below
-            bodies.append(expand(data))
+            body = expand(data)
+            bodies.append(body)
+            allowed -= len(body)
+            if allowed < 0:
+                raise CheckpointCorrupted("stored objects claim an impossible size together")
     return bodies

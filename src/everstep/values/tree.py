@@ -10,6 +10,9 @@ An object is (hash, children, body): the hashes it refers to stand in `children`
 "next child". A store can walk and mark trees without ever opening a body. Joining gives back exactly the bytes that
 `codec.pack` makes of the whole value: that is the law the tests check.
 
+Equal parts are one object, however often they occur. So a few stored bytes can stand for a value of any size, and what
+that costs a reader is bounded: see `repeats`.
+
 Every split node says how large its value is when packed, so that a size is never more than one object away. A node is
 a function of its value and of the place it stands in (ITEM_MAX in a list, ENTRY_MAX elsewhere), and of nothing else:
 compare and merge rest on that.
@@ -18,6 +21,7 @@ compare and merge rest on that.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -40,6 +44,11 @@ _TEXT_MAX = 16384  # strings and bytes beyond this are cut by content
 _GROUP_MIN, _GROUP_MAX = 4, 32
 _GROUP_ODDS, _PAIRS_ODDS = 96, 32  # in 256: that a group ends after a part; a mapping has no open end that is rewritten
 _LEVELS_MAX = 32
+
+REPEATS_MAX = int(os.environ.get("EVERSTEP_REPEATS_MAX", 192 << 20))
+"""What a value may cost beyond its own objects because parts of it occur again; see `repeats`."""
+_GROWN_BYTES = 1 << 18
+REPEATS_FREE = 1 << 20  # bytes that occur again without anybody looking closer
 
 PACKED, REF, LIST, MAP, TEXT, BYTES, TAG, REST, GROUP, PAIRS, NODES, WHOLE, RAW = range(13)
 
@@ -457,17 +466,27 @@ class _Cursor:
 
 
 class Reader:
-    """Joins nodes back into packed bytes. `objects` holds the verified content of every object below them."""
+    """Joins nodes back into packed bytes. `objects` holds the verified content of every object below them.
+
+    The bytes may be forged. Nothing is joined beyond what the node around it claims; an object that occurs again is
+    joined once more, and copied from then on; and what occurs again is bounded by `REPEATS_MAX`. So time and memory
+    depend on what is stored.
+    """
 
     def __init__(self, objects: Mapping[bytes, Content], size_max: int = VALUE_BYTES_MAX) -> None:
         self._objects = objects
         self._left = size_max
-        self._groups_left = size_max + 64  # a group holds at least one byte: more groups than bytes are forged
+        self._seen: set[bytes] = set()
+        self._joined: dict[Any, bytes] = {}
+        self._repeated = 0
+        self._root: bytes | None = b""
+        """What to look at when much is repeated; None: that has been done."""
 
     def fields(self, children: bytes, body: bytes, count: int) -> list[list[bytes]]:
         """Return the packed parts of each of the `count` nodes that stand one after the other."""
         cursor = _Cursor(children, body)
         parts: list[list[bytes]] = [[] for _ in range(count)]
+        self._root = children
         try:
             for out in parts:
                 self._node(cursor, out)
@@ -488,6 +507,35 @@ class Reader:
             raise CheckpointCorrupted("a stored value is larger than its record says")
         out.append(data)
 
+    def _once(self, key: bytes, kind: Any, out: list[bytes], join: Callable[[list[bytes]], None]) -> None:
+        """Join an object; one that has occurred before is joined once more, and copied from then on."""
+        if key not in self._seen:
+            self._seen.add(key)
+            join(out)
+            return
+        joined = self._joined.get((key, kind))
+        if joined is not None:
+            self._emit(out, joined)
+        else:
+            parts: list[bytes] = []
+            repeated = self._repeated
+            join(parts)
+            self._repeated = repeated  # counted below, with all that is inside
+            joined = self._joined[key, kind] = b"".join(parts)
+            out.append(joined)
+        self._count_repeated(len(joined))
+
+    def _count_repeated(self, size: int) -> None:
+        self._repeated += size
+        if self._repeated > REPEATS_FREE and self._root is not None:
+            root, self._root = self._root, None
+            cost = repeats(root, self._objects.get)
+            if cost > REPEATS_MAX:
+                raise CheckpointCorrupted(
+                    f"a stored value repeats parts of itself so often that reading it costs {cost:,} more than what is "
+                    f"stored; the limit is {REPEATS_MAX:,}. If it was written on purpose, set EVERSTEP_REPEATS_MAX"
+                )
+
     def _node(self, cursor: _Cursor, out: list[bytes]) -> None:
         op = cursor.byte()
         if op == PACKED:
@@ -495,9 +543,7 @@ class Reader:
         elif op == REST:
             self._emit(out, cursor.take(len(cursor.body) - cursor.at))
         elif op in (REF, WHOLE):
-            inner = self._object(*cursor.refs(1))
-            self._node(inner, out)
-            inner.finish()
+            self._reference(cursor.refs(1)[0], out)
         elif op == TAG:
             tag, left, content = cursor.byte(), self._left, list[bytes]()
             self._node(cursor, content)
@@ -508,12 +554,21 @@ class Reader:
         else:
             raise CheckpointCorrupted(f"a stored node is of the unknown kind {op}")
 
+    def _reference(self, key: bytes, out: list[bytes]) -> None:
+        def join(parts: list[bytes]) -> None:
+            inner = self._object(key)
+            self._node(inner, parts)
+            inner.finish()
+
+        self._once(key, REF, out, join)
+
     def _split(self, op: int, cursor: _Cursor, out: list[bytes]) -> None:
         """Join the parts of a split node, which says how large they are together."""
         count = cursor.number() if op in (LIST, MAP) else 0
         size, left = cursor.number(), self._left
         if size > left:
             raise CheckpointCorrupted("a stored value is larger than its record says")
+        self._left = size  # not one byte more than it says
         if op == LIST:
             self._emit(out, codec.array_header(count))
             self._levels(cursor, out, self._group)
@@ -524,10 +579,11 @@ class Reader:
             inner: list[bytes] = []
             self._levels(cursor, inner, self._refs)
             header = {TEXT: codec.text_header, BYTES: codec.bytes_header}.get(op)
-            self._emit(out, header(left - self._left) if header else b"")
+            self._emit(out, header(size - self._left) if header else b"")
             out.extend(inner)
-        if left - self._left != size:
+        if self._left:
             raise CheckpointCorrupted("a stored value is not of the size its node says")
+        self._left = left - size
 
     def _levels(self, cursor: _Cursor, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]) -> None:
         top = cursor.number() - 1
@@ -541,19 +597,22 @@ class Reader:
     def _finished(
         self, key: bytes, level: int, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]
     ) -> None:
-        self._groups_left -= 1
-        if self._groups_left < 0:
-            raise CheckpointCorrupted("a stored list has more groups than it can fill")
-        group = self._object(key)
-        kind = group.byte()
-        if level == 1 and kind in (GROUP, PAIRS, NODES):
-            parts(group, out)
-        elif kind == NODES:
-            for child in group.refs(len(group.children) // HASH_BYTES):
-                self._finished(child, level - 1, out, parts)
-        else:
-            raise CheckpointCorrupted("a stored list is out of shape")
-        group.finish()
+        def join(joined: list[bytes]) -> None:
+            left = self._left
+            group = self._object(key)
+            kind = group.byte()
+            if level == 1 and kind in (GROUP, PAIRS, NODES):
+                parts(group, joined)
+            elif kind == NODES:
+                for child in group.refs(len(group.children) // HASH_BYTES):
+                    self._finished(child, level - 1, joined, parts)
+            else:
+                raise CheckpointCorrupted("a stored list is out of shape")
+            group.finish()
+            if self._left == left:  # no writer makes a group of nothing
+                raise CheckpointCorrupted("a stored list has an empty group")
+
+        self._once(key, (level, parts), out, join)
 
     def _group(self, cursor: _Cursor, out: list[bytes]) -> None:
         while run := cursor.number():
@@ -571,15 +630,18 @@ class Reader:
         except KeyError as exc:
             raise MissingObject(exc.args[0]) from None
         if all([body[:1] == _REST_BODY for body in bodies]):  # noqa: C419  # a list is faster here
-            self._left -= sum(map(len, bodies)) - len(bodies)
+            size = sum(map(len, bodies))
+            self._left -= size - len(bodies)
             if self._left < 0:
                 raise CheckpointCorrupted("a stored value is larger than its record says")
             out.extend([body[1:] for body in bodies])
+            fresh = set(keys) - self._seen
+            self._seen |= fresh
+            if len(fresh) < len(keys):
+                self._count_repeated(size - sum([len(objects[key][1]) for key in fresh]))
             return
         for key in keys:
-            inner = self._object(key)
-            self._node(inner, out)
-            inner.finish()
+            self._reference(key, out)
 
     def _pairs(self, cursor: _Cursor, out: list[bytes]) -> None:
         for _ in range(cursor.number()):
@@ -588,7 +650,111 @@ class Reader:
 
     def _refs(self, cursor: _Cursor, out: list[bytes]) -> None:
         for key in cursor.refs(cursor.number()):
-            self._node(self._object(key), out)
+            self._piece(key, out)
+
+    def _piece(self, key: bytes, out: list[bytes]) -> None:
+        self._once(key, RAW, out, lambda parts: self._node(self._object(key), parts))
+
+
+# -- what repetition costs ---------------------------------------------------------------------------------------------
+
+_HEAVY: tuple[tuple[int, bytes], ...] = (
+    (400, bytes((0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)))),  # tagged values: each calls a function
+    (70, bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))),  # containers
+    (57, bytes((*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))),  # texts and bytes
+    (33, bytes((0xCA, 0xCB, *range(0xCC, 0xD4)))),  # numbers
+)
+"""What it takes to build what such a byte may begin: about its bytes in memory, or as much time (4 ns each)."""
+
+
+def repeats(children: bytes, content: Callable[[bytes], Content | None]) -> int:
+    """Return what it costs to build a value beyond building each object below it once.
+
+    That is 0 for a value no part of which occurs twice, however large it is. Of an object that occurs n times, n - 1
+    count, with all that is below it. A byte counts 3, and more if it may begin something: a list of a million empty
+    lists is a megabyte when packed and 70 MB when it is built. In long texts nothing begins, and a byte counts 2.
+    Objects that are not at hand count nothing. Takes time by the number of objects, not by how often they occur.
+    """
+    totals: dict[tuple[bytes, bool], int] = {}
+    own = 0
+    pending: list[tuple[bytes, bool]] = [(key, False) for key in hashes(children)]
+    opened: dict[tuple[bytes, bool], tuple[int, list[tuple[bytes, bool]]]] = {}
+    while pending:
+        place = pending[-1]
+        if place in totals:
+            pending.pop()
+            continue
+        known = opened.get(place)
+        if known is None:
+            known = opened[place] = _weighed(content(place[0]), place[1])
+            own += known[0]
+            below = [part for part in known[1] if part not in totals]
+            if any(part in opened for part in below):
+                raise CheckpointCorrupted("a stored object holds itself")
+            pending.extend(set(below))
+            continue
+        pending.pop()
+        totals[place] = known[0] + sum([totals[part] for part in known[1]])
+    return sum([totals[key, False] for key in hashes(children)]) - own
+
+
+def check_repeats(node: Node, content: Callable[[bytes], Content | None], path: str, size_before: int = 0) -> None:
+    """Refuse to write what could not be read: a value that repeats itself more than `REPEATS_MAX` allows.
+
+    A value that has grown from `size_before` is looked at each time it passes another quarter of a megabyte. What is
+    added in between costs less than the quarter of the limit that is kept free here.
+    """
+    if node.size // _GROWN_BYTES <= size_before // _GROWN_BYTES:
+        return
+    cost = repeats(node.children, content)
+    if cost > REPEATS_MAX * 3 // 4:
+        raise UnstorableValue(
+            path,
+            f"a value of {node.size:,} bytes",
+            f"parts of it occur again and again, which would cost {cost:,} when it is read; the limit is "
+            f"{REPEATS_MAX * 3 // 4:,} (3/4 of EVERSTEP_REPEATS_MAX). Keep what is repeated once, and refer to it",
+        )
+
+
+def _weighed(content: Content | None, is_raw: bool) -> tuple[int, list[tuple[bytes, bool]]]:
+    """Return what an object costs by itself, and those it refers to, each with whether it is a piece of a text."""
+    if content is None:
+        return 0, []
+    children, body = content
+    keys = hashes(children)
+    if is_raw:
+        return 2 * len(body), [(key, True) for key in keys]
+    if body[:1] == _REST_BODY and _is_one_text(body):
+        return 2 * len(body), []
+    weight = 3 * len(body)
+    for each, kind in _HEAVY:
+        weight += each * (len(body) - len(body.translate(None, kind)))
+    raw: list[range] = []
+    if keys:
+        cursor = _Cursor(children, body)
+        try:
+            _skip_object(cursor, raw)
+        except IndexError as exc:
+            raise CheckpointCorrupted("a stored node cannot be read") from exc
+    return weight, [(key, any(place in pieces for pieces in raw)) for place, key in enumerate(keys)]
+
+
+def _is_one_text(body: bytes) -> bool:
+    """Whether a whole value is one text or bytes value, and nothing behind it."""
+    packed = body[1:]
+    if not packed or not (codec.is_text(packed) or codec.is_bytes(packed)):
+        return False
+    return codec.text_size(packed) == len(packed)
+
+
+def _skip_object(cursor: _Cursor, raw: list[range]) -> None:
+    """Step over an object, and note which of its children are pieces of texts."""
+    kind = cursor.body[0]
+    if kind in (GROUP, PAIRS):
+        cursor.byte()
+        _skip_parts(cursor, LIST if kind == GROUP else MAP, raw)
+    elif kind != NODES:
+        _skip(cursor, raw)
 
 
 def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
@@ -623,12 +789,16 @@ def entries(node: Node, objects: Mapping[bytes, Content]) -> dict[bytes, Node] |
     if body[:1] != bytes((MAP,)):
         return None
     pending, found = opened(children, body).parts[::-1], dict[bytes, Node]()
+    groups = set[bytes]()
     while pending:
         level, part = pending.pop()
         if level == 0:
             key, value = pair(part)
             found[key] = value
         else:
+            if part.children in groups:  # no key of a mapping occurs twice, so no group does
+                raise CheckpointCorrupted("a stored mapping has the same keys twice")
+            groups.add(part.children)
             pending.extend(opened_group(level, *content_of(part.children, objects))[::-1])
     return found
 
@@ -659,8 +829,8 @@ def reachable(children: bytes, children_of: Callable[[bytes], bytes | None]) -> 
     return found, unknown
 
 
-def _skip(cursor: _Cursor) -> None:
-    """Step over one node."""
+def _skip(cursor: _Cursor, raw: list[range] | None = None) -> None:
+    """Step over one node; note in `raw` which children are pieces of texts."""
     op = cursor.byte()
     if op == PACKED:
         cursor.take(cursor.number())
@@ -669,31 +839,41 @@ def _skip(cursor: _Cursor) -> None:
     elif op in (LIST, MAP):
         cursor.number()
         cursor.number()
-        _skip_levels(cursor, op)
+        _skip_levels(cursor, op, raw)
     elif op in (TEXT, BYTES, RAW):
+        start = cursor.child
         cursor.number()
-        _skip_levels(cursor, op)
+        _skip_levels(cursor, op, raw)
+        if raw is not None:
+            raw.append(range(start // HASH_BYTES, cursor.child // HASH_BYTES))
     elif op == TAG:
         cursor.byte()
-        _skip(cursor)
+        _skip(cursor, raw)
     else:
         raise CheckpointCorrupted(f"a stored node is of the unknown kind {op}")
 
 
-def _skip_levels(cursor: _Cursor, op: int) -> None:
-    for _ in range(cursor.number() - 1):
+def _skip_levels(cursor: _Cursor, op: int, raw: list[range] | None = None) -> None:
+    height = cursor.number()
+    if height > _LEVELS_MAX:
+        raise CheckpointCorrupted("a stored list has an impossible height")
+    for _ in range(height - 1):
         cursor.refs(cursor.number())
+    _skip_parts(cursor, op, raw)
+
+
+def _skip_parts(cursor: _Cursor, op: int, raw: list[range] | None) -> None:
     if op == LIST:
         while run := cursor.number():
             if run & 1:
                 for _ in range(run >> 1):
-                    _skip(cursor)
+                    _skip(cursor, raw)
             else:
                 cursor.refs(run >> 1)
     elif op == MAP:
         for _ in range(cursor.number()):
             cursor.take(cursor.number())
-            _skip(cursor)
+            _skip(cursor, raw)
     else:
         cursor.refs(cursor.number())
 

@@ -28,6 +28,8 @@ Need: TypeAlias = Generator[Collection[bytes], Mapping[bytes, Content], R]
 
 _LCS_CELLS_MAX = 4096  # small stretches without unique parts are matched exactly; larger ones are left unmatched
 _SMALL_VALUES_MAX = 1 << 20
+_PARTS_FREE = 1 << 14  # parts of a list that are looked at though few objects hold them: about a second
+_PARTS_PER_OBJECT = 64  # no group holds more
 _ROUNDS_MAX = 16  # how often a stretch is cut at unique parts: bounds the work on hostile sequences
 
 
@@ -106,6 +108,7 @@ class Walker:
         self._codec = reader or codec.DEFAULT
         self.writer = tree.Writer(objects=self.objects, packer=self._codec)
         self._answer: Mapping[bytes, Content] = {}
+        self._lengths: dict[bytes, int] = {}
         self._size_max = sum([sum(root.sizes) for root in roots]) or tree.VALUE_BYTES_MAX
 
     # -- nodes
@@ -248,7 +251,13 @@ class Walker:
                 opened.extend(self.group(part))
         if len(opened) > length:  # a group holds at least one item: more groups than items are forged
             raise CheckpointCorrupted("a stored list has more groups than it can fill")
+        self._check_parts(len(opened))
         return opened
+
+    def _check_parts(self, count: int) -> None:
+        """Refuse a list of which a few objects make more parts than there is memory for."""
+        if count > _PARTS_FREE + _PARTS_PER_OBJECT * len(self.objects):
+            raise CheckpointCorrupted("a stored list repeats parts of itself too often to be looked into")
 
     def _check(self, found: tree.Parts) -> None:
         if not found.length <= found.size <= self._size_max:
@@ -301,12 +310,19 @@ class Walker:
         return {place: indexes[place] for place in places}
 
     def _length(self, part: Part) -> Need[int]:
-        """Return how many items are in a group."""
-        yield from self.want([part.node.children])
-        inside = self.group(part)
-        if part.level == 1:
-            return len(inside)
-        return sum((yield from together([self._length(below) for below in inside])))
+        """Return how many items are in a group; of one that occurs again, without looking again."""
+        key = part.node.children
+        if key not in self._lengths:
+            yield from self.want([key])
+            inside = self.group(part)
+            if part.level > 1:
+                once = {below.node.children: below for below in inside}
+                counts = yield from together([self._length(below) for below in once.values()])
+                lengths = dict(zip(once, counts, strict=True))
+                self._lengths[key] = sum([lengths[below.node.children] for below in inside])
+            else:
+                self._lengths[key] = len(inside)
+        return self._lengths[key]
 
     def list_node(self, parts: list[Part], length: int, size: int) -> Need[Node]:
         """Write a list of parts, groups among them, as `tree.Writer` would write it from its items.
@@ -315,9 +331,11 @@ class Walker:
         is taken as it is; any other is opened.
         """
         levels = tree.Levels(self.writer, [[]], [[]], tree.GROUP)
-        pending, ahead = parts[::-1], 1
+        pending, ahead, count = parts[::-1], 1, 0
         while pending:
             part = pending.pop()
+            count += 1
+            self._check_parts(count)
             if levels.takes(part.level):
                 levels.add_part(part.node, part.level)
                 continue

@@ -1,0 +1,208 @@
+"""Rows that are small when stored and huge when they are read, for `test_bombs`. Also what reads them, in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from everstep import CheckpointEngine, EverstepError
+from everstep.backends import StoreBackend
+from everstep.langgraph import HarnessCheckpointer
+from everstep.langgraph.channels import CHAT
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import ANY, Change, Draft, Key, Object, Record
+from everstep.values import codec, compress, tree
+
+NUMBER = tree._number
+
+
+class Forge:
+    """Objects with the right addresses and any content."""
+
+    def __init__(self) -> None:
+        self.objects: dict[bytes, tree.Content] = {}
+
+    def add(self, children: bytes, body: bytes) -> bytes:
+        key = tree.address(children, body)
+        self.objects[key] = children, body
+        return key
+
+    def leaf(self, packed: bytes) -> bytes:
+        return self.add(b"", bytes((tree.REST,)) + packed)
+
+    def groups(self, first: bytes, levels: int, wide: int = 16) -> bytes:
+        """Return a group of groups, each of which holds the one below many times."""
+        key = self.add(first * wide, bytes((tree.GROUP,)) + NUMBER(wide * 2) + b"\x00")
+        for _ in range(levels - 1):
+            key = self.add(key * wide, bytes((tree.NODES,)))
+        return key
+
+    def list_of(self, key: bytes, levels: int, count: int, item_size: int) -> tree.Node:
+        """Return a list node above a group, with the right claims: it is joined without complaint."""
+        size = len(codec.array_header(count)) + count * item_size
+        body = bytes((tree.LIST,)) + NUMBER(count) + NUMBER(size) + NUMBER(levels + 1) + b"\x01" + b"\x00" * levels
+        return tree.Node(key, body, size)
+
+
+def repeated(packed: bytes, levels: int) -> tuple[tree.Node, Forge]:
+    """Return a list of 16 ** levels equal items."""
+    forge = Forge()
+    key = forge.groups(forge.leaf(packed), levels)
+    return forge.list_of(key, levels, 16**levels, len(packed)), forge
+
+
+def nested_lists(levels: int) -> tuple[tree.Node, Forge]:
+    """Return lists of lists: each holds the one below 16 times."""
+    forge = Forge()
+    key, size = forge.leaf(codec.pack("x" * 100)), 102
+    node = tree.Node(key, tree.REF_BODY, size)
+    for _ in range(levels):
+        size = 3 + 16 * size
+        node = tree.Node(key, bytes((tree.LIST, 16)) + NUMBER(size) + b"\x01" + NUMBER(32) + b"\x00", size)
+        key = forge.add(node.children, node.body)
+    return node, forge
+
+
+def empty_groups(levels: int) -> tuple[tree.Node, Forge]:
+    """Return a list whose groups hold nothing, many times over."""
+    forge = Forge()
+    key = forge.add(b"", bytes((tree.GROUP, 0)))
+    for _ in range(levels - 1):
+        key = forge.add(key * 30, bytes((tree.NODES,)))
+    body = bytes((tree.LIST, 0)) + NUMBER(1 << 20) + NUMBER(levels + 1) + b"\x01" + b"\x00" * levels
+    return tree.Node(key, body, 1 << 20), forge
+
+
+def long_text(levels: int) -> tuple[tree.Node, Forge]:
+    """Return a text whose pieces are the same one."""
+    forge = Forge()
+    key = forge.add(forge.leaf(b"x" * 30_000) * 16, bytes((tree.NODES, 16)))
+    for _ in range(levels - 1):
+        key = forge.add(key * 16, bytes((tree.NODES,)))
+    size = 30_000 * 16**levels + 5
+    body = bytes((tree.TEXT,)) + NUMBER(size) + NUMBER(levels + 1) + b"\x01" + b"\x00" * levels
+    return tree.Node(key, body, size), forge
+
+
+def nested_maps(levels: int) -> tuple[tree.Node, Forge]:
+    """Return mappings of mappings: each has the one below under 16 keys."""
+    forge = Forge()
+    node = tree.Node(forge.leaf(codec.pack("x" * 100)), tree.REF_BODY, 102)
+    for _ in range(levels):
+        keys = [codec.pack(f"k{n:02}") for n in range(16)]
+        parts = b"".join([NUMBER(len(key)) + key + tree.REF_BODY for key in keys])
+        size = 3 + 16 * (4 + node.size)
+        below = node.children if node.body == tree.REF_BODY else forge.add(node.children, node.body)
+        node = tree.Node(below * 16, bytes((tree.MAP, 16)) + NUMBER(size) + b"\x01\x10" + parts, size)
+    return node, forge
+
+
+def small_claim(levels: int) -> tuple[tree.Node, Forge]:
+    """Return a list that claims less than it holds."""
+    node, forge = repeated(codec.pack("x" * 100), levels)
+    body = bytes((tree.LIST,)) + NUMBER(16**levels) + NUMBER(900_000) + node.body[-levels - 2 :]
+    return tree.Node(node.children, body, 900_000), forge
+
+
+BOMBS: dict[str, Callable[[int], tuple[tree.Node, Forge]]] = {
+    "texts": lambda levels: repeated(codec.pack("x" * 100), levels),
+    "empty lists": lambda levels: repeated(b"\x90", levels),
+    "empty dicts": lambda levels: repeated(b"\x80", levels),
+    "numbers": lambda levels: repeated(b"\x01", levels),
+    "lists of lists": lambda levels: repeated(codec.pack([[], {}, [[]]] * 200), levels),
+    "tuples": lambda levels: repeated(codec.pack(((), (), (()))), levels),
+    "nested lists": nested_lists,
+    "nested maps": nested_maps,
+    "empty groups": empty_groups,
+    "long text": long_text,
+    "small claim": small_claim,
+}
+
+
+def squeezed(objects: dict[bytes, tree.Content]) -> list[Object]:
+    """Return objects as small as a forger can make them."""
+    import zstandard
+
+    found = []
+    for key, (children, body) in objects.items():
+        packed = zstandard.ZstdCompressor(level=19).compress(body)
+        found.append(Object(key, children, b"\x01" + packed if len(body) > 60_000 else b"\x00" + body))
+    return found
+
+
+async def store_bomb(store: Any, checkpoint_id: str, node: tree.Node, forge: Forge, kind: str = "") -> None:
+    """Store a checkpoint whose messages are the bomb."""
+    rest = tree.EMPTY_MAP
+    if kind == "langgraph":
+        envelope = {"v": 4, "channel_versions": {}, "versions_seen": {}, "forms": {"messages": CHAT}}
+        rest = tree.inline(codec.pack(compress.squeeze_fast(codec.pack(envelope))))
+    record = Record(
+        key=Key("t", "", checkpoint_id),
+        step=1,
+        parents=(),
+        created_at="2026-01-01T00:00:00.000000+00:00",
+        children=node.children,
+        body=node.body + tree.EMPTY_MAP.body + rest.body,
+        sizes=(node.size, tree.EMPTY_MAP.size, rest.size),
+        kind=kind,
+    )
+    draft = Draft(record, squeezed(forge.objects))
+    await store.commit(Change("t", "", ANY, build=lambda _: draft))
+
+
+def readings(kind: str) -> dict[str, Callable[[], Any]]:
+    """Return what is done with two checkpoints, c1 and c2."""
+    engine = CheckpointEngine(StoreBackend(STORE)).sync
+    found: dict[str, Callable[[], Any]] = {
+        "get": lambda: engine.get("c1"),
+        "latest": lambda: engine.get_latest("t"),
+        "diff": lambda: engine.diff("c1", "c2"),
+    }
+    if not kind:
+        found["append"] = lambda: engine.append("t", [{"role": "user", "content": "x"}], {"a": 1})
+        return found
+    saver = HarnessCheckpointer(backend=STORE)
+    config = {"configurable": {"thread_id": "t"}}
+    found["get_tuple"] = lambda: saver.get_tuple(config)
+    found["list"] = lambda: list(saver.list(config))
+    return found
+
+
+STORE = MemoryStore()
+
+
+def main(kind: str, memory_bytes: int) -> None:
+    """Read every bomb in several sizes, and print what came of it."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    for bomb in BOMBS:
+        explode(bomb, kind)
+
+
+def explode(bomb: str, kind: str) -> None:
+    """Read a bomb; print its name, its size, what was done and the outcome, for people with seconds and megabytes."""
+    for levels in (2, 5, 6):
+        node, forge = BOMBS[bomb](levels)
+        if node.size > tree.VALUE_BYTES_MAX or 16**levels >= 1 << 32:
+            break
+        other, more = BOMBS[bomb](max(levels - 1, 1))
+        for name, bombed, objects in (("c1", node, forge), ("c2", other, more)):
+            asyncio.run(store_bomb(STORE, name, bombed, objects, kind))
+        for way, read in readings(kind).items():
+            before = time.monotonic()
+            try:
+                read()
+                outcome = "read"
+            except EverstepError as error:
+                outcome = type(error).__name__
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            seconds = f"{time.monotonic() - before:.2f}"
+            print(bomb, levels, way, outcome, seconds, peak, sep="\t", flush=True)
+        asyncio.run(STORE.delete("t"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
