@@ -82,7 +82,11 @@ _GROWTH = 32  # of a page in which too little matched
 _SPARED = """(c.pinned OR c.branches > 0
              OR EXISTS (SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND l.head = c.seq))"""
 # A stretch that hides checkpoints of the line is lost.
-_TORN = "(l.stretches <> {stretches}(l.family, l.id))"
+_TORN = """(l.stretches <> {stretches}(l.family, l.id) OR l.stretches > 0
+            AND NOT EXISTS (SELECT 1 FROM {covers} v WHERE v.family = l.family AND v.line = l.id)
+            AND EXISTS (SELECT 1 FROM {hidden} h JOIN {checkpoints} x ON x.family = h.family AND x.line = h.line
+                        AND x.seq > h.after AND x.seq <= h.upto
+                        WHERE h.family = l.family AND h.line = l.id AND h.writes_of IS NULL))"""
 # Within a run order of arrival is ancestry: unless the head was moved, nothing of its run comes after it. (Not so
 # in the middle of a copy, which brings checkpoints first and heads last.)
 _STALE = "(NOT l.turned AND NOT l.incoming AND {is_followed}(l.family, l.id, l.head, c.run))"
@@ -633,17 +637,19 @@ class Rows:
         threads, namespaces, names = ([name.encode() for name in part] for part in zip(*asked, strict=True))
         places: dict[int, list[Any]] = {}
         for row in self._all(
-            _LOAD_MANY.replace("{torn}", _TORN)
+            _LOAD_MANY.replace("{torn}", "(l.stretches > 0)")
             + " UNION ALL ".join([_LOAD_CHECKPOINT, *([_LOAD_WRITES] if writes else [])]),
             {"t": threads, "n": namespaces, "c": names},
         ):
             places.setdefault(row[1], []).append(row)
         found = {}
+        hiding: set[tuple[int, int]] = set()
         for place, rows in places.items():
             key = asked[place - 1]
             if rows[0][9] & _IS_TORN:
-                raise _damaged(_LOST_STRETCH, key.thread_id)
+                hiding.add((rows[0][7], rows[0][8]))
             found[key] = _loaded(key.thread_id, key.namespace, rows)[0]
+        self._check_stretches(hiding)
         for thread_id, namespace in dict.fromkeys(key[:2] for key in asked if key not in found):
             self.check_whole(thread_id, namespace, stored_max=_STORED_COUNTED_MAX)
         return [found[key] for key in keys if key in found]
@@ -707,13 +713,24 @@ class Rows:
                              ORDER BY {order} LIMIT %(end)s) c
                          WHERE {lines}"""
         rows = self._all(
-            f"SELECT {_LISTED}, {_TORN} {source} ORDER BY {order} LIMIT %(limit)s OFFSET %(offset)s",
+            f"SELECT {_LISTED}, l.id, l.stretches {source} ORDER BY {order} LIMIT %(limit)s OFFSET %(offset)s",
             {**bound, "limit": limit, "offset": offset},
         )
-        for *row, is_torn in rows:
-            if is_torn:
-                raise _damaged(_LOST_STRETCH, row[9].decode())
-        return [_listed(row[:-1]) for row in rows]
+        self._check_stretches({(row[11], row[12]) for row in rows if row[13]})
+        return [_listed(row[:12]) for row in rows]
+
+    def _check_stretches(self, lines: Collection[tuple[int, int]]) -> None:
+        """Raise CheckpointCorrupted if a line has lost some of what it hides. Once per page, not per row."""
+        if not lines:
+            return
+        torn = self._one(
+            f"""SELECT l.family, l.thread FROM unnest(%s::bigint[], %s::bigint[]) AS u (family, line)
+                JOIN {{lines}} l ON l.family = u.family AND l.id = u.line
+                WHERE {_TORN} LIMIT 1""",
+            ([family for family, _ in lines], [line for _, line in lines]),
+        )
+        if torn is not None:
+            raise _damaged(_LOST_STRETCH, self._name_of(*torn))
 
     def count(self, query: Query) -> int:
         if query.filter or query.offset or query.limit is not None:
@@ -1390,7 +1407,7 @@ _CHECK_WHOLE = f"""
            t.lines, (SELECT count(*) FROM (SELECT 1 FROM {{lines}} x WHERE x.family = n.family AND x.thread = n.thread
                                            LIMIT %(lines)s) x) AS lines_found, %(lines)s::bigint,
            t.operations, (SELECT count(*) FROM {{operations}} o WHERE o.family = n.family AND o.thread = n.thread),
-           l.stretches, (SELECT count(*) FROM {{hidden}} h WHERE h.family = l.family AND h.line = l.id),
+           {_TORN},
            l.runs, (SELECT count(*) FROM {{runs}} r WHERE r.family = l.family AND r.line = l.id),
            l.stored, (SELECT count(*) FROM {{checkpoints}} s WHERE s.family = l.family AND s.line = l.id
                       AND l.stored <= %(stored)s), %(stored)s::bigint
@@ -1408,7 +1425,7 @@ def _damage_of(row: Sequence[Any]) -> str:
     """Return what is wrong according to a row of `_CHECK_WHOLE`; "": nothing."""
     (
         family, named, thread, kept, line, head, head_found, is_stale, lines, lines_found, lines_max, operations,
-        operations_found, stretches, stretches_found, runs, runs_found, stored, stored_found, stored_max,
+        operations_found, is_torn, runs, runs_found, stored, stored_found, stored_max,
     ) = row  # fmt: skip
     if family is None:
         return "its name is missing" if named is not None else ""
@@ -1426,7 +1443,7 @@ def _damage_of(row: Sequence[Any]) -> str:
         return "its head points to a checkpoint that is missing"
     if is_stale:
         return _STALE_HEAD
-    if stretches != stretches_found:
+    if is_torn:
         return _LOST_STRETCH
     if runs != runs_found:
         return "what a run follows is missing"
