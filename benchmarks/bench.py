@@ -21,7 +21,7 @@ from typing import Any
 import apsw
 
 import everstep
-from benchmarks import on_langgraph, on_servers
+from benchmarks import after_many, on_langgraph, on_servers
 from benchmarks.common import KEEP_ALL, RNG, durable, files_bytes, message, paired, ratio, report, words
 from everstep.faces import run_to_end
 from everstep.stores.protocol import Query
@@ -339,7 +339,7 @@ def drawing(_: Path) -> None:
 
 ALL: Iterable[Callable[[Path], None]] = (
     bytes_stored, bytes_per_step, durable_rate, many_tasks, append_cost, snapshot_cpu, loading, listing, importing,
-    going_back, touching, retention, drawing, on_servers.postgres, on_servers.valkey,
+    going_back, touching, retention, after_many.after_many, drawing, on_servers.postgres, on_servers.valkey,
     on_langgraph.langgraph, on_langgraph.langgraph_tasks, on_langgraph.langgraph_branch, on_langgraph.langgraph_import,
 )  # fmt: skip
 

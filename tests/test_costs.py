@@ -15,6 +15,7 @@ import pytest
 import everstep
 from everstep import SnapshotConfig, history
 from everstep.ancestry import Ancestry
+from everstep.faces import run_to_end
 from everstep.stores.covers import Covers
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Hidden, Key, Place
@@ -178,6 +179,42 @@ def test_covers_are_the_union_of_stretches(seed: int) -> None:
             for h in stretches
         )
         assert covers.hide(namespace, seq, run) is expected
+
+
+# -- collections -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [KEEP_ALL, SnapshotConfig(gc_param=10)], ids=["keep_all", "keep_last_n"])
+def test_a_collection_with_nothing_to_do_takes_one_look(config: SnapshotConfig) -> None:
+    store = Counting(MemoryStore())
+    engine = everstep.CheckpointEngine(everstep.StoreBackend(store), config).sync
+    for n in range(40):
+        for _ in range(10):
+            engine.append(f"t{n}", HELLO)
+    engine.collect()
+    store.calls = 0
+    report = engine.collect()
+    assert (report.threads, report.checkpoints, report.objects) == (40, 0, 0)
+    assert store.calls == 1
+    engine.append("t7", HELLO)  # under KEEP_LAST_N the oldest one goes with it
+    store.calls = 0
+    engine.collect()
+    assert store.calls <= 8
+
+
+def test_what_was_deleted_is_collected_though_everything_was_swept() -> None:
+    engine = everstep.open("memory://", KEEP_ALL).sync
+    for n in range(3):
+        engine.append("t", [{"role": "user", "content": f"{n} " * 300}])
+    engine.collect()
+    store: Any = engine.checkpointer._driven.store
+    run_to_end(
+        store.delete("t", keys=[Key("t", "", point.checkpoint_id) for point in engine.list_time_travel_points("t")[1:]])
+    )
+    run_to_end(store.delete("t", keys=[Key("t", "", engine.list_time_travel_points("t")[0].checkpoint_id)]))
+    engine.append("t", HELLO)
+    engine.collect()
+    assert engine.collect().objects == 0
 
 
 # -- ancestry ----------------------------------------------------------------------------------------------------------

@@ -706,6 +706,8 @@ def take_back_to_schema_1(own: OwnPostgres, schema: str) -> None:
         f"DROP INDEX {tables}threads_name_idx, {tables}runs_family_line_idx",
         f"DROP TABLE {tables}gone, {tables}covers",
         f"DROP FUNCTION {tables}cover, {tables}uncover, {tables}uncover_all, {tables}cover_rest CASCADE",
+        f"DROP FUNCTION {tables}unswept CASCADE",
+        f"ALTER TABLE {tables}families DROP swept",
         f"DROP FUNCTION {tables}packed, {tables}is_followed, {tables}stretches",
     )
 

@@ -20,7 +20,7 @@ from everstep import forks
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.recent import Line, Recent
 from everstep.retention import Grid, Item, grid_of, is_older, let_go
-from everstep.stores.protocol import Erasing, Key, Query, Store, Stored, Thread
+from everstep.stores.protocol import Erasing, Key, Outline, Query, Store, Stored, Thread
 from everstep.types import GCReport
 
 logger = logging.getLogger("everstep")
@@ -272,9 +272,18 @@ class Keeper:
         """
         report = GCReport(dry_run=dry_run)
         families: dict[str, list[Key]] = {}
-        async for thread in _threads(store, thread_id):
+        async for outline, name in _outlines(store, thread_id):
+            if outline is not None and self._is_settled(outline, scope):
+                report.threads += 1
+                if not outline.is_swept:
+                    families.setdefault(outline.family, [])
+                continue
+            thread = await store.thread(name)
+            if thread is None:
+                continue
             gone = await self._gone(store, thread, report, scope)
-            families.setdefault(thread.family, []).extend(gone.keys + gone.heads)
+            if gone.keys or gone.heads or outline is None or not outline.is_swept:
+                families.setdefault(thread.family, []).extend(gone.keys + gone.heads)
             report.threads += 1
             report.checkpoints += (
                 await self._delete(store, thread, gone) if not dry_run else len(gone.keys + gone.heads)
@@ -290,6 +299,14 @@ class Keeper:
         if isinstance(store, Erasing) and not dry_run:
             await store.erase_deleted()
         return report
+
+    def _is_settled(self, outline: Outline, scope: Scope | None) -> bool:
+        """Whether the policy can take nothing of a thread, nor of its log, as things are."""
+        if scope is not None or outline.has_log:
+            return False
+        if self._policy is CheckpointGC.KEEP_LAST_N:
+            return outline.most <= int(self._param)
+        return self._policy is CheckpointGC.KEEP_ALL
 
     async def _delete(self, store: Store, thread: Thread, gone: _Gone) -> int:
         """Delete what is to go of a thread and return how many checkpoints went."""
@@ -361,19 +378,18 @@ def _is_head(key: Key, thread: Thread) -> bool:
     return head is not None and head[0] == key.checkpoint_id
 
 
-async def _threads(store: Store, thread_id: str | None) -> AsyncIterator[Thread]:
+async def _outlines(store: Store, thread_id: str | None) -> AsyncIterator[tuple[Outline | None, str]]:
+    """Yield a thread that is asked for by name, or all there are with what is known about them at a glance."""
     if thread_id is not None:
-        names = [thread_id]
-    else:
-        names, page = [], 500
-        while page == 500:
-            listed = await store.list_threads(500, len(names), headless=True)
-            names += [stored.record.key.thread_id for stored in listed]
-            page = len(listed)
-    for name in names:
-        thread = await store.thread(name)
-        if thread is not None:
-            yield thread
+        yield None, thread_id
+        return
+    every: list[Outline] = []
+    position: int | None = 0
+    while position is not None:
+        page, position = await store.outlines(position)
+        every += page
+    for outline in every:
+        yield outline, outline.thread_id
 
 
 async def _stale_operations(store: Store, thread_id: str) -> list[int]:

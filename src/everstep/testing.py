@@ -1156,6 +1156,57 @@ class StoreContract:
             del left[name]
         assert await store.count(Query(thread_id="t")) == 8
 
+    async def test_threads_are_outlined_for_collections(self, store: Store) -> None:
+        assert await store.outlines() == ([], None)
+        one = make_object(b"one")
+        stored = await store.commit(put(make_record("c-1", roots=[one]), one))
+        assert stored is not None
+        await store.commit(follow("t", "c"))
+        await store.put_writes(Key("waiting", "", "c"), [Write("task", 0, "ch", b"", b"w", 1)], [])
+        await store.commit(put(make_record("x", "other"), log=Operation("x", {})))
+        found, position = await store.outlines()
+        assert position is None
+        known = {outline.thread_id: outline for outline in found}
+        assert known.keys() == {"t", "other"}, "a thread without checkpoints is none of retention's business"
+        assert (known["t"].family, known["t"].most, known["t"].has_log) == (stored.family, 2, False)
+        assert (known["other"].most, known["other"].has_log) == (1, True)
+
+    async def test_a_family_is_swept_until_something_goes(self, store: Store) -> None:
+        one, two = make_object(b"one"), make_object(b"two")
+
+        async def is_swept() -> bool:
+            found, _ = await store.outlines()
+            return next(outline.is_swept for outline in found if outline.thread_id == "t")
+
+        stored = await store.commit(put(make_record("c-1", roots=[one]), one))
+        assert stored is not None
+        assert not await is_swept()
+        await store.sweep(stored.family, pretend=[])
+        assert not await is_swept()
+        await store.sweep(stored.family)
+        assert await is_swept()
+        await store.commit(follow("t", "c"))
+        await store.commit(follow("t", "c"))
+        key = Key("t", "", "c-3")
+        changes: list[Callable[[], Awaitable[Any]]] = [
+            lambda: store.delete("t", keys=[Key("t", "", "c-2")]),
+            lambda: store.commit(put(make_record("c-1", roots=[two]), two, head="never")),
+            lambda: store.put_writes(key, [Write("task", -1, "ch", one.hash, b"w", 1)], [one]),
+            lambda: store.put_writes(key, [Write("task", -1, "ch", two.hash, b"w", 1)], [two]),
+            lambda: store.delete("t", keys=[key]),
+        ]
+        for n, change in enumerate(changes):
+            await store.sweep(stored.family)
+            assert await is_swept()
+            await change()
+            # A write that takes the place of none leaves nothing behind; a store may be careful all the same.
+            assert n == 2 or not await is_swept(), n
+        await store.commit(put(make_record("b", "branch", step=0), origin=Key("t", "", "c-1")))
+        await store.sweep(stored.family)
+        assert await is_swept()
+        await store.delete("branch")
+        assert not await is_swept()
+
     async def test_the_newest_of_a_thread_and_its_branches(self, store: Store) -> None:
         assert await store.newest("t", 10) is None
         origins = [await store.commit(follow("t", "c")) for _ in range(3)]

@@ -16,6 +16,7 @@ from everstep.stores.protocol import (
     Newest,
     Object,
     Operation,
+    Outline,
     Part,
     Place,
     Query,
@@ -110,6 +111,10 @@ class Inside:
         self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
     ) -> Newest | None:
         found: Newest | None = self._rows.newest(thread_id, limit, branches, without)
+        return found
+
+    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:
+        found: tuple[list[Outline], int | None] = self._rows.outlines(position)
         return found
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:

@@ -31,6 +31,7 @@ from everstep.stores.protocol import (
     Newest,
     Object,
     Operation,
+    Outline,
     Part,
     Place,
     Query,
@@ -125,6 +126,7 @@ class MemoryStore:
         self._began: Counter[int] = Counter()
         self._runs: dict[str, dict[int, tuple[Place, ...]]] = {}
         self._doomed: dict[str, int] = {}
+        self._swept: set[str] = set()
         self._live: dict[str, int] = {}
         self._seq = 0
         self._identity = secrets.token_bytes(16)
@@ -321,6 +323,16 @@ class MemoryStore:
         rows = (row for line in thread.lines.values() for row in line.rows.values())
         return frozenset(row.seq for row in rows if row.pinned or row.seq in self._began)
 
+    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:  # noqa: ARG002  # all at once
+        with self._open():
+            found = []
+            for name, thread in self._threads.items():
+                most = max((len(line.rows) for line in thread.lines.values()), default=0)
+                if most:
+                    is_swept = thread.family in self._swept
+                    found.append(Outline(name, thread.family, most, bool(thread.operations), is_swept))
+            return found, None
+
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         with self._open():
             thread = self._threads.get(thread_id)
@@ -359,6 +371,7 @@ class MemoryStore:
                 for obj in doomed:
                     del objects[obj.hash]
                 self._doomed.pop(family, None)
+                self._swept.add(family)
                 self._live[family] = sum(len(obj.children) + len(obj.body) for obj in objects.values())
             return Swept(len(doomed), size)
 
@@ -488,6 +501,7 @@ class MemoryStore:
     def join(self, thread_id: str, family: str | None) -> str:
         if thread_id not in self._threads:
             self._threads[thread_id] = _Thread(family or f"f{self._next()}")
+        self._swept.discard(self._threads[thread_id].family)
         return self._threads[thread_id].family
 
     def checkpoint(self, key: Key) -> Stored | None:
@@ -526,6 +540,7 @@ class MemoryStore:
         self._runs.setdefault(line.family, {})[run] = tuple(follows)
 
     def replace(self, line: Line, old: Stored, packed: Packed) -> Stored:
+        self._swept.discard(line.family)
         return self._put(line, packed, old.seq, old.run, old.added_bytes, old.pinned)
 
     def _put(self, line: Line, packed: Packed, seq: int, run: int, added_bytes: int, pinned: bool) -> Stored:
@@ -561,6 +576,7 @@ class MemoryStore:
             self._began[began] += 1
 
     def set_common(self, thread_id: str, other: str, common: Common) -> None:
+        self._swept.discard(self._threads[thread_id].family)
         for one, two in ((thread_id, other), (other, thread_id)):
             held = self._threads[one].commons.get(two, [])
             kept = [*(each for each in held if each.place.seq != common.place.seq), common]
@@ -597,6 +613,8 @@ class MemoryStore:
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
         writes = line.ref.writes.setdefault(checkpoint_id, {})
         place = write.task_id, write.idx
+        if place in writes:
+            self._swept.discard(line.family)
         if write.idx < 0 or place not in writes:
             writes[place] = write._replace(seq=self._next())
 
@@ -604,6 +622,7 @@ class MemoryStore:
         return list(line.ref.writes.get(checkpoint_id, {}).values())
 
     def move_write(self, line: Line, checkpoint_id: str, write: Write, idx: int) -> None:
+        self._swept.discard(line.family)
         writes = line.ref.writes[checkpoint_id]
         del writes[write.task_id, write.idx]
         writes[write.task_id, idx] = write._replace(idx=idx)
@@ -640,11 +659,13 @@ class MemoryStore:
             del line.ref.rows[each.checkpoint_id], line.ref.names[each.seq]
         freed = sum(each.added_bytes for each in gone)
         self._doomed[line.family] = self._doomed.get(line.family, 0) + freed
+        self._swept.discard(line.family)
 
     def written(self, line: Line) -> list[str]:
         return list(line.ref.writes)
 
     def discard_writes(self, line: Line, ids: Collection[str]) -> None:
+        self._swept.discard(line.family)
         for name in ids:
             line.ref.writes.pop(name, None)
 
@@ -677,7 +698,9 @@ class MemoryStore:
             self._threads[thread_id].operations.pop(seq, None)
 
     def drop_thread(self, thread_id: str) -> None:
-        began = self._threads.pop(thread_id).began
+        dropped = self._threads.pop(thread_id)
+        self._swept.discard(dropped.family)  # states in common with others go
+        began = dropped.began
         if began is not None:
             self._began -= Counter([began])
         for other in self._threads.values():

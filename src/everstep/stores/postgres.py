@@ -41,6 +41,7 @@ from everstep.stores.protocol import (
     Newest,
     Object,
     Operation,
+    Outline,
     Part,
     Place,
     Query,
@@ -78,7 +79,7 @@ except ImportError as exc:
     raise MissingDependency("psycopg", "postgres") from exc
 
 T = TypeVar("T")
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {
@@ -215,6 +216,9 @@ class PostgresStore:
         self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
     ) -> Newest | None:
         return await self._about(thread_id, lambda rows: rows.newest(thread_id, limit, branches, without), is_view=True)
+
+    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:
+        return await self._read(lambda rows: rows.outlines(position))
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         return await self._about(thread_id, lambda rows: rows.operations(thread_id, limit))

@@ -113,6 +113,8 @@ class AdoptingRows(Rows):
         if number not in self._guarded:
             self._guarded.add(number)
             self._do("SELECT {alone}(%s)", (number,))
+            # What comes from another store brings objects before there is anybody who needs them.
+            self._do("UPDATE {families} SET swept = 0 WHERE id = %s AND swept > 0", (number,))
         return str(number)
 
     def reserve(self, family: str, count: int) -> int:

@@ -34,6 +34,7 @@ from everstep.stores.protocol import (
     Newest,
     Object,
     Operation,
+    Outline,
     Place,
     Query,
     Stored,
@@ -66,6 +67,7 @@ TABLES = (
     "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
     "operations", "hidden", "covers", "cover_rest", "cover", "uncover_all", "uncover",
     "gone", "packed", "guard", "alone", "below", "keep", "put", "attach", "is_followed", "stretches",
+    "unswept",
 )  # fmt: skip
 
 # Covers do not overlap: the first one that ends at a seq or later has it, or none has.
@@ -78,6 +80,7 @@ _MARKS_TRIMMED_EVERY = 1000  # deletions, about: it takes a look at all marks
 _LINES_COUNTED_MAX = 1000
 _STORED_COUNTED_MAX = 1000
 """Up to how many namespaces of a thread, and checkpoints of a namespace, are counted when something is not found."""
+_OUTLINES = 10_000  # threads at once
 _GROWTH = 32  # of a page in which too little matched
 _SPARED = """(c.pinned OR c.branches > 0
              OR EXISTS (SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND l.head = c.seq))"""
@@ -990,6 +993,21 @@ class Rows:
         )
         return frozenset(seq for (seq,) in rows)
 
+    def outlines(self, position: int) -> tuple[list[Outline], int | None]:
+        rows = self._all(
+            """SELECT t.id, t.name, t.family,
+                      (SELECT max(l.stored) FROM {lines} l WHERE l.family = t.family AND l.thread = t.id),
+                      t.operations > 0, f.swept = 2
+               FROM {threads} t JOIN {families} f ON f.id = t.family ORDER BY t.id LIMIT %s OFFSET %s""",
+            (_OUTLINES, position),
+        )
+        found = [
+            Outline(name.decode(), str(family), most, has_log, is_swept)
+            for _, name, family, most, has_log, is_swept in rows
+            if most
+        ]
+        return found, position + _OUTLINES if len(rows) == _OUTLINES else None
+
     def operations(self, thread_id: str, limit: int | None) -> list[Operation]:
         rows = self._all(
             """SELECT o.data, o.seq, o.undone FROM {names} n
@@ -1219,6 +1237,9 @@ class Rows:
 
     # -- sweeping: see `sweeping`
 
+    def sweep_begin(self, family: str) -> None:
+        self._do("UPDATE {families} SET swept = 1 WHERE id = %s", (int(family),))
+
     def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
         """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""
         number = int(family)
@@ -1281,7 +1302,6 @@ class Rows:
 
     def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int) -> None:
         """Note what a sweep found in use, and take off what was doomed when it began."""
-        self._do("UPDATE {families} SET live = %s WHERE id = %s", (live_bytes, int(family)))
         for line, doomed in self._all(
             "SELECT id, doomed FROM {lines} WHERE family = %s AND doomed > 0 ORDER BY id FOR UPDATE", (int(family),)
         ):
@@ -1290,6 +1310,11 @@ class Rows:
             self._do(
                 "UPDATE {lines} SET doomed = doomed - %s WHERE family = %s AND id = %s", (taken, int(family), line)
             )
+        # After the lines, as everybody locks them who lets something go.
+        self._do(
+            "UPDATE {families} SET live = %s, swept = CASE WHEN swept = 1 THEN 2 ELSE swept END WHERE id = %s",
+            (live_bytes, int(family)),
+        )
 
 
 # One row shape for all three: kind, place among those asked for, eight numbers, four byte strings. The checkpoint comes

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 __all__ = [
     "ANY", "ASIDE", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Erasing", "Hidden",
-    "Key", "Loaded", "Move", "Newest", "Object", "Operation", "Part", "Pin", "Place", "Query", "RawLine",
+    "Key", "Loaded", "Move", "Newest", "Object", "Operation", "Outline", "Part", "Pin", "Place", "Query", "RawLine",
     "RawThread", "Record", "Root", "Store", "Stored", "Swept", "Thread", "Write",
 ]  # fmt: skip
 
@@ -288,6 +288,18 @@ class Thread(NamedTuple):
     """About how much of what the family holds nobody needs, as a share of what is needed."""
 
 
+class Outline(NamedTuple):
+    """What a collection must know of a thread to pass it over."""
+
+    thread_id: str
+    family: str
+    most: int
+    """How many checkpoints the longest of its namespaces has, hidden ones included."""
+    has_log: bool
+    is_swept: bool
+    """Whether the family was swept, and nothing has gone since that may have left objects nobody needs."""
+
+
 class Newest(NamedTuple):
     """The newest checkpoints of a thread and of the branches that came from it."""
 
@@ -531,6 +543,10 @@ class Store(Protocol):
         With `branches` also those of threads that began as its branches, of theirs, and so on; threads without a head
         are left out, with what came from them.
         """
+        ...
+
+    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:
+        """Return some of the threads that have checkpoints, and from which position to go on; None: these are all."""
         ...
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:

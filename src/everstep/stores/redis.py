@@ -44,6 +44,7 @@ from everstep.stores.protocol import (
     Newest,
     Object,
     Operation,
+    Outline,
     Part,
     Place,
     Query,
@@ -204,6 +205,9 @@ class RedisStore:
         self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
     ) -> Newest | None:
         return await self._run(lambda at: self._server.newest(thread_id, limit, branches, without, at))
+
+    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:  # noqa: ARG002  # all at once
+        return await self._run(lambda at: self._server.outlines(at))
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         return await self._about(thread_id, lambda at: self._server.operations(thread_id, limit, at))
@@ -1282,6 +1286,13 @@ class _Server:
                 found += self.list_checkpoints(query, at)
         return found
 
+    def outlines(self, at: float) -> tuple[list[Outline], int | None]:
+        found = []
+        for _, rows in self._everywhere(at, "outlines"):
+            for name, family, most, has_log, is_swept in rows:
+                found.append(Outline(name.decode(), family.decode(), most, bool(has_log), is_swept == b"2"))
+        return found, None
+
     def operations(self, thread_id: str, limit: int, at: float) -> list[Operation]:
         found = self._ask(at, "log", thread_id)
         flat = found[1][1] if found is not None else []
@@ -1425,7 +1436,12 @@ class _SweepRows:
         self.objects_after = functools.partial(server.objects_after, at=at)
         self.remove_objects = functools.partial(server.remove_objects, at=at)
         self.sweep_end = functools.partial(server.sweep_end, at=at)
+        self.sweep_begin = _nothing  # `sweep_start` does it
         self.sweep_start = functools.partial(server.sweep_start, pretend=pretend, at=at)
+
+
+def _nothing(_family: str) -> None:
+    return None
 
 
 def _noted(drafts: list[Draft], build: Callable[[Stored | None], Draft], head: Stored | None) -> Draft:

@@ -53,6 +53,7 @@ from everstep.stores.protocol import (
     Newest,
     Object,
     Operation,
+    Outline,
     Part,
     Place,
     Query,
@@ -74,7 +75,7 @@ _log = logging.getLogger("everstep")
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
-SCHEMA_FIRST, SCHEMA_VERSION = 2, 6  # older files were never released
+SCHEMA_FIRST, SCHEMA_VERSION = 2, 7  # older files were never released
 APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
@@ -192,6 +193,9 @@ class SQLiteStore:
         self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
     ) -> Newest | None:
         return await self._driver.read(lambda rows: rows.newest(thread_id, limit, branches, without))
+
+    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:
+        return await self._driver.read(lambda rows: rows.outlines(position))
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         return await self._driver.read(lambda rows: rows.operations(thread_id, limit))

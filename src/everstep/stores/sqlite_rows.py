@@ -29,6 +29,7 @@ from everstep.stores.protocol import (
     Newest,
     Object,
     Operation,
+    Outline,
     Place,
     Query,
     RawLine,
@@ -545,6 +546,20 @@ class Rows:
         ).get
         return (doomed or 0) / max(live, 1) if doomed else 0.0
 
+    def outlines(self, position: int) -> tuple[list[Outline], int | None]:
+        rows = self._execute(
+            """SELECT t.id, t.name, t.family, (SELECT max(l.total) FROM lines l WHERE l.thread = t.id),
+                      EXISTS (SELECT 1 FROM operations o WHERE o.thread = t.id), f.swept = 2
+               FROM threads t JOIN families f ON f.id = t.family WHERE t.id > ? ORDER BY t.id LIMIT ?""",
+            (position, _OUTLINES),
+        ).fetchall()
+        found = [
+            Outline(name, str(family), most, bool(has_log), bool(is_swept))
+            for _, name, family, most, has_log, is_swept in rows
+            if most
+        ]
+        return found, rows[-1][0] if len(rows) == _OUTLINES else None
+
     def operations(self, thread_id: str, limit: int) -> list[Operation]:
         rows = self._execute(
             """SELECT o.data, o.seq, o.undone FROM operations o JOIN threads t ON t.id = o.thread
@@ -614,7 +629,10 @@ class Rows:
         return Line(ref, thread_id, namespace, family, None)
 
     def join(self, thread_id: str, family: str | None) -> str:
-        return self._joined(thread_id, family)[1]
+        joined = self._joined(thread_id, family)[1]
+        # What comes from another store brings objects before there is anybody who needs them.
+        self._execute("UPDATE families SET swept = 0 WHERE id = ? AND swept", (int(joined),))
+        return joined
 
     def _joined(self, thread_id: str, family: str | None) -> tuple[int, str]:
         """Return the number and family of a thread, which is made if it is missing."""
@@ -1045,6 +1063,9 @@ class Rows:
 
     # -- sweeping: see `sweeping`
 
+    def sweep_begin(self, family: str) -> None:
+        self._execute("UPDATE families SET swept = 1 WHERE id = ?", (int(family),))
+
     def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
         """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""
         number = int(family)
@@ -1108,6 +1129,7 @@ class Rows:
     def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int) -> None:
         """Note what a sweep found in use, and take off what was doomed when it began."""
         self._execute("UPDATE families SET live = ? WHERE id = ?", (live_bytes, int(family)))
+        self._execute("UPDATE families SET swept = 2 WHERE id = ? AND swept = 1", (int(family),))
         lines = self._execute(
             "SELECT l.id, l.doomed FROM lines l JOIN threads t ON t.id = l.thread WHERE t.family = ? AND l.doomed > 0",
             (int(family),),
@@ -1128,6 +1150,7 @@ class Rows:
 
 
 _REMEMBERED_MAX = 10_000
+_OUTLINES = 10_000  # threads at once
 _NUMBER_MAX = (1 << 63) - 1
 _HEADS_BYTES_MAX = 32 << 20
 _INSERT = """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root, seal)

@@ -23,6 +23,10 @@ _MET_MAX = 250_000  # hashes that the sweeps under way hold together: some 30 MB
 class Rows(Protocol):
     """What a sweep needs of a store's tables."""
 
+    def sweep_begin(self, family: str) -> None:
+        """Note that a sweep begins: what goes from now on is seen by another one."""
+        ...
+
     def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None: ...
     def links(self, family: str, wanted: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]: ...
     def objects_after(self, family: str, last: bytes, limit: int) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
@@ -76,6 +80,8 @@ class Sweep:
         return True
 
     async def _begin(self, driver: Driver) -> None:
+        if self._pretend is None:
+            await driver.write(lambda rows: rows.sweep_begin(self._family), "")
         started = await driver.read(lambda rows: rows.sweep_start(self._family, self._pretend or ()))
         self._begun = True
         if started is None:

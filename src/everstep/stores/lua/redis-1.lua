@@ -14,7 +14,7 @@
 -- thread:<t>:<n>:began       hash     checkpoint id -> how many living branches began there
 -- thread:<t>:<n>:written     set      ids of checkpoints that have pending writes
 -- thread:<t>:<n>:writes:<id> hash     "idx task" -> seq, children, info
--- family:<f>                 hash     seq, format, sweeps, removals, live, doomed, generation, last, until,
+-- family:<f>                 hash     seq, format, sweeps, swept, removals, live, doomed, generation, last, until,
 --                                     turn: until when (microseconds) whose turn it is to change the family,
 --                                     sizes: see `family_sizes_of`
 -- family:<f>:objects         hash     hash -> epoch, children, body
@@ -397,6 +397,7 @@ local function remove(name, namespace, family, ids, spare)
     end
   end
   if freed > 0 then call("HINCRBY", family_key(family), "doomed", freed) end
+  call("HDEL", family_key(family), "swept")
   return count
 end
 
@@ -700,6 +701,7 @@ function verbs.writes()
   check_family(family)
   check_type(line .. ":writes:" .. id, "hash")
   add_objects(family, objects, 1)
+  call("HDEL", family, "swept")
   local seq = numbers(family, #writes / 3)
   for n = 1, #writes, 3 do
     local value = whole(seq + (n - 1) / 3) .. " " .. writes[n + 2]
@@ -842,6 +844,7 @@ local function commit(token)
   end
   if #pruned > 0 then prune(name, namespace, family, pruned) end
   if held then call("HDEL", family_key(family), "turn") end
+  if family ~= "" then call("HDEL", family_key(family), "swept") end
   for _, line in pairs(lines) do note_line(unpack(line)) end
   for thread in pairs(threads) do note_sizes(thread) end
   note_family_sizes(family_key(family))
@@ -1189,6 +1192,24 @@ function verbs.kin()
   return { "found", found }
 end
 
+-- The threads of the bucket that have checkpoints: name, family, how many the longest line has, whether there is a log,
+-- and how the family stands with sweeps: "1" while it is swept, "2" if nothing has gone since.
+function verbs.outlines()
+  local found = {}
+  for _, name in ipairs(call("ZRANGE", base .. "active", 0, -1)) do
+    local family = alive(name)
+    local most = 0
+    for _, namespace in ipairs(family and namespaces(name) or {}) do
+      most = math.max(most, call("ZCARD", line_key(name, namespace) .. ":index"))
+    end
+    if most > 0 then
+      local swept = call("HGET", family_key(family), "swept") or ""
+      found[#found + 1] = { name, family, most, call("EXISTS", thread_key(name) .. ":log"), swept }
+    end
+  end
+  return found
+end
+
 function verbs.log()
   local name = take()
   if not alive(name) then return absent(name) end
@@ -1289,6 +1310,7 @@ function verbs.roots()
   end
   if pretend == "0" then
     allow_writing()
+    call("HSET", family, "swept", "1")
     call("HINCRBY", family, "sweeps", 1)
   end
   local held = call("HMGET", family, "sweeps", "removals", "doomed")
@@ -1345,6 +1367,7 @@ function verbs.swept()
   if call("EXISTS", family) == 0 then return { "done" } end
   allow_writing()
   call("HSET", family, "live", live)
+  if call("HGET", family, "swept") == "1" then call("HSET", family, "swept", "2") end
   local held = tonumber(call("HGET", family, "doomed") or 0)
   call("HSET", family, "doomed", whole(math.max(0, held - doomed)))
   return { "done" }
