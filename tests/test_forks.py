@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from everstep import forks
+from everstep import forks, interrupts
 from everstep.interrupts import deferred
 from everstep.stores.workers import AsyncDriver
 
@@ -149,5 +149,32 @@ def test_a_child_forked_by_another_thread_has_its_handlers(came: list[int]) -> N
         thread.start()
         thread.join(60)
     assert ended == [0]
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert came == []
+
+
+def test_an_interrupt_while_handlers_are_put_back_leaves_none_behind(
+    came: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of SIGINT is back already, and raises before that of SIGTERM is."""
+    handler, torn = signal.getsignal(signal.SIGTERM), list[int]()
+
+    class Signals:
+        getsignal = staticmethod(signal.getsignal)
+
+        @staticmethod
+        def signal(number: int, given: Any) -> Any:
+            if given is handler and not torn:
+                torn.append(number)
+                raise KeyboardInterrupt
+            return signal.signal(number, given)
+
+    def work() -> None:
+        with deferred():
+            monkeypatch.setattr(interrupts, "signal", Signals)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert torn == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is handler
     assert came == []

@@ -17,6 +17,7 @@ from everstep.langgraph import HarnessCheckpointer, channels, threads
 from everstep.langgraph.quiet import QUIET
 from everstep.repository import Encoded, encoded
 from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import Query
 from everstep.values import codec, tree
 from tests.between import Between
 from tests.conftest import OneFace
@@ -446,3 +447,38 @@ async def test_what_a_subgraph_remembers_since_is_in_the_merge(
     assert between.is_over
     assert (await saver.values())["n"] == 3
     assert (await saver.values(ns="memory"))["m"] == 1
+
+
+# -- retention ---------------------------------------------------------------------------------------------------------
+
+
+def keeping(between: Between, count: int, face: str) -> FacedSaver:
+    return FacedSaver(HarnessCheckpointer(backend=between, retention=everstep.SnapshotConfig(gc_param=count)), face)
+
+
+async def test_a_put_that_fails_lets_nothing_go(saver: FacedSaver, between: Between) -> None:
+    def fail() -> None:
+        raise everstep.StoreUnavailable("no network")
+
+    here = keeping(between, 2, saver.face)
+    for n in (1, 2, 3):
+        await here.add(number(n), {"n": n}, parent=number(n - 1) if n > 1 else None)
+    for _ in range(2):
+        between.before("commit", fail)
+        with pytest.raises(everstep.StoreUnavailable):
+            await here.add(number(4), {"n": 4}, parent=number(3))
+        assert await saver.ids(at()) == [number(3), number(2)]
+    await here.add(number(4), {"n": 4}, parent=number(3))
+    assert await saver.ids(at()) == [number(4), number(3)]
+
+
+async def test_what_was_planned_before_somebody_went_back_is_planned_anew(saver: FacedSaver, between: Between) -> None:
+    here, store = keeping(between, 3, saver.face), saver.whole.backend.store
+    for n in (1, 2, 3):
+        await here.add(number(n), {"n": n}, parent=number(n - 1) if n > 1 else None)
+    saver.whole.engine.sync.rewind(number(1), thread_id="t", namespace="")
+    for n in (4, 5, 6):
+        await here.add(number(n), {"n": n}, parent=number(n - 1) if n > 4 else number(1))
+    assert await saver.ids(at()) == [number(6), number(5), number(4)]
+    hidden = run_to_end(store.blocking.list_checkpoints(Query(thread_id="t", hidden="only")))
+    assert [stored.record.key.checkpoint_id for stored in hidden] == [number(3), number(2)]

@@ -14,7 +14,7 @@ from everstep.config import CheckpointGC
 from everstep.faces import run_to_end
 from everstep.repository import Memory
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Change, Key, Query, Store, Swept
+from everstep.stores.protocol import Change, Draft, Key, Query, Store, Swept
 from everstep.stores.sweeping import Sweep, Sweeps
 from tests.between import Between
 from tests.conftest import OneFace
@@ -81,6 +81,25 @@ class TestMerging:
 
         assert between.is_over
         assert (await texts(here), await state(here)) == (["base", "ours", "theirs"], {"k": 0, "a": 1, "b": 1})
+
+    async def test_a_base_that_was_deleted_and_put_again_is_what_it_was(
+        self, here: Any, there: Any, store: Store
+    ) -> None:
+        """Its name stands for other values by now: what both threads had in common is kept with them."""
+        branch = await forked(here, k=0)
+        (first,) = [point.checkpoint_id for point in await here.list_time_travel_points("t")]
+        await here.append(branch, [], {"k": 5})
+        await here.append("t", [], {"a": 1})
+        there.append("other", [say("base")], {"k": 5})
+        other = await store.read("other", objects=True)
+        assert other is not None
+        delete(store, "t", first)
+        record = other.stored.record._replace(key=Key("t", "", first))
+        await store.commit(Change("t", build=lambda _: Draft(record, other.objects), head="never"))
+
+        await here.merge_branch(branch, "t")
+
+        assert await state(here) == {"k": 5, "a": 1}
 
     async def test_what_is_deleted_meanwhile_is_not(
         self, here: Any, there: Any, between: Between, store: Store
@@ -308,6 +327,17 @@ class TestGoingBack:
         assert between.is_over
         assert [operation.undone for operation in await here.operations("t")] == [True, True]
         assert [(await here.get(name)).metadata.pinned for name in ids] == [False, False]
+
+    async def test_a_branch_whose_name_is_another_threads_by_now_is_not_taken_back(
+        self, here: Any, there: Any, store: Store
+    ) -> None:
+        ids = await write(here, 1)
+        branch = await here.branch(ids[0], "idea")
+        delete(store, branch)
+        there.append(branch, [], {"n": 7})
+        with pytest.raises(everstep.CannotUndo, match="deleted"):
+            await here.undo("t")
+        assert await numbers(here, branch) == [7]
 
     async def test_what_was_undone_is_done_again_though_retention_took_what_it_stood_on(self, make_here: Any) -> None:
         engine = make_here(gc_param=3)
