@@ -168,6 +168,10 @@ class RedisStore:
         objects: bool = False,
         writes: bool = False,
     ) -> Loaded | None:
+        if self._turn is not None and checkpoint_id is None and not objects and not writes:
+            head = self._turn.take_head(thread_id, namespace)
+            if head is not None:
+                return head
         return await self._run(lambda at: self._server.load(thread_id, namespace, checkpoint_id, objects, writes, at))
 
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
@@ -301,8 +305,18 @@ class _Turn:
         self.token = secrets.token_hex(8)
         self.family = ""
         self.bucket = 0
+        self.head: Loaded | None = None
+        """Of the thread's own namespace, as it was when the turn began."""
         self.is_used = False
         """A change was made in it, which ended it."""
+
+    def take_head(self, thread_id: str, namespace: str) -> Loaded | None:
+        """Return this head, once: it need not be asked for while others wait."""
+        head = self.head
+        if head is None or head.stored.record.key[:2] != (thread_id, namespace):
+            return None
+        self.head = None
+        return head
 
 
 class _Known(NamedTuple):
@@ -566,15 +580,18 @@ class _Server:
         self._check_allowed(at)
         turn = _Turn()
         pauses = _Pauses(at)
+        line = thread_id, ""
         while True:
             left = at - time.monotonic()
             lasting = min(max(seconds * _TURN_FACTOR, _TURN_SECONDS_MIN), left)
+            since = self._heads.get(line)
             found = self._ask(at, "turn", thread_id, turn.token, max(1, int(lasting * 1000)))
             if found is None:
                 return None
             turn.bucket, reply = found
             if reply[0] == b"done":
                 turn.family = reply[1].decode()
+                turn.head = self._read(line, turn.bucket, reply[2], since, at, is_head=True)
                 return turn
             pauses.wait(reply[1])
 
@@ -974,11 +991,23 @@ class _Server:
         if found is None:
             self._check_absent(line, since, at)
             return None
-        bucket, reply = found
+        return self._read(line, *found, since, at, is_head=checkpoint_id is None)
+
+    def _read(
+        self,
+        line: tuple[str, str],
+        bucket: int,
+        reply: Sequence[Any],
+        since: Seen[_Known] | None,
+        at: float,
+        *,
+        is_head: bool,
+    ) -> Loaded | None:
+        """Return a checkpoint that the script gave, and note it if it is the head."""
         loaded = next(self._loaded(line, reply, since, at), None)
         if loaded is None:
             return None
-        if checkpoint_id is None:
+        if is_head:
             raw, head = reply[2], loaded.stored._replace(hidden=False)
             known = _Known(bucket, raw, head) if not LineState(raw).turned else None
             self._heads.note(line, head.family, loaded.generation, known, since, head.seq)

@@ -597,20 +597,6 @@ end
 
 local verbs = {}
 
--- Give a writer its turn: until it is over, or was used by a change, no other writer changes the family. Who has died
--- in the middle of it is waited for no longer than that. A turn is for fairness only: what is changed names what it
--- rests on, as always.
-function verbs.turn()
-  local name, token, milliseconds = take(), take(), tonumber(take())
-  local family_name = alive(name)
-  if not family_name then return absent(name) end
-  local family = family_key(family_name)
-  local waiting = others_turn(call("HGET", family, "turn"), token)
-  if waiting then return waiting end
-  call("HSET", family, "turn", whole(now() + milliseconds * 1000) .. " " .. token)
-  return { "done", family_name }
-end
-
 function verbs.end_turn()
   local family, token = family_key(take()), take()
   local held = call("HGET", family, "turn")
@@ -922,8 +908,7 @@ local function check_newest(name, namespace, raw)
 end
 
 -- A checkpoint (without an id: the head) with what was asked for.
-function verbs.load()
-  local name, namespace, which, id, objects, writes = take(), take(), take(), take(), take(), take()
+local function read_checkpoint(name, namespace, which, id, objects, writes)
   local family = alive(name)
   if not family then return absent(name) end
   local line = line_key(name, namespace)
@@ -943,6 +928,26 @@ function verbs.load()
   end
   local found = objects == "1" and row[3] ~= "" and fetch(family_key(family), hashes_of(row[3]), true) or {}
   return { "found", family, raw, call("HVALS", thread_key(name) .. ":hidden"), { row }, found }
+end
+
+function verbs.load()
+  local name, namespace, which, id, objects, writes = take(), take(), take(), take(), take(), take()
+  return read_checkpoint(name, namespace, which, id, objects, writes)
+end
+
+-- Give a writer its turn: until it is over, or was used by a change, no other writer changes the family. Who has died
+-- in the middle of it is waited for no longer than that. A turn is for fairness only: what is changed names what it
+-- rests on, as always. The head of the thread's own namespace comes along, since most go on from there.
+function verbs.turn()
+  local name, token, milliseconds = take(), take(), tonumber(take())
+  local family_name = alive(name)
+  if not family_name then return absent(name) end
+  local family = family_key(family_name)
+  local waiting = others_turn(call("HGET", family, "turn"), token)
+  if waiting then return waiting end
+  local head = read_checkpoint(name, "", "head", "", "0", "0")
+  call("HSET", family, "turn", whole(now() + milliseconds * 1000) .. " " .. token)
+  return { "done", family_name, head }
 end
 
 -- Checkpoints of a line, without their objects.
