@@ -86,6 +86,27 @@ class Door:
         return asyncio.create_task(later())
 
 
+async def test_the_time_of_a_function_of_the_callers_does_not_count(face: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that decides a merge may ask a model, or a person, and take longer than the store may."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    store = Watching()
+    engine = OneFace(everstep.CheckpointEngine(everstep.StoreBackend(store)), face)
+    first = await engine.append("t", state={"k": 0})
+    branch = await engine.branch(first, "b")
+    await engine.append(branch, state={"k": 1})
+    await engine.append("t", state={"k": 2})
+
+    def decide(_: everstep.Conflict) -> int:
+        clock[0] += 5000
+        store.ends.clear()
+        return 3
+
+    await engine.merge_branch(branch, "t", resolve=decide)
+    assert store.ends
+    assert set(store.ends) == {1000.0 + 5000 + 100}
+
+
 def test_the_outermost_call_sets_the_deadline() -> None:
     assert run_to_end(Door(Door(limit_seconds=1000)).end()) < time.monotonic() + 101
     assert deadlines.end_of(1e9) > time.monotonic() + 1e8, "the deadline outlived its call"

@@ -183,6 +183,28 @@ async def test_a_merge_that_is_always_beaten_gets_its_turn(race: Race) -> None:
     assert sorted(race.words()) == ["branch"] + ["rival"] * 4
 
 
+async def test_nobody_waits_for_a_function_of_the_callers(race: Race) -> None:
+    """A function that decides a merge may ask a person. It gets more tries, and no turn."""
+    race.rival.append("t", [], {"key": "base"})
+    branch = race.rival.branch(race.rival.get_latest("t").metadata.checkpoint_id, "b")
+    race.rival.append("t", [], {"key": "ours"})
+    race.rival.append(branch, [], {"key": "theirs"})
+    asked: list[str] = []
+
+    def decide(conflict: everstep.Conflict) -> Any:
+        race.say("t")  # another writer gets through while it decides, and so may the function itself
+        asked.append(conflict.path)
+        return "decided"
+
+    with pytest.raises(StoreUnavailable, match="a merge of thread 't' was overtaken"):
+        await race.engine.merge_branch(branch, "t", resolve=decide)
+    assert len(asked) == turns.BEATEN_MAX
+    quiet = race.make(Beset, lambda _: None)
+    asked.clear()
+    await quiet.merge_branch(branch, "t", resolve=lambda _: "decided")
+    assert race.rival.get_latest("t").state == {"key": "decided"}
+
+
 async def test_what_is_beaten_in_its_turns_too_ends_with_an_error(race: Race) -> None:
     hopeless = race.make(Hopeless, race.say)
     with pytest.raises(StoreUnavailable, match="an append of thread 't' was overtaken"):

@@ -5,14 +5,16 @@ deadline, and what it calls inherits it; nothing inside can put it off. Stores a
 waits may take. Worker threads do not inherit it: a store asks before it hands work to one, and gives the answer along.
 
 Jobs whose work is as large as what they are given (collecting, copying, importing, deleting) have no deadline as a
-whole: each of their calls of the store has one of its own.
+whole: each of their calls of the store has one of its own. Nor does the time count that functions of the caller's take
+(the `resolve` of a merge, the reducers of a graph): see `held_by_caller`.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -80,3 +82,15 @@ def has_passed() -> bool:
     """Whether the public call that is under way has used up its time."""
     deadline = _current.get()
     return deadline is not None and not deadline.is_over and time.monotonic() >= deadline.at
+
+
+@contextmanager
+def held_by_caller() -> Iterator[None]:
+    """Put the deadline off by the time that is spent inside: a function of the caller's takes as long as it takes."""
+    deadline = _current.get()
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        if deadline is not None:
+            deadline.at += time.monotonic() - started

@@ -18,6 +18,7 @@ from everstep.ancestry import Ancestry, ancestry_of
 from everstep.backends import StoreBackend
 from everstep.bases import Bases, MergeBase, root_of_nodes
 from everstep.config import SnapshotConfig
+from everstep.deadlines import held_by_caller
 from everstep.diff import compare
 from everstep.errors import (
     BaseGone,
@@ -573,10 +574,12 @@ class StoreTimeline:
         """Merge the head of one thread into another and return the merge's id."""
         if branch == into:
             raise InvalidInput(f"thread {into!r} cannot be merged into itself")
+        decide = _untimed(resolve) if callable(resolve) else resolve
         stored = await self._until_done(
             into,
-            lambda timeline: under_new_name(lambda: timeline._merge(branch, into, resolve, namespace, graph)),
+            lambda timeline: under_new_name(lambda: timeline._merge(branch, into, decide, namespace, graph)),
             "a merge",
+            calls_back=callable(resolve) or graph is not None,
         )
         if isinstance(stored, str):
             return stored  # everything is merged already
@@ -762,7 +765,12 @@ class StoreTimeline:
     # -- helpers
 
     async def _until_done(
-        self, thread_id: str, attempt: Callable[[StoreTimeline], Coroutine[Any, Any, T]], doing: str
+        self,
+        thread_id: str,
+        attempt: Callable[[StoreTimeline], Coroutine[Any, Any, T]],
+        doing: str,
+        *,
+        calls_back: bool = False,
     ) -> T:
         """Return what `attempt` does; it is done again if another writer was first: see `turns`."""
 
@@ -772,7 +780,7 @@ class StoreTimeline:
             except (HeadMoved, BaseGone):
                 raise Beaten from None
 
-        return await until_done(self._store, thread_id, once, doing)
+        return await until_done(self._store, thread_id, once, doing, calls_back=calls_back)
 
     def _over(self, store: Store) -> StoreTimeline:
         """Return the same over what a turn works on."""
@@ -812,6 +820,16 @@ class StoreTimeline:
             return loaded[1]
 
         return UnreadCheckpoint(to_metadata(stored), next_node=stored.record.next_node, read=read)
+
+
+def _untimed(resolve: Callable[[Conflict], Any]) -> Callable[[Conflict], Any]:
+    """Return a function of the caller's as one whose time does not count: it may ask a model, or a person."""
+
+    def decide(conflict: Conflict) -> Any:
+        with held_by_caller():
+            return resolve(conflict)
+
+    return decide
 
 
 def branch_id(thread_id: str, name: str) -> str:

@@ -35,15 +35,23 @@ class Beaten(Exception):
 
 
 async def until_done(
-    store: Store, thread_id: str, attempt: Callable[[Store, bool], Coroutine[Any, Any, T]], doing: str
+    store: Store,
+    thread_id: str,
+    attempt: Callable[[Store, bool], Coroutine[Any, Any, T]],
+    doing: str,
+    *,
+    calls_back: bool = False,
 ) -> T:
     """Return what `attempt` returns. It raises Beaten if another writer was first, and is then called again.
 
     It is told the store to work on, and whether it is called for the first time: only then may it rely on what is
     remembered. It changes the store by one commit, as its last act, and nothing else that it does may last: a turn
-    may end without it. `doing` says in an error what could not be done.
+    may end without it. `doing` says in an error what could not be done. An attempt that calls functions of the
+    caller's (`calls_back`) gets more tries instead of a turn: nobody waits for such a function.
     """
     began = time.monotonic()
+    if calls_back:
+        return await _without_turns(store, thread_id, attempt, doing)
     seconds = 0.0
     for number in range(_TRIES):
         started = time.monotonic()
@@ -61,6 +69,19 @@ async def until_done(
             seconds = max(seconds * 2, time.monotonic() - started)
         if deadlines.has_passed():
             break
+    raise overtaken(doing, thread_id, time.monotonic() - began)
+
+
+async def _without_turns(
+    store: Store, thread_id: str, attempt: Callable[[Store, bool], Coroutine[Any, Any, T]], doing: str
+) -> T:
+    began = time.monotonic()
+    for number in range(BEATEN_MAX):
+        try:
+            return await attempt(store, number == 0)
+        except Beaten:
+            if deadlines.has_passed():
+                break
     raise overtaken(doing, thread_id, time.monotonic() - began)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from everstep.ancestry import Ancestry
 from everstep.bases import MergeBase, root_of_nodes
+from everstep.deadlines import held_by_caller
 from everstep.errors import CheckpointCorrupted, InvalidInput, MergeConflict, StoreError
 from everstep.history import Ancestors, is_unmoved
 from everstep.langgraph import plainly
@@ -613,10 +614,11 @@ def _gathering(graph: Any, *kinds: str) -> dict[str, Any]:
 
 def _updated(spec: Any, value: Any, steps: Sequence[Sequence[Any]]) -> Any:
     """Return the value of a channel after these steps. The caller's own objects are not changed."""
-    channel = spec.copy() if value is MISSING else spec.from_checkpoint(copy.deepcopy(value))
-    for step in steps:
-        channel.update(copy.deepcopy(list(step)))
-    return channel.checkpoint()
+    with held_by_caller():  # the reducer is the caller's
+        channel = spec.copy() if value is MISSING else spec.from_checkpoint(copy.deepcopy(value))
+        for step in steps:
+            channel.update(copy.deepcopy(list(step)))
+        return channel.checkpoint()
 
 
 def _as_messages(values: list[Any]) -> list[Any]:
