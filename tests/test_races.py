@@ -460,11 +460,29 @@ def test_what_is_remembered_of_objects_is_bounded() -> None:
 
 
 class TestSweeping:
+    def test_what_is_swept_is_not_swept_with_every_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(keeper, "_PLAN_COMMITS_MIN", 1)  # the store is looked at with every snapshot
+        between = Between(MemoryStore())
+        backend: Any = everstep.StoreBackend(between)
+        engine = everstep.CheckpointEngine(backend, everstep.SnapshotConfig(gc_param=2)).sync
+        for n in range(10):
+            engine.snapshot("t", [], {"text": [f"{n} {m} " * 50 for m in range(50)]}, {})
+        for _ in range(3):
+            engine.append("t", [], {})
+        assert "sweep" in between.calls
+        between.calls.clear()
+        for _ in range(20):
+            engine.append("t", [], {})
+        assert between.calls.count("sweep") <= 10  # what is let go with each step is garbage too
+
     async def test_a_sweep_that_another_overtook_is_void(self) -> None:
         """What it has met so far may be old: it begins anew, and reports nothing as removed that it did not remove."""
 
         class Rows:
             overtaken = True
+
+            def sweep_begin(self, _family: str) -> None:
+                pass
 
             def sweep_start(self, _family: str, _without: Any) -> tuple[int, int, int, list[bytes]]:
                 return 1, 10, 5, [b"kept"]
