@@ -19,11 +19,13 @@ from everstep import CheckpointGC, SnapshotConfig, StoreUnavailable, turns
 from everstep.errors import HeadMoved
 from everstep.faces import run_to_end
 from everstep.stores.postgres import PostgresStore
-from everstep.stores.protocol import Change, Store, Stored
+from everstep.stores.protocol import Change, Query, Store, Stored
 from everstep.stores.redis import RedisStore
+from everstep.testing import follow, head_id, ids
 from tests import servers
 from tests.conftest import OneFace, Place
 from tests.faults.proxy import Proxy
+from tests.postgres_tools import Wire
 
 TRIES = 3
 TURNS = 5
@@ -298,6 +300,58 @@ def test_a_change_that_is_planned_gets_a_turn_too(
     monkeypatch.setattr(store._server, "_plan", beaten)
     engine.snapshot("t", [], {}, {}, parent_checkpoint_id=first)
     assert len(planned) == TRIES + 1
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    servers.clear_postgres()
+    wire = Wire(servers.postgres())
+    yield wire
+    wire.close()
+
+
+async def after_reading(inside: Store) -> Stored | None:
+    return await inside.commit(follow("t", "own", expect=await head_id(inside)))
+
+
+@pytest.fixture
+def behind_wire(wire: Wire) -> Iterator[Store]:
+    store = PostgresStore(wire.url)
+    run_to_end(store.blocking.commit(follow("t", "c")))
+    yield store.blocking
+    run_to_end(store.blocking.close())
+
+
+def test_the_answer_to_a_turn_that_is_lost_is_looked_for(behind_wire: Store, wire: Wire) -> None:
+    wire.lose = lambda data: b"COMMIT" in data
+    stored = run_to_end(behind_wire.in_turn("t", after_reading))
+    assert stored is not None
+    assert stored.record.key.checkpoint_id == "own-2"
+    assert run_to_end(head_id(behind_wire)) == "own-2"
+    stored = run_to_end(behind_wire.commit(follow("t", "next")))
+    assert stored is not None
+    assert stored.record.step == 3
+
+
+def test_a_turn_that_is_lost_before_its_end_is_taken_again(behind_wire: Store, wire: Wire) -> None:
+    wire.lose = lambda data: b"everstep_put" in data
+    stored = run_to_end(behind_wire.in_turn("t", after_reading))
+    assert stored is not None
+    assert stored.record.key.checkpoint_id == "own-2"
+    assert ids(run_to_end(behind_wire.list_checkpoints(Query(thread_id="t")))) == ["own-2", "c-1"]
+
+
+def test_a_turn_is_ended_by_the_server_if_its_client_falls_silent(behind_wire: Store) -> None:
+    asked: Any = "SHOW idle_in_transaction_session_timeout"
+    found: list[str] = []
+
+    async def work(inside: Any) -> None:
+        found.append(inside._rows.connection.execute(asked).fetchone()[0])
+
+    run_to_end(behind_wire.in_turn("t", work))
+    run_to_end(behind_wire._read(lambda rows: found.append(rows.connection.execute(asked).fetchone()[0])))  # type: ignore[attr-defined]
+    assert found[0] not in ("0", found[1])
+    assert found[1] == "0"
 
 
 @pytest.mark.parametrize("kind", ["postgres", "redis"])
