@@ -1075,7 +1075,8 @@ def test_what_cannot_be_read_is_not_quoted(dsn: str) -> None:
     ],
 )  # fmt: skip
 def test_what_can_be_read_is_accepted(dsn: str) -> None:
-    PostgresStore(dsn)
+    store = PostgresStore(dsn)
+    assert conninfo_to_dict(store._database._dsn) == conninfo_to_dict(dsn), "as it was given"
 
 
 def shown_by(error: BaseException) -> list[str]:
@@ -1153,6 +1154,39 @@ def test_a_sweep_waits_for_commits_under_way(make: Any, url: str) -> None:
         connection.commit()
         assert sweeping.result().objects == 0
     assert {obj.hash for obj in run(store.fetch(first.family, [leaf.hash, later.hash]))} == {leaf.hash, later.hash}
+
+
+def test_a_sweep_waits_for_a_commit_that_begins_a_branch(make: Any, url: str) -> None:
+    """The commit has no line to lock, but objects of the family to add."""
+    store = make()
+    first = run(store.commit(follow("t", "c")))
+    with Connection.connect(url) as connection, ThreadPoolExecutor(1) as threads:
+        Rows(connection, Tables(None, "everstep_")).create("branch", "", first.family)
+        sweeping = threads.submit(run, store.sweep(first.family))
+        wait_until_blocked(url)
+        connection.rollback()
+        assert sweeping.result().finished
+
+
+def test_a_thread_is_seen_as_of_one_moment(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = make(), make()
+    first = run(store.commit(follow("t", "c")))
+    second = run(store.commit(follow("t", "c")))
+    hidden = Hidden("", first.seq, second.seq)
+    rewind = Change(thread_id="t", moves=[Move("", "c-1")], hide=[hidden], log=Operation("rewind", {}))
+    look = Rows._hidden_of
+
+    def rewound_meanwhile(rows: Rows, family: int, thread: int) -> Any:
+        monkeypatch.undo()
+        run(other.commit(rewind))
+        return look(rows, family, thread)
+
+    monkeypatch.setattr(Rows, "_hidden_of", rewound_meanwhile)
+    before = run(store.thread("t"))
+    assert (before.heads[""][0], before.hidden) == ("c-2", {})
+    after = run(store.thread("t"))
+    assert after.heads[""][0] == "c-1"
+    assert len(after.hidden) == 1
 
 
 def test_a_base_is_kept_while_a_commit_rests_on_it(make: Any, url: str) -> None:

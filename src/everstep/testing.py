@@ -1536,6 +1536,20 @@ class StoreContract:
         assert loaded is not None
         assert list(loaded.objects) == [leaf]
 
+    async def test_a_base_that_is_not_the_head_is_checked_too(self, store: Store) -> None:
+        for _ in range(2):  # so that the store knows the head, and may take a short way
+            await store.commit(follow("t", "c"))
+        record = make_record("c-3", step=3, parents=["c-2"])
+        draft = Draft(record, (), (Base(Key("t", "", "gone"), b"\0" * 16),))
+        with pytest.raises(BaseGone):
+            await store.commit(Change("t", build=lambda _: draft))
+        assert await head_id(store) == "c-2"
+        first = await store.read("t", "", "c-1")
+        assert first is not None
+        draft = Draft(record, (), (Base(first.stored.record.key, first.stored.digest),))
+        await store.commit(Change("t", build=lambda _: draft))
+        assert await head_id(store) == "c-3"
+
     async def test_a_base_that_is_gone_or_replaced_is_refused(self, store: Store) -> None:
         first = await store.commit(put(make_record()))
         assert first is not None
