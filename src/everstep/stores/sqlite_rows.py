@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import apsw
 
+from everstep.errors import CheckpointCorrupted
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
     COMMONS_MAX,
@@ -65,6 +66,10 @@ _COVERED = """coalesce((SELECT v.after < c.seq FROM covers v WHERE v.line = c.li
                         ORDER BY v.upto LIMIT 1), 0)"""
 _HIDDEN = f"({_COVERED.format('0')} OR {_COVERED.format('c.run')})"
 _SPARED = "(c.pinned OR c.branches OR EXISTS (SELECT 1 FROM lines l WHERE l.id = c.line AND l.head = c.seq))"
+# A head that is older than the newest of its run, though nobody moved it: the page that it is on is of an earlier time.
+# In what comes from another store (it has a note) a head may be set later than what follows it arrives.
+_STALE = """(NOT l.turned AND t.note IS NULL AND EXISTS (SELECT 1 FROM checkpoints n
+             WHERE n.line = l.id AND n.seq > c.seq AND n.run = c.run))"""
 _COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
 _CHECKPOINT = f"{_COLUMNS}, {_HIDDEN}"
 _LISTED = f"""c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), {_HIDDEN},
@@ -129,12 +134,14 @@ class Rows:
         ref, family = known
         known_head = self._heads.get(ref)
         if known_head is None:
-            turned = bool(self._execute("SELECT turned FROM lines WHERE id = ?", (ref,)).get)
-            row = self._execute(
-                f"SELECT {_COLUMNS} FROM lines l JOIN checkpoints c ON c.seq = l.head WHERE l.id = ?", (ref,)
+            seq, turned, is_stale, *row = self._execute(
+                f"""SELECT l.head, l.turned, {_STALE}, {_COLUMNS} FROM lines l JOIN threads t ON t.id = l.thread
+                    LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE l.id = ?""",
+                (ref,),
             ).get
-            head = _stored(thread_id, namespace, family, (*row, False)) if row is not None else None
-            known_head = head, turned
+            _check_head(thread_id, seq, row[0], is_stale)
+            head = _stored(thread_id, namespace, family, (*row, False)) if seq is not None else None
+            known_head = head, bool(turned)
             self._remember_head(ref, *known_head)
         return Line(ref, thread_id, namespace, family, *known_head)
 
@@ -148,6 +155,7 @@ class Rows:
                 (thread_id, namespace),
             ).get
             if row is None:
+                self._check_has_lines(thread_id)
                 return None
             known = self._lines[thread_id, namespace] = row[0], str(row[1])
         return known
@@ -171,12 +179,14 @@ class Rows:
     def load(
         self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
     ) -> Loaded | None:
-        which = "c.seq = l.head" if checkpoint_id is None else "c.line = l.id AND c.id = ?"
-        row = self._execute(
-            f"""SELECT l.id, l.generation, t.family, {_CHECKPOINT} FROM threads t JOIN lines l ON l.thread = t.id
-                JOIN checkpoints c ON {which} WHERE t.name = ? AND l.namespace = ?""",
-            (thread_id, namespace) if checkpoint_id is None else (pack_id(checkpoint_id), thread_id, namespace),
-        ).get
+        if checkpoint_id is None:
+            row = self._head_row(thread_id, namespace)
+        else:
+            row = self._execute(
+                f"""SELECT l.id, l.generation, t.family, {_CHECKPOINT} FROM threads t JOIN lines l ON l.thread = t.id
+                    JOIN checkpoints c ON c.line = l.id AND c.id = ? WHERE t.name = ? AND l.namespace = ?""",
+                (pack_id(checkpoint_id), thread_id, namespace),
+            ).get
         if row is None:
             return None
         line, generation, family, *checkpoint = row
@@ -184,6 +194,31 @@ class Rows:
         found = self.below(stored.family, hashes(stored.record.children)) if objects else []
         attached = self._writes(line, stored.record.key.checkpoint_id) if writes else []
         return Loaded(stored, generation, found, attached)
+
+    def _head_row(self, thread_id: str, namespace: str) -> Sequence[Any] | None:
+        """Return line, generation, family and checkpoint of a head; None if there is none."""
+        row = self._execute(
+            f"""SELECT l.head, {_STALE}, l.id, l.generation, t.family, {_CHECKPOINT} FROM threads t
+                JOIN lines l ON l.thread = t.id LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id
+                WHERE t.name = ? AND l.namespace = ?""",
+            (thread_id, namespace),
+        ).get
+        if row is None:
+            self._check_has_lines(thread_id)
+            return None
+        head, is_stale, *found = row
+        _check_head(thread_id, head, found[3], is_stale)
+        return found if head is not None else None
+
+    def _check_has_lines(self, thread_id: str) -> None:
+        """A thread has a namespace, but for one that another store has begun to give us."""
+        lost = self._execute(
+            """SELECT 1 FROM threads t WHERE t.name = ? AND t.note IS NULL
+               AND NOT EXISTS (SELECT 1 FROM lines l WHERE l.thread = t.id)""",
+            (thread_id,),
+        ).get
+        if lost is not None:
+            raise CheckpointCorrupted("the thread is there, but none of its namespaces", thread_id=thread_id)
 
     def load_many(self, keys: Sequence[Key], writes: bool) -> list[Loaded]:
         found = [self.load(*key, objects=False, writes=writes) for key in keys]
@@ -379,14 +414,21 @@ class Rows:
         head = "coalesce(l.head, (SELECT min(seq) FROM checkpoints WHERE line = l.id))" if headless else "l.head"
         first = "coalesce(min(CASE WHEN head IS NOT NULL THEN namespace END), min(namespace))"
         rows = self._execute(
-            f"""SELECT {_LISTED} FROM
-                  (SELECT thread, max(active) AS active, {first} AS first FROM lines GROUP BY thread) a
-                JOIN lines l ON l.thread = a.thread AND l.namespace = a.first
-                JOIN threads t ON t.id = a.thread JOIN checkpoints c ON c.seq = {head}
-                ORDER BY a.active DESC, t.id DESC LIMIT ? OFFSET ?""",
+            f"""SELECT p.head, {_STALE}, {_LISTED} FROM
+                  (SELECT l.id, a.active, {head} AS head FROM
+                    (SELECT thread, max(active) AS active, {first} AS first FROM lines GROUP BY thread) a
+                  JOIN lines l ON l.thread = a.thread AND l.namespace = a.first WHERE {head} IS NOT NULL
+                  ORDER BY a.active DESC, a.thread DESC LIMIT ? OFFSET ?) p
+                JOIN lines l ON l.id = p.id JOIN threads t ON t.id = l.thread
+                LEFT JOIN checkpoints c ON c.seq = p.head AND c.line = l.id
+                ORDER BY p.active DESC, t.id DESC""",
             (limit, offset),
         )
-        return [_listed(row) for row in rows]
+        found = []
+        for head_seq, is_stale, *row in rows:
+            _check_head(row[9], head_seq, row[0], is_stale)
+            found.append(_listed(row))
+        return found
 
     def thread(self, thread_id: str, branches: bool, ancestry: bool, brief: bool) -> Thread | None:
         row = self._execute("SELECT id, family, origin FROM threads WHERE name = ?", (thread_id,)).get
@@ -394,12 +436,16 @@ class Rows:
             return None
         ref, family, origin = row
         heads, newest = {}, {}
-        for line, namespace, generation, head in self._execute(
-            """SELECT l.id, l.namespace, l.generation, c.id FROM lines l LEFT JOIN checkpoints c ON c.seq = l.head
-               WHERE l.thread = ?""",
+        self._check_has_lines(thread_id)
+        for line, namespace, generation, seq, head, is_stale in self._execute(
+            f"""SELECT l.id, l.namespace, l.generation, l.head, c.id, {_STALE} FROM lines l
+                JOIN threads t ON t.id = l.thread LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id
+                WHERE l.thread = ?""",
             (ref,),
         ).fetchall():
+            _check_head(thread_id, seq, head, is_stale)
             last = self._execute("SELECT max(seq) FROM checkpoints WHERE line = ?", (line,)).get
+            _check_newest(thread_id, seq, last)
             if last is not None:
                 newest[namespace] = last
             if head is not None:
@@ -573,15 +619,19 @@ class Rows:
         if row is None:
             return None
         ref, family, origin, began, note = row
+        self._check_has_lines(thread_id)
         rows = self._execute("SELECT run, line FROM runs WHERE family = ? AND line IS NOT NULL", (family,)).fetchall()
         lines, writes = {}, list[tuple[Key, Write]]()
         for line, namespace, *state in self._execute(
-            """SELECT l.id, l.namespace, c.id, l.turned, l.generation, l.active,
-                      coalesce((SELECT max(seq) FROM checkpoints WHERE line = l.id), 0)
-               FROM lines l LEFT JOIN checkpoints c ON c.seq = l.head WHERE l.thread = ?""",
+            f"""SELECT l.id, l.namespace, l.head, {_STALE}, c.id, l.turned, l.generation, l.active,
+                       coalesce((SELECT max(seq) FROM checkpoints WHERE line = l.id), 0)
+                FROM lines l JOIN threads t ON t.id = l.thread
+                LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE l.thread = ?""",
             (ref,),
         ).fetchall():
-            head, turned, generation, active, newest = state
+            head_seq, is_stale, head, turned, generation, active, newest = state
+            _check_head(thread_id, head_seq, head, is_stale)
+            _check_newest(thread_id, head_seq, newest)
             runs = frozenset(run for run, owner in rows if owner == line)
             head = None if head is None else unpack_id(head)
             lines[namespace] = RawLine(head, bool(turned), generation, active, runs, newest)
@@ -1182,6 +1232,20 @@ def _head_bytes(head: Stored | None) -> int:
 def _next(table: str, number: str = "seq") -> str:
     return f"""(SELECT 1 + max(coalesce((SELECT max({number}) FROM {table}), 0),
                                (SELECT value FROM counters WHERE name = '{table}')))"""
+
+
+def _check_head(thread_id: str, head: int | None, found: object, is_stale: bool) -> None:
+    """Refuse a head whose checkpoint was not found, or that is older than what follows it."""
+    if head is not None and found is None:
+        raise CheckpointCorrupted("the head's checkpoint is missing", thread_id=thread_id)
+    if is_stale:
+        raise CheckpointCorrupted("the head is older than the newest checkpoint that follows it", thread_id=thread_id)
+
+
+def _check_newest(thread_id: str, head: int | None, newest: int | None) -> None:
+    """Refuse a list of a namespace's checkpoints that ends before the head."""
+    if head is not None and (newest is None or newest < head):
+        raise CheckpointCorrupted("the head is not among the thread's checkpoints", thread_id=thread_id)
 
 
 def _stored(thread_id: str, namespace: str, family: int | str, row: Sequence[Any]) -> Stored:
