@@ -65,6 +65,7 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.queue import CommitQueue, Job
+from everstep.stores.sqlite_guard import FileGuard
 from everstep.stores.sqlite_raw import RawFile
 from everstep.stores.sqlite_rows import Rows
 from everstep.stores.sqlite_verify import add_functions, migrate, verify
@@ -86,6 +87,10 @@ _READERS_IDLE_MAX = 8
 _FILE_MODE = 0o600
 _EMPTY_WAL_MS = 500  # to wait for readers, when the WAL shall be cut off
 _MAKING_SECONDS = 1.0  # another process may take so long to make a new file, and it looks damaged meanwhile
+_OVERWRITTEN = (
+    "the file {} was overwritten while it was open, as by copying a backup over it. Nothing is written to it any more: "
+    "close the store in every process and open it anew. Next time close it first, and remove its -wal and -shm files"
+)
 _REPLACED = "the file {} was removed or replaced while it was open; open it anew"
 
 
@@ -421,6 +426,9 @@ class _Connections(NamedTuple):
     writer: apsw.Connection
     rows: Rows
     readers: list[apsw.Connection]
+    guard: FileGuard
+    renewals: list[int]
+    """How often pages had been written in place when the file was opened, or looked at last."""
 
 
 class _Database:
@@ -438,6 +446,7 @@ class _Database:
         self._wal_is_due = False
         self._connections: _Connections | None = None
         self._renewing = threading.Lock()
+        self._is_replaced = False
         self._damage: str | None = None
         self.queue = CommitQueue(self._run_batch, self._leaders)
         with self._used():
@@ -448,11 +457,39 @@ class _Database:
 
     def is_the_file(self) -> bool:
         """Whether the path still leads to the file that is open."""
+        if self._is_replaced:
+            return False
         try:
             stat = os.stat(self._path)
         except OSError:
             return False
         return (stat.st_dev, stat.st_ino) == self._identity
+
+    def _check_file(self, connections: _Connections) -> None:
+        """Refuse to go on with a file that was removed, replaced or overwritten."""
+        if not self._is_replaced and not self.is_the_file():
+            raise StoreError(_REPLACED.format(self._path))
+        if not self._is_replaced and not connections.guard.is_intact():
+            self._is_replaced = not self._was_renewed(connections)
+        if self._is_replaced:
+            raise StoreError(_OVERWRITTEN.format(self._path))
+
+    def _was_renewed(self, connections: _Connections) -> bool:
+        """Whether the file changed because another process renewed checksums. It holds the write lock meanwhile."""
+        try:
+            with closing(_connection(self._path, self._busy_ms)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                renewals = _renewals(connection)
+                connection.execute("ROLLBACK")
+        except apsw.BusyError:
+            raise
+        except apsw.Error:
+            return False  # the file and its log do not belong together
+        if renewals <= connections.renewals[0]:
+            return connections.guard.is_intact()
+        connections.renewals[0] = renewals
+        connections.guard.note()
+        return True
 
     def hold(self) -> bool:
         with self._idle:
@@ -489,6 +526,7 @@ class _Database:
 
     def _read(self, work: Callable[[Rows], T]) -> T:
         with _translated(self._path), self._used() as connections:
+            self._check_file(connections)
             connection = self._take_reader(connections)
             try:
                 connection.execute("BEGIN")
@@ -506,6 +544,8 @@ class _Database:
         """Find out whether the file is damaged, or only written by another program; raise or mend."""
         with self._renewing:
             if self._damage is None:
+                with self._used() as connections:
+                    self._check_file(connections)
                 try:
                     _renew_checksums(self._path, self._busy_ms)
                 except CheckpointCorrupted as exc:
@@ -580,14 +620,21 @@ class _Database:
             writer.execute("PRAGMA cache_size=-8000")
             writer.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, not only forgotten
             writer.set_wal_hook(self._note_wal)
-            return _Connections(writer, Rows(writer), [])
+            renewals = _renewals(writer)
+            return _Connections(writer, Rows(writer), [], FileGuard(self._path, RawFile(writer)), [renewals])
 
     def _disconnect(self) -> None:
         if self._connections is not None:
+            connections = (*self._connections.readers, self._connections.writer)
             with _translated(self._path):
-                for connection in (*self._connections.readers, self._connections.writer):
+                for connection in connections:
+                    if self._is_replaced:  # what the log holds belongs to the file that was there before
+                        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                for connection in connections:
                     connection.close()
             self._connections = None
+            if self._is_replaced:
+                _set_log_aside(self._path)
 
     def _take_reader(self, connections: _Connections) -> apsw.Connection:
         try:
@@ -611,14 +658,14 @@ class _Database:
         """Run the jobs in one transaction. If that fails, each in its own: one bad job fails no other."""
         try:
             with self._used() as connections:
-                if not self.is_the_file():
-                    raise StoreError(_REPLACED.format(self._path))
+                self._check_file(connections)
                 try:
                     self._commit(batch, connections)
                 except _ChecksumMismatch as exc:  # nothing was kept
                     self._renew_checksums(exc)
                     self._commit(batch, connections)
                 self._bound_wal(connections.writer)
+                connections.guard.note()
         except Exception as exc:
             for job in batch:
                 if not job.done:
@@ -797,6 +844,7 @@ def _opened(path: Path, busy_ms: int) -> apsw.Connection:
         connection = _connection(path, busy_ms)
         try:
             _prepare(connection, path)
+            _renewals(connection)  # read here, where a page without a checksum is dealt with
             return connection
         except apsw.IOError as exc:
             connection.close()
@@ -846,6 +894,12 @@ def _renew_checksums(path: Path, busy_ms: int) -> None:
         for at, page in raw.unsealed_pages():
             raw.seal_page(at, page)
         raw.sync()
+        # Other processes have the file open, and shall know why it changed.
+        connection.execute(
+            """INSERT INTO counters (name, value) VALUES ('renewals', 1)
+               ON CONFLICT DO UPDATE SET value = value + 1"""
+        )
+        connection.execute("COMMIT")
     _log.warning(
         "%s: %d pages did not match their checksums, as after another SQLite program has written the file. The whole "
         "file was verified in %.1f s: nothing that is stored is damaged, and the checksums have been renewed",
@@ -933,6 +987,22 @@ def _migrate(connection: apsw.Connection, path: Path) -> tuple[int, int]:
 
 class _ChecksumMismatch(CheckpointCorrupted):
     """A page is not as this library wrote it. Never leaves this module: see `_Database._renew_checksums`."""
+
+
+def _set_log_aside(path: Path) -> None:
+    """Keep the log of a file that was overwritten from being taken for that of the file that is there now."""
+    aside = Path(f"{path}-wal.{time.time_ns()}")
+    try:
+        os.rename(f"{path}-wal", aside)
+    except FileNotFoundError:
+        return  # another process has done it
+    _log.warning("%s was overwritten while it was open; the commits that it had in its log are in %s", path, aside)
+
+
+def _renewals(connection: apsw.Connection) -> int:
+    """Return how often pages were written in place: see `_renew_checksums`."""
+    found: int | None = connection.execute("SELECT value FROM counters WHERE name = 'renewals'").get
+    return found or 0
 
 
 def _is_checksum_mismatch(error: apsw.Error) -> bool:

@@ -7,7 +7,9 @@ of a file drops every lock that this process has on it.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import apsw
 
@@ -16,6 +18,9 @@ _CALLS = (
     "xFileControl", "xSectorSize", "xDeviceCharacteristics", "xShmMap",
 )  # fmt: skip
 _SYNC_FULL = 3
+# Of the log's index in shared memory: "The WAL-Index File Format" at sqlite.org/walformat.html.
+_SHARED_REGION_BYTES = 32768
+_SHARED_HEADER_BYTES, _SALT_AT, _MOVED_AT, _ATTEMPTED_AT = 136, 32, 96, 128
 
 
 class _Methods(ctypes.Structure):
@@ -26,7 +31,20 @@ class _Methods(ctypes.Structure):
 
 _transfer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
 _sync = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+_map_shared = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p)
+)
 _file_size = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
+
+
+class WalState(NamedTuple):
+    """How far the log has been moved into the file, as all connections to it know."""
+
+    salt: bytes
+    """Of the log: another each time that it begins anew."""
+    moved: int
+    attempted: int
+    """Set before the first page is written."""
 
 
 class RawFile:
@@ -39,6 +57,16 @@ class RawFile:
         methods = ctypes.cast(self._file, ctypes.POINTER(ctypes.POINTER(_Methods))).contents.contents
         self._read, self._write = _transfer(methods.xRead), _transfer(methods.xWrite)
         self._sync, self._size = _sync(methods.xSync), _file_size(methods.xFileSize)
+        self._shared = _shared_memory(self._file, methods)
+
+    def wal_state(self) -> WalState | None:
+        """Return the state of the log; None where no memory is shared."""
+        if self._shared is None:
+            return None
+        header = ctypes.string_at(self._shared, _SHARED_HEADER_BYTES)
+        (moved,) = struct.unpack_from("=I", header, _MOVED_AT)
+        (attempted,) = struct.unpack_from("=I", header, _ATTEMPTED_AT)
+        return WalState(header[_SALT_AT : _SALT_AT + 8], moved, attempted)
 
     def size_bytes(self) -> int:
         size = ctypes.c_int64()
@@ -67,6 +95,13 @@ class RawFile:
 
     def sync(self) -> None:
         _checked(self._sync(self._file, _SYNC_FULL))
+
+
+def _shared_memory(file: ctypes.c_void_p, methods: _Methods) -> int | None:
+    """Return where the index of the log is mapped; it stays there as long as the connection is open."""
+    address = ctypes.c_void_p()
+    code = _map_shared(methods.xShmMap)(file, 0, _SHARED_REGION_BYTES, 0, ctypes.byref(address))
+    return address.value if code == apsw.SQLITE_OK else None
 
 
 def _checked(code: int, *allowed: int) -> None:

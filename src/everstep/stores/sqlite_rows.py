@@ -679,10 +679,13 @@ class Rows:
         return Line(ref, thread_id, namespace, family, None)
 
     def join(self, thread_id: str, family: str | None) -> str:
-        joined = self._joined(thread_id, family)[1]
+        is_new = self.family(thread_id) is None
+        thread, family = self._joined(thread_id, family)
+        if is_new:  # a note, though an empty one, says where it comes from: see `_STALE`
+            self._execute("UPDATE threads SET note = x'' WHERE id = ?", (thread,))
         # What comes from another store brings objects before there is anybody who needs them.
-        self._execute("UPDATE families SET swept = 0 WHERE id = ? AND swept", (int(joined),))
-        return joined
+        self._execute("UPDATE families SET swept = 0 WHERE id = ? AND swept", (int(family),))
+        return family
 
     def _joined(self, thread_id: str, family: str | None) -> tuple[int, str]:
         """Return the number and family of a thread, which is made if it is missing."""
