@@ -189,3 +189,35 @@ def test_a_copy_over_the_file_after_the_first_commit_of_a_new_log_is_noticed(pat
         shutil.copyfile(backup, path)
         with pytest.raises(StoreError, match="overwritten"):
             engine.list_time_travel_points("t")
+
+
+_KILLED_WRITER = """
+import os, shutil, signal, sys, everstep
+path = sys.argv[1]
+engine = everstep.open(f"sqlite:///{path}", everstep.SnapshotConfig(gc_policy="keep_all")).sync
+for n in range(12):
+    for t in range(12):
+        engine.append(f"t{t}", [{"content": f"{t} {n} " * 20}])
+    if n == int(sys.argv[2]):
+        shutil.copyfile(path, path + ".old")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("copied_at", [2, 10])
+def test_an_old_file_beside_a_newer_log_is_never_a_shorter_thread(path: Path, copied_at: int) -> None:
+    """The writer was killed, and a copy of the main file alone was put back without the removal of the log."""
+    subprocess.run([sys.executable, "-c", _KILLED_WRITER, str(path), str(copied_at)], check=False)
+    shutil.copyfile(f"{path}.old", path)
+    loud, wrong = 0, []
+    engine = everstep.open(f"sqlite:///{path}").sync
+    for t in range(12):
+        try:
+            latest = engine.get_latest(f"t{t}")
+            if latest is None or len(latest.messages) != 12:
+                wrong.append(t)
+        except everstep.EverstepError:
+            loud += 1
+    engine.close()
+    assert wrong == []
+    assert loud > 0
