@@ -19,6 +19,7 @@ from everstep import (
     SnapshotConfig,
     SnapshotTooLarge,
     SnapshotTrigger,
+    StoreFull,
     UnstorableValue,
 )
 from everstep.stores.protocol import Store
@@ -222,6 +223,39 @@ async def test_the_size_limit_is_for_what_is_added(make_engine: Any) -> None:
     with pytest.raises(SnapshotTooLarge):
         await engine.append("t", [{"content": _prose(9, 20_000)}])
     assert len(await engine.list_time_travel_points("t")) == 8
+
+
+async def test_an_append_that_was_too_large_leaves_nothing_behind(make_engine: Any) -> None:
+    """Its messages are written down when it is refused; the next append begins at the same head."""
+    engine = make_engine(max_snapshot_size_mb=0.1)
+    too_large = [USER, {"content": _prose(9, 20_000)}]
+    expected: list[Any] = []
+    for n in range(12):
+        with pytest.raises(SnapshotTooLarge):
+            await engine.append("t", too_large)
+        expected.append({"role": "user", "content": f"message {n}"})
+        await engine.append("t", expected[-1:])
+    assert (await make_engine().get_latest("t")).messages == expected
+
+
+async def test_an_append_that_the_store_refused_leaves_nothing_behind(
+    make_engine: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    expected: list[Any] = []
+
+    async def refuse(store: Store, change: Any) -> Any:
+        raise StoreFull("there is no space left")
+
+    for n in range(12):
+        with monkeypatch.context() as patch:
+            for each in (store, store.blocking):
+                patch.setattr(type(each), "commit", refuse)
+            with pytest.raises(StoreFull):
+                await engine.append("t", [USER, AI])
+        expected.append({"role": "user", "content": f"message {n}"})
+        await engine.append("t", expected[-1:])
+    assert (await make_engine().get_latest("t")).messages == expected
 
 
 async def test_the_past_does_not_count_in_a_new_process_either(make_engine: Any) -> None:

@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 import everstep
-from everstep import InvalidInput
+from everstep import InvalidInput, UnstorableValue
 from everstep.langgraph import CheckpointMetadata, CheckpointRecord, HarnessCheckpointer
 from tests.conftest import OneFace
 from tests.langgraph_tools import FacedSaver, at, checkpoint, number, numbers
@@ -45,6 +45,20 @@ async def test_short_conversations_grow_in_any_channel(saver: FacedSaver) -> Non
 
     for n in range(1, 5):
         assert await saver.values(name=f"c{n}") == {"other": messages[:n]}
+
+
+async def test_a_put_that_was_refused_leaves_nothing_behind(make_saver: Any) -> None:
+    """The conversation is written down before the next channel is refused; the next put goes on without it."""
+    saver = make_saver()
+    conversation: list[Any] = []
+    await saver.add("0", {"messages": conversation})
+    for n in range(1, 12):
+        refused = [*conversation, HumanMessage("refused", id="r"), AIMessage("refused too", id="s")]
+        with pytest.raises(UnstorableValue):
+            await saver.add("r", {"messages": refused, "z": object()}, parent=str(n - 1))
+        conversation.append(HumanMessage(f"message {n} " * 20, id=str(n)))
+        await saver.add(str(n), {"messages": conversation}, parent=str(n - 1), versions={"messages": n})
+    assert (await make_saver().values(name="11"))["messages"] == conversation
 
 
 async def test_a_first_checkpoint_has_no_parent(saver: FacedSaver) -> None:

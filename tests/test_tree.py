@@ -71,6 +71,24 @@ def test_extending_is_writing_the_longer_list(start: list[Any], more: list[Any])
     assert whole_writer.objects.items() <= writer.objects.items()
 
 
+@pytest.mark.parametrize("added", [1, 3, 40])
+def test_extending_a_list_leaves_it_as_it_was(added: int) -> None:
+    """A list may be extended again, by something else: the first attempt was refused, or somebody else was first."""
+    more = [f"refused {n}" for n in range(added)]
+    other = [f"other {n}" for n in range(added)]
+    for length in range(0, 200, 9):  # open ends of every length, on one level and on several
+        start = [f"item {n}" for n in range(length)]
+        node, writer = written_list(start)
+        longer, _ = written_list(start + other)
+        writer.extended(node, more, "v")
+        writer.extended_packed(node, [codec.pack(item) for item in more], "v")
+        with pytest.raises(UnstorableValue):
+            writer.extended(node, [*more, object()], "v")
+        assert node == written_list(start)[0]
+        assert writer.extended(node, other, "v") == longer
+        assert writer.extended_packed(node, [codec.pack(item) for item in other], "v") == longer
+
+
 def message(n: int) -> dict[str, str]:
     return {"role": "user", "content": f"message {n} " * 20}
 
