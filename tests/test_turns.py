@@ -341,6 +341,24 @@ def test_a_turn_that_is_lost_before_its_end_is_taken_again(behind_wire: Store, w
     assert ids(run_to_end(behind_wire.list_checkpoints(Query(thread_id="t")))) == ["own-2", "c-1"]
 
 
+@pytest.mark.parametrize("face", ["async", "blocking"])
+async def test_a_beaten_writer_learns_of_it_in_two_round_trips(wire: Wire, face: str) -> None:
+    """It takes no lock for that: others would wait for a far one."""
+    whole = PostgresStore(wire.url)
+    store = whole if face == "async" else whole.blocking
+    rival = PostgresStore(servers.postgres()).blocking
+    for _ in range(2):
+        await store.commit(follow("t", "own"))
+    await rival.commit(follow("t", "rival"))
+    before = wire.round_trips
+    with pytest.raises(HeadMoved) as moved:
+        await store.commit(follow("t", "own", expect="own-2")._replace(fresh=True))
+    assert wire.round_trips - before == 2
+    assert moved.value.actual == "rival-3"
+    for opened in (whole.blocking, rival):
+        await opened.close()
+
+
 def test_a_turn_is_ended_by_the_server_if_its_client_falls_silent(behind_wire: Store) -> None:
     asked: Any = "SHOW idle_in_transaction_session_timeout"
     found: list[str] = []

@@ -14,13 +14,14 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from importlib import resources
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from everstep import checks, forks
 from everstep.errors import (
     CheckpointCorrupted,
     CommitUnknown,
     DurabilityWarning,
+    HeadMoved,
     InvalidInput,
     MissingDependency,
     StoreError,
@@ -153,9 +154,12 @@ class PostgresStore:
             done = await self._database.commit_soon(change, deadline)
             if isinstance(done, Prepared):
                 return await self._driver.run(lambda _: self._database.commit_again(change, done, deadline))
-            if done is not None:
+            if isinstance(done, Stored):
                 return done
-        return await self._driver.run(lambda _: self._database.commit(change, deadline))
+            is_refused = done is False
+        else:
+            is_refused = False
+        return await self._driver.run(lambda _: self._database.commit(change, deadline, is_refused=is_refused))
 
     async def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
@@ -519,8 +523,8 @@ class _Database:
             for name in {part.thread_id, *(raw.thread_id for raw in part.threads)}:
                 self._heads.forget_thread(name)
 
-    def commit(self, change: Change, deadline: float) -> Stored | None:
-        """Commit in one round trip if that can be, else the long way."""
+    def commit(self, change: Change, deadline: float, *, is_refused: bool = False) -> Stored | None:
+        """Commit in one round trip if that can be, else the long way; `is_refused`: the short one was tried."""
         line = change.thread_id, change.namespace
         since = self._heads.get(line)
         if since is not None and since.known is not None:
@@ -529,6 +533,9 @@ class _Database:
             if stored is not None:
                 return stored
             self._heads.doubt(line)
+            is_refused = put is not None
+        if is_refused:
+            self._check_expected(change, deadline)
         drafts: list[Draft] = []
 
         def build(head: Stored | None) -> Draft:
@@ -546,6 +553,19 @@ class _Database:
             return stored
         self._note_head(line, stored, head)
         return stored
+
+    def _check_expected(self, change: Change, deadline: float) -> None:
+        """After a put was refused: HeadMoved if another writer was first.
+
+        That takes one round trip and no lock. The long way has many, and a far client would hold the others up
+        meanwhile for nothing. A change that may be a repeated one goes the long way: it may be stored.
+        """
+        if change.expect is ANY or not change.fresh:
+            return
+        loaded = self.load(change.thread_id, change.namespace, None, objects=False, writes=False, deadline=deadline)
+        actual = loaded.stored.record.key.checkpoint_id if loaded is not None else None
+        if actual != change.expect:
+            raise HeadMoved(change.thread_id, change.expect, actual)
 
     def _note_head(
         self, line: tuple[str, str], stored: Stored | None, head: tuple[str, int, Known | None] | None
@@ -579,9 +599,10 @@ class _Database:
         turn.note()
         return result
 
-    async def commit_soon(self, change: Change, deadline: float) -> Stored | Prepared | None:
+    async def commit_soon(self, change: Change, deadline: float) -> Stored | Prepared | Literal[False] | None:
         """Commit in one round trip, on this event loop, if that can be; None: a worker thread must do it.
 
+        False: the same, after the server refused it.
         A Prepared put was sent, and its answer was lost: see `commit_again`. Most commits come this way: to hand work
         to a thread and back takes about as long as the rest.
         """
@@ -601,7 +622,7 @@ class _Database:
             self._pool.take_back(connection)
         if put is None or seq is None:
             self._heads.doubt(line)
-            return None
+            return None if put is None else False
         return self._kept(put, seq)
 
     def commit_again(self, change: Change, put: Prepared, deadline: float) -> Stored | None:
