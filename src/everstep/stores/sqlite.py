@@ -488,7 +488,7 @@ class _Database:
         if renewals <= connections.renewals[0]:
             return connections.guard.is_intact()
         connections.renewals[0] = renewals
-        connections.guard.note()
+        connections.guard.note(anew=True)
         return True
 
     def hold(self) -> bool:

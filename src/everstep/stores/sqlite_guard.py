@@ -30,9 +30,14 @@ class FileGuard:
         self._seen: _Seen | None = None
         self.note()
 
-    def note(self) -> None:
-        """Remember the file as it is now, unless somebody is just moving the log into it."""
+    def note(self, *, anew: bool = False) -> None:
+        """Remember the file as it is now, unless somebody is just moving the log into it.
+
+        As long as nobody has, it is as it was, and not looked at: only if it shall be taken as it is, `anew`.
+        """
         before = self._raw.wal_state()
+        if self._seen is not None and before == self._seen.log and not anew:
+            return
         if before is None or before.moved != before.attempted:
             self._seen = None
             return

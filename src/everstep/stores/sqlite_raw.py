@@ -20,7 +20,7 @@ _CALLS = (
 _SYNC_FULL = 3
 # Of the log's index in shared memory: "The WAL-Index File Format" at sqlite.org/walformat.html.
 _SHARED_REGION_BYTES = 32768
-_SHARED_HEADER_BYTES, _SALT_AT, _MOVED_AT, _ATTEMPTED_AT = 136, 32, 96, 128
+_SHARED_HEADER = struct.Struct("=32x8s56xI28xI")  # the salts at 32, nBackfill at 96, nBackfillAttempted at 128
 
 
 class _Methods(ctypes.Structure):
@@ -63,10 +63,7 @@ class RawFile:
         """Return the state of the log; None where no memory is shared."""
         if self._shared is None:
             return None
-        header = ctypes.string_at(self._shared, _SHARED_HEADER_BYTES)
-        (moved,) = struct.unpack_from("=I", header, _MOVED_AT)
-        (attempted,) = struct.unpack_from("=I", header, _ATTEMPTED_AT)
-        return WalState(header[_SALT_AT : _SALT_AT + 8], moved, attempted)
+        return WalState._make(_SHARED_HEADER.unpack(ctypes.string_at(self._shared, _SHARED_HEADER.size)))
 
     def size_bytes(self) -> int:
         size = ctypes.c_int64()
