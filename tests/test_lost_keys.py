@@ -11,7 +11,7 @@ import redis as redis_py
 
 from everstep import CheckpointCorrupted
 from everstep.faces import run_to_end
-from everstep.stores.protocol import Key, Query
+from everstep.stores.protocol import Draft, Key, Query
 from everstep.stores.redis import RedisStore
 from everstep.stores.redis_items import bucket_of
 from everstep.testing import follow, make_record, put
@@ -220,3 +220,17 @@ def test_threads_of_before_are_counted_from_now_on(keys: Keys) -> None:
     go(fresh.delete("t", keys=[Key("t", "", "c-4")]))
     assert go(keys.open().read("t")).stored.record.step == 5
     assert go(keys.open().thread("t")) is not None
+
+
+def test_a_change_does_not_count_anew_what_is_damaged(keys: Keys) -> None:
+    store = keys.open()
+    for name in ("n-1", "n-2"):
+        go(store.commit(put(make_record(name, "t", "ns"))))
+    go(store.commit(follow("t", "c")))
+    (index,) = [name for name in keys.names() if name.endswith(b":ns:index")]
+    keys.client.zrem(index, "n-1")
+    beside = Draft(make_record("n-3", "t", "ns", parents=["n-2"]), ())
+    for _ in range(2):
+        with pytest.raises(CheckpointCorrupted, match="1 of 2"):
+            go(keys.open().commit(follow("t", "c")._replace(beside=[beside])))
+    assert go(keys.open().read("t")).stored.record.step == 1
