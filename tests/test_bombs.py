@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
 
 import everstep
-from everstep import CheckpointCorrupted, UnstorableValue
-from everstep.values import codec, compress, tree
+from everstep import CheckpointCorrupted, CheckpointEngine, SnapshotConfig, UnstorableValue
+from everstep.backends import StoreBackend
+from everstep.langgraph import HarnessCheckpointer
+from everstep.stores.memory import MemoryStore
+from everstep.values import codec, compress, costs, tree
 from tests.bombs import BOMBS, Forge
 
 MEMORY_BYTES = 1 << 30
@@ -59,16 +65,16 @@ def test_repeats_are_counted_without_unfolding() -> None:
         forge = Forge()
         key = forge.groups(forge.leaf(b"\x90"), levels)
         objects = Counted(forge.objects)
-        cost = tree.repeats(key, objects.get)
+        cost = tree.repeats(key, b"", objects.get)
         assert 70 * (16**levels - 1) < cost < 200 * 16**levels
-        assert objects.asked == len(objects)
+        assert objects.asked <= 3 * len(objects)
 
 
 def test_what_does_not_repeat_costs_nothing() -> None:
     writer = tree.Writer()
     node = writer.list_node([{"role": "user", "content": f"message {n} " * 30} for n in range(5000)], "v")
     assert node.size > tree.REPEATS_FREE
-    assert tree.repeats(node.children, writer.objects.get) == 0
+    assert tree.repeats(node.children, node.body, writer.objects.get) == 0
 
 
 HONEST: dict[str, Any] = {
@@ -102,6 +108,200 @@ def test_what_could_not_be_read_is_refused_at_save(monkeypatch: pytest.MonkeyPat
         found = engine.get_latest("t")
         assert found is not None
         assert found.messages[-1] == message
+
+
+@pytest.fixture
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "REPEATS_FREE", 20_000)
+    monkeypatch.setattr(tree, "REPEATS_MAX", 400_000)
+
+
+MESSAGE = {"role": "user", "content": "the same " * 50}
+UNSPLIT = SnapshotConfig(delta_snapshots=False)
+
+
+def opened(store: MemoryStore, config: SnapshotConfig | None = None) -> Any:
+    """Return an engine that remembers nothing."""
+    return CheckpointEngine(StoreBackend(store), config).sync
+
+
+def appended(store: MemoryStore, _step: int) -> Any:
+    return opened(store).append("t", [MESSAGE] * 10, {})
+
+
+def appended_in_turn(store: MemoryStore, step: int) -> Any:
+    """Alternate with a writer that keeps checkpoints whole."""
+    return opened(store, UNSPLIT if step % 2 else None).append("t", [MESSAGE] * 10, {})
+
+
+def state_set(store: MemoryStore, step: int) -> Any:
+    return opened(store).append("t", [], {f"k{step}": [MESSAGE] * 10})
+
+
+def fields_alike(store: MemoryStore, step: int) -> Any:
+    """Let the messages repeat what is in the state: none of them is too much by itself."""
+    same = [MESSAGE] * (10 * step)
+    return opened(store).snapshot("t", same, {"x": same}, {"y": same})
+
+
+def merged(store: MemoryStore, step: int) -> Any:
+    engine = opened(store)
+    if step == 0:
+        return engine.append("t", [MESSAGE] * 10, {})
+    branch = engine.branch(engine.get_latest("t").metadata.checkpoint_id, f"b{step}")
+    opened(store).append(branch, [], {f"k{step}": [MESSAGE] * 10})
+    opened(store).append("t", [MESSAGE] * 10, {})
+    return opened(store).merge_branch(branch, "t")
+
+
+def lived(store: MemoryStore, _step: int) -> Any:
+    with opened(store).thread("t") as thread:
+        thread.messages.extend([MESSAGE] * 10)
+    return opened(store).get_latest("t").metadata.checkpoint_id
+
+
+@pytest.mark.usefixtures("low_limits")
+@pytest.mark.parametrize("save", [appended, appended_in_turn, state_set, fields_alike, merged, lived])
+def test_what_is_acknowledged_is_readable_whoever_wrote_the_rest(save: Callable[[MemoryStore, int], Any]) -> None:
+    store = MemoryStore()
+    for step in range(200):
+        before = opened(store).get_latest("t")
+        try:
+            saved = save(store, step)
+        except UnstorableValue:
+            break
+        assert opened(store).get(saved) is not None
+        assert opened(store).get_latest("t") != before
+    else:
+        pytest.fail("nothing was refused")
+    assert step > 3
+    assert opened(store).get_latest("t") is not None
+
+
+@pytest.mark.usefixtures("low_limits")
+def test_a_merge_that_could_not_be_read_is_refused() -> None:
+    store = MemoryStore()
+    begun = opened(store).append("t", [], {"a": 1})
+    branch = opened(store).branch(begun, "b")
+    opened(store).append(branch, [], {"theirs": [MESSAGE] * 200})
+    ours = opened(store).append("t", [MESSAGE] * 200, {})
+    with pytest.raises(UnstorableValue, match="again and again"):
+        opened(store).merge_branch(branch, "t")
+    assert opened(store).get_latest("t").metadata.checkpoint_id == ours
+
+
+@pytest.mark.usefixtures("low_limits")
+def test_a_merge_of_savers_threads_that_could_not_be_read_is_refused() -> None:
+    store = MemoryStore()
+
+    def put(config: Any, channel: str, size: int) -> Any:
+        checkpoint = empty_checkpoint()
+        checkpoint["channel_values"], checkpoint["channel_versions"] = {channel: [MESSAGE] * size}, {channel: 1}
+        return HarnessCheckpointer(backend=store).put(config, checkpoint, {"step": size}, {channel: 1})
+
+    config = put({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, "a", 1)
+    begun = config["configurable"]["checkpoint_id"]
+    branch = opened(store).branch(begun, "b")
+    put({"configurable": {"thread_id": branch, "checkpoint_ns": "", "checkpoint_id": begun}}, "theirs", 200)
+    ours = put(config, "ours", 200)
+    with pytest.raises(UnstorableValue, match="again and again"):
+        opened(store).merge_branch(branch, "t")
+    found = HarnessCheckpointer(backend=store).get_tuple({"configurable": {"thread_id": "t"}})
+    assert found is not None
+    assert found.config["configurable"]["checkpoint_id"] == ours["configurable"]["checkpoint_id"]
+
+
+@pytest.mark.usefixtures("low_limits")
+@pytest.mark.parametrize("channel", ["messages", "notes"])
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_what_a_saver_acknowledges_is_readable(channel: str, is_fresh: bool) -> None:
+    store = MemoryStore()
+    saver = HarnessCheckpointer(backend=store)
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    value: list[Any] = []
+    made = HumanMessage("the same " * 50, id="1") if channel == "messages" else MESSAGE
+    for step in range(200):
+        if is_fresh:
+            saver = HarnessCheckpointer(backend=store)
+        value = value + [made] * 10
+        checkpoint = empty_checkpoint()
+        checkpoint["channel_values"], checkpoint["channel_versions"] = {channel: value}, {channel: step}
+        try:
+            config = saver.put(config, checkpoint, {"step": step}, {channel: step})
+        except UnstorableValue:
+            break
+        found = HarnessCheckpointer(backend=store).get_tuple(config)
+        assert found is not None
+        assert found.checkpoint["channel_values"][channel] == value
+        assert len(list(HarnessCheckpointer(backend=store).list(config, limit=2))) >= 1
+    else:
+        pytest.fail("nothing was refused")
+    assert step > 3
+
+
+@pytest.mark.usefixtures("low_limits")
+def test_a_pending_write_that_could_not_be_read_is_refused() -> None:
+    saver = HarnessCheckpointer(backend=MemoryStore())
+    config = saver.put({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, empty_checkpoint(), {"step": 1}, {})
+    saver.put_writes(config, [("notes", [MESSAGE] * 100)], "a")
+    with pytest.raises(UnstorableValue, match="again and again"):
+        saver.put_writes(config, [("notes", [MESSAGE] * 3000)], "b")
+    found = saver.get_tuple(config)
+    assert found is not None
+    assert found.pending_writes == [("a", "notes", [MESSAGE] * 100)]
+
+
+class CountingStore(MemoryStore):
+    """Counts the objects that are loaded."""
+
+    loaded = 0
+
+    async def read(self, *args: Any, **options: Any) -> Any:
+        found = await super().read(*args, **options)
+        self.loaded += len(found.objects) if found is not None else 0
+        return found
+
+    async def fetch(self, *args: Any, **options: Any) -> Any:
+        found = await super().fetch(*args, **options)
+        self.loaded += len(found)
+        return found
+
+
+@pytest.mark.usefixtures("low_limits")
+def test_an_append_to_a_large_thread_loads_nothing() -> None:
+    store = CountingStore()
+    opened(store).append("t", [{"role": "user", "content": f"message {n} " * 9} for n in range(500)], {})
+    looks = 0
+    for step in range(200):
+        store.loaded = 0
+        opened(store).append("t", [{"role": "user", "content": f"another {step} " * 9}], {})
+        looks += store.loaded > 0
+    # 300,000 may be added before somebody looks again, and each message counts less than 1,000.
+    assert looks == 0
+    latest = opened(store).get_latest("t")
+    branch = opened(store).branch(latest.metadata.checkpoint_id, "b")
+    store.loaded = 0
+    opened(store).append(branch, [{"role": "user", "content": "on a branch"}], {})
+    assert store.loaded == 0
+    opened(store).append("t", [MESSAGE] * 180, {})
+    assert store.loaded > 500
+
+
+@pytest.mark.parametrize("value", [
+    0, -20, 300, -1.5, None, "", "text", b"bytes", [], {}, (), {"a": 1}, [[1, 2], {"b": [None]}], (1, (2,)), {1, 2},
+    {1: 2}, "long " * 30_000, bytes(40_000), [{"role": "user", "content": "x" * n} for n in range(400)],
+    {f"key {n}": {"a": [n] * 9} for n in range(500)}, bytearray(40_000), [("tagged", n) for n in range(2000)],
+])  # fmt: skip
+def test_a_value_in_parts_weighs_what_it_weighs_in_one_piece(value: Any) -> None:
+    """An append is allowed by the weight of its bytes, and read by the weight of the objects that they became."""
+    writer = tree.Writer()
+    node = writer.list_node([value], "v")
+    twice = tree.repeats(node.children * 2, node.body * 2, writer.objects.get)
+    weight = costs.weight(codec.pack(value))
+    if twice:
+        assert 0.95 * weight - 80 <= twice <= 1.05 * weight
+    else:
+        assert len(codec.pack(value)) <= 48
 
 
 def test_many_small_bombs_are_a_large_one() -> None:

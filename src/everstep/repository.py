@@ -46,7 +46,7 @@ from everstep.stores.protocol import (
 )
 from everstep.turns import Beaten, until_done
 from everstep.types import Checkpoint, CheckpointMetadata
-from everstep.values import codec, compress, tree
+from everstep.values import codec, compress, costs, tree
 from everstep.values.walk import Need
 
 if TYPE_CHECKING:
@@ -80,10 +80,12 @@ class Encoded(NamedTuple):
     nodes: Sequence[tree.Node]
     added_bytes: int
     base: Base | None
+    repeats: int | None = None
+    """For the record; see there."""
 
     def draft(self, record: Record) -> Draft:
         """Return `record` (made without values) with these values, ready for a store."""
-        record = record._replace(children=self.children, body=self.body, sizes=self.sizes)
+        record = record._replace(children=self.children, body=self.body, sizes=self.sizes, repeats=self.repeats)
         return Draft(record, self.squeezed, (self.base,) if self.base is not None else ())
 
 
@@ -476,7 +478,53 @@ class Repository:
             writer = tree.Writer(objects=dict(written.writer.objects))
             writer.leave_out(known)
             written = written._replace(writer=writer, base=base)
-        return encoded(*written, size_bytes_max, at_hand=self.memory.contents)
+        return await self._bounded(encoded(*written, size_bytes_max), thread_id, namespace)
+
+    async def _bounded(
+        self,
+        encoded: Encoded,
+        thread_id: str,
+        namespace: str,
+        before: int | None = None,
+        added: Sequence[Any] = (),
+    ) -> Encoded:
+        """Return values with what repetition in them costs at most; raise UnstorableValue if they could not be read.
+
+        They have grown by `added` from values for which that was `before`. All that is added may be a repetition. Only
+        when that would be too much everything is looked at, and what is found counts from then on.
+        """
+        if sum(encoded.sizes) < tree.REPEATS_FREE:
+            return encoded
+        if before is not None:
+            bound = before + sum([costs.weight(codec.pack(value)) for value in added])
+            if bound <= tree.writable_repeats():
+                return encoded._replace(repeats=bound)
+        head = await self._recent_head(thread_id, namespace)
+        families = [head.family] if head is not None else []
+        return encoded._replace(repeats=await self.repeats_of(encoded.nodes, encoded.objects, families))
+
+    async def repeats_of(
+        self, nodes: Sequence[tree.Node], objects: Mapping[bytes, tree.Content], families: Sequence[str]
+    ) -> int | None:
+        """Return what repetition costs in values that are to be written; None if they are small.
+
+        `objects` are those that are new. Raises UnstorableValue if the values could not be read.
+        """
+        size = sum([node.size for node in nodes])
+        if size < tree.REPEATS_FREE:
+            return None
+        found = dict(objects)
+        children = b"".join([node.children for node in nodes])
+        for family in families:
+            unknown = self._gather(tree.hashes(children), found)
+            if unknown:
+                found |= await self._fetch(family, unknown)
+        self._gather(tree.hashes(children), found)
+        cost = tree.repeats(children, b"".join([node.body for node in nodes]), found.get)
+        if cost > tree.writable_repeats():
+            alone = [tree.repeats(node.children, node.body, found.get) for node in nodes]
+            tree.check_repeats(cost, size, _name_of(alone.index(max(alone)), len(nodes)))
+        return cost
 
     async def _extend(
         self,
@@ -489,14 +537,17 @@ class Repository:
     ) -> Encoded:
         _check_own(head)
         if head is None:
-            return encoded(*self._write([messages, *(u or {} for u in updates)], None, split), size_bytes_max)
+            written = self._write([messages, *(u or {} for u in updates)], None, split)
+            first = encoded(*written, size_bytes_max)
+            return first._replace(repeats=await self.repeats_of(first.nodes, first.objects, ()))
         record = head.record
         if not split or len(record.sizes) != len(_FIELDS):
             old = self._decode(record, await self.objects(head.family, record.children))
             values = [old[0] + messages, *(_updated(o, u, replace) for o, u in zip(old[1:], updates, strict=True))]
             written = self._write(values, None, split)
             written.writer.leave_out((await self._known(head))[1])
-            return encoded(written.nodes, written.writer, Base(record.key, head.digest), size_bytes_max)
+            whole = encoded(written.nodes, written.writer, Base(record.key, head.digest), size_bytes_max)
+            return whole._replace(repeats=await self.repeats_of(whole.nodes, whole.objects, [head.family]))
         nodes = self.memory.nodes(head)
         known: set[bytes] = set()
         changed: dict[int, Any] = {}
@@ -510,10 +561,8 @@ class Repository:
             nodes[0] = writer.extended(nodes[0], messages, "messages")
             for place, value in changed.items():
                 nodes[place] = writer.value(value, _FIELDS[place])
-        # Messages were added to those of the head, which were looked at when they were written.
-        sizes_before = [size if place == 0 or place not in changed else 0 for place, size in enumerate(record.sizes)]
-        base = Base(record.key, head.digest)
-        return encoded(nodes, writer, base, size_bytes_max, at_hand=self.memory.contents, sizes_before=sizes_before)
+        grown = encoded(nodes, writer, Base(record.key, head.digest), size_bytes_max)
+        return await self._bounded(grown, *record.key[:2], record.repeats, [messages, *changed.values()])
 
     async def _known(self, head: Stored | None) -> tuple[Base | None, set[bytes]]:
         """Return the head as a base, and every hash below it."""
@@ -661,22 +710,11 @@ def encoded(
     size_bytes_max: int | None = None,
     *,
     thorough: bool = False,
-    at_hand: Mapping[bytes, tree.Content] = MappingProxyType({}),
-    sizes_before: Sequence[int] = (),
 ) -> Encoded:
-    """Return written nodes ready to be committed; `thorough`: smaller, and slower.
-
-    `at_hand` are objects that were left out, as far as they are in memory, and `sizes_before` the sizes of the values
-    that these have grown from.
-    """
+    """Return written nodes ready to be committed; `thorough`: smaller, and slower."""
     total = sum(node.size for node in nodes)
     if total > tree.VALUE_BYTES_MAX:
         raise UnstorableValue("checkpoint", f"{total:,} bytes", f"the limit is {tree.VALUE_BYTES_MAX:,}")
-    if total >= tree.REPEATS_FREE:
-        new = writer.objects
-        for place, node in enumerate(nodes):
-            before = sizes_before[place] if place < len(sizes_before) else 0
-            tree.check_repeats(node, lambda key: new.get(key) or at_hand.get(key), _name_of(place, len(nodes)), before)
     children, body = b"".join(node.children for node in nodes), b"".join(node.body for node in nodes)
     added = writer.added_bytes + len(body)
     if size_bytes_max is not None and added > size_bytes_max:

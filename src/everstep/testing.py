@@ -271,6 +271,18 @@ class StoreContract:
         assert loaded.stored.record == record
         assert list(loaded.objects) == [leaf]
 
+    @pytest.mark.parametrize("repeats", [None, 0, 5 << 40])
+    async def test_a_hint_for_writers_reads_back(self, store: Store, repeats: int | None) -> None:
+        record = make_record()._replace(repeats=repeats)
+        await store.commit(put(record))
+
+        loaded = await store.read("t")
+        listed = await store.list_checkpoints(Query(thread_id="t"))
+
+        assert loaded is not None
+        assert loaded.stored.record == record
+        assert [stored.record.repeats for stored in listed] == [repeats]
+
     async def test_reading_brings_every_object_below_the_root_once(self, store: Store) -> None:
         leaf, other = make_object(b"leaf"), make_object(b"other")
         middle = make_object(b"middle", leaf, other)

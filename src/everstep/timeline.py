@@ -674,7 +674,9 @@ class StoreTimeline:
             raise MergeConflict(merged.conflicts)
         if not self._config.delta_snapshots:
             merged = await self._unsplit(merged, ours.family)
+        repeats = await self._repository.repeats_of(merged.nodes, merged.objects, [ours.family])
         record = _with_root(_merge_record(ours, theirs, bases), root_of_nodes(merged.nodes))
+        record = record._replace(repeats=repeats)
         objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
         return Draft(record, objects, tuple(Base(stored.record.key, stored.digest) for stored in (ours, theirs)))
 
@@ -853,7 +855,8 @@ def _first_of_branch(origin: Stored, thread_id: str, name: str) -> Draft:
         summary=f"Branch '{name}' from {source.checkpoint_id}",
         next_node=origin.record.next_node,
     )
-    return Draft(_with_root(record, _root(origin)), (), (Base(source, origin.digest),))
+    record = _with_root(record, _root(origin))._replace(repeats=origin.record.repeats)
+    return Draft(record, (), (Base(source, origin.digest),))
 
 
 def _merge_record(ours: Stored, theirs: Stored, bases: Sequence[Place]) -> Record:

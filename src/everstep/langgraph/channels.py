@@ -355,7 +355,7 @@ class Channels:
         """Return the messages of a list node, from templates: for readers of many checkpoints of one history."""
         parts: list[bytes | tree.Node] = []
         opened = tree.opened(node.children, node.body)
-        if opened.length > _LENGTH_FREE and tree.repeats(node.children, objects.get) > tree.REPEATS_MAX:
+        if opened.length > _LENGTH_FREE and tree.repeats(node.children, node.body, objects.get) > tree.REPEATS_MAX:
             raise CheckpointCorrupted("a stored conversation repeats parts of itself too often")
         self._collect(opened.parts, objects, parts, opened.length)
         known = self._templates
@@ -499,6 +499,20 @@ class Channels:
             )
             return written._replace(copies=Copies(self)) if form == CHAT else written
         return Written(form, len(packed), packed, node._replace(size=len(packed)) if node.children else None)
+
+
+def added_to(value: Written, old: Written | None) -> bytes:
+    """Return the bytes by which a value has grown: all of them, unless a list has more items at its end."""
+    if old is None:
+        return value.packed
+    if value.packed == old.packed:
+        return b""
+    if old.is_list and value.is_list:
+        start = len(codec.array_header(value.length))
+        before = old.packed[len(codec.array_header(old.length)) :]
+        if value.packed.startswith(before, start):
+            return value.packed[start + len(before) :]
+    return value.packed
 
 
 @functools.lru_cache(4096)  # channels have few names

@@ -28,6 +28,8 @@ class Line(NamedTuple):
     """The objects that came with it."""
     checked_by: object = None
     """Whose rules for classes its values are known to satisfy: those of the saver that wrote or read them."""
+    repeats: int | None = None
+    """What repetition in its values costs at most, if they are large and somebody has looked."""
 
 
 def line_of(

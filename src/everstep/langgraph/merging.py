@@ -69,6 +69,7 @@ async def merged(
     merger = _Merger(repository, sides, base, bases, ancestry, graph)
     await merger.open()
     nodes, objects = await merger.nodes(resolve)
+    await repository.repeats_of(nodes, objects, [ours.family])
     record = _record(sides, root_of_nodes(nodes), merger.counters())
     return Draft(record, squeezed_objects(objects, thorough=True), rest_on)
 

@@ -16,14 +16,14 @@ from everstep import checks
 from everstep.deadlines import limited
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput, StoreUnavailable
 from everstep.keeper import Keeper
-from everstep.langgraph.channels import CHAT, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Written
+from everstep.langgraph.channels import CHAT, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Written, added_to
 from everstep.langgraph.lines import Line, Lines, line_of
 from everstep.langgraph.quiet import QUIET
 from everstep.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
 from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Query, Record, Store, Stored, Write
 from everstep.turns import BEATEN_MAX
 from everstep.types import TASK_NAMESPACE, utc_now
-from everstep.values import tree
+from everstep.values import costs, tree
 
 T = TypeVar("T")
 
@@ -78,10 +78,11 @@ class _WrittenCheckpoint(NamedTuple):
     values: Encoded
     channels: Mapping[str, Written]
     rest: Mapping[str, Written]
+    repeats: int | None = None
 
     def line(self, stored: Stored, checked_by: Channels) -> Line:
         found = line_of(stored, self.channels, self.rest, checked_by)
-        return found._replace(fresh=frozenset(self.values.objects))
+        return found._replace(fresh=frozenset(self.values.objects), repeats=self.repeats)
 
 
 class _Copied(NamedTuple):
@@ -174,10 +175,12 @@ class Threads:
         if names and parent is not None:
             line, deltas = await self._deltas(parent, line, names)
         written = self._write(checkpoint, new_versions, line, deltas, odd)
+        if written is None:
+            written = self._whole(checkpoint, deltas, odd)
         try:
             stored = await self._commit(record, written.values, head, fresh)
         except BaseGone:
-            written = self._write(checkpoint, None, None, deltas, odd)
+            written = self._whole(checkpoint, deltas, odd)
             stored = await self._refenced(lambda: self._commit(record, written.values, head, fresh))
         self._repository.memory.add(written.values.objects)
         self._lines.add(written.line(stored, self._channels))
@@ -225,6 +228,15 @@ class Threads:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
         return stored
 
+    def _whole(
+        self, checkpoint: Mapping[str, Any], deltas: Mapping[str, Delta], odd: Mapping[str, Any]
+    ) -> _WrittenCheckpoint:
+        """Write a checkpoint with every object that it needs."""
+        written = self._write(checkpoint, None, None, deltas, odd)
+        if written is None:
+            raise RuntimeError("an object of a checkpoint that was just written is not at hand")
+        return written
+
     def _write(
         self,
         checkpoint: Mapping[str, Any],
@@ -232,7 +244,8 @@ class Threads:
         line: Line | None,
         deltas: Mapping[str, Delta],
         odd: Mapping[str, Any],
-    ) -> _WrittenCheckpoint:
+    ) -> _WrittenCheckpoint | None:
+        """Write a checkpoint; None: all of `line` would have to be looked at, and it is not in memory any more."""
         channels, writer = self._channels, tree.Writer(packer=self._channels.kinds.codec)
         versions = dict(checkpoint.get("channel_versions") or {})
         written: dict[str, Written] = {}
@@ -268,18 +281,40 @@ class Threads:
             for name, old in line.channels.items():
                 if old.node is not None and not old.is_list and written.get(name) is not old:
                     writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
-        before: Mapping[str, Written] = line.channels if line is not None else {}
-        grown_from = before[LIST_CHANNEL].size if conversation is not None and LIST_CHANNEL in before else 0
-        sizes_before = (grown_from, sum([value.size for name, value in before.items() if name in others]))
-        values = encoded(
-            nodes,
-            writer,
-            line.base if line is not None else None,
-            thorough=True,
-            at_hand=self._repository.memory.contents,
-            sizes_before=sizes_before,
-        )
-        return _WrittenCheckpoint(values, {**written, **others}, rest)
+        values = encoded(nodes, writer, line.base if line is not None else None, thorough=True)
+        found = _WrittenCheckpoint(values, {**written, **others}, rest)
+        if sum(values.sizes) < tree.REPEATS_FREE:
+            return found
+        return self._bounded(found, line, channels.kinds.codec.pack(envelope, "checkpoint"))
+
+    def _bounded(self, written: _WrittenCheckpoint, line: Line | None, envelope: bytes) -> _WrittenCheckpoint | None:
+        """Return a large checkpoint with what repetition in it costs at most; raise if it could not be read.
+
+        All that is new may be a repetition. Only when that would be too much all of it is looked at; None: that cannot
+        be done with what is in memory.
+        """
+        if line is not None and line.repeats is not None:
+            bound = line.repeats + costs.weight(envelope)
+            before = {**line.channels, **line.rest}
+            for name, value in (*written.channels.items(), *written.rest.items()):
+                bound += costs.weight(added_to(value, before.get(name)))
+            if bound <= tree.writable_repeats():
+                return written._replace(repeats=bound)
+        fresh, held = written.values.objects, self._repository.memory.contents
+        children = written.values.children
+
+        def content(key: bytes) -> tree.Content | None:
+            return fresh.get(key) or held.get(key)
+
+        def below(key: bytes) -> bytes | None:
+            found = content(key)
+            return None if found is None else found[0]
+
+        if tree.reachable(children, below)[1]:
+            return None
+        cost = tree.repeats(children, written.values.body, content)
+        tree.check_repeats(cost, sum(written.values.sizes), "checkpoint")
+        return written._replace(repeats=cost)
 
     async def put_writes(self, key: Key, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
         """Attach a task's writes to a checkpoint, which may not be there yet."""
@@ -303,6 +338,9 @@ class Threads:
         rows: list[Write] = []
         for task_id, idx, channel, value, task_path in pending:
             form, node = self._channels.pending(writer, channel, value)
+            if node.size >= tree.REPEATS_FREE:
+                cost = tree.repeats(node.children, node.body, writer.objects.get)
+                tree.check_repeats(cost, node.size, channel)
             rows.append(Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path))
         return rows, writer.objects
 

@@ -89,6 +89,11 @@ class Record(NamedTuple):
     kind: str = ""
     """Who wrote it: "" for the engine, else the adapter."""
     metadata: Mapping[str, Any] = MappingProxyType({})
+    repeats: int | None = None
+    """What repetition in the values costs at most (see `values.tree`), if they are large and somebody has looked.
+
+    A hint for who writes the next one. Readers look for themselves.
+    """
 
 
 class Stored(NamedTuple):

@@ -21,6 +21,7 @@ DIGEST_BYTES = 8
 _OUR_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}\+00:00")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _INFO_PLAIN = b"\x90"  # packed lists begin with this or more; what is compressed, with less
+_FIELDS = 9  # of a record's info; those of large values have one more
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -37,10 +38,12 @@ def pack_record(record: Record) -> tuple[bytes, bytes]:
         _pack_time(record.created_at), parents, list(record.tags), record.summary, record.next_node,
         record.trigger, record.kind, list(record.sizes), dict(record.metadata),
     ]  # fmt: skip
+    if record.repeats is not None:
+        fields.append(record.repeats)
     try:
         info = codec.pack(fields, "checkpoint")
     except UnstorableValue:
-        codec.pack(fields[-1], "metadata")  # by its own path
+        codec.pack(dict(record.metadata), "metadata")  # by its own path
         raise
     if record.metadata:
         codec.check_depth(info, 0, "metadata")
@@ -66,14 +69,16 @@ def unpack_record(key: Key, step: int, children: bytes, info: bytes, root: bytes
     try:
         if packed[:1] < _INFO_PLAIN:
             packed = compress.expand(packed)
-        created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = _listed(codec.unpack(packed))
-        if type(metadata) is not dict:
+        fields = _listed(codec.unpack(packed))
+        repeats = fields.pop() if len(fields) == _FIELDS + 1 else None
+        created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = fields
+        if type(metadata) is not dict or not (repeats is None or type(repeats) is int):
             raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
         parents, tags, sizes = _listed(parents), _listed(tags), _listed(sizes)
         return Record(
             key, step, tuple(_parent(parent, key) for parent in parents), _unpack_time(created),
             children if root is not None else b"", body, tuple(sizes), tuple(tags), summary, next_node, trigger, kind,
-            metadata,
+            metadata, repeats,
         )  # fmt: skip
     except (TypeError, ValueError, OverflowError) as exc:
         raise _corrupted(f"the checkpoint's metadata cannot be decoded: {exc}", key) from exc

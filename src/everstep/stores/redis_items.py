@@ -78,6 +78,8 @@ def pack_item(packed: Packed, run: int, added_bytes: int) -> bytes:
             shown["metadata"] = dict(record.metadata)
         else:
             shown["packed_metadata"] = b64encode(codec.pack(dict(record.metadata), "metadata")).decode()
+    if record.repeats is not None:
+        shown["repeats"] = record.repeats
     shown["root"] = b64encode(record.body).decode()
     return _JSON(shown).encode()
 
@@ -104,6 +106,7 @@ def unpack_item(
             shown.get("trigger", ""),
             shown.get("kind", ""),
             _metadata(shown),
+            shown.get("repeats"),
         )
         digest = bytes.fromhex(shown["digest"])
         info, root = pack_record(record)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
-from everstep.values import codec
+from everstep.values import codec, costs
 
 FORMAT = 1
 """The address function: the first 16 bytes of SHA-256 over format, children and body. Belongs to a family."""
@@ -47,8 +47,8 @@ _LEVELS_MAX = 32
 
 REPEATS_MAX = int(os.environ.get("EVERSTEP_REPEATS_MAX", 192 << 20))
 """What a value may cost beyond its own objects because parts of it occur again; see `repeats`."""
-_GROWN_BYTES = 1 << 18
-REPEATS_FREE = 1 << 20  # bytes that occur again without anybody looking closer
+REPEATS_FREE = 1 << 20
+"""Bytes that occur again without anybody looking closer, so what is smaller is written without a look."""
 
 PACKED, REF, LIST, MAP, TEXT, BYTES, TAG, REST, GROUP, PAIRS, NODES, WHOLE, RAW = range(13)
 
@@ -479,14 +479,14 @@ class Reader:
         self._seen: set[bytes] = set()
         self._joined: dict[Any, bytes] = {}
         self._repeated = 0
-        self._root: bytes | None = b""
+        self._root: Content | None = b"", b""
         """What to look at when much is repeated; None: that has been done."""
 
     def fields(self, children: bytes, body: bytes, count: int) -> list[list[bytes]]:
         """Return the packed parts of each of the `count` nodes that stand one after the other."""
         cursor = _Cursor(children, body)
         parts: list[list[bytes]] = [[] for _ in range(count)]
-        self._root = children
+        self._root = children, body
         try:
             for out in parts:
                 self._node(cursor, out)
@@ -529,7 +529,7 @@ class Reader:
         self._repeated += size
         if self._repeated > REPEATS_FREE and self._root is not None:
             root, self._root = self._root, None
-            cost = repeats(root, self._objects.get)
+            cost = repeats(*root, self._objects.get)
             if cost > REPEATS_MAX:
                 raise CheckpointCorrupted(
                     f"a stored value repeats parts of itself so often that reading it costs {cost:,} more than what is "
@@ -638,7 +638,8 @@ class Reader:
             fresh = set(keys) - self._seen
             self._seen |= fresh
             if len(fresh) < len(keys):
-                self._count_repeated(size - sum([len(objects[key][1]) for key in fresh]))
+                first = sum([len(objects[key][1]) - 1 for key in fresh])
+                self._count_repeated(size - len(bodies) - first)
             return
         for key in keys:
             self._reference(key, out)
@@ -658,103 +659,143 @@ class Reader:
 
 # -- what repetition costs ---------------------------------------------------------------------------------------------
 
-_HEAVY: tuple[tuple[int, bytes], ...] = (
-    (400, bytes((0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)))),  # tagged values: each calls a function
-    (70, bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))),  # containers
-    (57, bytes((*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))),  # texts and bytes
-    (33, bytes((0xCA, 0xCB, *range(0xCC, 0xD4)))),  # numbers
-)
-"""What it takes to build what such a byte may begin: about its bytes in memory, or as much time (4 ns each)."""
 
-
-def repeats(children: bytes, content: Callable[[bytes], Content | None]) -> int:
-    """Return what it costs to build a value beyond building each object below it once.
+def repeats(children: bytes, body: bytes, content: Callable[[bytes], Content | None]) -> int:
+    """Return what it costs to build the values of these nodes beyond building each object below them once.
 
     That is 0 for a value no part of which occurs twice, however large it is. Of an object that occurs n times, n - 1
-    count, with all that is below it. A byte counts 3, and more if it may begin something: a list of a million empty
-    lists is a megabyte when packed and 70 MB when it is built. In long texts nothing begins, and a byte counts 2.
-    Objects that are not at hand count nothing. Takes time by the number of objects, not by how often they occur.
+    count, weighed by what it is made of (see `costs`). Objects that are not at hand count nothing. Takes time by the
+    number of objects, not by how often they occur.
     """
-    totals: dict[tuple[bytes, bool], int] = {}
-    own = 0
-    pending: list[tuple[bytes, bool]] = [(key, False) for key in hashes(children)]
-    opened: dict[tuple[bytes, bool], tuple[int, list[tuple[bytes, bool]]]] = {}
+    roots = hashes(children)
+    below = _opened_all(roots, content)
+    if len(roots) + sum([len(keys) for keys in below.values()]) == len(below):
+        return 0  # each is referred to once
+    times = dict.fromkeys(below, 0)
+    for key in roots:
+        times[key] += 1
+    cost = 0
+    pieces: set[bytes] = set()
+    values: set[bytes] = set()
+    for key, is_piece in zip(roots, _pieces_among(children, body), strict=True):
+        (pieces if is_piece else values).add(key)
+    for key in reversed(below):  # whoever refers to it comes first
+        found = content(key)
+        if found is None:
+            continue
+        is_piece = key in pieces and key not in values
+        inside = below[key]
+        weight, raw = _weighed(found, is_piece) if inside or times[key] > 1 else (0, ())
+        cost += (times[key] - 1) * weight
+        for place, child in enumerate(inside):
+            times[child] += times[key]
+            (pieces if is_piece or any(place in run for run in raw) else values).add(child)
+    return cost
+
+
+def _pieces_among(children: bytes, body: bytes) -> list[bool]:
+    """Return of each child of these nodes whether it is a piece of a text."""
+    cursor, notes = _Cursor(children, body), _Notes()
+    try:
+        while cursor.at < len(body):
+            _skip(cursor, notes)
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored node cannot be read") from exc
+    return [any(place in run for run in notes.raw) for place in range(len(children) // HASH_BYTES)]
+
+
+def _opened_all(roots: Sequence[bytes], content: Callable[[bytes], Content | None]) -> dict[bytes, list[bytes]]:
+    """Return every object at or below these with those it refers to; these come before it."""
+    done: dict[bytes, list[bytes]] = {}
+    opened: dict[bytes, list[bytes]] = {}
+    pending = list(roots)
     while pending:
-        place = pending[-1]
-        if place in totals:
+        key = pending[-1]
+        if key in done:
             pending.pop()
             continue
-        known = opened.get(place)
-        if known is None:
-            known = opened[place] = _weighed(content(place[0]), place[1])
-            own += known[0]
-            below = [part for part in known[1] if part not in totals]
-            if any(part in opened for part in below):
-                raise CheckpointCorrupted("a stored object holds itself")
-            pending.extend(set(below))
-            continue
+        keys = opened.get(key)
+        if keys is None:
+            found = content(key)
+            keys = hashes(found[0]) if found is not None else []
+            if keys:
+                opened[key] = keys
+                unseen = [child for child in keys if child not in done]
+                if not opened.keys().isdisjoint(unseen):
+                    raise CheckpointCorrupted("a stored object holds itself")
+                pending.extend(unseen)
+                continue
         pending.pop()
-        totals[place] = known[0] + sum([totals[part] for part in known[1]])
-    return sum([totals[key, False] for key in hashes(children)]) - own
+        opened.pop(key, None)
+        done[key] = keys
+    return done
 
 
-def check_repeats(node: Node, content: Callable[[bytes], Content | None], path: str, size_before: int = 0) -> None:
-    """Refuse to write what could not be read: a value that repeats itself more than `REPEATS_MAX` allows.
+def writable_repeats() -> int:
+    """Return up to which cost a value is written. What is left of `REPEATS_MAX` makes up for what is estimated."""
+    return REPEATS_MAX * 3 // 4
 
-    A value that has grown from `size_before` is looked at each time it passes another quarter of a megabyte. What is
-    added in between costs less than the quarter of the limit that is kept free here.
-    """
-    if node.size // _GROWN_BYTES <= size_before // _GROWN_BYTES:
-        return
-    cost = repeats(node.children, content)
-    if cost > REPEATS_MAX * 3 // 4:
+
+def check_repeats(cost: int, size: int, path: str) -> None:
+    """Refuse to write what could not be read: a value that repeats itself more than `REPEATS_MAX` allows."""
+    if cost > writable_repeats():
         raise UnstorableValue(
             path,
-            f"a value of {node.size:,} bytes",
+            f"a value of {size:,} bytes",
             f"parts of it occur again and again, which would cost {cost:,} when it is read; the limit is "
-            f"{REPEATS_MAX * 3 // 4:,} (3/4 of EVERSTEP_REPEATS_MAX). Keep what is repeated once, and refer to it",
+            f"{writable_repeats():,} (3/4 of EVERSTEP_REPEATS_MAX). Keep what is repeated once, and refer to it",
         )
 
 
-def _weighed(content: Content | None, is_raw: bool) -> tuple[int, list[tuple[bytes, bool]]]:
-    """Return what an object costs by itself, and those it refers to, each with whether it is a piece of a text."""
-    if content is None:
-        return 0, []
+class _Notes:
+    """What is met when a node is stepped over."""
+
+    __slots__ = ("raw", "weight")
+
+    def __init__(self) -> None:
+        self.raw: list[range] = []
+        """Which children are pieces of texts."""
+        self.weight = 0
+
+
+class _Weigher(_Cursor):
+    """A place in a body; what is taken from it is weighed."""
+
+    __slots__ = ("notes",)
+
+    def __init__(self, children: bytes, body: bytes) -> None:
+        super().__init__(children, body)
+        self.notes = _Notes()
+
+    def take(self, size: int) -> bytes:
+        data = super().take(size)
+        self.notes.weight += costs.weight(data)
+        return data
+
+
+def _weighed(content: Content, is_piece: bool) -> tuple[int, Sequence[range]]:
+    """Return what an object costs by itself, and which of its children are pieces of texts."""
     children, body = content
-    keys = hashes(children)
-    if is_raw:
-        return 2 * len(body), [(key, True) for key in keys]
-    if body[:1] == _REST_BODY and _is_one_text(body):
-        return 2 * len(body), []
-    weight = 3 * len(body)
-    for each, kind in _HEAVY:
-        weight += each * (len(body) - len(body.translate(None, kind)))
-    raw: list[range] = []
-    if keys:
-        cursor = _Cursor(children, body)
-        try:
-            _skip_object(cursor, raw)
-        except IndexError as exc:
-            raise CheckpointCorrupted("a stored node cannot be read") from exc
-    return weight, [(key, any(place in pieces for pieces in raw)) for place, key in enumerate(keys)]
+    if is_piece:
+        return 2 * len(body), ()
+    if body[:1] == _REST_BODY:
+        return costs.weight(body[1:]), ()
+    cursor = _Weigher(children, body)
+    try:
+        _skip_object(cursor, cursor.notes)
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored node cannot be read") from exc
+    return cursor.notes.weight, cursor.notes.raw
 
 
-def _is_one_text(body: bytes) -> bool:
-    """Whether a whole value is one text or bytes value, and nothing behind it."""
-    packed = body[1:]
-    if not packed or not (codec.is_text(packed) or codec.is_bytes(packed)):
-        return False
-    return codec.text_size(packed) == len(packed)
-
-
-def _skip_object(cursor: _Cursor, raw: list[range]) -> None:
-    """Step over an object, and note which of its children are pieces of texts."""
+def _skip_object(cursor: _Cursor, notes: _Notes) -> None:
+    """Step over an object."""
     kind = cursor.body[0]
     if kind in (GROUP, PAIRS):
         cursor.byte()
-        _skip_parts(cursor, LIST if kind == GROUP else MAP, raw)
+        _skip_parts(cursor, LIST if kind == GROUP else MAP, notes)
     elif kind != NODES:
-        _skip(cursor, raw)
+        _skip(cursor, notes)
 
 
 def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
@@ -829,8 +870,8 @@ def reachable(children: bytes, children_of: Callable[[bytes], bytes | None]) -> 
     return found, unknown
 
 
-def _skip(cursor: _Cursor, raw: list[range] | None = None) -> None:
-    """Step over one node; note in `raw` which children are pieces of texts."""
+def _skip(cursor: _Cursor, notes: _Notes | None = None) -> None:
+    """Step over one node."""
     op = cursor.byte()
     if op == PACKED:
         cursor.take(cursor.number())
@@ -839,41 +880,49 @@ def _skip(cursor: _Cursor, raw: list[range] | None = None) -> None:
     elif op in (LIST, MAP):
         cursor.number()
         cursor.number()
-        _skip_levels(cursor, op, raw)
+        if notes is not None:
+            notes.weight += costs.LIST if op == LIST else costs.MAPPING
+        _skip_levels(cursor, op, notes)
     elif op in (TEXT, BYTES, RAW):
         start = cursor.child
         cursor.number()
-        _skip_levels(cursor, op, raw)
-        if raw is not None:
-            raw.append(range(start // HASH_BYTES, cursor.child // HASH_BYTES))
+        _skip_levels(cursor, op, notes)
+        if notes is not None:
+            notes.weight += costs.TEXT
+            notes.raw.append(range(start // HASH_BYTES, cursor.child // HASH_BYTES))
     elif op == TAG:
         cursor.byte()
-        _skip(cursor, raw)
+        if notes is not None:
+            notes.weight += costs.TAGGED
+        _skip(cursor, notes)
     else:
         raise CheckpointCorrupted(f"a stored node is of the unknown kind {op}")
 
 
-def _skip_levels(cursor: _Cursor, op: int, raw: list[range] | None = None) -> None:
+def _skip_levels(cursor: _Cursor, op: int, notes: _Notes | None) -> None:
     height = cursor.number()
     if height > _LEVELS_MAX:
         raise CheckpointCorrupted("a stored list has an impossible height")
     for _ in range(height - 1):
         cursor.refs(cursor.number())
-    _skip_parts(cursor, op, raw)
+    _skip_parts(cursor, op, notes)
 
 
-def _skip_parts(cursor: _Cursor, op: int, raw: list[range] | None) -> None:
+def _skip_parts(cursor: _Cursor, op: int, notes: _Notes | None) -> None:
     if op == LIST:
         while run := cursor.number():
             if run & 1:
                 for _ in range(run >> 1):
-                    _skip(cursor, raw)
+                    _skip(cursor, notes)
             else:
                 cursor.refs(run >> 1)
     elif op == MAP:
-        for _ in range(cursor.number()):
+        pairs = cursor.number()
+        if notes is not None:
+            notes.weight += costs.PAIR * min(pairs, len(cursor.body))
+        for _ in range(pairs):
             cursor.take(cursor.number())
-            _skip(cursor, raw)
+            _skip(cursor, notes)
     else:
         cursor.refs(cursor.number())
 

@@ -1,0 +1,71 @@
+"""What it takes to build a packed value: about its bytes in memory, or as much time, at 4 ns each.
+
+A packed byte may be an empty dict, which takes 72 bytes when it is built, or a letter of a text. So a value is weighed
+by what it is made of, and not by its size. That takes a step for each of its parts: it is done only where it matters.
+"""
+
+from __future__ import annotations
+
+from everstep.values import codec
+
+LIST, PAIR, TEXT, TAGGED = 72, 60, 64, 400
+MAPPING = 136
+_SLOT = 8  # a place in a list
+_NUMBER = 40
+
+_STEPS: list[tuple[int, int] | None] = [None] * 256
+"""By the first byte of a part: how many bytes it takes, and what it weighs. None: that is written behind it."""
+for _first in range(0x80):
+    _STEPS[_first] = 1, 1 + _SLOT
+for _first in range(0x10):
+    _STEPS[0x80 + _first] = 1, 1 + (MAPPING + PAIR * _first if _first else LIST)
+    _STEPS[0x90 + _first] = 1, 1 + LIST
+for _first in range(0x20):
+    _STEPS[0xA0 + _first] = 1 + _first, 1 + TEXT + 2 * _first
+    _STEPS[0xE0 + _first] = 1, 1 + _NUMBER
+for _first in (0xC0, 0xC1, 0xC2, 0xC3):
+    _STEPS[_first] = 1, 1 + _SLOT
+for _first, _size in ((0xCA, 4), (0xCB, 8), *((kind, 1 << (kind & 3)) for kind in range(0xCC, 0xD4))):
+    _STEPS[_first] = 1 + _size, 1 + _size + _NUMBER
+_LENGTH_SIZES = {
+    0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4,
+}  # fmt: skip
+_LISTS, _MAPPINGS, _TAGS = frozenset((0xDC, 0xDD)), frozenset((0xDE, 0xDF)), frozenset((0xC7, 0xC8, 0xC9))
+
+
+def weight(packed: bytes) -> int:
+    """Return what it takes to build the value of these bytes, which may be forged."""
+    total = 0
+    pending = [(0, len(packed))]
+    while pending:
+        at, end = pending.pop()
+        while at < end:
+            first = packed[at]
+            step = _STEPS[first]
+            if step is not None:
+                at += step[0]
+                total += step[1]
+                continue
+            if 0xD4 <= first < 0xD9:
+                header, size = 1, 1 << (first - 0xD4)
+            else:
+                header = 1 + _LENGTH_SIZES[first]
+                size = int.from_bytes(packed[at + 1 : at + header], "big")
+            total += header
+            at += header
+            if first in _LISTS:
+                total += LIST
+            elif first in _MAPPINGS:
+                total += MAPPING + PAIR * min(size, end - at)
+            elif first in _TAGS or 0xD4 <= first < 0xD9:
+                total += TAGGED
+                tag, at = packed[at : at + 1], at + 1
+                if tag and tag[0] in codec.TREE_TAGS:
+                    pending.append((at, min(at + size, end)))
+                else:
+                    total += 2 * min(size, end - at)
+                at += size
+            else:
+                total += TEXT + 2 * min(size, end - at)
+                at += size
+    return total
