@@ -202,7 +202,8 @@ def test_a_file_of_schema_2_is_brought_up_to_date(path: Path, monkeypatch: pytes
     with monkeypatch.context() as before:
         before.setattr(sqlite, "SCHEMA_VERSION", 2)
         without_covers(before)
-        before.setattr(sqlite_rows, "_STALE", "0")  # notes of threads came with schema 3
+        for name in ("_HEAD", "_HEAD_OF_LINE"):  # notes of threads came with schema 3
+            before.setattr(sqlite_rows, name, getattr(sqlite_rows, name).replace("t.note IS NOT NULL", "0"))
         before.setattr(sqlite_rows.Rows, "_check_has_lines", lambda *_: None)
         before.setattr(sqlite_rows, "_INSERT", INSERT_UNSEALED)
         with everstep.open(f"sqlite:///{path}").sync as engine:

@@ -467,6 +467,8 @@ class _Database:
 
     def _check_file(self, connections: _Connections) -> None:
         """Refuse to go on with a file that was removed, replaced or overwritten."""
+        if not self._is_replaced and connections.guard.is_as_noted():
+            return
         if not self._is_replaced and not self.is_the_file():
             raise StoreError(_REPLACED.format(self._path))
         if not self._is_replaced and not connections.guard.is_intact():

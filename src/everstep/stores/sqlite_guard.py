@@ -26,7 +26,7 @@ class FileGuard:
 
     def __init__(self, path: Path, raw: RawFile) -> None:
         """`raw` belongs to a connection that stays open as long as the guard is used, and has read something."""
-        self._path, self._raw = path, raw
+        self._path, self._raw = str(path), raw
         self._seen: _Seen | None = None
         self.note()
 
@@ -43,6 +43,14 @@ class FileGuard:
             return
         file = self._file()
         self._seen = _Seen(file, before) if self._raw.wal_state() == before else None
+
+    def is_as_noted(self) -> bool:
+        """Whether nothing has changed since it was noted: the file is there, and nobody has written to it at all."""
+        seen = self._seen
+        try:
+            return seen is not None and self._file() == seen.file and self._raw.wal_state() == seen.log
+        except OSError:
+            return False
 
     def is_intact(self) -> bool:
         """Whether nobody but SQLite has changed the file since it was noted."""

@@ -70,10 +70,21 @@ _SPARED = "(c.pinned OR c.branches OR EXISTS (SELECT 1 FROM lines l WHERE l.id =
 # In what comes from another store (it has a note) a head may be set later than what follows it arrives.
 _STALE = """(NOT l.turned AND t.note IS NULL AND EXISTS (SELECT 1 FROM checkpoints n
              WHERE n.line = l.id AND n.seq > c.seq AND n.run = c.run))"""
+_FOLLOWS = "SELECT 1 FROM checkpoints WHERE line = ? AND seq > ? AND run = ? LIMIT 1"
 _COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
-_CHECKPOINT = f"{_COLUMNS}, {_HIDDEN}"
-_LISTED = f"""c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), {_HIDDEN},
-              t.name, l.namespace, t.family"""
+# Statements that are run for each call are small, and follow-up questions have statements of their own: a subquery
+# takes several times as long as a short statement that is compiled already.
+_HEAD = f"""SELECT l.head, l.turned OR t.note IS NOT NULL, l.id, l.generation, t.family, {_COLUMNS}
+            FROM threads t JOIN lines l ON l.thread = t.id
+            LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE t.name = ? AND l.namespace = ?"""
+_BY_ID = f"""SELECT l.id, l.generation, t.family, {_COLUMNS} FROM threads t JOIN lines l ON l.thread = t.id
+             JOIN checkpoints c ON c.line = l.id AND c.id = ? WHERE t.name = ? AND l.namespace = ?"""
+_HEAD_OF_LINE = f"""SELECT l.head, l.turned, l.turned OR t.note IS NOT NULL, {_COLUMNS} FROM lines l
+                    JOIN threads t ON t.id = l.thread
+                    LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE l.id = ?"""
+_LISTED_FORM = """c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), {},
+                  t.name, l.namespace, t.family"""
+_LISTED, _LISTED_VISIBLE = _LISTED_FORM.format(_HIDDEN), _LISTED_FORM.format("0")
 
 _IdKind = type[str] | type[bytes] | None
 """Of an id as it is kept; None: any."""
@@ -134,12 +145,8 @@ class Rows:
         ref, family = known
         known_head = self._heads.get(ref)
         if known_head is None:
-            seq, turned, is_stale, *row = self._execute(
-                f"""SELECT l.head, l.turned, {_STALE}, {_COLUMNS} FROM lines l JOIN threads t ON t.id = l.thread
-                    LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE l.id = ?""",
-                (ref,),
-            ).get
-            _check_head(thread_id, seq, row[0], is_stale)
+            seq, turned, may_be_older, *row = self._execute(_HEAD_OF_LINE, (ref,)).get
+            _check_head(thread_id, seq, row[0], not may_be_older and self._is_stale(ref, row))
             head = _stored(thread_id, namespace, family, (*row, False)) if seq is not None else None
             known_head = head, bool(turned)
             self._remember_head(ref, *known_head)
@@ -182,33 +189,40 @@ class Rows:
         if checkpoint_id is None:
             row = self._head_row(thread_id, namespace)
         else:
-            row = self._execute(
-                f"""SELECT l.id, l.generation, t.family, {_CHECKPOINT} FROM threads t JOIN lines l ON l.thread = t.id
-                    JOIN checkpoints c ON c.line = l.id AND c.id = ? WHERE t.name = ? AND l.namespace = ?""",
-                (pack_id(checkpoint_id), thread_id, namespace),
-            ).get
+            row = self._execute(_BY_ID, (pack_id(checkpoint_id), thread_id, namespace)).get
         if row is None:
             return None
         line, generation, family, *checkpoint = row
-        stored = _stored(thread_id, namespace, family, checkpoint)
+        stored = _stored(thread_id, namespace, family, (*checkpoint, self._is_hidden(line, checkpoint)))
         found = self.below(stored.family, hashes(stored.record.children)) if objects else []
         attached = self._writes(line, stored.record.key.checkpoint_id) if writes else []
         return Loaded(stored, generation, found, attached)
 
     def _head_row(self, thread_id: str, namespace: str) -> Sequence[Any] | None:
         """Return line, generation, family and checkpoint of a head; None if there is none."""
-        row = self._execute(
-            f"""SELECT l.head, {_STALE}, l.id, l.generation, t.family, {_CHECKPOINT} FROM threads t
-                JOIN lines l ON l.thread = t.id LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id
-                WHERE t.name = ? AND l.namespace = ?""",
-            (thread_id, namespace),
-        ).get
+        row = self._execute(_HEAD, (thread_id, namespace)).get
         if row is None:
             self._check_has_lines(thread_id)
             return None
-        head, is_stale, *found = row
-        _check_head(thread_id, head, found[3], is_stale)
+        head, may_be_older, *found = row
+        line, checkpoint = found[0], found[3:]
+        _check_head(thread_id, head, checkpoint[0], not may_be_older and self._is_stale(line, checkpoint))
         return found if head is not None else None
+
+    def _is_stale(self, line: int, head: Sequence[Any]) -> bool:
+        """Whether something follows a head, given by its columns, that nobody has moved: see `_STALE`."""
+        seq, _, _, run, *_ = head
+        return self._execute(_FOLLOWS, (line, seq, run)).get is not None
+
+    def _is_hidden(self, line: int, checkpoint: Sequence[Any]) -> bool:
+        """Whether a checkpoint, given by its columns, is hidden."""
+        if not self._hides(line):
+            return False
+        return bool(self._execute(f"SELECT {_HIDDEN} FROM checkpoints c WHERE c.seq = ?", (checkpoint[0],)).get)
+
+    def _hides(self, line: int) -> bool:
+        """Whether anything of a line is hidden."""
+        return self._execute("SELECT 1 FROM covers WHERE line = ? LIMIT 1", (line,)).get is not None
 
     def _check_has_lines(self, thread_id: str) -> None:
         """A thread has a namespace, but for one that another store has begun to give us."""
@@ -348,9 +362,12 @@ class Rows:
         order = {"seq": "c.seq DESC", "id": "c.id DESC, c.seq DESC", "oldest": "c.seq"}[query.order]
         limit = -1 if query.limit is None else query.limit
         found: list[Iterable[Any]] = []
+        listed = _LISTED
+        if query.hidden == "no":
+            listed = _LISTED_VISIBLE  # the condition says so already
         for kind in id_kinds:
             where, values = self._where(query, kind)
-            sql = f"SELECT {_LISTED} {_FROM_CHECKPOINTS} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
+            sql = f"SELECT {listed} {_FROM_CHECKPOINTS} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
             found.append(self._execute(sql, (*values, limit, query.offset)))
         if len(found) == 1:
             return found[0]
@@ -402,7 +419,7 @@ class Rows:
             line = self._line(query.thread_id, query.namespace)
             ref = line[0] if line is not None else 0
             conditions["c.line = ?"] = ref
-            if hidden and self._execute("SELECT 1 FROM covers WHERE line = ? LIMIT 1", (ref,)).get is None:
+            if hidden and not self._hides(ref):
                 hidden = [] if query.hidden == "no" else ["0"]  # nothing is hidden here: no need to ask row by row
         else:
             conditions |= {"t.name = ?": query.thread_id, "l.namespace = ?": query.namespace}
