@@ -72,6 +72,29 @@ class Costs:
         return self.store.calls, self.store.parts
 
 
+@pytest.mark.parametrize("undone", [0, 3, 40])
+def test_undo_and_redo_read_as_much_of_the_log_as_was_undone(undone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = Costs()
+    for _ in range(300):
+        costs.engine.append("t", HELLO)
+        costs.engine.rewind(costs.first)
+    read: list[int] = []
+    operations = MemoryStore.operations
+
+    async def counted(self: MemoryStore, thread_id: str, limit: int) -> Any:
+        found = await operations(self, thread_id, limit)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(MemoryStore, "operations", counted)
+    for _ in range(undone):
+        costs.engine.undo("t")
+    read.clear()
+    costs.engine.undo("t")
+    costs.engine.redo("t")
+    assert max(read) <= max(16 * undone, 16)
+
+
 def _merged(count: int, *, new_branches: bool) -> Costs:
     """Return an engine on which a thread was merged into another so many times."""
     costs = Costs()

@@ -75,7 +75,10 @@ def to_undo(entries: Sequence[Entry]) -> Entry:
 
 
 def to_redo(entries: Sequence[Entry]) -> Entry:
-    """Return the operation that redo does again: the newest of those undone that stood on the present top."""
+    """Return the operation that redo does again: the newest of those undone that stood on the present top.
+
+    Those are newer than the top, so `entries` may end with it.
+    """
     present = top(entries)
     for found in entries:
         if found.undone and _stood_on(found, entries) == present:

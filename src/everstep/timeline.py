@@ -505,10 +505,16 @@ class StoreTimeline:
         return [oplog.shown(entry) for entry in await self._store.operations(thread_id, limit)]
 
     async def _entries(self, thread_id: str) -> list[Entry]:
-        return await self._store.operations(thread_id, oplog.DEPTH_MAX)
+        """Return the newest entries of the log, down to the one that undo would take back: redo needs no older ones."""
+        limit = 1
+        while True:
+            entries = await self._store.operations(thread_id, limit)
+            if oplog.top(entries) or len(entries) < limit or limit == oplog.DEPTH_MAX:
+                return entries
+            limit = min(limit * 16, oplog.DEPTH_MAX)
 
     async def _top(self, thread_id: str) -> int:
-        return oplog.top(await self._store.operations(thread_id, 1)) or oplog.top(await self._entries(thread_id))
+        return oplog.top(await self._entries(thread_id))
 
     # -- pins
 
