@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from langchain_core.messages import HumanMessage
@@ -15,17 +19,21 @@ import everstep
 from everstep import CheckpointCorrupted, CheckpointEngine, SnapshotConfig, UnstorableValue
 from everstep.backends import StoreBackend
 from everstep.langgraph import HarnessCheckpointer
+from everstep.langgraph.channels import WRITES, Channels
+from everstep.langgraph.kinds import Kinds
 from everstep.stores.memory import MemoryStore
 from everstep.values import codec, compress, costs, tree
-from tests.bombs import BOMBS, Forge
+from tests.bombs import BOMBS, Forge, repeated
 
 MEMORY_BYTES = 1 << 30
 """For the whole process, its libraries included. Without a bound the bombs take many times as much."""
+CPU_SECONDS = 120
+"""For all bombs together: they take about 20. Without a bound one of the larger takes as much."""
 
 
 @pytest.mark.parametrize("kind", ["", "langgraph"])
 def test_a_bomb_of_any_size_is_read_or_refused(kind: str) -> None:
-    command = [sys.executable, "-m", "tests.bombs", kind, str(MEMORY_BYTES)]
+    command = [sys.executable, "-m", "tests.bombs", kind, str(MEMORY_BYTES), str(CPU_SECONDS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = [line.split("\t") for line in done.stdout.splitlines()]
@@ -202,8 +210,8 @@ def test_a_merge_of_savers_threads_that_could_not_be_read_is_refused() -> None:
     config = put({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, "a", 1)
     begun = config["configurable"]["checkpoint_id"]
     branch = opened(store).branch(begun, "b")
-    put({"configurable": {"thread_id": branch, "checkpoint_ns": "", "checkpoint_id": begun}}, "theirs", 200)
-    ours = put(config, "ours", 200)
+    put({"configurable": {"thread_id": branch, "checkpoint_ns": "", "checkpoint_id": begun}}, "theirs", 100)
+    ours = put(config, "ours", 100)
     with pytest.raises(UnstorableValue, match="again and again"):
         opened(store).merge_branch(branch, "t")
     found = HarnessCheckpointer(backend=store).get_tuple({"configurable": {"thread_id": "t"}})
@@ -302,6 +310,40 @@ def test_a_value_in_parts_weighs_what_it_weighs_in_one_piece(value: Any) -> None
         assert 0.95 * weight - 80 <= twice <= 1.05 * weight
     else:
         assert len(codec.pack(value)) <= 48
+
+
+@pytest.mark.parametrize("leaf", [
+    1, -20, 300, -(2**40), 1.5, None, True, "", "ab", "x" * 100, "é" * 99, "ж" * 99 + "x", "x\U0001f600" * 99,
+    b"", b"x" * 100, [], {}, {"a": 1}, {f"k{n}": n for n in range(6)}, {f"k{n}": n for n in range(90)}, [1] * 100,
+    [[]] * 50, (), ((), 1), {1, 2}, {"role": "user", "content": "x"}, Decimal("1.5"), datetime(2026, 1, 1, tzinfo=UTC),
+    UUID(int=5), 2**70,
+])  # fmt: skip
+def test_nothing_weighs_less_than_it_takes_in_memory(leaf: Any) -> None:
+    packed = codec.pack([leaf] * 5000)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        value = codec.unpack(packed)
+        taken = tracemalloc.get_traced_memory()[0] - before + len(packed)
+    finally:
+        tracemalloc.stop()
+    assert len(value) == 5000
+    assert taken <= costs.weight(packed) * 1.1
+
+
+def test_many_trees_in_the_rest_of_a_checkpoint_are_a_large_one() -> None:
+    """Delta channels are read one by one: each of them may be just below the limit."""
+    node, forge = repeated(codec.pack("x" * 100), 4)
+    key = forge.add(node.children, node.body)
+    names = ["v", "channel_versions", "versions_seen", *(f"{WRITES}{n}" for n in range(100))]
+    values = [1, {}, {}]
+    keys = [codec.pack(name) for name in names]
+    plain = [tree.inline(codec.pack(value)).body for value in values]
+    bodies = plain + [tree.REF_BODY] * 100
+    parts = b"".join([tree._number(len(name)) + name + body for name, body in zip(keys, bodies, strict=True)])
+    body = bytes((tree.MAP,)) + tree._number(103) + tree._number(1000) + b"\x01" + tree._number(103) + parts
+    with pytest.raises(CheckpointCorrupted, match="so often"):
+        Channels(Kinds()).opened_envelope(tree.Node(key * 100, body, 1000), forge.objects)
 
 
 def test_many_small_bombs_are_a_large_one() -> None:

@@ -497,18 +497,23 @@ class Repository:
             return encoded
         if before is not None:
             bound = before + sum([costs.weight(codec.pack(value)) for value in added])
-            if bound <= tree.writable_repeats():
+            if bound <= tree.writable_repeats(tree.REPEATS_MAX):
                 return encoded._replace(repeats=bound)
         head = await self._recent_head(thread_id, namespace)
         families = [head.family] if head is not None else []
         return encoded._replace(repeats=await self.repeats_of(encoded.nodes, encoded.objects, families))
 
     async def repeats_of(
-        self, nodes: Sequence[tree.Node], objects: Mapping[bytes, tree.Content], families: Sequence[str]
+        self,
+        nodes: Sequence[tree.Node],
+        objects: Mapping[bytes, tree.Content],
+        families: Sequence[str],
+        limit: int | None = None,
     ) -> int | None:
         """Return what repetition costs in values that are to be written; None if they are small.
 
-        `objects` are those that are new. Raises UnstorableValue if the values could not be read.
+        `objects` are those that are new. Raises UnstorableValue if the values could not be read; `limit` is that of
+        readers.
         """
         size = sum([node.size for node in nodes])
         if size < tree.REPEATS_FREE:
@@ -521,9 +526,10 @@ class Repository:
                 found |= await self._fetch(family, unknown)
         self._gather(tree.hashes(children), found)
         cost = tree.repeats(children, b"".join([node.body for node in nodes]), found.get)
-        if cost > tree.writable_repeats():
+        limit = tree.REPEATS_MAX if limit is None else limit
+        if cost > tree.writable_repeats(limit):
             alone = [tree.repeats(node.children, node.body, found.get) for node in nodes]
-            tree.check_repeats(cost, size, _name_of(alone.index(max(alone)), len(nodes)))
+            tree.check_repeats(cost, limit, size, _name_of(alone.index(max(alone)), len(nodes)))
         return cost
 
     async def _extend(

@@ -37,6 +37,11 @@ _LENGTH_FREE = 1 << 16  # a conversation up to this length is read without askin
 _ROOT_BYTES = 128  # a mapping up to this size stands in the root itself
 
 
+def repeats_max() -> int:
+    """Return what repetition in the values of a checkpoint may cost: messages take twice as much as plain dicts."""
+    return tree.REPEATS_MAX // 2
+
+
 Form = int | dict[str, int]
 """How a value is kept; a dict that holds messages has a form for some of its keys."""
 
@@ -355,8 +360,8 @@ class Channels:
         """Return the messages of a list node, from templates: for readers of many checkpoints of one history."""
         parts: list[bytes | tree.Node] = []
         opened = tree.opened(node.children, node.body)
-        if opened.length > _LENGTH_FREE and tree.repeats(node.children, node.body, objects.get) > tree.REPEATS_MAX:
-            raise CheckpointCorrupted("a stored conversation repeats parts of itself too often")
+        if opened.length > _LENGTH_FREE:
+            tree.refuse_repeats(tree.repeats(node.children, node.body, objects.get), repeats_max())
         self._collect(opened.parts, objects, parts, opened.length)
         known = self._templates
         found = {part: known.get(part) for part in parts if isinstance(part, bytes)}
@@ -424,6 +429,9 @@ class Channels:
             entries = {key: tree.inline(value) for key, value in zip(parts[::2], parts[1::2], strict=True)}
         named = {_unpacked_name(key): value for key, value in entries.items()}
         kept = {name: value for name, value in named.items() if name.startswith(KEPT)}
+        if sum([_size_of(value, objects) for value in kept.values()]) >= tree.REPEATS_FREE:
+            # They are read one by one, and any number of them may be the same.
+            tree.refuse_repeats(tree.repeats(node.children, node.body, objects.get), repeats_max())
         rest = {name: self.plain(value, objects) for name, value in named.items() if name not in kept}
         return _checked_envelope(rest), kept
 
@@ -542,6 +550,14 @@ def _checked_envelope(envelope: Any) -> dict[str, Any]:
     return dict(envelope)
 
 
+def _size_of(node: tree.Node, objects: Mapping[bytes, tree.Content]) -> int:
+    """Return how large a value is when packed; nothing more of it is read."""
+    if node.body == tree.REF_BODY:
+        return tree.packed_size(*tree.content_of(node.children, objects))
+    return tree.packed_size(node.children, node.body)
+
+
 def _joined(node: tree.Node, objects: Mapping[bytes, tree.Content]) -> bytes:
-    parts: Sequence[list[bytes]] = tree.Reader(objects).fields(node.children, node.body, 1)
+    reader = tree.Reader(objects, node.size or tree.VALUE_BYTES_MAX, repeats_max())
+    parts: Sequence[list[bytes]] = reader.fields(node.children, node.body, 1)
     return b"".join(parts[0])

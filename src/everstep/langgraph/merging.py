@@ -20,7 +20,17 @@ from everstep.errors import CheckpointCorrupted, InvalidInput, MergeConflict, St
 from everstep.history import Ancestors, is_unmoved
 from everstep.langgraph import plainly
 from everstep.langgraph.base import new_checkpoint_id, next_version, number_of
-from everstep.langgraph.channels import FOREIGN, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Form, Written
+from everstep.langgraph.channels import (
+    FOREIGN,
+    LIST_CHANNEL,
+    PLAIN,
+    SEED,
+    WRITES,
+    Channels,
+    Form,
+    Written,
+    repeats_max,
+)
 from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.messages import Messages, base_class
 from everstep.langgraph.threads import KIND
@@ -69,7 +79,7 @@ async def merged(
     merger = _Merger(repository, sides, base, bases, ancestry, graph)
     await merger.open()
     nodes, objects = await merger.nodes(resolve)
-    await repository.repeats_of(nodes, objects, [ours.family])
+    await repository.repeats_of(nodes, objects, [ours.family], repeats_max())
     record = _record(sides, root_of_nodes(nodes), merger.counters())
     return Draft(record, squeezed_objects(objects, thorough=True), rest_on)
 

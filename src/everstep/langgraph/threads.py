@@ -16,7 +16,17 @@ from everstep import checks
 from everstep.deadlines import limited
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput, StoreUnavailable
 from everstep.keeper import Keeper
-from everstep.langgraph.channels import CHAT, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Written, added_to
+from everstep.langgraph.channels import (
+    CHAT,
+    LIST_CHANNEL,
+    PLAIN,
+    SEED,
+    WRITES,
+    Channels,
+    Written,
+    added_to,
+    repeats_max,
+)
 from everstep.langgraph.lines import Line, Lines, line_of
 from everstep.langgraph.quiet import QUIET
 from everstep.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
@@ -298,7 +308,7 @@ class Threads:
             before = {**line.channels, **line.rest}
             for name, value in (*written.channels.items(), *written.rest.items()):
                 bound += costs.weight(added_to(value, before.get(name)))
-            if bound <= tree.writable_repeats():
+            if bound <= tree.writable_repeats(repeats_max()):
                 return written._replace(repeats=bound)
         fresh, held = written.values.objects, self._repository.memory.contents
         children = written.values.children
@@ -313,7 +323,7 @@ class Threads:
         if tree.reachable(children, below)[1]:
             return None
         cost = tree.repeats(children, written.values.body, content)
-        tree.check_repeats(cost, sum(written.values.sizes), "checkpoint")
+        tree.check_repeats(cost, repeats_max(), sum(written.values.sizes), "checkpoint")
         return written._replace(repeats=cost)
 
     async def put_writes(self, key: Key, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
@@ -340,7 +350,7 @@ class Threads:
             form, node = self._channels.pending(writer, channel, value)
             if node.size >= tree.REPEATS_FREE:
                 cost = tree.repeats(node.children, node.body, writer.objects.get)
-                tree.check_repeats(cost, node.size, channel)
+                tree.check_repeats(cost, repeats_max(), node.size, channel)
             rows.append(Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path))
         return rows, writer.objects
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from everstep.values import codec
 
-LIST, PAIR, TEXT, TAGGED = 72, 60, 64, 400
+LIST, PAIR, TEXT, TAGGED = 96, 60, 64, 500
 MAPPING = 136
-_SLOT = 8  # a place in a list
+LONG = 16_384
+"""A text beyond this is kept in pieces, which are weighed without knowing the others."""
+_SLOT = 12  # a place in a list, and what is not made anew
 _NUMBER = 40
 
 _STEPS: list[tuple[int, int] | None] = [None] * 256
@@ -21,7 +23,7 @@ for _first in range(0x10):
     _STEPS[0x80 + _first] = 1, 1 + (MAPPING + PAIR * _first if _first else LIST)
     _STEPS[0x90 + _first] = 1, 1 + LIST
 for _first in range(0x20):
-    _STEPS[0xA0 + _first] = 1 + _first, 1 + TEXT + 2 * _first
+    _STEPS[0xA0 + _first] = 1 + _first, 1 + TEXT + 5 * _first
     _STEPS[0xE0 + _first] = 1, 1 + _NUMBER
 for _first in (0xC0, 0xC1, 0xC2, 0xC3):
     _STEPS[_first] = 1, 1 + _SLOT
@@ -66,6 +68,16 @@ def weight(packed: bytes) -> int:
                     total += 2 * min(size, end - at)
                 at += size
             else:
-                total += TEXT + 2 * min(size, end - at)
+                total += TEXT + _bytes_weight(packed[at : min(at + size, end)])
                 at += size
     return total
+
+
+def _bytes_weight(data: bytes) -> int:
+    """Return what the bytes of a text take: as they are, and in a text that has up to 4 for each of its letters."""
+    if len(data) > LONG or data.isascii():
+        return 2 * len(data)
+    highest = max(data)
+    if highest >= 0xF0:
+        return 5 * len(data)
+    return (3 if highest >= 0xC4 else 2) * len(data)

@@ -473,8 +473,11 @@ class Reader:
     depend on what is stored.
     """
 
-    def __init__(self, objects: Mapping[bytes, Content], size_max: int = VALUE_BYTES_MAX) -> None:
+    def __init__(
+        self, objects: Mapping[bytes, Content], size_max: int = VALUE_BYTES_MAX, repeats_max: int | None = None
+    ) -> None:
         self._objects = objects
+        self._repeats_max = REPEATS_MAX if repeats_max is None else repeats_max
         self._left = size_max
         self._seen: set[bytes] = set()
         self._joined: dict[Any, bytes] = {}
@@ -530,11 +533,7 @@ class Reader:
         if self._repeated > REPEATS_FREE and self._root is not None:
             root, self._root = self._root, None
             cost = repeats(*root, self._objects.get)
-            if cost > REPEATS_MAX:
-                raise CheckpointCorrupted(
-                    f"a stored value repeats parts of itself so often that reading it costs {cost:,} more than what is "
-                    f"stored; the limit is {REPEATS_MAX:,}. If it was written on purpose, set EVERSTEP_REPEATS_MAX"
-                )
+            refuse_repeats(cost, self._repeats_max)
 
     def _node(self, cursor: _Cursor, out: list[bytes]) -> None:
         op = cursor.byte()
@@ -731,19 +730,29 @@ def _opened_all(roots: Sequence[bytes], content: Callable[[bytes], Content | Non
     return done
 
 
-def writable_repeats() -> int:
-    """Return up to which cost a value is written. What is left of `REPEATS_MAX` makes up for what is estimated."""
-    return REPEATS_MAX * 3 // 4
+def refuse_repeats(cost: int, limit: int) -> None:
+    """Refuse to read what repeats itself more than the limit of readers allows."""
+    if cost > limit:
+        raise CheckpointCorrupted(
+            f"a stored value repeats parts of itself so often that reading it costs {cost:,} more than what is stored; "
+            f"the limit is {limit:,}. If it was written on purpose, raise EVERSTEP_REPEATS_MAX ({REPEATS_MAX:,})"
+        )
 
 
-def check_repeats(cost: int, size: int, path: str) -> None:
-    """Refuse to write what could not be read: a value that repeats itself more than `REPEATS_MAX` allows."""
-    if cost > writable_repeats():
+def writable_repeats(limit: int) -> int:
+    """Return up to which cost a value is written, by the limit of readers. The rest makes up for estimates."""
+    return limit * 3 // 4
+
+
+def check_repeats(cost: int, limit: int, size: int, path: str) -> None:
+    """Refuse to write what could not be read: a value that repeats itself more than the limit of readers allows."""
+    writable = writable_repeats(limit)
+    if cost > writable:
         raise UnstorableValue(
             path,
             f"a value of {size:,} bytes",
             f"parts of it occur again and again, which would cost {cost:,} when it is read; the limit is "
-            f"{writable_repeats():,} (3/4 of EVERSTEP_REPEATS_MAX). Keep what is repeated once, and refer to it",
+            f"{writable:,} (EVERSTEP_REPEATS_MAX is {REPEATS_MAX:,}). Keep what is repeated once, and refer to it",
         )
 
 
