@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from everstep.errors import CheckpointCorrupted, EverstepError, UnstorableValue
@@ -296,6 +296,8 @@ def test_a_damaged_node_is_an_error_of_ours_or_of_the_size_it_claims(items: list
     st.binary(max_size=100) | st.binary(max_size=100).map(lambda data: bytes((tree.LIST,)) + data),
     st.binary(max_size=64),
 )
+@example(body=b"\x00\x01\x01\x07", children=b"")  # bytes behind its end
+@example(body=b"\x00\x01\x01", children=bytes(16))  # a child that nothing refers to
 def test_any_bytes_as_a_node_are_a_node_or_an_error_of_ours(body: bytes, children: bytes) -> None:
     try:
         (parts,) = tree.Reader({}, 1000).fields(children, body, 1)
