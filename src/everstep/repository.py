@@ -518,17 +518,24 @@ class Repository:
         size = sum([node.size for node in nodes])
         if size < tree.REPEATS_FREE:
             return None
-        found = dict(objects)
-        children = b"".join([node.children for node in nodes])
+        children, body = b"".join([node.children for node in nodes]), b"".join([node.body for node in nodes])
+        held, fetched, missing = self.memory.contents, dict[bytes, tree.Content](), list[bytes]()
+
+        def content(key: bytes) -> tree.Content | None:
+            found = objects.get(key) or held.get(key) or fetched.get(key)
+            if found is None:
+                missing.append(key)
+            return found
+
+        cost = tree.repeats(children, body, content)
         for family in families:
-            unknown = self._gather(tree.hashes(children), found)
-            if unknown:
-                found |= await self._fetch(family, unknown)
-        self._gather(tree.hashes(children), found)
-        cost = tree.repeats(children, b"".join([node.body for node in nodes]), found.get)
+            if missing:
+                fetched.update(await self._fetch(family, list(dict.fromkeys(missing))))
+                missing.clear()
+                cost = tree.repeats(children, body, content)
         limit = tree.REPEATS_MAX if limit is None else limit
         if cost > tree.writable_repeats(limit):
-            alone = [tree.repeats(node.children, node.body, found.get) for node in nodes]
+            alone = [tree.repeats(node.children, node.body, content) for node in nodes]
             tree.check_repeats(cost, limit, size, _name_of(alone.index(max(alone)), len(nodes)))
         return cost
 

@@ -510,12 +510,8 @@ class Reader:
             raise CheckpointCorrupted("a stored value is larger than its record says")
         out.append(data)
 
-    def _once(self, key: bytes, kind: Any, out: list[bytes], join: Callable[[list[bytes]], None]) -> None:
-        """Join an object; one that has occurred before is joined once more, and copied from then on."""
-        if key not in self._seen:
-            self._seen.add(key)
-            join(out)
-            return
+    def _again(self, key: bytes, kind: Any, out: list[bytes], join: Callable[[list[bytes]], None]) -> None:
+        """Join an object that has occurred before once more, and copy it from then on."""
         joined = self._joined.get((key, kind))
         if joined is not None:
             self._emit(out, joined)
@@ -554,12 +550,16 @@ class Reader:
             raise CheckpointCorrupted(f"a stored node is of the unknown kind {op}")
 
     def _reference(self, key: bytes, out: list[bytes]) -> None:
-        def join(parts: list[bytes]) -> None:
-            inner = self._object(key)
-            self._node(inner, parts)
-            inner.finish()
+        if key in self._seen:
+            self._again(key, REF, out, lambda parts: self._join_reference(key, parts))
+            return
+        self._seen.add(key)
+        self._join_reference(key, out)
 
-        self._once(key, REF, out, join)
+    def _join_reference(self, key: bytes, out: list[bytes]) -> None:
+        inner = self._object(key)
+        self._node(inner, out)
+        inner.finish()
 
     def _split(self, op: int, cursor: _Cursor, out: list[bytes]) -> None:
         """Join the parts of a split node, which says how large they are together."""
@@ -596,22 +596,28 @@ class Reader:
     def _finished(
         self, key: bytes, level: int, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]
     ) -> None:
-        def join(joined: list[bytes]) -> None:
-            left = self._left
-            group = self._object(key)
-            kind = group.byte()
-            if level == 1 and kind in (GROUP, PAIRS, NODES):
-                parts(group, joined)
-            elif kind == NODES:
-                for child in group.refs(len(group.children) // HASH_BYTES):
-                    self._finished(child, level - 1, joined, parts)
-            else:
-                raise CheckpointCorrupted("a stored list is out of shape")
-            group.finish()
-            if self._left == left:  # no writer makes a group of nothing
-                raise CheckpointCorrupted("a stored list has an empty group")
+        if key in self._seen:
+            self._again(key, (level, parts), out, lambda joined: self._join_group(key, level, joined, parts))
+            return
+        self._seen.add(key)
+        self._join_group(key, level, out, parts)
 
-        self._once(key, (level, parts), out, join)
+    def _join_group(
+        self, key: bytes, level: int, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]
+    ) -> None:
+        left = self._left
+        group = self._object(key)
+        kind = group.byte()
+        if level == 1 and kind in (GROUP, PAIRS, NODES):
+            parts(group, out)
+        elif kind == NODES:
+            for child in group.refs(len(group.children) // HASH_BYTES):
+                self._finished(child, level - 1, out, parts)
+        else:
+            raise CheckpointCorrupted("a stored list is out of shape")
+        group.finish()
+        if self._left == left:  # no writer makes a group of nothing
+            raise CheckpointCorrupted("a stored list has an empty group")
 
     def _group(self, cursor: _Cursor, out: list[bytes]) -> None:
         while run := cursor.number():
@@ -629,16 +635,15 @@ class Reader:
         except KeyError as exc:
             raise MissingObject(exc.args[0]) from None
         if all([body[:1] == _REST_BODY for body in bodies]):  # noqa: C419  # a list is faster here
-            size = sum(map(len, bodies))
-            self._left -= size - len(bodies)
+            size = sum(map(len, bodies)) - len(bodies)
+            self._left -= size
             if self._left < 0:
                 raise CheckpointCorrupted("a stored value is larger than its record says")
             out.extend([body[1:] for body in bodies])
-            fresh = set(keys) - self._seen
-            self._seen |= fresh
-            if len(fresh) < len(keys):
-                first = sum([len(objects[key][1]) - 1 for key in fresh])
-                self._count_repeated(size - len(bodies) - first)
+            known = len(self._seen)
+            self._seen.update(keys)
+            if len(self._seen) - known < len(keys):  # some occur again: which does not matter here
+                self._count_repeated(size)
             return
         for key in keys:
             self._reference(key, out)
@@ -653,7 +658,11 @@ class Reader:
             self._piece(key, out)
 
     def _piece(self, key: bytes, out: list[bytes]) -> None:
-        self._once(key, RAW, out, lambda parts: self._node(self._object(key), parts))
+        if key in self._seen:
+            self._again(key, RAW, out, lambda parts: self._node(self._object(key), parts))
+            return
+        self._seen.add(key)
+        self._node(self._object(key), out)
 
 
 # -- what repetition costs ---------------------------------------------------------------------------------------------
@@ -707,26 +716,33 @@ def _opened_all(roots: Sequence[bytes], content: Callable[[bytes], Content | Non
     """Return every object at or below these with those it refers to; these come before it."""
     done: dict[bytes, list[bytes]] = {}
     opened: dict[bytes, list[bytes]] = {}
+    nothing: list[bytes] = []
     pending = list(roots)
     while pending:
         key = pending[-1]
         if key in done:
             pending.pop()
             continue
-        keys = opened.get(key)
-        if keys is None:
+        if key not in opened:
             found = content(key)
-            keys = hashes(found[0]) if found is not None else []
-            if keys:
-                opened[key] = keys
-                unseen = [child for child in keys if child not in done]
-                if not opened.keys().isdisjoint(unseen):
+            keys = hashes(found[0]) if found is not None else nothing
+            opened[key] = keys
+            above = []
+            for child in keys:
+                if child in done:
+                    continue
+                inner = content(child)
+                if inner is None or not inner[0]:  # most are: they need no turn of their own
+                    done[child] = nothing
+                else:
+                    above.append(child)
+            if above:
+                if not opened.keys().isdisjoint(above):
                     raise CheckpointCorrupted("a stored object holds itself")
-                pending.extend(unseen)
+                pending.extend(above)
                 continue
         pending.pop()
-        opened.pop(key, None)
-        done[key] = keys
+        done[key] = opened.pop(key)
     return done
 
 
