@@ -16,11 +16,12 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
 import everstep
-from everstep import CheckpointCorrupted, CheckpointEngine, SnapshotConfig, UnstorableValue
+from everstep import CheckpointCorrupted, CheckpointEngine, SnapshotConfig, UnstorableValue, diff
 from everstep.backends import StoreBackend
 from everstep.langgraph import HarnessCheckpointer
 from everstep.langgraph.channels import WRITES, Channels
 from everstep.langgraph.kinds import Kinds
+from everstep.messages import id_of
 from everstep.stores.memory import MemoryStore
 from everstep.values import codec, compress, costs, tree
 from tests.bombs import BOMBS, Forge, repeated
@@ -371,3 +372,20 @@ def test_groups_of_a_mapping_do_not_occur_twice() -> None:
     node = tree.Node(key, bytes((tree.MAP, 1)) + tree._number(4) + b"\x16\x01" + b"\x00" * 21, 4)
     with pytest.raises(CheckpointCorrupted, match="twice"):
         tree.entries(node, forge.objects)
+
+
+def test_equal_items_between_two_changes_are_compared_and_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def counted(walker: Any, node: tree.Node) -> Any:
+        nonlocal asked
+        asked += 1
+        return id_of(walker, node)
+
+    monkeypatch.setattr(diff, "id_of", counted)
+    other = {"role": "user", "content": "another"}
+    with everstep.open("memory://").sync as engine:
+        before = engine.snapshot("t", [MESSAGE] * 20_000, {}, {})
+        after = engine.snapshot("t", [other, *[MESSAGE] * 19_990, other], {}, {})
+        assert len(engine.diff(before, after)) > 1
+    assert asked <= 4

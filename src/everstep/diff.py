@@ -127,8 +127,10 @@ def _list(walker: Walker, path: str, a: Items, b: Items, *, named: bool = False)
 
 def _facts(walker: Walker, items: Items, stretches: list[range]) -> Need[dict[int, Facts]]:
     places = [place for stretch in stretches for place in stretch]
-    found: list[Facts] = yield from together([id_of(walker, items.parts[place].node) for place in places])
-    return dict(zip(places, found, strict=True))
+    nodes = list(dict.fromkeys([items.parts[place].node for place in places]))  # equal ones are looked at once
+    found: list[Facts] = yield from together([id_of(walker, node) for node in nodes])
+    facts = dict(zip(nodes, found, strict=True))
+    return {place: facts[items.parts[place].node] for place in places}
 
 
 def _paired(stretch: Stretch, a_names: dict[int, Name], b_names: dict[int, Name]) -> list[_Pair]:
