@@ -28,7 +28,7 @@ Need: TypeAlias = Generator[Collection[bytes], Mapping[bytes, Content], R]
 
 _LCS_CELLS_MAX = 4096  # small stretches without unique parts are matched exactly; larger ones are left unmatched
 _SMALL_VALUES_MAX = 1 << 20
-_PARTS_FREE = 1 << 15  # parts of a list that are looked at though few objects hold them: about a second
+_PARTS_FREE = 1 << 15  # parts of a list that are looked at though few objects hold them: about two seconds
 _PARTS_PER_OBJECT = 64  # no group holds more
 _ROUNDS_MAX = 16  # how often a stretch is cut at unique parts: bounds the work on hostile sequences
 
