@@ -118,7 +118,13 @@ class _OneByOne:
         return work(self)
 
     async def write(self, work: Any, thread_id: str) -> Any:
+        return work(self)
+
+    def remove_objects(self, *_: Any) -> Any:
         raise AssertionError("nothing is to be removed")
+
+    def sweep_begin(self, *_: Any) -> None:
+        pass
 
     def sweep_start(self, *_: Any) -> Any:
         return 0, 0, 0, list(self._keys)

@@ -19,8 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import apsw
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import everstep
@@ -109,7 +107,7 @@ def finish(source: str, target: str) -> list[str]:
 
 
 def spoil(target: Path, what: str) -> None:
-    connection = apsw.Connection(str(target), vfs=sqlite._checksum_vfs())
+    connection = sqlite._connection(target, 1000)
     statements = {
         "object": "DELETE FROM objects WHERE id = (SELECT max(id) FROM objects)",
         "head": "UPDATE lines SET head = (SELECT min(seq) FROM checkpoints WHERE line = lines.id) WHERE head NOTNULL",

@@ -29,6 +29,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -978,7 +979,7 @@ def collected_faults(look: Look, tale: Tale) -> list[str]:
 
 def plant(path: str, what: str) -> bool:
     """Spoil the file; return whether there was something to spoil."""
-    connection = apsw.Connection(path, vfs=sqlite._checksum_vfs())
+    connection = sqlite._connection(Path(path), 1000)
     tale = f"(SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = '{TALE}')"
     newest = f"(SELECT max(seq) FROM checkpoints WHERE line = {tale})"
     sql = {

@@ -41,7 +41,7 @@ def test_the_harness_finds_what_is_lost(tmp_path: Path, planted: str) -> None:
 SIGNS = {
     "early": ["lost"],
     "object": ["missing"],
-    "checkpoint": ["has lost", "the head is", "are there, or not"],
+    "checkpoint": ["has lost", "the head is", "are there, or not", "checkpoint is missing"],
     "entry": ["in the log"],
     "hidden": ["visible are"],
     "head": ["the head is"],
