@@ -10,6 +10,7 @@ import pytest
 
 import everstep
 from everstep.faces import run_to_end
+from everstep.stores import sqlite
 from everstep.stores.protocol import Change, Hidden, Key, Operation, Pin, Query, Write
 from everstep.stores.sqlite import SQLiteStore
 
@@ -84,6 +85,12 @@ def everything(path: Path) -> dict[str, Any]:
     finally:
         backend.close()
     return answers
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_making_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that looks damaged while it is opened is looked at again for a second: somebody may be making it."""
+    monkeypatch.setattr(sqlite, "_MAKING_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
