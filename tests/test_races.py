@@ -17,7 +17,7 @@ from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Change, Draft, Key, Query, Store, Swept
 from everstep.stores.sweeping import Sweep, Sweeps
 from tests.between import Between
-from tests.conftest import OneFace
+from tests.conftest import OneFace, Place
 from tests.test_history import numbers, write
 from tests.test_merging import forked, latest, say, state, texts
 from tests.test_retention import make_backend
@@ -475,13 +475,32 @@ class TestSweeping:
             engine.append("t", [], {})
         assert between.calls.count("sweep") <= 10  # what is let go with each step is garbage too
 
+    def test_a_family_is_swept_only_if_the_last_sweep_that_began_has_ended(self, place: Place) -> None:
+        """One that began before something was deleted does not speak for one that began later and came to no end."""
+        first, second = place.open(), place.open()
+        engine = everstep.CheckpointEngine(everstep.StoreBackend(first), everstep.SnapshotConfig()).sync
+        for n in range(3):
+            engine.snapshot("t", [], {"text": [f"{n} {m} " * 50 for m in range(50)]}, {})
+        stored = run_to_end(first.blocking.list_checkpoints(Query(thread_id="t")))
+        run_to_end(first.blocking.sweep(stored[0].family, effort=1))
+        run_to_end(second.blocking.delete("t", keys=[stored[1].record.key]))
+        run_to_end(second.blocking.sweep(stored[0].family, effort=1))
+        assert run_to_end(first.blocking.sweep(stored[0].family, effort=1 << 20)).finished
+        looks = [run_to_end(first.blocking.outlines())[0][0].is_swept]
+        looks.append(run_to_end(second.blocking.sweep(stored[0].family)).finished)
+        looks.append(run_to_end(first.blocking.outlines())[0][0].is_swept)
+        is_done_at_once = isinstance(first, MemoryStore)
+        assert looks == [is_done_at_once, True, True]
+        for store in {first, second}:
+            run_to_end(store.blocking.close())
+
     async def test_a_sweep_that_another_overtook_is_void(self) -> None:
         """What it has met so far may be old: it begins anew, and reports nothing as removed that it did not remove."""
 
         class Rows:
             overtaken = True
 
-            def sweep_begin(self, _family: str) -> None:
+            def sweep_begin(self, _family: str, _ticket: int) -> None:
                 pass
 
             def sweep_start(self, _family: str, _without: Any) -> tuple[int, int, int, list[bytes]]:
@@ -500,7 +519,7 @@ class TestSweeping:
                     return None
                 return 2
 
-            def sweep_end(self, _family: str, live_bytes: int, _doomed: int) -> None:
+            def sweep_end(self, _family: str, live_bytes: int, _doomed: int, _ticket: int) -> None:
                 assert not self.overtaken
                 ended.append(live_bytes)
 

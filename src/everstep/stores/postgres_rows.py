@@ -1237,8 +1237,8 @@ class Rows:
 
     # -- sweeping: see `sweeping`
 
-    def sweep_begin(self, family: str) -> None:
-        self._do("UPDATE {families} SET swept = 1 WHERE id = %s", (int(family),))
+    def sweep_begin(self, family: str, ticket: int) -> None:
+        self._do("UPDATE {families} SET swept = %s WHERE id = %s", (ticket, int(family)))
 
     def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
         """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""
@@ -1300,7 +1300,7 @@ class Rows:
         sweeps: int = row[0]
         return sweeps
 
-    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int) -> None:
+    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int) -> None:
         """Note what a sweep found in use, and take off what was doomed when it began."""
         for line, doomed in self._all(
             "SELECT id, doomed FROM {lines} WHERE family = %s AND doomed > 0 ORDER BY id FOR UPDATE", (int(family),)
@@ -1312,8 +1312,8 @@ class Rows:
             )
         # After the lines, as everybody locks them who lets something go.
         self._do(
-            "UPDATE {families} SET live = %s, swept = CASE WHEN swept = 1 THEN 2 ELSE swept END WHERE id = %s",
-            (live_bytes, int(family)),
+            "UPDATE {families} SET live = %s, swept = CASE WHEN swept = %s THEN 2 ELSE swept END WHERE id = %s",
+            (live_bytes, ticket, int(family)),
         )
 
 

@@ -1441,8 +1441,11 @@ class _Server:
         removals = self._call(_bucket_of_family(family), at, "discard", family, expected_sweeps, len(flat), *flat)
         return int(removals) if removals else None
 
-    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, at: float) -> None:
-        self._call(_bucket_of_family(family), at, "swept", family, live_bytes, doomed_bytes)
+    def sweep_begin(self, family: str, ticket: int, at: float) -> None:
+        self._call(_bucket_of_family(family), at, "sweep", family, ticket)
+
+    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int, at: float) -> None:
+        self._call(_bucket_of_family(family), at, "swept", family, live_bytes, doomed_bytes, ticket)
 
 
 class _SweepDriver:
@@ -1465,12 +1468,8 @@ class _SweepRows:
         self.objects_after = functools.partial(server.objects_after, at=at)
         self.remove_objects = functools.partial(server.remove_objects, at=at)
         self.sweep_end = functools.partial(server.sweep_end, at=at)
-        self.sweep_begin = _nothing  # `sweep_start` does it
+        self.sweep_begin = functools.partial(server.sweep_begin, at=at)
         self.sweep_start = functools.partial(server.sweep_start, pretend=pretend, at=at)
-
-
-def _nothing(_family: str) -> None:
-    return None
 
 
 def _noted(drafts: list[Draft], build: Callable[[Stored | None], Draft], head: Stored | None) -> Draft:

@@ -1133,8 +1133,8 @@ class Rows:
 
     # -- sweeping: see `sweeping`
 
-    def sweep_begin(self, family: str) -> None:
-        self._execute("UPDATE families SET swept = 1 WHERE id = ?", (int(family),))
+    def sweep_begin(self, family: str, ticket: int) -> None:
+        self._execute("UPDATE families SET swept = ? WHERE id = ?", (ticket, int(family)))
 
     def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
         """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""
@@ -1196,10 +1196,10 @@ class Rows:
             self._connection.executemany("DELETE FROM objects WHERE id = ?", [(rowid,) for _, rowid in doomed])
         return sweeps
 
-    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int) -> None:
+    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int) -> None:
         """Note what a sweep found in use, and take off what was doomed when it began."""
         self._execute("UPDATE families SET live = ? WHERE id = ?", (live_bytes, int(family)))
-        self._execute("UPDATE families SET swept = 2 WHERE id = ? AND swept = 1", (int(family),))
+        self._execute("UPDATE families SET swept = 2 WHERE id = ? AND swept = ?", (int(family), ticket))
         lines = self._execute(
             "SELECT l.id, l.doomed FROM lines l JOIN threads t ON t.id = l.thread WHERE t.family = ? AND l.doomed > 0",
             (int(family),),

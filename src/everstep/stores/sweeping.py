@@ -8,6 +8,7 @@ sweep. So it may stop and go on between other people's commits. It starts anew i
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -23,8 +24,8 @@ _MET_MAX = 250_000  # hashes that the sweeps under way hold together: some 30 MB
 class Rows(Protocol):
     """What a sweep needs of a store's tables."""
 
-    def sweep_begin(self, family: str) -> None:
-        """Note that a sweep begins: what goes from now on is seen by another one."""
+    def sweep_begin(self, family: str, ticket: int) -> None:
+        """Note that a sweep begins: what goes from now on, or before another one begins, is not for it to see."""
         ...
 
     def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None: ...
@@ -37,7 +38,9 @@ class Rows(Protocol):
         """Delete objects by (hash, age) and return the new count of sweeps; None if another sweep came first."""
         ...
 
-    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int) -> None: ...
+    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int) -> None:
+        """Note what was found in use; and that the family is swept, if nothing went and no other sweep began since."""
+        ...
 
 
 class Driver(Protocol):
@@ -53,6 +56,9 @@ class Sweep:
     def __init__(self, family: str, pretend: Collection[Key] | None = None) -> None:
         self._family, self._pretend = family, pretend
         self._begun = False
+        # A number that no other sweep has. With a mark that is the same for all, one that began before something was
+        # deleted could end after another one had begun, and note as swept what neither of them had looked at.
+        self._ticket = random.randrange(3, 1 << 31)  # noqa: S311  # no secret
         self._sweeps = self._doomed = self._youngest = 0
         self._pending: list[bytes] = []
         self._met: set[bytes] = set()
@@ -81,7 +87,7 @@ class Sweep:
 
     async def _begin(self, driver: Driver) -> None:
         if self._pretend is None:
-            await driver.write(lambda rows: rows.sweep_begin(self._family), "")
+            await driver.write(lambda rows: rows.sweep_begin(self._family, self._ticket), "")
         started = await driver.read(lambda rows: rows.sweep_start(self._family, self._pretend or ()))
         self._begun = True
         if started is None:
@@ -110,7 +116,7 @@ class Sweep:
         self._count(doomed)
         if last is None:
             if self._pretend is None:
-                await driver.write(lambda rows: rows.sweep_end(self._family, self._live_bytes, self._doomed), "")
+                await driver.write(self._ending, "")
             self.swept = self.swept._replace(finished=True)
         else:
             self._last = last
@@ -118,6 +124,9 @@ class Sweep:
 
     def _removal(self, doomed: list[tuple[bytes, int]]) -> Callable[[Rows], Any]:
         return lambda rows: rows.remove_objects(self._family, doomed, self._sweeps)
+
+    def _ending(self, rows: Rows) -> None:
+        rows.sweep_end(self._family, self._live_bytes, self._doomed, self._ticket)
 
     def _count(self, doomed: list[tuple[bytes, int, int]]) -> None:
         size = self.swept.size_bytes + sum(held for _, _, held in doomed)

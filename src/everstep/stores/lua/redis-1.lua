@@ -1198,7 +1198,7 @@ function verbs.kin()
 end
 
 -- The threads of the bucket that have checkpoints: name, family, how many the longest line has, whether there is a log,
--- and how the family stands with sweeps: "1" while it is swept, "2" if nothing has gone since.
+-- and how the family stands with sweeps: "2": it was swept, and nothing has gone since.
 function verbs.outlines()
   local found = {}
   for _, name in ipairs(call("ZRANGE", base .. "active", 0, -1)) do
@@ -1315,7 +1315,6 @@ function verbs.roots()
   end
   if pretend == "0" then
     allow_writing()
-    call("HSET", family, "swept", "1")
     call("HINCRBY", family, "sweeps", 1)
   end
   local held = call("HMGET", family, "sweeps", "removals", "doomed")
@@ -1367,12 +1366,21 @@ function verbs.discard()
   return whole(call("HINCRBY", family, "removals", 1))
 end
 
+-- A sweep begins, with a number that no other one has.
+function verbs.sweep()
+  local family, ticket = family_key(take()), take()
+  if call("EXISTS", family) == 0 then return { "done" } end
+  allow_writing()
+  call("HSET", family, "swept", ticket)
+  return { "done" }
+end
+
 function verbs.swept()
-  local family, live, doomed = family_key(take()), take(), tonumber(take())
+  local family, live, doomed, ticket = family_key(take()), take(), tonumber(take()), take()
   if call("EXISTS", family) == 0 then return { "done" } end
   allow_writing()
   call("HSET", family, "live", live)
-  if call("HGET", family, "swept") == "1" then call("HSET", family, "swept", "2") end
+  if call("HGET", family, "swept") == ticket then call("HSET", family, "swept", "2") end
   local held = tonumber(call("HGET", family, "doomed") or 0)
   call("HSET", family, "doomed", whole(math.max(0, held - doomed)))
   return { "done" }

@@ -1,6 +1,6 @@
 -- Schema 7: whether a family may hold objects that nobody needs, so that only those are swept.
 
-ALTER TABLE families ADD COLUMN swept INTEGER NOT NULL DEFAULT 0;  -- 1: being swept; 2: swept, and nothing has gone since
+ALTER TABLE families ADD COLUMN swept INTEGER NOT NULL DEFAULT 0;  -- 2: swept, and nothing has gone since; more: by whom
 
 -- Whatever may leave an object without anybody who needs it is noted here.
 CREATE TRIGGER checkpoints_dropped AFTER DELETE ON checkpoints
