@@ -276,6 +276,19 @@ class CountingStore(MemoryStore):
         return found
 
 
+def test_a_merge_into_a_large_thread_loads_what_differs() -> None:
+    store = CountingStore()
+    said = [{"role": "user", "content": f"message {n} " * 300} for n in range(500)]
+    first = opened(store).append("t", said, {})
+    branch = opened(store).branch(first, "b")
+    opened(store).append(branch, [{"role": "user", "content": "on a branch"}], {})
+    opened(store).append("t", [{"role": "user", "content": "beside it"}], {})
+    store.loaded = 0
+    merged = opened(store).merge_branch(branch, "t")
+    assert 0 < store.loaded < 100
+    assert len(opened(store).get(merged).messages) == 502
+
+
 @pytest.mark.usefixtures("low_limits")
 def test_an_append_to_a_large_thread_loads_nothing() -> None:
     store = CountingStore()

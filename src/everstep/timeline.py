@@ -72,7 +72,7 @@ from everstep.types import (
     TimeTravelResult,
     UnreadCheckpoint,
 )
-from everstep.values import compress, tree
+from everstep.values import compress, costs, tree
 from everstep.values.walk import read_values
 
 _BRANCH_TRIES = 10  # from a checkpoint that others replace meanwhile
@@ -680,7 +680,9 @@ class StoreTimeline:
             raise MergeConflict(merged.conflicts)
         if not self._config.delta_snapshots:
             merged = await self._unsplit(merged, ours.family)
-        repeats = await self._repository.repeats_of(merged.nodes, merged.objects, [ours.family])
+        repeats = _merged_repeats(ours.record, theirs.record, sum([node.size for node in merged.nodes]))
+        if repeats is None or repeats > tree.writable_repeats(tree.REPEATS_MAX):
+            repeats = await self._repository.repeats_of(merged.nodes, merged.objects, [ours.family])
         record = _with_root(_merge_record(ours, theirs, bases), root_of_nodes(merged.nodes))
         record = record._replace(repeats=repeats)
         objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
@@ -828,6 +830,18 @@ class StoreTimeline:
             return loaded[1]
 
         return UnreadCheckpoint(to_metadata(stored), next_node=stored.record.next_node, read=read)
+
+
+def _merged_repeats(ours: Record, theirs: Record, size: int) -> int | None:
+    """Return what repetition in a merge costs at most, without a look at all of it; None: nobody knows.
+
+    What theirs has more than the common state may repeat what ours has. It is in the figure of theirs if it was
+    appended there; what was saved as a whole shows in the size, each byte of which may be the costliest one.
+    """
+    if ours.repeats is None or theirs.repeats is None:
+        return None
+    growth = max(0, size - sum(ours.sizes))
+    return ours.repeats + theirs.repeats + costs.BYTE_MAX * growth
 
 
 def _untimed(resolve: Callable[[Conflict], Any]) -> Callable[[Conflict], Any]:

@@ -12,6 +12,8 @@ LIST, PAIR, TEXT, TAGGED = 96, 60, 64, 500
 MAPPING = 136
 LONG = 16_384
 """A text beyond this is kept in pieces, which are weighed without knowing the others."""
+BYTE_MAX = 170
+"""What a packed byte weighs at most: a tag with nothing in it takes three."""
 _SLOT = 12  # a place in a list, and what is not made anew
 _NUMBER = 40
 
