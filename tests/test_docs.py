@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,21 @@ def test_the_readme_is_short_and_begins_with_code() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    for target in re.findall(r"\]\((?!https://)([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_readme_reads_on_a_package_index() -> None:
+    """There, nothing stands beside it: every link and picture is absolute, and leads to a file of the project."""
+    text = (ROOT / "README.md").read_text()
+    home = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Homepage"]
+    pictures = home.replace("https://github.com", "https://raw.githubusercontent.com") + "/main/"
+    for target in re.findall(r'(?:src|srcset)="([^"]+)"', text):
+        assert (ROOT / target.removeprefix(pictures)).is_file(), target
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        place = re.sub(rf"^{re.escape(home)}/(blob|tree)/main/", "", target)
+        assert place != target, target
+        assert (ROOT / place).exists(), target
 
 
 def test_every_module_is_in_the_architecture_page() -> None:
