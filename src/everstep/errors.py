@@ -33,14 +33,28 @@ and the one warning, DurabilityWarning: a setting of the server may lose what wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everstep.types import Conflict
 
 
 class EverstepError(Exception):
-    """The base of every error this package raises."""
+    """The base of every error this package raises.
+
+    All of them can be copied and pickled, so that they come through queues and pools of processes.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, (type(self), self.args, self.__dict__.copy())
+
+
+def _made_again(kind: type[EverstepError], args: tuple[Any, ...], fields: dict[str, Any]) -> EverstepError:
+    """Return an error as it was: its own initializer takes other arguments than the message that is kept."""
+    error = kind.__new__(kind, *args)
+    super(EverstepError, error).__init__(*args)  # what the built-in class that it is too sets for itself
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidInput(EverstepError, ValueError):
