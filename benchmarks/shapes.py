@@ -1,0 +1,344 @@
+"""State of many shapes in LangGraph's SqliteSaver and in ours: what a put, a read and the file cost, as ratios.
+
+Each shape is put once, then many times with one place changed, by both savers in turn. What counts is CPU time
+(`time.process_time`), so that a busy disk says nothing; each figure is the median of one saver by that of the other.
+`python -m benchmarks.shapes --quick` leaves out the largest values and takes less than a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base.id import uuid6
+
+from benchmarks.common import files_bytes, report
+from benchmarks.savers import closing_saver
+
+SAVERS = ("sqlite", "everstep")
+SMALL_BYTES = 64 << 10
+"""Below this a value counts as small: what a put costs there is mostly not the value."""
+
+Values = dict[str, Any]
+
+
+class Shape(NamedTuple):
+    """A kind of state, and how one place of it changes."""
+
+    name: str
+    make: Callable[[], Values]
+    change: Callable[[Values, int], str]
+    """Changes one place, and returns the channel in which that was."""
+    rounds: int
+    put_max: float
+    is_large: bool = False
+    """Left out of a quick run."""
+
+
+class Cost(NamedTuple):
+    """What one saver takes for one shape, in seconds of CPU and bytes."""
+
+    first_put: float
+    put: float
+    read: float
+    read_new: float
+    file: int
+
+
+def text(rng: random.Random, size: int) -> str:
+    """Return words that compress about as well as prose."""
+    words = [f"word{number:x}" for number in rng.choices(range(4000), k=size // 8)]
+    return " ".join(words)[:size]
+
+
+def _rows(count: int) -> list[dict[str, Any]]:
+    return [{"id": number, "name": f"row {number}", "value": number * 0.37} for number in range(count)]
+
+
+def _nested(levels: int, width: int) -> Any:
+    if levels == 0:
+        return {"name": "a leaf", "score": 0.5, "tags": ["a", "b"]}
+    return {f"key {number}": _nested(levels - 1, width) for number in range(width)}
+
+
+def _set_leaf(levels: int) -> Callable[[Values, int], str]:
+    def change(values: Values, number: int) -> str:
+        place = values["state"]
+        for _ in range(levels):
+            place = place[f"key {number % 4}"]
+        place["score"] = number * 0.5
+        return "state"
+
+    return change
+
+
+def _set_key(values: Values, number: int) -> str:
+    keys = list(values["state"])
+    values["state"][keys[number * 7919 % len(keys)]] = f"changed {number}"
+    return "state"
+
+
+def _set_row(values: Values, number: int) -> str:
+    rows = values["state"]
+    rows[number * 7919 % len(rows)]["name"] = f"changed {number}"
+    return "state"
+
+
+def _set_item(values: Values, number: int) -> str:
+    items = values["state"]
+    items[number * 7919 % len(items)] = type(items[0])(number)
+    return "state"
+
+
+def _count(values: Values, number: int) -> str:
+    values["counter"] = number
+    return "counter"
+
+
+def _append_row(values: Values, number: int) -> str:
+    values["state"].append({"id": number, "name": f"new {number}", "value": 1.5})
+    return "state"
+
+
+def _replace_tuple(values: Values, number: int) -> str:
+    rows = values["state"]
+    rows[number * 7919 % len(rows)] = (number, f"changed {number}", 2.5)
+    return "state"
+
+
+def _add_to_set(values: Values, number: int) -> str:
+    values["state"].add(f"new {number}")
+    return "state"
+
+
+def _set_channel(values: Values, number: int) -> str:
+    name = f"channel {number % 200}"
+    values[name] = f"changed {number}"
+    return name
+
+
+def _set_float(values: Values, number: int) -> str:
+    values["state"][number % len(values["state"])][number % 1536] = number * 0.1
+    return "state"
+
+
+def _new_text(values: Values, number: int) -> str:
+    values["state"] = text(random.Random(number), 1 << 20)
+    return "state"
+
+
+def _edit_text(values: Values, number: int) -> str:
+    old = values["state"]
+    at = number * 104_729 % len(old)
+    values["state"] = f"{old[:at]} changed {number} {old[at + 9 :]}"
+    return "state"
+
+
+def _set_array(values: Values, number: int) -> str:
+    values["state"][number * 7919 % values["state"].size] = number
+    return "state"
+
+
+def _chat(count: int) -> Callable[[], Values]:
+    def make() -> Values:
+        rng = random.Random(3)
+        return {"messages": [HumanMessage(text(rng, 600), id=f"m{number}") for number in range(count)]}
+
+    return make
+
+
+def _append_message(values: Values, number: int) -> str:
+    values["messages"].append(HumanMessage(f"message {number} " * 40, id=f"new{number}"))
+    return "messages"
+
+
+def _edit_message(values: Values, number: int) -> str:
+    at = number * 7919 % len(values["messages"])
+    values["messages"][at] = HumanMessage(f"edited {number} " * 40, id=values["messages"][at].id)
+    return "messages"
+
+
+def _slide_messages(values: Values, number: int) -> str:
+    del values["messages"][0]
+    return _append_message(values, number)
+
+
+def _floats(count: int) -> Values:
+    rng = random.Random(5)
+    return {"state": [[rng.random() for _ in range(1536)] for _ in range(count)]}
+
+
+def _array() -> Values:
+    import numpy as np
+
+    return {"state": np.random.default_rng(1).random(1 << 20)}
+
+
+def _keys(count: int, size: int) -> Callable[[], Values]:
+    return lambda: {"state": {f"key {number}": text(random.Random(number), size) for number in range(count)}}
+
+
+BULK, OTHER, NEW = 1.1, 1.6, 2.2
+"""What a put may take at most, times the other's: plain bulk with one place changed, any other shape, all new."""
+
+SHAPES = [
+    Shape("tiny dict", lambda: {"state": {"a": 1, "b": "two"}}, _set_key, 60, 1.5),
+    Shape("dict of 10 kB", _keys(50, 200), _set_key, 40, OTHER),
+    Shape("dict of 100 kB", _keys(500, 200), _set_key, 30, BULK),
+    Shape("dict of 1 MB, 5,000 keys", _keys(5000, 200), _set_key, 20, BULK),
+    Shape("dict of 20 MB", _keys(20_000, 1000), _set_key, 5, BULK, is_large=True),
+    Shape("bytes of 1 MB and a counter", lambda: {"state": random.Random(1).randbytes(1 << 20)}, _count, 20, BULK),
+    Shape(
+        "bytes of 50 MB and a counter", lambda: {"state": random.Random(1).randbytes(50 << 20)}, _count, 4, BULK, True
+    ),
+    Shape("10,000 dicts, append", lambda: {"state": _rows(10_000)}, _append_row, 15, BULK),
+    Shape("10,000 dicts, edit", lambda: {"state": _rows(10_000)}, _set_row, 15, BULK),
+    Shape("50,000 dicts, edit", lambda: {"state": _rows(50_000)}, _set_row, 7, BULK, is_large=True),
+    Shape("2,000 messages, append", _chat(2000), _append_message, 12, BULK),
+    Shape("2,000 messages, edit", _chat(2000), _edit_message, 12, OTHER),
+    Shape("2,000 messages, first out, one in", _chat(2000), _slide_messages, 12, OTHER),
+    Shape("20,000 messages, edit", _chat(20_000), _edit_message, 4, OTHER, is_large=True),
+    Shape("nested, 4 levels of 8", lambda: {"state": _nested(4, 8)}, _set_leaf(4), 15, BULK),
+    Shape("nested, 6 levels of 6", lambda: {"state": _nested(6, 6)}, _set_leaf(6), 5, BULK, is_large=True),
+    Shape("100,000 ints", lambda: {"state": list(range(100_000))}, _set_item, 15, BULK),
+    Shape("100 embeddings of 1,536 floats", lambda: _floats(100), _set_float, 10, BULK),
+    Shape("numpy array of 8 MB", _array, _set_array, 7, BULK, is_large=True),
+    Shape("200 channels, one changes", lambda: {f"channel {n}": n for n in range(200)}, _set_channel, 30, OTHER),
+    Shape("1 MB of text, all new", lambda: {"state": text(random.Random(0), 1 << 20)}, _new_text, 10, NEW),
+    Shape("2 MB of text, one place", lambda: {"state": text(random.Random(0), 2 << 20)}, _edit_text, 10, BULK),
+    Shape("10,000 tuples", lambda: {"state": [(n, f"row {n}", 0.5) for n in range(10_000)]}, _replace_tuple, 10, OTHER),
+    Shape("10,000 int keys", lambda: {"state": {n: f"row {n}" for n in range(10_000)}}, _set_key, 10, OTHER),
+    Shape("set of 10,000 texts", lambda: {"state": {f"member {n}" for n in range(10_000)}}, _add_to_set, 10, OTHER),
+]  # fmt: skip
+
+
+class _Line:
+    """One thread of one saver."""
+
+    def __init__(self, saver: Any, values: Values) -> None:
+        self.saver, self.values = saver, values
+        self.config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+        self.versions = dict.fromkeys(values, 1)
+        self.step = 0
+
+    def put(self, changed: list[str]) -> float:
+        """Put the values as they are by now, and return the CPU seconds."""
+        self.step += 1
+        for name in changed:
+            self.versions[name] = self.step
+        checkpoint = empty_checkpoint()
+        checkpoint["id"] = str(uuid6(clock_seq=self.step))
+        checkpoint["channel_values"] = dict(self.values)
+        checkpoint["channel_versions"] = dict(self.versions)
+        metadata: Any = {"source": "loop", "step": self.step, "parents": {}}
+        new_versions: Any = {name: self.versions[name] for name in changed}
+        gc.collect()
+        started = time.process_time()
+        self.config = self.saver.put(self.config, checkpoint, metadata, new_versions)
+        return time.process_time() - started
+
+    def read(self) -> float:
+        """Read the newest checkpoint, and return the CPU seconds."""
+        return _seconds(lambda: self.saver.get_tuple({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}))
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    gc.collect()
+    started = time.process_time()
+    found = work()
+    seconds = time.process_time() - started
+    if found is None:
+        raise RuntimeError("nothing was read")
+    return seconds
+
+
+def measure(shape: Shape, folder: Path, rounds: int) -> dict[str, Cost]:
+    """Return what each saver takes for a shape; they take turns."""
+    paths = {name: folder / f"{name}.db" for name in SAVERS}
+    places = {"sqlite": str(paths["sqlite"]), "everstep": f"sqlite:///{paths['everstep']}"}
+    first, files = dict[str, float](), dict[str, int]()
+    for name in SAVERS:
+        with closing_saver(name, places[name]) as saver:
+            _Line(saver, {"warm": 1}).put(["warm"])  # tables, imports
+    for name in SAVERS:
+        saver = closing_saver(name, places[name])
+        with saver as opened:
+            opened.delete_thread("t")
+            values = shape.make()
+            first[name] = _Line(opened, values).put(list(values))
+        files[name] = files_bytes(paths[name])
+    puts: dict[str, list[float]] = {name: [] for name in SAVERS}
+    reads: dict[str, list[float]] = {name: [] for name in SAVERS}
+    new: dict[str, list[float]] = {name: [] for name in SAVERS}
+    with closing_saver("sqlite", places["sqlite"]) as stock, closing_saver("everstep", places["everstep"]) as ours:
+        lines = {"sqlite": _Line(stock, shape.make()), "everstep": _Line(ours, shape.make())}
+        for name in SAVERS:
+            lines[name].put(list(lines[name].values))
+        for number in range(1, rounds + 1):
+            for name in SAVERS:
+                line = lines[name]
+                changed = shape.change(line.values, number)
+                line.values.setdefault(changed, 0)
+                puts[name].append(line.put([changed]))
+            if number % 4 == 0 or rounds < 8:
+                for name in SAVERS:
+                    reads[name].append(lines[name].read())
+    for _ in range(min(rounds, 5)):
+        for name in SAVERS:
+            with closing_saver(name, places[name]) as saver:
+                saver.get_tuple({"configurable": {"thread_id": "nothing", "checkpoint_ns": ""}})
+                new[name].append(_Line(saver, {}).read())
+    return {
+        name: Cost(
+            first[name],
+            statistics.median(puts[name]),
+            statistics.median(reads[name]),
+            statistics.median(new[name]),
+            files[name],
+        )
+        for name in SAVERS
+    }
+
+
+def compare(shape: Shape, rounds: int) -> None:
+    """Measure a shape, and report it beside the targets."""
+    with tempfile.TemporaryDirectory() as folder:
+        costs = measure(shape, Path(folder), rounds)
+    stock, ours = costs["sqlite"], costs["everstep"]
+    is_small = stock.file < SMALL_BYTES * 4
+    ratios = {
+        "put": (ours.put / stock.put, shape.put_max),
+        "first": (ours.first_put / stock.first_put, 3.0),
+        "read": (ours.read / stock.read, 2.0 if is_small else 1.5),
+        "new": (ours.read_new / stock.read_new, 3.0),
+        "file": (ours.file / stock.file, 2.0 if is_small else 1.1),
+    }
+    shown = " ".join([f"{name} {found:5.2f}/{most}" for name, (found, most) in ratios.items()])
+    figure = f"{stock.put * 1000:.1f}/{ours.put * 1000:.1f} ms"
+    report(shape.name, figure, shown, all(found <= most for found, most in ratios.values()))
+
+
+def run(*, quick: bool = False, only: str = "") -> None:
+    """Report all shapes."""
+    print("shapes: put of theirs/ours, then times theirs / at most: put, first put, read, read by a new saver, file")
+    for shape in SHAPES:
+        if only not in shape.name or (quick and shape.is_large):
+            continue
+        compare(shape, max(4, shape.rounds // 2) if quick else shape.rounds)
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--quick", action="store_true")
+    arguments.add_argument("--only", default="")
+    given = arguments.parse_args()
+    run(quick=given.quick, only=given.only)
