@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
-import random
 import secrets
 import threading
 import time
@@ -85,6 +84,7 @@ from everstep.stores.redis_lists import Row, is_asked_for, listed, number, page_
 from everstep.stores.redis_plan import Elsewhere, LineState, Plan, Stale
 from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain, not_of_family
+from everstep.stores.waiting import Rhythm, Waiting
 from everstep.stores.workers import AsyncDriver, Driver
 
 T = TypeVar("T")
@@ -95,8 +95,8 @@ _BEATEN_MAX = 3
 _TURN_SECONDS_MIN = 0.5
 _TURN_FACTOR = 4
 """A turn lasts so many times longer than its work took before: others wait so long for a writer that has died."""
-_PAUSE_SECONDS = 0.001, 0.02
-"""Between looking whether another writer's turn is over, at first and at most."""
+_RHYTHM = Rhythm(early=(0.0003, 0.001), late=(0.002, 0.004), late_after=0.005)
+"""To look whether another writer's turn is over: that of a near one takes a millisecond or two."""
 _LOST_MAX = 3
 _PAGE = 200
 _ALIASES_MAX = 10_000
@@ -579,7 +579,7 @@ class _Server:
         """Wait for a turn in a thread's family, for work that takes so long; None: there is no such thread."""
         self._check_allowed(at)
         turn = _Turn()
-        pauses = _Pauses(at)
+        waiting = Waiting(_RHYTHM, at)
         line = thread_id, ""
         while True:
             left = at - time.monotonic()
@@ -593,7 +593,7 @@ class _Server:
                 turn.family = reply[1].decode()
                 turn.head = self._read(line, turn.bucket, reply[2], since, at, is_head=True)
                 return turn
-            pauses.wait(reply[1])
+            _wait_for_turn(waiting, reply[1])
 
     def end_turn(self, turn: _Turn, at: float) -> None:
         """Let others go on. What fails here ends by itself."""
@@ -807,12 +807,12 @@ class _Server:
         self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
     ) -> Any:
         """Send a change, and wait while another writer has its turn."""
-        pauses = _Pauses(at)
+        waiting = Waiting(_RHYTHM, at)
         while True:
             reply = self._sent_once(args, bucket, thread_id, draft, lost, at)
             if reply[0] != b"wait":
                 return reply
-            pauses.wait(reply[1])
+            _wait_for_turn(waiting, reply[1])
 
     def _sent_once(
         self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
@@ -1477,19 +1477,10 @@ def _noted(drafts: list[Draft], build: Callable[[Stored | None], Draft], head: S
     return drafts[-1]
 
 
-class _Pauses:
-    """Waits for the end of another writer's turn: longer each time, and never in step with others that wait."""
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline, self._next = deadline, _PAUSE_SECONDS[0]
-
-    def wait(self, left_ms: int) -> None:
-        """Wait a little, and not longer than the turn may last."""
-        pause = min(self._next * random.uniform(0.5, 1.5), left_ms / 1000)  # noqa: S311  # no secret
-        if time.monotonic() + pause >= self._deadline:
-            raise StoreUnavailable("other writers had their turns for too long; nothing was written, try again")
-        time.sleep(pause)
-        self._next = min(self._next * 2, _PAUSE_SECONDS[1])
+def _wait_for_turn(waiting: Waiting, left_ms: int) -> None:
+    """Wait a little for the end of another writer's turn, and not longer than it may last."""
+    if not waiting.pause(left_ms / 1000):
+        raise StoreUnavailable("other writers had their turns for too long; nothing was written, try again")
 
 
 def _name_of(drafts: Sequence[Draft]) -> str | None:

@@ -71,6 +71,7 @@ from everstep.stores.sqlite_rows import Rows
 from everstep.stores.sqlite_verify import add_functions, migrate, verify
 from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import adopt, apply, apply_writes
+from everstep.stores.waiting import Rhythm, Waiting
 
 _log = logging.getLogger("everstep")
 T = TypeVar("T")
@@ -85,7 +86,9 @@ _WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 60, 400, 10  # a tenth of the file
 _TIDY_PAGES = 64  # given back at once after a sweep in passing
 _READERS_IDLE_MAX = 8
 _FILE_MODE = 0o600
-_EMPTY_WAL_MS = 500  # to wait for readers, when the WAL shall be cut off
+_EMPTY_WAL_SECONDS = 0.5  # to wait for readers, when the WAL shall be cut off
+_RHYTHM = Rhythm(early=(0.0001, 0.0003), late=(0.0005, 0.0015), late_after=0.1)
+"""To wait for the lock of the file: a commit has it for less than a millisecond, mostly."""
 _MAKING_SECONDS = 1.0  # another process may take so long to make a new file, and it looks damaged meanwhile
 _OVERWRITTEN = (
     "the file {} was overwritten while it was open, as by copying a backup over it. Nothing is written to it any more: "
@@ -740,14 +743,12 @@ class _Database:
     def _empty_wal(self, writer: apsw.Connection) -> None:
         """Cut the WAL off, unless somebody reads from it all the time."""
         self._wal_is_due = False
-        writer.set_busy_timeout(_EMPTY_WAL_MS)
+        _wait_until(writer, time.monotonic() + _EMPTY_WAL_SECONDS)
         try:
             writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             self._wal_pages = 0
         except apsw.Error:
             pass  # nothing is lost, and it will be tried again
-        finally:
-            writer.set_busy_timeout(self._busy_ms)
 
     def _bound_wal(self, writer: apsw.Connection) -> None:
         """Keep the WAL in proportion to the file: small beside a small one, never more than 2 MB for long."""
@@ -777,10 +778,13 @@ def _checkpoint_id(result: object) -> str | None:
 
 
 def _wait_until(writer: apsw.Connection, deadline: float) -> None:
-    """Let the connection wait until then, and no longer, for a file that another process has locked."""
-    left_ms = int(max(0.0, min(deadline - time.monotonic(), 86_400.0)) * 1000)
-    writer.set_busy_timeout(left_ms)
-    writer.setlk_timeout(left_ms, 0)
+    """Let the connection wait until then, and no longer, for a file that another process has locked.
+
+    SQLite itself would sleep longer each time, up to 100 ms, and be passed by others meanwhile.
+    """
+    waiting = Waiting(_RHYTHM, deadline)
+    writer.set_busy_handler(lambda _: waiting.pause())
+    writer.setlk_timeout(0, 0)
 
 
 def _finish_late(batch: Sequence[Job[Any]], error: StoreUnavailable) -> None:
