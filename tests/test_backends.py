@@ -195,7 +195,7 @@ def test_open_knows_its_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "url", ["mysql://x", "sqlite://", "sqlite:///", "sqlite:a.db", "memory://x", "", "a.db", 5, "postgres"]
+    "url", ["mysql://x", "sqlite://", "sqlite:///", "sqlite:a.db", "memory://x", "", b"a.db", 5, "postgres", "redis"]
 )
 def test_an_unknown_url_lists_the_known_ones(url: Any) -> None:
     with pytest.raises(InvalidInput):
@@ -243,3 +243,35 @@ async def test_a_deletion_that_was_done_is_not_reported_as_refused() -> None:
     last = await engine.append("u", [], {"n": 2})
     await engine.rewind(first, later="delete")
     assert await engine.get(last) is None
+
+
+def _in_a_live_thread(engine: everstep.SyncEngine, messages: list[Any]) -> None:
+    with engine.thread("t") as live:
+        live.messages += messages
+
+
+WAYS: dict[str, Any] = {
+    "snapshot": lambda engine, messages: engine.snapshot("t", messages, {}, {}),
+    "append": lambda engine, messages: engine.append("t", messages),
+    "live thread": _in_a_live_thread,
+    "backend": lambda engine, messages: engine.checkpointer.put(checkpoint("c1", messages=messages)),
+}
+
+
+@pytest.mark.parametrize("messages", [["hello"], [None], [{"role": "user"}, ("role", "user")], [{}, {}, object()]])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_no_message_is_refused_with_its_place(way: str, messages: list[Any]) -> None:
+    with everstep.open("memory://").sync as engine:
+        with pytest.raises(InvalidInput, match=rf"messages\[{len(messages) - 1}\] is a dict") as caught:
+            WAYS[way](engine, messages)
+        assert type(messages[-1]).__name__ in str(caught.value)
+        assert engine.get_latest("t") is None
+
+
+def test_a_message_that_is_appended_again_is_there_twice() -> None:
+    """Append does not look at the conversation: docs/concepts.md says why."""
+    message = {"id": "m1", "role": "user", "content": "hello"}
+    with everstep.open("memory://").sync as engine:
+        engine.append("t", [message])
+        engine.append("t", [message])
+        assert engine.get_latest("t").messages == [message, message]  # type: ignore[union-attr]

@@ -365,6 +365,16 @@ def test_idle_connections_are_let_go(url: str) -> None:
     assert one.closed
 
 
+def test_so_many_connections_stay_however_long_they_idle(url: str) -> None:
+    pool = Pool(lambda deadline: connect(url, deadline), 4, 0, 2)
+    with pool.connection(time.monotonic() + 10) as one, pool.connection(time.monotonic() + 10) as two:
+        with pool.connection(time.monotonic() + 10) as three:
+            pass
+        assert not three.closed  # it is the only one that is idle
+    assert [two.closed, three.closed, one.closed].count(True) == 1
+    pool.close()
+
+
 def test_a_call_that_waits_for_a_lock_ends_at_the_deadline(make: Any, url: str) -> None:
     store, patient = make(timeout_seconds=0.5), make()
     run(store.commit(follow("t", "c")))

@@ -19,7 +19,14 @@ def test_all_is_sorted_and_complete() -> None:
         for name, value in vars(everstep).items()
         if not name.startswith("_") and not inspect.ismodule(value) and name in dir(everstep)
     }
-    assert public == set(everstep.__all__)
+    assert public == set(everstep.__all__) | {"open", "copy"}
+
+
+def test_importing_everything_takes_no_builtin_away() -> None:
+    names: dict[str, object] = {}
+    exec("from everstep import *", names)
+    assert "open" not in names
+    assert "copy" not in names
 
 
 def test_every_public_name_is_documented() -> None:

@@ -10,7 +10,8 @@ from everstep.backends import (
     SyncBackend,
 )
 from everstep.config import CheckpointGC, SnapshotConfig, SnapshotTrigger
-from everstep.copying import copy, copy_async
+from everstep.copying import copy as copy
+from everstep.copying import copy_async
 from everstep.drawing import draw
 from everstep.engine import CheckpointEngine, SyncEngine
 from everstep.errors import (
@@ -37,7 +38,8 @@ from everstep.errors import (
     UnstorableValue,
     UnsupportedByBackend,
 )
-from everstep.factory import create_checkpoint_engine, create_checkpointer, open  # noqa: A004  # read as everstep.open
+from everstep.factory import create_checkpoint_engine, create_checkpointer
+from everstep.factory import open as open  # noqa: A004  # read as everstep.open
 from everstep.live import LiveThread, SyncLiveThread
 from everstep.types import (
     MISSING,
@@ -56,6 +58,7 @@ from everstep.values.registry import register
 
 __version__ = "0.1.0"
 
+# Without `open` and `copy`: `from everstep import *` must not take the place of the builtin and the module.
 __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "AmbiguousCheckpoint",
     "CannotUndo",
@@ -104,11 +107,9 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "UnregisteredType",
     "UnstorableValue",
     "UnsupportedByBackend",
-    "copy",
     "copy_async",
     "create_checkpoint_engine",
     "create_checkpointer",
     "draw",
-    "open",
     "register",
 ]

@@ -6,18 +6,23 @@ CheckpointBackend has only the face.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from typing import Any
 
 from everstep import checks
+from everstep.addresses import Address, file_path
 from everstep.deadlines import limited
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
-from everstep.faces import Closing, SyncFace, blocking
+from everstep.faces import Closing, SyncFace, blocking, describe_on_store
+from everstep.options import resolved
 from everstep.repository import Repository, copied, reclaim, to_checkpoint, to_metadata
+from everstep.steps import check_messages
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Query, Record, Store
 from everstep.types import Checkpoint, CheckpointMetadata
+
+_SQLITE_PATH = "checkpoints.db"
+_REDIS_URL = "redis://localhost:6379/0"
 
 
 class CheckpointBackend(ABC):
@@ -69,6 +74,9 @@ class StoreBackend(CheckpointBackend, Closing):
         """The store below."""
         return self._repository.store
 
+    def __repr__(self) -> str:
+        return describe_on_store(self, self.store)
+
     @property
     def limit_seconds(self) -> float | None:
         """How long one call may take as a whole; deleting may take so long with each of its steps."""
@@ -95,6 +103,7 @@ class StoreBackend(CheckpointBackend, Closing):
         values = (checkpoint.messages, checkpoint.state, checkpoint.tools_result)
         for name, value, kind in zip(("messages", "state", "tools_result"), values, (list, dict, dict), strict=True):
             checks.kind(value, kind, name)
+        check_messages(checkpoint.messages)
         thread_id, namespace, checkpoint_id = record.key
         if record.parents and record.parents != self._repository.recent_heads(thread_id, namespace):
             before = await self.store.read(*record.key)
@@ -180,6 +189,9 @@ class StoreBackend(CheckpointBackend, Closing):
 class SyncBackend(SyncFace[Any]):
     """The blocking view of a backend: the same names, parameters and results."""
 
+    def __repr__(self) -> str:
+        return describe_on_store(self, getattr(self._driven, "store", self._driven))
+
     put = blocking(StoreBackend.put)
     get = blocking(StoreBackend.get)
     get_latest = blocking(StoreBackend.get_latest)
@@ -200,21 +212,28 @@ class MemoryCheckpointer(StoreBackend):
 class SQLiteCheckpointer(StoreBackend):
     """Checkpoints in one SQLite file, which is created on first use."""
 
-    def __init__(self, path: str | os.PathLike[str] = "checkpoints.db", **options: Any) -> None:
+    def __init__(self, path: Address = _SQLITE_PATH, **options: Any) -> None:
         """`options`: `synchronous` ("full", "normal", "off") and `busy_timeout_seconds`."""
+        own = resolved("sqlite", type(self).__name__, _unless(path, _SQLITE_PATH), options)
+        own["path"] = file_path(own.get("path", path))
         from everstep.stores.sqlite import SQLiteStore  # imported when used: the driver takes a moment to load
 
-        super().__init__(SQLiteStore(path, **options))
+        super().__init__(SQLiteStore(**own))
 
 
 class PostgresCheckpointer(StoreBackend):
     """Checkpoints in a PostgreSQL database (14 or newer). Tables are created on first use."""
 
     def __init__(self, dsn: str = "", **pool_options: Any) -> None:
-        """Options: `schema`, `table_prefix`, `timeout_seconds`, `max_size`, `max_idle_seconds`, `prepare_threshold`."""
+        """Make no connection yet.
+
+        `pool_options`: `schema`, `table_prefix`, `timeout_seconds`, `min_size`, `max_size`, `max_idle_seconds`,
+        `prepare_threshold`, and a few names that drivers have for them: see `everstep.options`.
+        """
+        own = resolved("postgres", type(self).__name__, _unless(dsn, ""), pool_options)
         from everstep.stores.postgres import PostgresStore  # imported when used: the driver is optional
 
-        super().__init__(PostgresStore(dsn, **pool_options))
+        super().__init__(PostgresStore(**own))
 
 
 class RedisCheckpointer(StoreBackend):
@@ -222,7 +241,7 @@ class RedisCheckpointer(StoreBackend):
 
     def __init__(
         self,
-        url: str = "redis://localhost:6379/0",
+        url: str = _REDIS_URL,
         *,
         key_prefix: str = "everstep:",
         ttl_seconds: float | None = None,
@@ -232,9 +251,15 @@ class RedisCheckpointer(StoreBackend):
 
         `options`: `wait_replicas`, `timeout_seconds`, `allow_eviction`, `max_threads`.
         """
+        own = resolved("redis", type(self).__name__, _unless(url, _REDIS_URL), options)
         from everstep.stores.redis import RedisStore  # imported when used: the driver is optional
 
-        super().__init__(RedisStore(url, key_prefix=key_prefix, ttl_seconds=ttl_seconds, **options))
+        super().__init__(RedisStore(key_prefix=key_prefix, ttl_seconds=ttl_seconds, **own))
+
+
+def _unless(value: Any, default: Any) -> Any:
+    """Return what a person gave; None if that is what there is anyway."""
+    return None if value == default else value
 
 
 def _record(checkpoint: Checkpoint) -> Record:

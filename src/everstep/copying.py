@@ -9,12 +9,14 @@ thread as of one moment; what retention removes under our hands is left out.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from everstep import checks, factory, history, renumber
+from everstep.addresses import Address, is_in_memory
 from everstep.backends import CheckpointBackend, StoreBackend
 from everstep.engine import CheckpointEngine
 from everstep.errors import CheckpointCorrupted, InvalidInput, StoreUnavailable, UnsupportedByBackend
@@ -27,7 +29,7 @@ from everstep.types import CopyProgress, CopyReport
 from everstep.values.tree import hashes
 
 T = TypeVar("T")
-Side = str | CheckpointEngine | CheckpointBackend | SyncFace[Any] | Store
+Side = Address | CheckpointEngine | CheckpointBackend | SyncFace[Any] | Store
 Progress = Callable[[CopyProgress], object]
 
 _PART_CHECKPOINTS, _PART_BYTES, _PART_THREADS, _PART_RUNS = 500, 8 << 20, 100, 5000
@@ -54,8 +56,8 @@ def copy(
     deleted of a thread goes, threads it has deleted stay. A thread of the target that is not a copy of the source's, or
     that somebody has changed there since, is InvalidInput, and its family is left as it is; but single checkpoints that
     were deleted or replaced there come back as the source has them. With `verify` everything is read back and compared:
-    a difference is CheckpointCorrupted. Either side is a URL, or an open engine, backend or store, which stays open.
-    `progress` is called with a CopyProgress after each part.
+    a difference is CheckpointCorrupted. Either side is a URL, the path of a file, or an open engine, backend or store,
+    which stays open. `progress` is called with a CopyProgress after each part.
     """
     return run_to_end(_copy(source, target, threads, progress, verify, blocking=True))
 
@@ -96,16 +98,16 @@ async def _copy(
 @asynccontextmanager
 async def _opened(side: Side, which: str, blocking: bool) -> AsyncIterator[Store]:
     """Give the store of a side; one that was opened here is closed in the end."""
-    if not isinstance(side, str):
+    if not isinstance(side, (str, os.PathLike)):
         store = _store(side, which)
         yield store.blocking if blocking else store
         return
-    if side.startswith("memory:"):
+    if is_in_memory(side):
         raise InvalidInput(f"the {which} {side!r} would be a new, empty store; pass an open engine or backend")
     store = _store(factory.open(side), which)
     path = getattr(store, "path", None)
     if which == "source" and path is not None and not path.exists():
-        raise InvalidInput(f"the source {side!r} is not there: no file {path}")
+        raise InvalidInput(f"the source is not there: no file {path}")
     store = store.blocking if blocking else store
     try:
         yield store
@@ -126,7 +128,7 @@ def _store(side: Any, which: str) -> Store:
             "checkpoints and the log of operations cannot be copied with them"
         )
     if not hasattr(side, "adopt"):
-        raise InvalidInput(f"the {which} is a URL, an engine, a backend or a store, not {checks.shown(side)}")
+        raise InvalidInput(f"the {which} is a URL, a path, an engine, a backend or a store, not {checks.shown(side)}")
     store: Store = side
     return store
 

@@ -18,7 +18,7 @@ from everstep.capture import Capture, F, Scope
 from everstep.config import SnapshotConfig, SnapshotTrigger
 from everstep.deadlines import limited
 from everstep.errors import InvalidInput
-from everstep.faces import Closing, SyncFace, blocking
+from everstep.faces import Closing, SyncFace, blocking, describe_on_store
 from everstep.ledger import Save
 from everstep.live import LiveThread, SyncLiveThread
 from everstep.steps import Step, check_values
@@ -62,6 +62,14 @@ class CheckpointEngine(Closing):
         self._timeline: Timeline = _timeline(checkpointer, self._config)
         self._limit = checkpointer.limit_seconds if isinstance(checkpointer, StoreBackend) else None
         self._capture = Capture(self)
+
+    def __repr__(self) -> str:
+        return describe_on_store(self, self._store)
+
+    @property
+    def _store(self) -> object:
+        """What it works on: the store of its backend, or a backend of somebody's own."""
+        return getattr(self._backend, "store", self._backend)
 
     @property
     def limit_seconds(self) -> float | None:
@@ -370,6 +378,9 @@ class CheckpointEngine(Closing):
 
 class SyncEngine(SyncFace[CheckpointEngine]):
     """The blocking view of an engine: the same names, parameters and results."""
+
+    def __repr__(self) -> str:
+        return describe_on_store(self, self._driven._store)
 
     snapshot = blocking(CheckpointEngine.snapshot)
     append = blocking(CheckpointEngine.append)

@@ -14,7 +14,9 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from everstep.errors import InvalidInput
 
 A = TypeVar("A", bound="Closing")
 P = ParamSpec("P")
@@ -32,7 +34,55 @@ def run_to_end(coroutine: Coroutine[Any, Any, R]) -> R:
     raise RuntimeError("a blocking driver suspended: this is a bug in the driver")
 
 
-class Closing:
+def describe_on_store(thing: object, store: object, *more: str) -> str:
+    """Return what the repr of a thing that works on a store says: where that is, and whether it is open or closed.
+
+    A store of somebody's own, which does not say where it is, is named by its class.
+    """
+    where = getattr(store, "address", None) or type(store).__name__
+    closed = getattr(store, "is_closed", None)
+    facts = [str(where), *more]
+    if closed is not None:
+        facts.append("closed" if closed else "open")
+    return f"<{type(thing).__name__} {', '.join(facts)}>"
+
+
+class NeedsAsync:
+    """Something for `async with`. A plain `with` is told what to write, in place of a TypeError that does not say it.
+
+    It does not simply work: inside the block the methods would still have to be awaited, and nothing would be saved.
+    """
+
+    if not TYPE_CHECKING:  # so that type checkers report it too
+
+        def __enter__(self):
+            name = type(self).__name__
+            raise InvalidInput(
+                f"a {name} is entered with `async with`, inside a coroutine; in blocking code use the blocking face: "
+                "`with everstep.open(...).sync as engine`, `with engine.sync.thread(...) as live`"
+            )
+
+        def __exit__(self, *_):
+            raise AssertionError("it was never entered")
+
+
+class NeedsPlainWith:
+    """Something for a plain `with`, for those who write `async with`."""
+
+    if not TYPE_CHECKING:
+
+        async def __aenter__(self):
+            name = type(self).__name__
+            raise InvalidInput(
+                f"a {name} is blocking and entered with a plain `with`; inside a coroutine leave the .sync out and "
+                "write `async with`"
+            )
+
+        async def __aexit__(self, *_):
+            raise AssertionError("it was never entered")
+
+
+class Closing(NeedsAsync):
     """Something to be closed, as an asynchronous context manager."""
 
     @abstractmethod
@@ -82,7 +132,7 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -
             thread.join()
 
 
-class SyncFace(Generic[A]):
+class SyncFace(NeedsPlainWith, Generic[A]):
     """Holds the object whose coroutines a blocking face drives; a plain context manager."""
 
     def __init__(self, driven: A, run: Callable[[Coroutine[Any, Any, Any]], Any] = run_to_end) -> None:

@@ -1,13 +1,12 @@
-"""From a name or a URL to a backend or an engine."""
+"""From a name, a path or a URL to a backend or an engine."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
-from urllib.parse import unquote
 
+from everstep.addresses import Address, file_path, place_of, shown_name
 from everstep.backends import (
     MemoryCheckpointer,
     PostgresCheckpointer,
@@ -18,101 +17,62 @@ from everstep.backends import (
 from everstep.config import SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
+from everstep.options import resolved
 
 DEFAULT_URL = "sqlite:///checkpoints.db"
-_SCHEMES = (
-    "memory://, sqlite:///path, postgresql://... (pip install 'everstep[postgres]'), redis://..., rediss://... and "
-    "redis+cluster://... (pip install 'everstep[redis]')"
-)
-_BACKENDS = ("memory", "sqlite", "postgres", "redis")
-_REDIS = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-# What people write who mean a server: a scheme without its slashes, a login before a host, a password by its name.
-_SERVERS = r"(postgres|postgresql|redis|rediss|unix|valkey|memory|sqlite)(\+\w+)?"
-_MISTYPED = re.compile(
-    rf"\s*([a-z][a-z0-9+.-]+:/"
-    rf"|{_SERVERS}:"
-    rf"|({_SERVERS}\W*/+|//)?[^/]*:[^/]*@)"
-    rf"|(^|.*[\s?&;'\"])(ssl)?(password|passwd|passfile)\s*=",
-    re.IGNORECASE | re.DOTALL,
-)
+_BACKENDS: dict[str, Callable[..., StoreBackend]] = {
+    "memory": MemoryCheckpointer,
+    "sqlite": SQLiteCheckpointer,
+    "postgres": PostgresCheckpointer,
+    "redis": RedisCheckpointer,
+}
 
 
 def open(  # noqa: A001  # the name people read as everstep.open
-    url: str | None = None, config: SnapshotConfig | None = None, **options: Any
+    url: Address | None = None, config: SnapshotConfig | None = None, **options: Any
 ) -> CheckpointEngine:
-    """Return an engine on the store at `url`.
+    """Return an engine on the store at `url`, which is a URL or the path of a SQLite file.
 
-    `memory://`, `sqlite:///path` (a fourth slash makes it absolute), `postgresql://user:password@host/database`,
-    `redis://user:password@host:6379/0`, `rediss://` for TLS, or `redis+cluster://host:port,host:port`.
+    `agent.db`, `sqlite:///path` (a fourth slash makes it absolute), `memory://`,
+    `postgresql://user:password@host/database`, `redis://user:password@host:6379/0`, `rediss://` for TLS, or
+    `redis+cluster://host:port,host:port`.
 
-    Without a URL it reads the environment variable EVERSTEP_STORE, then takes `sqlite:///checkpoints.db`.
+    Without one it reads the environment variable EVERSTEP_STORE, then takes `sqlite:///checkpoints.db`.
     """
-    url = url if url is not None else os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
-    return CheckpointEngine(backend_from_url(url, options), config)
+    where = url if url is not None else os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
+    return CheckpointEngine(backend_from_url(where, options, "everstep.open", also=("config",)), config)
 
 
-def create_checkpointer(backend: str = "sqlite", *, db_path: str = "checkpoints.db", **options: Any) -> StoreBackend:
+def create_checkpointer(
+    backend: str = "sqlite", *, db_path: Address = "checkpoints.db", **options: Any
+) -> StoreBackend:
     """Return the backend of that name; one without a file ignores `db_path`."""
-    if backend == "memory":
-        return made(MemoryCheckpointer, options)
-    if backend == "sqlite":
-        return made(SQLiteCheckpointer, {"path": db_path, **options})
-    if backend == "postgres":
-        return made(PostgresCheckpointer, options)
-    if backend == "redis":
-        return made(RedisCheckpointer, options)
-    # A URL in this place may hold a password.
-    what = repr(backend) if isinstance(backend, str) and _WORD.fullmatch(backend) else "that was passed"
-    raise InvalidInput(f"unknown backend {what}; known are {', '.join(map(repr, _BACKENDS))}")
+    return backend_of_kind(backend, db_path, options, "create_checkpointer")
 
 
 async def create_checkpoint_engine(
-    backend: str = "sqlite", db_path: str = "checkpoints.db", **options: Any
+    backend: str = "sqlite", db_path: Address = "checkpoints.db", **options: Any
 ) -> CheckpointEngine:
     """Return an engine on the backend of that name. `config=` is the engine's; other options are the backend's."""
     config = options.pop("config", None)
-    return CheckpointEngine(create_checkpointer(backend, db_path=db_path, **options), config)
+    made = backend_of_kind(backend, db_path, options, "create_checkpoint_engine", also=("config",))
+    return CheckpointEngine(made, config)
 
 
-def backend_from_url(url: str, options: dict[str, Any]) -> StoreBackend:
-    """Return the backend at a URL; see `open`. No error shows more of it than its scheme: it may hold a password."""
-    if not isinstance(url, str):
-        raise InvalidInput(f"a store's URL is a string, not {type(url).__name__}")
-    scheme, separator, rest = url.partition("://")
-    if scheme == "memory" and separator and not rest:
-        return made(MemoryCheckpointer, options)
-    if scheme == "sqlite" and separator:
-        return made(SQLiteCheckpointer, {"path": sqlite_path(rest), **options})
-    if scheme in ("postgresql", "postgres") and separator:
-        return made(PostgresCheckpointer, {"dsn": url, **options})
-    if scheme in _REDIS and separator:
-        return made(RedisCheckpointer, {"url": url, **options})
-    if separator and _WORD.fullmatch(scheme):
-        raise InvalidInput(f"unknown store URL {scheme + separator!r}; known are {_SCHEMES}")
-    raise InvalidInput(f"this is not the URL of a store, which has a scheme and ://; known are {_SCHEMES}")
+def backend_from_url(url: object, options: dict[str, Any], caller: str, *, also: Collection[str] = ()) -> StoreBackend:
+    """Return the backend at a URL or path; see `open`. `caller` is what the person called, with the options `also`."""
+    kind, where = place_of(url)
+    return _BACKENDS[kind](**resolved(kind, caller, where, options, also=also))
 
 
-def sqlite_path(rest: str) -> str:
-    """Return the path in a URL, from what stands behind `sqlite://`."""
-    if not rest.startswith("/") or len(rest) == 1:
-        raise InvalidInput("write sqlite:///relative/path or sqlite:////absolute/path")
-    return plain_path(unquote(rest[1:]))
-
-
-def plain_path(text: str) -> str:
-    """Return `text` if it is the path of a file. A URL that was mistyped is not: a file would be named like it."""
-    if _MISTYPED.match(text):
-        raise InvalidInput(
-            "this looks like the address of a server, mistyped, and not like the path of a file; known are "
-            f"{_SCHEMES}. A file that really has such a name is written with ./ before it"
-        )
-    return text
-
-
-def made(backend: Callable[..., StoreBackend], options: dict[str, Any]) -> StoreBackend:
-    """Return the backend with these options, or say which is wrong."""
-    try:
-        return backend(**options)
-    except TypeError as exc:
-        raise InvalidInput(f"an option is wrong: {exc}") from exc
+def backend_of_kind(
+    kind: object, db_path: object, options: dict[str, Any], caller: str, *, also: Collection[str] = ()
+) -> StoreBackend:
+    """Return the backend of that name. Where a server is, its options say."""
+    if not isinstance(kind, str) or kind not in _BACKENDS:
+        known = ", ".join(map(repr, _BACKENDS))
+        raise InvalidInput(f"unknown backend {shown_name(kind)}; known are {known}. everstep.open takes a URL")
+    own = resolved(kind, caller, None, options, also=("db_path", *also) if kind == "sqlite" else also)
+    if kind == "sqlite":
+        own.setdefault("path", file_path(db_path))
+    return _BACKENDS[kind](**own)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from everstep import checks
 from everstep.config import SnapshotTrigger
 from everstep.errors import EverstepError, InvalidInput
+from everstep.faces import NeedsAsync, NeedsPlainWith, describe_on_store
 from everstep.ledger import Ledger, Save
 from everstep.rebase import Tools, Values
 from everstep.values import codec
@@ -62,6 +63,10 @@ class Live:
         self._record: dict[str, Any] | None = None
         """The last record of a call: if it is what there is in `tools_result`, it counts as one value."""
         self._under_way: set[concurrent.futures.Future[None]] = set()
+
+    def __repr__(self) -> str:
+        state = "live" if self.is_open else "not live"
+        return describe_on_store(self, self._capture.engine._store, repr(self.thread_id), state)
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -188,7 +193,7 @@ class Live:
         return not self._ledger.is_saved(now)
 
 
-class LiveThread(Live):
+class LiveThread(NeedsAsync, Live):
     """The thread as the agent has it: `messages`, `state`, `tools_result` and `next_node`, loaded from the head.
 
     Decorated calls inside the block use it; the innermost block counts, and after it the one around it. On leaving it
@@ -254,7 +259,7 @@ class LiveThread(Live):
                 await self._save_changes(self._capture.engine)
 
 
-class SyncLiveThread(Live):
+class SyncLiveThread(NeedsPlainWith, Live):
     """A LiveThread for blocking callers: a plain context manager, and `save` returns when it is saved."""
 
     _ticking: threading.Thread | None = None

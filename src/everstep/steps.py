@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from everstep import checks
@@ -103,8 +103,24 @@ def check_values(messages: object, state: object, tools_result: object) -> None:
     """Refuse what cannot be the values of a checkpoint."""
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise InvalidInput(f"messages is a list, not {type(messages).__name__}")
+    check_messages(messages)
     checks.kind(state, dict, "state")
     checks.kind(tools_result, dict, "tools_result")
+
+
+def check_messages(messages: Sequence[object]) -> None:
+    """Refuse a conversation with something in it that is no message: a message is a mapping."""
+    if set(map(type, messages)) <= {dict}:  # quick, as a conversation may be long
+        return
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            advice = ""
+            if hasattr(message, "model_dump"):
+                advice = "; an object of a framework becomes one by its model_dump()"
+            raise InvalidInput(
+                f"messages[{index}] is a dict, such as {{'role': 'user', 'content': 'hello'}}, not "
+                f"{type(message).__name__}{advice}"
+            )
 
 
 def _summary(messages: Sequence[Any], state: dict[str, Any]) -> str:

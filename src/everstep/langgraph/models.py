@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 
-from everstep.backends import (
-    MemoryCheckpointer,
-    PostgresCheckpointer,
-    RedisCheckpointer,
-    SQLiteCheckpointer,
-    StoreBackend,
-)
+from everstep.backends import StoreBackend
 from everstep.errors import InvalidInput, MissingDependency
-from everstep.factory import made
+from everstep.faces import NeedsAsync, describe_on_store
+from everstep.factory import backend_of_kind
 from everstep.langgraph.threads import Saved
 from everstep.stores.protocol import Record
 
 try:
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 except ImportError as exc:
     raise MissingDependency("pydantic", "langgraph") from exc
 
@@ -52,6 +48,11 @@ class CheckpointerConfig(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     """More options of the backend."""
 
+    @field_validator("sqlite_path", mode="before")
+    @classmethod
+    def _as_text(cls, path: object) -> object:
+        return os.fspath(path) if isinstance(path, os.PathLike) else path
+
 
 class CheckpointMetadata(BaseModel):
     """What is known about a checkpoint besides its values."""
@@ -79,11 +80,14 @@ class CheckpointRecord(BaseModel):
     thread_id: str
 
 
-class OnBackend:
+class OnBackend(NeedsAsync):
     """What a saver and a view have in common: a backend, what they were made with, and their end."""
 
     _backend: StoreBackend
     _config: CheckpointerConfig
+
+    def __repr__(self) -> str:
+        return describe_on_store(self, self._backend.store)
 
     @property
     def backend(self) -> StoreBackend:
@@ -110,14 +114,13 @@ class OnBackend:
 
 def backend_of(config: CheckpointerConfig) -> StoreBackend:
     """Return the backend that a configuration names."""
-    if config.backend is CheckpointBackend.SQLITE:
-        return made(SQLiteCheckpointer, {"path": config.sqlite_path, **config.options})
+    own: dict[str, Any] = {}
     if config.backend is CheckpointBackend.POSTGRES:
-        return made(PostgresCheckpointer, {"dsn": config.postgres_dsn, **config.options})
-    if config.backend is CheckpointBackend.REDIS:
+        own = {"dsn": config.postgres_dsn}
+    elif config.backend is CheckpointBackend.REDIS:
         own = {"url": config.redis_url, "key_prefix": config.key_prefix, "ttl_seconds": config.ttl_seconds}
-        return made(RedisCheckpointer, {**own, **config.options})
-    return made(MemoryCheckpointer, config.options)
+    options = {**own, **config.options}
+    return backend_of_kind(config.backend.value, config.sqlite_path, options, "CheckpointerConfig.options")
 
 
 def record_of(saved: Saved) -> CheckpointRecord:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TextIO, cast
 
 from everstep import checks
+from everstep.addresses import is_address, is_in_memory
 from everstep.engine import CheckpointEngine
 from everstep.errors import CheckpointCorrupted, EverstepError, InvalidInput
 from everstep.faces import SyncFace, run_to_end
@@ -164,7 +165,7 @@ async def _import(
     finally:
         source.close()
     store: Any = saver.backend.store
-    if isinstance(target, str) and hasattr(store, "path"):  # a closed file is smaller
+    if is_address(target) and hasattr(store, "path"):  # a closed file is smaller
         report = replace(report, target_bytes=await store.size_bytes())
     teller.end(report)
     return report
@@ -178,11 +179,11 @@ async def _opened(target: Any) -> AsyncIterator[HarnessCheckpointer]:
         return
     if target is None:
         raise InvalidInput("the target is a saver, a backend, a store or a URL, not None")
-    if not isinstance(target, str):
+    if not is_address(target):
         target = target._driven if isinstance(target, SyncFace) else target
         yield HarnessCheckpointer(backend=target.checkpointer if isinstance(target, CheckpointEngine) else target)
         return
-    if target.startswith("memory:") or target == ":memory:":
+    if is_in_memory(target):
         raise InvalidInput("a target in memory would be gone at once; pass an open saver")
     saver = HarnessCheckpointer.from_url(target)
     try:

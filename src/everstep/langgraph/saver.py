@@ -6,7 +6,6 @@ Each method is written once, as a coroutine over a store; the blocking twin driv
 from __future__ import annotations
 
 import copy
-import os
 import time
 from collections.abc import (
     AsyncIterator,
@@ -24,12 +23,13 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from everstep import checks
-from everstep.backends import MemoryCheckpointer, SQLiteCheckpointer, StoreBackend
+from everstep.addresses import Address
+from everstep.backends import StoreBackend
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
 from everstep.faces import run_to_end
-from everstep.factory import backend_from_url, made, plain_path
+from everstep.factory import backend_from_url
 from everstep.keeper import Keeper
 from everstep.langgraph import configs
 from everstep.langgraph.base import (
@@ -93,22 +93,19 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         self._blocking = threads.over(self._backend.repository.over(self._backend.store.blocking))
 
     @classmethod
-    def from_url(cls, url: str | os.PathLike[str], **options: Any) -> Self:
+    def from_url(cls, url: Address, **options: Any) -> Self:
         """Return a saver on the store at `url`; a plain path means SQLite. Options are the saver's or the store's."""
-        own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
-        url = os.fspath(url) if isinstance(url, os.PathLike) else url
-        if not isinstance(url, str):
-            raise InvalidInput(f"a store's URL is a string, not {type(url).__name__}")
-        if "://" in url:
-            return cls(backend=backend_from_url(url, options), **own)
-        if url == ":memory:":
-            return cls(backend=MemoryCheckpointer(), **own)
-        return cls(backend=made(SQLiteCheckpointer, {"path": plain_path(url), **options}), **own)
+        return cls._at(url, options, "from_url")
 
     @classmethod
-    def from_conn_string(cls, url: str | os.PathLike[str], **options: Any) -> Self:
+    def from_conn_string(cls, url: Address, **options: Any) -> Self:
         """Return what `from_url` does, under the name that other savers have for it."""
-        return cls.from_url(url, **options)
+        return cls._at(url, options, "from_conn_string")
+
+    @classmethod
+    def _at(cls, url: Address, options: dict[str, Any], name: str) -> Self:
+        own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
+        return cls(backend=backend_from_url(url, options, f"{cls.__name__}.{name}", also=_OWN_OPTIONS), **own)
 
     def setup(self) -> Awaitable[None]:
         """Do nothing, awaited or not: tables are made on first use. Code written for other savers calls this."""

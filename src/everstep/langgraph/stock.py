@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import ormsgpack
 
-from everstep import checks
+from everstep.addresses import place_of
 from everstep.errors import (
     CheckpointCorrupted,
     InvalidInput,
@@ -28,7 +28,6 @@ from everstep.errors import (
     StoreUnavailable,
     UnregisteredType,
 )
-from everstep.factory import plain_path, sqlite_path
 from everstep.langgraph.threads import Pending
 from everstep.stores.protocol import Key
 
@@ -177,17 +176,11 @@ class Source(ABC):
 
 def open_source(url: object, serde: Any) -> Source:
     """Return the database at a URL or path; see `import_langgraph`."""
-    if isinstance(url, os.PathLike):
-        url = os.fspath(url)
-    if not isinstance(url, str) or not url:
-        raise InvalidInput(f"source_url is a URL or the path of a file, not {checks.shown(url)}")
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return SQLiteSource(plain_path(url), serde)
-    if scheme == "sqlite":
-        return SQLiteSource(sqlite_path(rest), serde)
-    if scheme in ("postgresql", "postgres"):
-        return PostgresSource(url, serde)
+    kind, where = place_of(url)
+    if kind == "sqlite":
+        return SQLiteSource(where, serde)
+    if kind == "postgres":
+        return PostgresSource(where, serde)
     raise InvalidInput("LangGraph's own savers are read from sqlite:///path and postgresql://..., not from elsewhere")
 
 

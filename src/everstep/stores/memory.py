@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from everstep import forks
 from everstep.errors import StoreClosed
-from everstep.faces import run_to_end
+from everstep.faces import describe_on_store, run_to_end
 from everstep.stores.covers import Covers
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
@@ -132,6 +132,19 @@ class MemoryStore:
         self._identity = secrets.token_bytes(16)
         self._closed = False
         forks.register(self)
+
+    def __repr__(self) -> str:
+        return describe_on_store(self, self)
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return "memory://"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
     @property
     def blocking(self) -> MemoryStore:

@@ -28,7 +28,7 @@ from everstep.errors import (
     StoreMismatch,
     StoreUnavailable,
 )
-from everstep.faces import run_to_end
+from everstep.faces import describe_on_store, run_to_end
 from everstep.stores.heads import Heads, Seen
 from everstep.stores.inside import Inside
 from everstep.stores.protocol import (
@@ -68,6 +68,7 @@ try:
         Pauses,
         Pool,
         Unsent,
+        address_of,
         can_watch,
         checked_dsn,
         connect,
@@ -100,6 +101,7 @@ class PostgresStore:
         schema: str | None = None,
         table_prefix: str = "everstep_",
         timeout_seconds: float = 30.0,
+        min_size: int = 0,
         max_size: int = 8,
         max_idle_seconds: float = 600.0,
         prepare_threshold: int | None = None,
@@ -107,14 +109,16 @@ class PostgresStore:
         """Nothing is opened yet.
 
         `timeout_seconds` bounds each public call as a whole, with connecting and trying again. At most `max_size`
-        connections are open. With a `prepare_threshold` the driver prepares statements on the server that it uses so
-        often; a pooler between must allow that.
+        connections are open; each is opened when it is needed, and closed after it was idle for `max_idle_seconds`,
+        unless only `min_size` are left. With a `prepare_threshold` the driver prepares statements on the server that it
+        uses so often; a pooler between must allow that.
         """
         self._database = _Database(
             checked_dsn(checks.kind(dsn, str, "dsn")),
             Tables(schema, table_prefix),
             schema,
-            _number(max_size, "max_size", 1, 1000),
+            _number(min_size, "min_size", 0, _number(max_size, "max_size", 1, 1000)),
+            max_size,
             _number(max_idle_seconds, "max_idle_seconds", 0, 10**9),
             prepare_threshold,
         )
@@ -133,6 +137,19 @@ class PostgresStore:
     @property
     def limit_seconds(self) -> float:
         return self._driver.timeout_seconds
+
+    @property
+    def address(self) -> str:
+        """Where it is, without user and password."""
+        return self._database.address
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._database.is_closed
+
+    def __repr__(self) -> str:
+        return describe_on_store(self, self)
 
     async def in_turn(
         self,
@@ -352,17 +369,26 @@ class _Database:
         dsn: str,
         tables: Tables,
         schema: str | None,
+        min_size: int,
         max_size: int,
         max_idle_seconds: float,
         prepare_threshold: int | None,
     ) -> None:
         self._dsn, self._tables, self._schema, self._prepare = dsn, tables, schema, prepare_threshold
-        self._pool = Pool(self._connect, max_size, max_idle_seconds)
+        self._pool = Pool(self._connect, max_size, max_idle_seconds, min_size)
         self._heads: Heads[Known] = Heads()
         self._lock = threading.Lock()
         self._is_ready = self._has_warned = False
         self.sweeps = Sweeps()
         forks.register(self)
+
+    @property
+    def address(self) -> str:
+        return address_of(self._dsn)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._pool.is_closed
 
     def close(self) -> None:
         self._pool.close()

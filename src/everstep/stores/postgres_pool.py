@@ -7,6 +7,7 @@ needs it, so that what is wrong is said at once and within the call's deadline, 
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 import threading
 import time
@@ -43,6 +44,7 @@ RACES = (
 )
 """Another writer was in the way: the transaction did nothing, and may be run again."""
 _WAKE_SECONDS = 0.1
+_PLAIN_HOST, _PLAIN_NAME = re.compile(r"[\w.,:/-]*"), re.compile(r"[\w.-]*")
 _STARTING = ("the database system is", "terminating connection due to", "server closed the connection")
 _REFUSED = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied", "not permitted")
 
@@ -150,6 +152,20 @@ def checked_dsn(dsn: str) -> str:
     raise InvalidInput("dsn is neither a PostgreSQL URL nor a text of key=value pairs")
 
 
+def address_of(dsn: str) -> str:
+    """Return where a database is: nothing of who connects to it. An odd part is left out, since it may hold more."""
+    found = conninfo_to_dict(dsn)
+    host, port, name = (str(found.get(key) or "") for key in ("host", "port", "dbname"))
+    address = "postgresql://"
+    if _PLAIN_HOST.fullmatch(host):
+        address += host
+        if port.isdigit():
+            address += f":{port}"
+    if name and _PLAIN_NAME.fullmatch(name):
+        address += f"/{name}"
+    return address
+
+
 def _ends(rest: str) -> tuple[str, str]:
     """Return what stands before the path of a URL, and the port in it ("0": none)."""
     place = rest[: min((rest.index(mark) for mark in "/?#" if mark in rest), default=len(rest))]
@@ -193,8 +209,12 @@ class Pool:
 
     rest_order = 1
 
-    def __init__(self, connect: Callable[[float], Connection], size_max: int, idle_seconds_max: float) -> None:
-        self._connect, self._size_max, self._idle_seconds_max = connect, size_max, idle_seconds_max
+    def __init__(
+        self, connect: Callable[[float], Connection], size_max: int, idle_seconds_max: float, size_min: int = 0
+    ) -> None:
+        """Connections that were idle for too long are closed, until `size_min` are left."""
+        self._connect, self._idle_seconds_max = connect, idle_seconds_max
+        self._size_min, self._size_max = size_min, size_max
         self._changed = threading.Condition()
         self._idle: deque[tuple[float, Connection]] = deque()
         self._used = 0
@@ -267,11 +287,18 @@ class Pool:
                 self._idle.append((now, connection))
             elif connection is not None:
                 old.append(connection)
-            while self._idle and now - self._idle[0][0] > self._idle_seconds_max:
+            while self._has_too_many() and now - self._idle[0][0] > self._idle_seconds_max:
                 old.append(self._idle.popleft()[1])
             self._changed.notify_all() if self._resting else self._changed.notify()
         for each in old:
             each.close()
+
+    def _has_too_many(self) -> bool:
+        return bool(self._idle) and len(self._idle) + self._used > self._size_min
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def close(self) -> None:
         with self._changed:

@@ -29,6 +29,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from everstep.faces import describe_on_store
 from everstep.stores.heads import Heads, Seen
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
@@ -138,6 +139,19 @@ class RedisStore:
     @property
     def limit_seconds(self) -> float:
         return self._driver.timeout_seconds
+
+    @property
+    def address(self) -> str:
+        """Where it is, without user and password."""
+        return self._server.address
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._server.is_closed
+
+    def __repr__(self) -> str:
+        return describe_on_store(self, self)
 
     async def in_turn(self, thread_id: str, work: Callable[[Store], Coroutine[Any, Any, T]], seconds: float = 0.0) -> T:
         """Others are told to wait: see `verbs.turn` in the script."""
@@ -362,6 +376,14 @@ class _Server:
         self._link.wake(in_child=in_child)
         self._heads.wake()
         self._lock.release()
+
+    @property
+    def address(self) -> str:
+        return self._link.address
+
+    @property
+    def is_closed(self) -> bool:
+        return self._link.is_closed
 
     def close(self) -> None:
         self._link.close()

@@ -78,6 +78,21 @@ class Link:
         self._slots: list[tuple[int, int, Address]] = []
         self._closed = False
 
+    @property
+    def address(self) -> str:
+        """Where the servers are, without user and password."""
+        if "path" in self._settings:
+            return f"unix://{self._settings['path']}"
+        scheme = "rediss" if self._settings.get("connection_class") is redis.SSLConnection else "redis"
+        hosts = ",".join(f"{host}:{port}" for host, port in self._addresses)
+        if self._is_cluster:
+            return f"{scheme}+cluster://{hosts}"
+        return f"{scheme}://{hosts}/{self._settings.get('db', 0)}"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

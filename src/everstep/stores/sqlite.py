@@ -41,7 +41,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from everstep.faces import run_to_end
+from everstep.faces import describe_on_store, run_to_end
 from everstep.interrupts import deferred
 from everstep.stores.inside import Inside
 from everstep.stores.protocol import (
@@ -128,6 +128,19 @@ class SQLiteStore:
     def path(self) -> Path:
         """The database file."""
         return self._database.path
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return f"sqlite:///{self.path}"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._database.is_closed
+
+    def __repr__(self) -> str:
+        return describe_on_store(self, self)
 
     async def size_bytes(self) -> int:
         """Return what the files take on disk."""
@@ -385,6 +398,10 @@ class _Handle:
     @property
     def is_open(self) -> bool:
         return self._database is not None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def get(self) -> _Database:
         database = self._database
