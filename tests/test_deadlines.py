@@ -15,7 +15,7 @@ import pytest
 
 import everstep
 from everstep import CommitUnknown, SnapshotConfig, StoreUnavailable, deadlines
-from everstep.deadlines import limited
+from everstep.calls import Figures, public_call
 from everstep.faces import run_to_end
 from everstep.stores.memory import MemoryStore
 from everstep.stores.postgres import PostgresStore
@@ -70,12 +70,13 @@ class Door:
 
     def __init__(self, inner: Door | None = None, limit_seconds: float = 100.0) -> None:
         self._inner, self.limit_seconds = inner, limit_seconds
+        self.figures = Figures("door")
 
-    @limited
+    @public_call("end")
     async def end(self) -> float:
         return await self._inner.end() if self._inner is not None else deadlines.end_of(1e9)
 
-    @limited
+    @public_call("leave")
     async def leave_behind(self) -> asyncio.Task[float]:
         """Start a task, and do not wait for it."""
 
@@ -166,7 +167,7 @@ async def test_a_locked_file_is_waited_for_until_the_end_of_the_call(tmp_path: P
     run_to_end(everstep.StoreBackend(store).blocking.put(_checkpoint()))
 
     class Short(Door):
-        @limited
+        @public_call("write")
         async def write(self) -> None:
             used = store if face == "async" else store.blocking
             await everstep.StoreBackend(used).put(_checkpoint("other"))

@@ -43,6 +43,7 @@ from everstep.factory import open as open  # noqa: A004  # read as everstep.open
 from everstep.live import LiveThread, SyncLiveThread
 from everstep.types import (
     MISSING,
+    CallStats,
     Checkpoint,
     CheckpointMetadata,
     Conflict,
@@ -52,6 +53,7 @@ from everstep.types import (
     Difference,
     GCReport,
     Operation,
+    Stats,
     TimeTravelResult,
 )
 from everstep.values.registry import register
@@ -61,6 +63,7 @@ __version__ = "0.1.0"
 # Without `open` and `copy`: `from everstep import *` must not take the place of the builtin and the module.
 __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "AmbiguousCheckpoint",
+    "CallStats",
     "CannotUndo",
     "Checkpoint",
     "CheckpointBackend",
@@ -93,6 +96,7 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "SnapshotConfig",
     "SnapshotTooLarge",
     "SnapshotTrigger",
+    "Stats",
     "StoreBackend",
     "StoreClosed",
     "StoreError",

@@ -6,12 +6,13 @@ CheckpointBackend has only the face.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from typing import Any
 
 from everstep import checks
 from everstep.addresses import Address, file_path
-from everstep.deadlines import limited
+from everstep.calls import Figures, public_call
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
 from everstep.faces import Closing, SyncFace, blocking, describe_on_store
 from everstep.options import resolved
@@ -20,6 +21,8 @@ from everstep.steps import check_messages
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Query, Record, Store
 from everstep.types import Checkpoint, CheckpointMetadata
+
+logger = logging.getLogger("everstep")
 
 _SQLITE_PATH = "checkpoints.db"
 _REDIS_URL = "redis://localhost:6379/0"
@@ -83,6 +86,11 @@ class StoreBackend(CheckpointBackend, Closing):
         return self.store.limit_seconds
 
     @property
+    def figures(self) -> Figures:
+        """What was done on it in this process."""
+        return self._repository.figures
+
+    @property
     def repository(self) -> Repository:
         """How checkpoints get in and out of it."""
         return self._repository
@@ -97,7 +105,7 @@ class StoreBackend(CheckpointBackend, Closing):
         """The same methods, blocking. Works inside a running event loop too."""
         return SyncBackend(self.blocking)
 
-    @limited
+    @public_call("backend.put")
     async def put(self, checkpoint: Checkpoint) -> str:
         record = _record(checks.kind(checkpoint, Checkpoint, "checkpoint"))
         values = (checkpoint.messages, checkpoint.state, checkpoint.tools_result)
@@ -112,7 +120,7 @@ class StoreBackend(CheckpointBackend, Closing):
         await self._repository.save(thread_id, values, lambda _: record, namespace=namespace)
         return checkpoint_id
 
-    @limited
+    @public_call("backend.get")
     async def get(
         self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None
     ) -> Checkpoint | None:
@@ -120,17 +128,17 @@ class StoreBackend(CheckpointBackend, Closing):
         found = await self._repository.load(*key) if key is not None else None
         return to_checkpoint(*found) if found is not None else None
 
-    @limited
+    @public_call("backend.get_latest")
     async def get_latest(self, thread_id: str, *, namespace: str = "") -> Checkpoint | None:
         found = await self._repository.load(checks.thread_id(thread_id), checks.namespace(namespace))
         return to_checkpoint(*found) if found is not None else None
 
-    @limited
+    @public_call("backend.list_threads")
     async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
         heads = await self.store.list_threads(checks.count(limit, "limit"), checks.count(offset, "offset"))
         return [to_metadata(head) for head in heads]
 
-    @limited
+    @public_call("backend.list_checkpoints")
     async def list_checkpoints(
         self,
         thread_id: str,
@@ -149,9 +157,11 @@ class StoreBackend(CheckpointBackend, Closing):
         )
         return [to_metadata(stored) for stored in await self.store.list_checkpoints(query)]
 
+    @public_call("backend.delete_thread", has_deadline=False)
     async def delete_thread(self, thread_id: str) -> int:
         return await self._delete(checks.thread_id(thread_id), None)
 
+    @public_call("backend.delete_before", has_deadline=False)
     async def delete_before(self, thread_id: str, before_step: int) -> int:
         return await self._delete(checks.thread_id(thread_id), checks.whole(before_step, "before_step"))
 
@@ -183,6 +193,8 @@ class StoreBackend(CheckpointBackend, Closing):
         deleted = await self.store.delete(thread_id, before_step=before_step)
         self._repository.forget(thread_id)
         await reclaim(self.store, deleted, thread_id)
+        what = "whole" if before_step is None else f"before step {before_step}"
+        logger.info("thread %r deleted (%s): %d checkpoints", thread_id, what, deleted.checkpoints)
         return deleted.checkpoints
 
 

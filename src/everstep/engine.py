@@ -14,17 +14,17 @@ from typing import Any, Concatenate, Literal, ParamSpec
 
 from everstep import checks
 from everstep.backends import CheckpointBackend, StoreBackend, SyncBackend
+from everstep.calls import Figures, public_call
 from everstep.capture import Capture, F, Scope
 from everstep.config import SnapshotConfig, SnapshotTrigger
-from everstep.deadlines import limited
 from everstep.errors import InvalidInput
 from everstep.faces import Closing, SyncFace, blocking, describe_on_store
 from everstep.ledger import Save
 from everstep.live import LiveThread, SyncLiveThread
 from everstep.steps import Step, check_values
-from everstep.stores.protocol import ANY, AnyHead
+from everstep.stores.protocol import ANY, AnyHead, Key
 from everstep.timeline import Resolve, StoreTimeline, Timeline
-from everstep.types import Checkpoint, CheckpointMetadata, Diff, GCReport, Operation, TimeTravelResult
+from everstep.types import Checkpoint, CheckpointMetadata, Diff, GCReport, Operation, Stats, TimeTravelResult
 
 logger = logging.getLogger("everstep")
 
@@ -61,6 +61,7 @@ class CheckpointEngine(Closing):
         self._config = config or SnapshotConfig()
         self._timeline: Timeline = _timeline(checkpointer, self._config)
         self._limit = checkpointer.limit_seconds if isinstance(checkpointer, StoreBackend) else None
+        self._figures = _figures(checkpointer)
         self._capture = Capture(self)
 
     def __repr__(self) -> str:
@@ -75,6 +76,11 @@ class CheckpointEngine(Closing):
     def limit_seconds(self) -> float | None:
         """How long one call may take; None: a backend of somebody's own knows, or there is nothing to wait for."""
         return self._limit
+
+    @property
+    def figures(self) -> Figures:
+        """Where calls are counted: with those of everything else on the same backend."""
+        return self._figures
 
     @property
     def checkpointer(self) -> CheckpointBackend:
@@ -96,7 +102,7 @@ class CheckpointEngine(Closing):
 
     # -- saving
 
-    @limited
+    @public_call("snapshot")
     async def snapshot(
         self,
         thread_id: str,
@@ -128,7 +134,7 @@ class CheckpointEngine(Closing):
             return ""
         return await self._timeline.save(step, (list(messages), state, tools_result), parent_checkpoint_id, expect)
 
-    @limited
+    @public_call("append")
     async def append(
         self,
         thread_id: str,
@@ -174,7 +180,7 @@ class CheckpointEngine(Closing):
         """Return the live thread, an asynchronous context manager; see `live.LiveThread`."""
         return LiveThread(self._capture, thread_id, interval_seconds)
 
-    @limited
+    @public_call("save")
     async def _amend(
         self,
         thread_id: str,
@@ -198,7 +204,7 @@ class CheckpointEngine(Closing):
 
     _amend_safe = _logged(_amend)
 
-    @limited
+    @public_call("save")
     async def _save_live(
         self,
         thread_id: str,
@@ -228,19 +234,19 @@ class CheckpointEngine(Closing):
 
     # -- reading
 
-    @limited
+    @public_call("get")
     async def get(
         self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None
     ) -> Checkpoint | None:
         """Return the checkpoint of that id, hidden or not; AmbiguousCheckpoint if several threads hold it."""
         return await self._timeline.get(checkpoint_id, thread_id, namespace)
 
-    @limited
+    @public_call("get_latest")
     async def get_latest(self, thread_id: str, *, namespace: str = "") -> Checkpoint | None:
         """Return the thread's head, or None."""
         return await self._timeline.get_latest(checks.thread_id(thread_id), checks.namespace(namespace))
 
-    @limited
+    @public_call("list_time_travel_points")
     async def list_time_travel_points(
         self, thread_id: str, limit: int = 50, *, offset: int = 0, namespace: str = ""
     ) -> list[CheckpointMetadata]:
@@ -248,7 +254,7 @@ class CheckpointEngine(Closing):
         limit, offset = checks.count(limit, "limit"), checks.count(offset, "offset")
         return await self._timeline.list_points(checks.thread_id(thread_id), limit, offset, checks.namespace(namespace))
 
-    @limited
+    @public_call("get_checkpoint_tree")
     async def get_checkpoint_tree(self, thread_id: str, limit: int = 200, *, branches: bool = True) -> dict[str, Any]:
         """Return the thread's newest checkpoints as nodes and edges, with its branches and merges.
 
@@ -256,7 +262,7 @@ class CheckpointEngine(Closing):
         """
         return await self._timeline.tree(checks.thread_id(thread_id), checks.count(limit, "limit"), branches=branches)
 
-    @limited
+    @public_call("diff")
     async def diff(
         self,
         a: str,
@@ -276,7 +282,7 @@ class CheckpointEngine(Closing):
 
     # -- going back
 
-    @limited
+    @public_call("rewind")
     async def rewind(
         self,
         checkpoint_id: str,
@@ -291,36 +297,46 @@ class CheckpointEngine(Closing):
         """
         if later not in ("hide", "delete", "keep"):
             raise InvalidInput(f"later is 'hide', 'delete' or 'keep', not {checks.shown(later)}")
-        return await self._timeline.rewind(await self._timeline.locate(checkpoint_id, thread_id, namespace), later)
+        key = await self._timeline.locate(checkpoint_id, thread_id, namespace)
+        return await self._rewind(key, later)
 
-    @limited
+    @public_call("time_travel_to_step")
     async def time_travel_to_step(self, thread_id: str, step: int, *, namespace: str = "") -> TimeTravelResult | None:
         """Rewind to the newest checkpoint whose step is not greater; None if there is none."""
         thread_id, namespace = checks.thread_id(thread_id), checks.namespace(namespace)
         key = await self._timeline.at_step(thread_id, checks.whole(step, "step"), namespace)
-        return await self._timeline.rewind(key, "hide") if key is not None else None
+        return await self._rewind(key, "hide") if key is not None else None
 
-    @limited
+    async def _rewind(self, key: Key, later: str) -> TimeTravelResult:
+        done = await self._timeline.rewind(key, later)
+        logger.info("thread %r is back at %s; %d left behind (%s)", key[0], key[2], done.rewind_depth, later)
+        return done
+
+    @public_call("undo")
     async def undo(self, thread_id: str) -> Operation:
         """Take the thread's newest operation back and return it. Snapshots taken since are hidden, not lost.
 
         Raises CannotUndo if there is nothing to undo or what it needs was deleted: deletion and retention are final.
         """
-        return await self._timeline.undo(checks.thread_id(thread_id))
+        undone = await self._timeline.undo(checks.thread_id(thread_id))
+        logger.info("thread %r: undone: %s of %s", thread_id, undone.kind, undone.created_at)
+        return undone
 
-    @limited
+    @public_call("redo")
     async def redo(self, thread_id: str) -> Operation:
         """Do again what `undo` took back last, and return it."""
-        return await self._timeline.redo(checks.thread_id(thread_id))
+        redone = await self._timeline.redo(checks.thread_id(thread_id))
+        logger.info("thread %r: done again: %s of %s", thread_id, redone.kind, redone.created_at)
+        return redone
 
-    @limited
+    @public_call("operations")
     async def operations(self, thread_id: str, limit: int = 50) -> list[Operation]:
         """Return the thread's log of rewinds, branches, merges and pins, newest first."""
         return await self._timeline.operations(checks.thread_id(thread_id), checks.count(limit, "limit"))
 
     # -- branching and merging
 
-    @limited
+    @public_call("branch")
     async def branch(
         self,
         from_checkpoint_id: str,
@@ -333,9 +349,11 @@ class CheckpointEngine(Closing):
         if not checks.text(branch_name, "branch_name", 512):
             raise InvalidInput("branch_name is empty; give the branch a name")
         source = await self._timeline.locate(from_checkpoint_id, thread_id, namespace)
-        return await self._timeline.branch(source, branch_name)
+        made = await self._timeline.branch(source, branch_name)
+        logger.info("thread %r begins at %s of thread %r", made, source.checkpoint_id, source.thread_id)
+        return made
 
-    @limited
+    @public_call("merge_branch")
     async def merge_branch(
         self,
         branch_thread_id: str,
@@ -352,24 +370,33 @@ class CheckpointEngine(Closing):
         `graph` (compiled or not) lets the reducers of its channels decide.
         """
         branch, into = checks.thread_id(branch_thread_id), checks.thread_id(into_thread_id)
-        return await self._timeline.merge(branch, into, resolve, checks.namespace(namespace), graph)
+        made = await self._timeline.merge(branch, into, resolve, checks.namespace(namespace), graph)
+        logger.info("thread %r is merged into thread %r: %s", branch, into, made)
+        return made
 
     # -- keeping
 
-    @limited
+    @public_call("pin")
     async def pin(self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None) -> None:
         """Keep a checkpoint from retention."""
         await self._timeline.pin(await self._timeline.locate(checkpoint_id, thread_id, namespace), pinned=True)
 
-    @limited
+    @public_call("unpin")
     async def unpin(self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None) -> None:
         """Leave a checkpoint to retention again."""
         await self._timeline.pin(await self._timeline.locate(checkpoint_id, thread_id, namespace), pinned=False)
 
+    def stats(self) -> Stats:
+        """Return what this process has done on the backend so far: calls, errors, seconds, bytes, retries, by name."""
+        return self._figures.stats()
+
+    @public_call("collect", has_deadline=False)
     async def collect(self, thread_id: str | None = None, *, dry_run: bool = False) -> GCReport:
         """Apply the retention policy now, to one thread or to all, and give the space back."""
         named = checks.thread_id(thread_id) if thread_id is not None else None
-        return await self._timeline.collect(named, dry_run=dry_run)
+        report = await self._timeline.collect(named, dry_run=dry_run)
+        logger.info("collected %s: %s", "all threads" if named is None else f"thread {named!r}", report)
+        return report
 
     async def close(self) -> None:
         """Close the backend."""
@@ -416,6 +443,10 @@ class SyncEngine(SyncFace[CheckpointEngine]):
         """Return the live thread, a plain context manager; see `live.SyncLiveThread`."""
         return SyncLiveThread(self._driven._capture, thread_id, interval_seconds)
 
+    def stats(self) -> Stats:
+        """Return what this process has done on the backend so far: calls, errors, seconds, bytes, retries, by name."""
+        return self._driven.stats()
+
     @property
     def checkpointer(self) -> SyncBackend:
         """The backend, blocking too."""
@@ -436,6 +467,12 @@ def _timeline(checkpointer: CheckpointBackend, config: SnapshotConfig) -> Timeli
     from everstep.plain import PlainTimeline  # rarely needed
 
     return PlainTimeline(checkpointer, config)
+
+
+def _figures(checkpointer: CheckpointBackend) -> Figures:
+    if isinstance(checkpointer, StoreBackend):
+        return checkpointer.figures
+    return Figures(type(checkpointer).__name__)
 
 
 def _expected(expected_head: str | AnyHead | None) -> str | AnyHead | None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from everstep import forks
+from everstep import calls, forks
 from everstep.adapters import adapter_of, described
+from everstep.calls import Figures
 from everstep.errors import (
     BaseGone,
     CheckpointCorrupted,
@@ -178,13 +179,15 @@ def _held_bytes(contents: Iterable[tree.Content]) -> int:
 class Repository:
     """Saves and loads checkpoints over one face of a store."""
 
-    def __init__(self, store: Store, memory: Memory | None = None) -> None:
+    def __init__(self, store: Store, memory: Memory | None = None, figures: Figures | None = None) -> None:
         self.store = store
         self.memory = memory or Memory()
+        self.figures = figures or Figures(getattr(store, "address", None) or type(store).__name__)
+        """What is done on the store, counted."""
 
     def over(self, store: Store) -> Repository:
         """Return the same repository over another face of the store, or over what a turn on it works on."""
-        return Repository(store, self.memory) if store is not self.store else self
+        return Repository(store, self.memory, self.figures) if store is not self.store else self
 
     async def save(
         self,
@@ -427,6 +430,7 @@ class Repository:
         stored = await under_new_name(lambda: self.store.commit(change), make_new_id)
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        calls.added(stored.added_bytes, len(encoded.squeezed))
         return stored
 
     def _remembered(self, stored: Stored, encoded: Encoded) -> Stored:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from everstep import checks, history, oplog
+from everstep import calls, checks, history, oplog
 from everstep.adapters import Adapter, WayBack, adapter_of
 from everstep.ancestry import Ancestry, ancestry_of
 from everstep.backends import StoreBackend
@@ -290,7 +290,9 @@ class StoreTimeline:
 
     async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key:
         """Return the full name of a checkpoint that must be there."""
-        return await self._backend.require(checkpoint_id, thread_id, namespace)
+        key = await self._backend.require(checkpoint_id, thread_id, namespace)
+        calls.about(key.thread_id)
+        return key
 
     # -- rewinding
 
@@ -716,6 +718,7 @@ class StoreTimeline:
         )
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        calls.added(stored.added_bytes, len(drafts[0].objects))
         return stored
 
     def _bases(self, thread: Thread, ancestry: Ancestry, adapter: Adapter | None) -> Bases[Place]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from everstep import deadlines
+from everstep import calls, deadlines
 from everstep.errors import StoreUnavailable
 from everstep.stores.protocol import Store
 
@@ -59,6 +59,7 @@ async def until_done(
             return await attempt(store, number == 0)
         except Beaten:
             seconds = max(seconds, time.monotonic() - started)
+            calls.tried_again("%s of thread %r met another writer", doing, thread_id)
         if time.monotonic() - began > _TRIES_SECONDS:
             break
     for _ in range(_TURNS):
@@ -67,6 +68,7 @@ async def until_done(
             return await store.in_turn(thread_id, lambda inner: attempt(inner, False), seconds)
         except Beaten:
             seconds = max(seconds * 2, time.monotonic() - started)
+            calls.tried_again("%s of thread %r met another writer in its turn", doing, thread_id)
         if deadlines.has_passed():
             break
     raise overtaken(doing, thread_id, time.monotonic() - began)
@@ -82,6 +84,7 @@ async def _without_turns(
         except Beaten:
             if deadlines.has_passed():
                 break
+            calls.tried_again("%s of thread %r met another writer", doing, thread_id)
     raise overtaken(doing, thread_id, time.monotonic() - began)
 
 

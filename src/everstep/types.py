@@ -117,6 +117,31 @@ class Operation:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class CallStats:
+    """What the calls of one name have done in this process."""
+
+    calls: int
+    errors: int
+    """How many of them raised."""
+    seconds: float
+    bytes_added: int
+    """What they wrote: what was new in it, as it was sent to the store."""
+    objects_added: int
+    retries: int
+    """Tries beyond the first: another writer was faster, or the server was away."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a process has done on one backend since it was made; see `CheckpointEngine.stats`."""
+
+    store: str
+    """Where it is; without a password."""
+    calls: Mapping[str, CallStats]
+    """By name: the engine's methods as they are, `backend.` before a backend's, `saver.` before a LangGraph saver's."""
+
+
 @dataclass
 class GCReport:
     """What `collect` removed, or (`dry_run`) would remove."""

@@ -136,6 +136,8 @@ class Claims:
         kept = given if found is None else await self.given(found)
         task = task._replace(owner=this_process(), until=time.time() + lease_seconds, input=kept)
         stored = await self.swap(task_id, task, found.stored if found is not None else None)
+        if found is not None and found.task.owner is not None:
+            logger.info("task %r is taken over from %s", task_id, found.task.owner)
         claim = Claim(task_id, task, stored, lease_seconds, self._repository)
         # Mostly there is nothing: a record goes with the next one. What stayed would be a fence for its old owner.
         listed = await self._store.list_checkpoints(Query(thread_id=task_id, namespace=TASK_NAMESPACE, hidden="also"))

@@ -7,13 +7,14 @@ commit that the parent is still what the line says; if not, everything is writte
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from everstep import checks
-from everstep.deadlines import limited
+from everstep import calls, checks
+from everstep.calls import Figures, public_call
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput, StoreUnavailable
 from everstep.keeper import Keeper
 from everstep.langgraph.channels import (
@@ -30,10 +31,12 @@ from everstep.langgraph.channels import (
 from everstep.langgraph.lines import Line, Lines, line_of
 from everstep.langgraph.quiet import QUIET
 from everstep.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
-from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Query, Record, Store, Stored, Write
+from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Object, Query, Record, Store, Stored, Write
 from everstep.turns import BEATEN_MAX
 from everstep.types import TASK_NAMESPACE, utc_now
 from everstep.values import costs, tree
+
+logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
 
@@ -152,13 +155,18 @@ class Threads:
         return Threads(self._repository, self._channels, self._keeper, self._lines, fence)
 
     @property
+    def figures(self) -> Figures:
+        """Where calls are counted: with those of everything else on the same backend."""
+        return self._repository.figures
+
+    @property
     def limit_seconds(self) -> float | None:
         """How long putting or reading one checkpoint may take. Listing, deleting and copying go step by step."""
         return self._store.limit_seconds
 
     # -- putting
 
-    @limited
+    @public_call("saver.put")
     async def put(
         self,
         key: Key,
@@ -236,6 +244,7 @@ class Threads:
             raise
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        calls.added(stored.added_bytes, len(values.squeezed))
         return stored
 
     def _whole(
@@ -334,7 +343,7 @@ class Threads:
             rows[idx] = Pending(task_id, idx, channel, value, task_path)
         await self.attach(key, list(rows.values()))
 
-    @limited
+    @public_call("saver.put_writes")
     async def attach(self, key: Key, pending: Sequence[Pending]) -> None:
         """Attach writes of any tasks to a checkpoint, which may not be there yet."""
         if pending:
@@ -358,17 +367,25 @@ class Threads:
         """Put writes; what came with the checkpoint itself, as an input does, is not sent again."""
         if self._fence is not None:  # the one base that a store looks at
             fence, packed = self._fence, squeezed_objects(objects, thorough=True)
-            await self._refenced(lambda: self._store.put_writes(key, writes, packed, fence.base))
+            await self._refenced(lambda: self._send_writes(key, writes, packed, fence.base))
             return
         line = self._lines.get(key)
         if line is not None and not line.fresh.isdisjoint(objects):
             new = {name: content for name, content in objects.items() if name not in line.fresh}
             try:
-                await self._store.put_writes(key, writes, squeezed_objects(new, thorough=True), line.base)
+                await self._send_writes(key, writes, squeezed_objects(new, thorough=True), line.base)
                 return
             except BaseGone:
                 pass  # deleted or replaced meanwhile
-        await self._store.put_writes(key, writes, squeezed_objects(objects, thorough=True))
+        await self._send_writes(key, writes, squeezed_objects(objects, thorough=True))
+
+    async def _send_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+    ) -> None:
+        await self._store.put_writes(key, writes, objects, base)
+        size = sum([len(write.children) + len(write.body) for write in writes])
+        size += sum([len(made.children) + len(made.body) for made in objects])
+        calls.added(size, len(objects))
 
     # -- delta channels: their values live in the writes of ancestors, so each checkpoint keeps the list of these
 
@@ -405,7 +422,7 @@ class Threads:
         found[WRITES + name] = self._channels.extended(writer, name, before, delta.items)
         return found
 
-    @limited
+    @public_call("saver.get_delta_channel_history")
     async def history(
         self, thread_id: str, namespace: str, checkpoint_id: str | None, names: Sequence[str], *, opened: bool = True
     ) -> dict[str, dict[str, Any]]:
@@ -465,7 +482,7 @@ class Threads:
 
     # -- reading
 
-    @limited
+    @public_call("saver.get_tuple")
     async def get(
         self, thread_id: str, namespace: str, checkpoint_id: str | None = None, *, writes: bool = True
     ) -> Saved | None:
@@ -506,17 +523,7 @@ class Threads:
         """Yield checkpoints, the greatest id first; a few are decoded ahead. The store holds nothing meanwhile."""
         page, left, ahead = _PAGE_FIRST, limit, 1
         while left is None or left > 0:
-            size = page if left is None else min(page, left)
-            listed = await self._store.list_checkpoints(replace(query, limit=size))
-            last = listed[-1].record.key.checkpoint_id if len(listed) == size else None
-            if last is not None and query.checkpoint_id is None:
-                # The same id may stand in several threads and namespaces; the next page begins below it.
-                ties = await self._store.list_checkpoints(replace(query, checkpoint_id=last, limit=None))
-                known = {stored.record.key for stored in listed}
-                listed += [stored for stored in ties if stored.record.key not in known]
-            keys = [stored.record.key for stored in listed if stored.record.kind == KIND][:left]
-            loaded = await self._store.read_many(keys, writes=True)
-            await self._prepare(loaded)
+            keys, loaded, last = await self._page(query.thread_id, query, page, left)
             while loaded:
                 for saved in await self._saved_some(loaded[:ahead]):
                     yield saved
@@ -526,6 +533,28 @@ class Threads:
             if last is None or query.checkpoint_id is not None:
                 return
             query, page = replace(query, before_id=last), min(page * 2, _PAGE_MAX)
+
+    @public_call("saver.list", has_deadline=False)
+    async def _page(
+        self,
+        thread_id: str | None,  # noqa: ARG002  # for the figures
+        query: Query,
+        page: int,
+        left: int | None,
+    ) -> tuple[list[Key], list[Loaded], str | None]:
+        """Return the keys of a page, what is there of it, and the last id; None: nothing comes after it."""
+        size = page if left is None else min(page, left)
+        listed = await self._store.list_checkpoints(replace(query, limit=size))
+        last = listed[-1].record.key.checkpoint_id if len(listed) == size else None
+        if last is not None and query.checkpoint_id is None:
+            # The same id may stand in several threads and namespaces; the next page begins below it.
+            ties = await self._store.list_checkpoints(replace(query, checkpoint_id=last, limit=None))
+            known = {stored.record.key for stored in listed}
+            listed += [stored for stored in ties if stored.record.key not in known]
+        keys = [stored.record.key for stored in listed if stored.record.kind == KIND][:left]
+        loaded = await self._store.read_many(keys, writes=True)
+        await self._prepare(loaded)
+        return keys, loaded, last
 
     async def newest(self, thread_id: str, limit: int | None) -> list[Saved]:
         """Return a thread's checkpoints in all namespaces, the one that was put last first. Without their writes."""
@@ -684,14 +713,18 @@ class Threads:
 
     # -- deleting and copying
 
+    @public_call("saver.delete_thread", has_deadline=False)
     async def delete_thread(self, thread_id: str) -> int:
         """Delete a thread with all its namespaces, and return how many checkpoints it had."""
         others = await self._store.count(Query(thread_id=thread_id, namespace=TASK_NAMESPACE, hidden="also"))
         deleted = await self._store.delete(thread_id)
         self._forget(thread_id)
         await reclaim(self._store, deleted, thread_id)
-        return max(deleted.checkpoints - others, 0)
+        count = max(deleted.checkpoints - others, 0)
+        logger.info("thread %r deleted (whole): %d checkpoints", thread_id, count)
+        return count
 
+    @public_call("saver.delete_for_runs", has_deadline=False)
     async def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints that these runs wrote, in all threads."""
         keys: dict[str, list[Key]] = {}
@@ -703,6 +736,7 @@ class Threads:
         for thread_id, doomed in keys.items():
             await self._delete(thread_id, doomed)
 
+    @public_call("saver.prune", has_deadline=False)
     async def prune(self, thread_ids: Sequence[str]) -> None:
         """Keep the newest checkpoint of each namespace of these threads, with its writes."""
         for thread_id in dict.fromkeys(thread_ids):
@@ -720,12 +754,14 @@ class Threads:
         deleted = await self._store.delete(thread_id, keys=keys)
         self._forget(thread_id)
         await reclaim(self._store, deleted, thread_id)
+        logger.info("thread %r: %d checkpoints deleted", thread_id, deleted.checkpoints)
 
     def _forget(self, thread_id: str) -> None:
         self._lines.forget(thread_id)
         if self._keeper is not None:
             self._keeper.forget(thread_id)
 
+    @public_call("saver.copy_thread", has_deadline=False)
     async def copy_thread(self, source: str, target: str) -> None:
         """Copy all that is visible of a thread into another: the same ids, in the same order."""
         every = Query(thread_id=source, namespace=None, hidden="also")
@@ -761,7 +797,7 @@ class Threads:
             if raw is None or all((key, write) not in raw.writes for write in writes):
                 return
             raise exc.located(key.thread_id, key.checkpoint_id) from exc
-        await self._store.put_writes(key._replace(thread_id=target), writes, squeezed_objects(objects, thorough=True))
+        await self._send_writes(key._replace(thread_id=target), writes, squeezed_objects(objects, thorough=True))
 
     async def _copy(self, loaded: Loaded, target: str, last: _Copied | None) -> _Copied | None:
         """Copy a checkpoint with its writes; `last` is the one that was copied before it. None: it was deleted."""
@@ -780,7 +816,7 @@ class Threads:
         except BaseGone:  # the copy is being deleted, or written to
             stored = await self._commit_copy(record, objects, None)
         if loaded.writes:
-            await self._store.put_writes(record.key, loaded.writes, squeezed_objects(written, thorough=True))
+            await self._send_writes(record.key, loaded.writes, squeezed_objects(written, thorough=True))
         return _Copied(Base(record.key, stored.digest), set(objects))
 
     async def _commit_copy(self, record: Record, objects: Mapping[bytes, tree.Content], last: _Copied | None) -> Stored:
@@ -792,6 +828,7 @@ class Threads:
         stored = await self._store.commit(change)
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        calls.added(stored.added_bytes, len(draft.objects))
         return stored
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 import time
 import warnings
@@ -17,6 +18,7 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from everstep import checks, forks
+from everstep.calls import tried_again
 from everstep.errors import (
     CheckpointCorrupted,
     CommitUnknown,
@@ -79,6 +81,8 @@ try:
     from everstep.stores.postgres_rows import Known, Tables, columns, labels
 except ImportError as exc:
     raise MissingDependency("psycopg", "postgres") from exc
+
+logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
 SCHEMA_VERSION = 6
@@ -436,9 +440,10 @@ class _Database:
                             result = work(Rows(connection, self._tables))
                             committing = True
                         return result
-                except RACES:
+                except RACES as exc:
                     if not pauses.wait():
                         raise
+                    tried_again("PostgreSQL: %s", type(exc).__name__)
                 except psycopg.OperationalError as exc:
                     if committing and is_lost(exc) and not isinstance(exc, Unsent):
                         raise CommitUnknown(None, thread_id) from exc
@@ -453,6 +458,7 @@ class _Database:
             raise exc
         if not (self._is_ready or is_starting(exc)) or not pauses.wait():
             raise exc
+        tried_again("the connection to PostgreSQL was lost (%s)", type(exc).__name__)
 
     # -- what the store does
 
@@ -642,6 +648,7 @@ class _Database:
             put = self._prepared(change, since, since.known)
             seq = await Rows(connection, self._tables).put_async(put.values) if put is not None else None
         except psycopg.Error as exc:
+            tried_again("PostgreSQL: %s", type(exc).__name__)
             # What was refused comes out when it is done again.
             return put if is_lost(exc) and not isinstance(exc, Unsent) else None
         finally:
@@ -707,6 +714,7 @@ class _Database:
                     raise CheckpointCorrupted("the row of its family is missing", thread_id=key.thread_id) from exc
                 except RACES as exc:
                     if pauses.wait():
+                        tried_again("PostgreSQL: %s", type(exc).__name__)
                         continue
                     if was_lost:
                         raise CommitUnknown(key.checkpoint_id, key.thread_id) from exc
@@ -745,6 +753,7 @@ class _Database:
                 connection.close()
                 raise
             self._is_ready = True
+            logger.info("opened %s", self.address)
         return connection
 
     def _check_server(self, connection: Connection) -> None:

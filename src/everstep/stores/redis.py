@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
+import logging
 import secrets
 import threading
 import time
@@ -19,6 +20,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from typing import Any, NamedTuple, TypeVar
 
 from everstep import checks, forks
+from everstep.calls import tried_again
 from everstep.errors import (
     BaseGone,
     CheckpointCorrupted,
@@ -87,6 +89,8 @@ from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain, not_of_family
 from everstep.stores.waiting import Rhythm, Waiting
 from everstep.stores.workers import AsyncDriver, Driver
+
+logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
 FORMAT_VERSION = b"1"
@@ -408,6 +412,7 @@ class _Server:
                 f"{FORMAT_VERSION.decode()}; upgrade everstep"
             )
         self._checked = True
+        logger.info("opened %s", self.address)
 
     def _call(self, bucket: int, at: float, *args: Any, writes: bool = False) -> Any:
         """Call the script. If its answer was lost it is called again; a change may then have been made: Unsure."""
@@ -417,6 +422,7 @@ class _Server:
                 return self._call_once(bucket, at, args, writes=writes)
             except Lost as exc:
                 trouble = exc
+                tried_again("an answer of Redis was lost")
             except StoreError as exc:
                 if writes and trouble is not None:
                     raise Unsure("its answer was lost") from exc
@@ -849,6 +855,7 @@ class _Server:
                 trouble = exc
                 if draft is not None and not any(draft is other for other in lost):
                     lost.append(draft)
+                tried_again("an answer of Redis was lost")
                 continue
             except Unsure as exc:
                 raise CommitUnknown(name, thread_id, str(exc)) from exc

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from everstep.calls import tried_again
 from everstep.errors import (
     CheckpointCorrupted,
     DurabilityWarning,
@@ -184,6 +185,7 @@ class Link:
             if time.monotonic() + pause >= deadline:
                 raise trouble or AssertionError
             time.sleep(pause)
+            tried_again("the cluster was not ready (%s)", type(trouble).__name__)
         raise AssertionError("unreachable")
 
     def _is_passing(self, trouble: Exception | None) -> bool:

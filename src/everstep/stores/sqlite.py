@@ -437,6 +437,7 @@ def _open_shared(path: Path, synchronous: Synchronous, busy_seconds: float) -> _
         database = _shared.get((path, synchronous))
         if database is None or not database.is_the_file() or not database.hold():
             database = _shared[path, synchronous] = _Database(path, synchronous, busy_seconds)
+            _log.info("opened %s", path)
         return database
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -45,7 +46,9 @@ class AsyncDriver(Driver):
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._threads, "everstep-worker")
-            waiting = asyncio.get_running_loop().run_in_executor(self._executor, work, deadline)
+            # A copy of the context: what is counted there belongs to the call that is under way here.
+            context = contextvars.copy_context()
+            waiting = asyncio.get_running_loop().run_in_executor(self._executor, context.run, work, deadline)
         return await waiting
 
     def dismiss(self) -> None:
