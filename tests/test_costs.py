@@ -19,6 +19,7 @@ from everstep.faces import run_to_end
 from everstep.stores.covers import Covers
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Hidden, Key, Place
+from tests import servers
 
 KEEP_ALL = SnapshotConfig(gc_policy="keep_all")
 HELLO = [{"role": "user", "content": "hello"}]
@@ -184,6 +185,26 @@ def test_after_many_rewinds_sqlite_looks_at_no_more(tmp_path: Path, monkeypatch:
     for name, few in found[0].items():
         # A rewind counts what is left visible, and for that what is hidden: some ten steps for each, in an index.
         assert found[1][name] <= few * 1.3 + 60, (name, found)
+
+
+def test_after_many_rewinds_a_server_looks_at_no_more() -> None:
+    found = []
+    with servers.ValkeyServer(durable=True) as server, server.connect() as client:
+        for count in (20, 200):
+            with everstep.open(server.url, KEEP_ALL, key_prefix=f"after{count}:").sync as engine:
+                first = _rewound(engine, count)
+                for act in _acts(engine, first).values():
+                    act()  # scripts that are new to the server are sent twice
+                costs = {}
+                for name, act in _acts(engine, first).items():
+                    client.config_resetstat()
+                    act()
+                    calls = sum(row["calls"] for row in client.info("commandstats").values())
+                    costs[name] = calls, client.info("stats")["total_net_output_bytes"]
+                found.append(costs)
+    for name, (calls, sent) in found[0].items():
+        assert found[1][name][0] <= calls + 2, (name, found)
+        assert found[1][name][1] <= sent * 1.1, (name, found)
 
 
 @pytest.mark.parametrize("seed", range(100))

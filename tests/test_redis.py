@@ -876,6 +876,27 @@ def test_a_flipped_bit_is_never_silently_wrong(shelf: Shelf) -> None:
     assert noticed > tried * 0.5
 
 
+def test_what_an_earlier_version_hid_stays_hidden(shelf: Shelf) -> None:
+    """It noted neither covers nor how many there are."""
+    store = shelf.open()
+    rich_family(store)
+    before = view(store)
+    heads, hidden = shelf.key("*thread:t:heads"), shelf.key("*thread:t:hidden")
+    assert any(row.hidden for row in before[0])
+    for is_noted in (True, False):
+        sizes = shelf.client.hget(heads, "sizes")
+        shelf.client.delete(shelf.key("*thread:t:covers"))
+        shelf.client.hset(heads, "sizes", sizes.rpartition(b" ")[0])
+        if not is_noted:
+            shelf.client.hdel(heads, "sizes")
+        assert view(shelf.open()) == before
+        assert view(shelf.open()) == before
+    shelf.client.hset(heads, "sizes", b"1 2 3")
+    with pytest.raises(CheckpointCorrupted):
+        go(shelf.open().read("t"))
+    assert shelf.client.hlen(hidden) > 0
+
+
 def strip(found: Any) -> Any:
     """Leave out estimates, and numbers that the server gives and no checksum covers."""
     rows, loaded, *rest = found

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -1167,6 +1169,55 @@ class StoreContract:
             await store.commit(Change(thread_id="t", show=[numbers[name]]))
             del left[name]
         assert await store.count(Query(thread_id="t")) == 8
+
+    async def test_stretches_of_single_runs_hide_what_is_theirs(self, store: Store) -> None:
+        """Stretches at random, hidden and shown and with checkpoints that go, against a look at each of them."""
+        rng = random.Random(3)  # noqa: S311  # no secret
+        await store.commit(put(make_record("c0")))
+        for n in range(1, 16):
+            record = make_record(f"c{n}", step=n, parents=[f"c{rng.randrange(max(0, n - 3), n)}"])
+            await store.commit(put(record))
+        every = await store.list_checkpoints(Query(thread_id="t", hidden="also"))
+        runs = sorted({stored.run for stored in every})
+        assert len(runs) > 2
+        hidden: dict[int, Hidden] = {}
+        for turn in range(24):
+            first, last = sorted(rng.sample([0, *(stored.seq for stored in every)], 2))
+            stretch = Hidden("", first, last, rng.choice([None, *runs]))
+            if turn < 12:
+                await store.commit(Change(thread_id="t", hide=[stretch], log=Operation("x", {})))
+                hidden[(await store.operations("t", 1))[0].seq] = stretch
+            else:
+                await store.commit(Change(thread_id="t", show=[hidden.popitem()[0]]))
+            if turn in (6, 18):
+                every, gone = every[:-2], every[-2:]
+                await store.delete("t", keys=[stored.record.key for stored in gone])
+            await self._check_hidden(store, every, list(hidden.values()))
+
+    async def _check_hidden(self, store: Store, every: Sequence[Stored], stretches: Sequence[Hidden]) -> None:
+        covered = [
+            stored
+            for stored in every
+            if any(h.after < stored.seq <= h.to and h.run in (None, stored.run) for h in stretches)
+        ]
+        visible = [stored for stored in every if stored not in covered]
+        low, high = every[-2].seq, every[1].seq
+        within = [stored for stored in visible if low < stored.seq < high]
+        middle = Query(thread_id="t", after_seq=low, before_seq=high)
+        for query, expected in (
+            (Query(thread_id="t"), visible),
+            (Query(thread_id="t", order="oldest"), visible[::-1]),
+            (Query(thread_id="t", hidden="only"), covered),
+            (middle, within),
+            (replace(middle, order="oldest"), within[::-1]),
+            (replace(middle, order="oldest", limit=2, offset=1), within[::-1][1:3]),
+        ):
+            assert ids(await store.list_checkpoints(query)) == ids(expected), query
+            assert await store.count(query) == len(expected), query
+        for loaded in await store.read_many([stored.record.key for stored in every]):
+            assert loaded.stored.hidden is (loaded.stored.seq in {stored.seq for stored in covered})
+        shown = [stored.run for stored in visible[::-1] if stored.run == stored.seq > low]
+        assert [run for run in await store.started("t", "", low) if run in {stored.seq for stored in every}] == shown
 
     async def test_threads_are_outlined_for_collections(self, store: Store) -> None:
         assert await store.outlines() == ([], None)

@@ -74,7 +74,6 @@ from everstep.stores.redis_items import (
     pack_write,
     raw_writes,
     unpack_commons,
-    unpack_covers,
     unpack_hidden,
     unpack_item,
     unpack_log,
@@ -1040,7 +1039,7 @@ class _Server:
             raw, head = reply[2], loaded.stored._replace(hidden=False)
             known = _Known(bucket, raw, head) if not LineState(raw).turned else None
             self._heads.note(line, head.family, loaded.generation, known, since, head.seq)
-        return loaded._replace(objects=unpack_objects(reply[5]))
+        return loaded._replace(objects=unpack_objects(reply[4]))
 
     def load_many(self, keys: Sequence[Key], writes: bool, at: float) -> list[Loaded]:
         since = {key[:2]: self._heads.get(key[:2]) for key in keys}
@@ -1064,17 +1063,13 @@ class _Server:
             return
         family, state = reply[1].decode(), LineState(reply[2])
         self._check_seen(line, family, state.generation, since, at)
-        covers = unpack_covers(reply[3])
-        for name, seq, item, pinned, attached in reply[4]:
+        for name, seq, item, pinned, attached, hidden, hidden_writes in reply[3]:
             key = Key(*line, name.decode())
-            stored = unpack_item(item, key, number(seq), family, pinned=pinned == b"1")
+            stored = unpack_item(item, key, number(seq), family, pinned=pinned == b"1", hidden=hidden == b"1")
             if key.checkpoint_id == state.checkpoint_id:
                 state.check(stored)
-            stored = stored._replace(hidden=covers.hide(key.namespace, stored.seq, stored.run))
-            hidden = [unpack_hidden(stretch) for stretch in reply[3]] if attached else ()
-            yield Loaded(
-                stored, state.generation, (), unpack_writes(key.checkpoint_id, attached, hidden, key.namespace)
-            )
+            writes = unpack_writes(key.checkpoint_id, attached, hidden_writes)
+            yield Loaded(stored, state.generation, (), writes)
 
     # -- what was seen and is not there any more
 
@@ -1140,7 +1135,8 @@ class _Server:
         )  # fmt: skip
         if query == simple and query.thread_id is not None and query.hidden != "only":
             names = self._namespaces(query, query.thread_id, at)
-            counts = [self._ask(at, "count", query.thread_id, name, *range_of(query)) for name in names]
+            is_visible = int(query.hidden == "no")
+            counts = [self._ask(at, "count", query.thread_id, name, *range_of(query), is_visible) for name in names]
             if all(found is None or found[1][0] == b"found" for found in counts):
                 return sum(found[1][1] for found in counts if found is not None)
         return len(self._rows(query, at))
@@ -1207,7 +1203,8 @@ class _Server:
         low, high = range_of(query)
         size = _first_page(query)
         while True:
-            found = self._ask(at, "page", thread_id, namespace, query.order, low, high, size)
+            is_visible = int(query.hidden == "no")
+            found = self._ask(at, "page", thread_id, namespace, query.order, low, high, size, is_visible)
             if found is None:
                 return
             rows = page_rows(thread_id, namespace, found[1])
@@ -1243,12 +1240,8 @@ class _Server:
         return heads
 
     def started(self, thread_id: str, namespace: str, after: int, at: float) -> list[int]:
-        found = self._ask(at, "line_runs", thread_id, namespace)
-        if found is None:
-            return []
-        covers = unpack_covers(found[1][1])
-        runs = sorted(int(run) for run in found[1][2])
-        return [run for run in runs if run > after and not covers.hide(namespace, run, run)]
+        found = self._ask(at, "line_runs", thread_id, namespace, after)
+        return sorted(int(run) for run in found[1][1]) if found is not None else []
 
     def thread(
         self, thread_id: str, branches: bool, ancestry: bool, at: float, *, brief: bool = False
@@ -1333,7 +1326,7 @@ class _Server:
 
     def _newest_rows(self, lines: Sequence[_NewestLine], after: int, limit: int, at: float) -> list[Stored]:
         plain = [line for line in lines if not line.is_hiding]
-        calls = [(line.thread_id, line.namespace, "seq", f"({after}", "+inf", limit) for line in plain]
+        calls = [(line.thread_id, line.namespace, "seq", f"({after}", "+inf", limit, 0) for line in plain]
         found: list[Stored] = []
         for line, reply in zip(plain, self._ask_many(at, "page", calls), strict=True):
             if reply is not None:
@@ -1352,10 +1345,9 @@ class _Server:
         return found, None
 
     def operations(self, thread_id: str, limit: int, at: float) -> list[Operation]:
-        found = self._ask(at, "log", thread_id)
+        found = self._ask(at, "log", thread_id, limit)
         flat = found[1][1] if found is not None else []
-        entries = sorted(zip(map(int, flat[::2]), flat[1::2], strict=True), reverse=True)[:limit]
-        return [unpack_log(value, seq) for seq, value in entries]
+        return [unpack_log(value, int(seq)) for seq, value in zip(flat[::2], flat[1::2], strict=True)]
 
     # -- copying: see `transaction.adopt`
 

@@ -109,6 +109,7 @@ class Adopting(ABC):
             self._do("DEL", f"{thread}:{name}")
             for field_name, value in values:
                 self._do("HSET", f"{thread}:{name}", field_name, value)
+        self._commands.append(["cover_again", thread_id])
         self._do("HDEL", f"{thread}:heads", "incoming")
         self._restore_origin(raw)
         for other, commons in raw.commons.items():

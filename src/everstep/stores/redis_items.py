@@ -6,18 +6,16 @@ written with, it is damaged. What the script looks at stands first, in this orde
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from everstep.errors import CheckpointCorrupted
 from everstep.stores import records
-from everstep.stores.covers import Covers
 from everstep.stores.protocol import Common, Hidden, Key, Object, Operation, Place, Record, Stored, Write
 from everstep.stores.records import digest as digest_of
 from everstep.stores.records import (
@@ -181,17 +179,6 @@ def unpack_hidden(stretch: bytes) -> Hidden:
         raise CheckpointCorrupted(f"a hidden stretch cannot be decoded: {exc}") from exc
 
 
-def unpack_covers(stretches: Iterable[bytes]) -> Covers:
-    """Return what these stretches, in the form `pack_hidden` gives them, cover together."""
-    return _unpack_covers(frozenset(stretches))
-
-
-@functools.lru_cache(maxsize=64)
-def _unpack_covers(stretches: frozenset[bytes]) -> Covers:
-    """Remembered, since every look at a thread gets all of its stretches."""
-    return Covers(map(unpack_hidden, stretches))
-
-
 # -- runs
 
 
@@ -233,14 +220,14 @@ def pack_write(checkpoint_id: str, write: Write) -> tuple[bytes, bytes]:
     return f"{write.idx} {write.task_id}".encode(), b"%d %b%b" % (len(write.children), write.children, info)
 
 
-def unpack_writes(checkpoint_id: str, flat: Sequence[bytes], hidden: Collection[Hidden], namespace: str) -> list[Write]:
-    """Return the writes of a checkpoint that are not hidden, in their order."""
+def unpack_writes(checkpoint_id: str, flat: Sequence[bytes], hidden: Sequence[bytes]) -> list[Write]:
+    """Return the writes of a checkpoint that are not hidden, in their order; `hidden` is after, up to, and so on."""
+    numbers = [int(number) for number in hidden]
+    spans = list(zip(numbers[::2], numbers[1::2], strict=True))
     shown = [
         write
         for write in raw_writes(checkpoint_id, flat)
-        if not any(
-            h.writes_of == checkpoint_id and h.namespace == namespace and h.after < write.seq <= h.to for h in hidden
-        )
+        if not any(after < write.seq <= upto for after, upto in spans)
     ]
     return sorted(shown, key=lambda write: (write.task_path, write.task_id, write.idx))
 

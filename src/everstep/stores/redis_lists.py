@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from everstep.stores.covers import Covers
 from everstep.stores.protocol import Key, Query, Stored
 from everstep.stores.records import matches
-from everstep.stores.redis_items import unpack_covers, unpack_item
+from everstep.stores.redis_items import unpack_item
 
 
 class Row(NamedTuple):
@@ -19,15 +18,27 @@ class Row(NamedTuple):
     key: Key
     item: bytes
     marks: int
+    """1: it is pinned, 2: a branch began there, 4: it is hidden."""
     family: str
-    hidden: Covers
+
+    @property
+    def is_pinned(self) -> bool:
+        return bool(self.marks & 1)
+
+    @property
+    def is_spared(self) -> bool:
+        return bool(self.marks & 3)
+
+    @property
+    def is_hidden(self) -> bool:
+        return bool(self.marks & 4)
 
 
 def page_rows(thread_id: str, namespace: str, reply: Sequence[Any]) -> list[Row]:
     """Return the rows of a page that a script gave."""
-    family, hidden, flat = reply[1].decode(), unpack_covers(reply[2]), reply[3]
+    family, flat = reply[1].decode(), reply[2]
     return [
-        Row(number(flat[n + 1]), Key(thread_id, namespace, flat[n].decode()), flat[n + 2], flat[n + 3], family, hidden)
+        Row(number(flat[n + 1]), Key(thread_id, namespace, flat[n].decode()), flat[n + 2], flat[n + 3], family)
         for n in range(0, len(flat), 4)
     ]
 
@@ -52,13 +63,7 @@ def _first(row: Row) -> tuple[int, int]:
 
 def listed(row: Row) -> Stored:
     """Return a row as callers see it."""
-    return unpack_item(
-        row.item, row.key, row.seq, row.family, pinned=bool(row.marks & 1), hidden=_is_hidden(row), whole=False
-    )
-
-
-def _is_hidden(row: Row) -> bool:
-    return bool(row.hidden) and row.hidden.hide(row.key.namespace, row.seq, _first(row)[0])
+    return unpack_item(row.item, row.key, row.seq, row.family, pinned=row.is_pinned, hidden=row.is_hidden, whole=False)
 
 
 def is_asked_for(query: Query, row: Row, wanted: dict[str, bytes]) -> bool:
@@ -67,15 +72,17 @@ def is_asked_for(query: Query, row: Row, wanted: dict[str, bytes]) -> bool:
         (query.before_id is not None and row.key.checkpoint_id >= query.before_id)
         or (query.before_seq is not None and row.seq >= query.before_seq)
         or (query.after_seq is not None and row.seq <= query.after_seq)
-        or (query.spared is not None and bool(row.marks) != query.spared)
+        or (query.spared is not None and row.is_spared != query.spared)
     ):
         return False
     if query.step_max is not None or query.run is not None:
         run, step = _first(row)
         if (query.step_max is not None and step > query.step_max) or query.run not in (None, run):
             return False
-    if query.hidden != "also" and _is_hidden(row) != (query.hidden == "only"):
-        return False
+    if query.hidden != "also":
+        _first(row)  # the run of a damaged one is not known, nor whether it is hidden
+        if row.is_hidden != (query.hidden == "only"):
+            return False
     if not wanted:
         return True
     stored = unpack_item(row.item, row.key, row.seq, row.family, whole=False)

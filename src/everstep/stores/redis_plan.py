@@ -420,17 +420,19 @@ class Plan(Adopting):
         self._changed.add(thread_id)
 
     def hide(self, line: Line, hidden: Hidden) -> None:
-        field = f"{hidden.operation}:{self._number()}"
-        self._do("HSET", f"thread:{escaped(line.thread_id)}:hidden", field, pack_hidden(hidden))
+        field, stretch = f"{hidden.operation}:{self._number()}", pack_hidden(hidden)
+        self._do("HSET", f"thread:{escaped(line.thread_id)}:hidden", field, stretch)
+        self._commands.append(["cover", line.thread_id, stretch])
         self._changed.add(line.thread_id)
 
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
         key, found = f"thread:{escaped(thread_id)}:hidden", list[Hidden]()
-        held = self._script("get", "HGETALL", key)
+        held = self._script("stretches", thread_id, operation)
         for field, value in zip(held[::2], held[1::2], strict=True):
-            if field.startswith(b"%d:" % operation):
-                self._do("HDEL", key, field)
-                found.append(unpack_hidden(value))
+            self._do("HDEL", key, field)
+            found.append(unpack_hidden(value))
+        if found:
+            self._commands.append(["cover_again", thread_id])
         self._changed.add(thread_id)
         return found
 

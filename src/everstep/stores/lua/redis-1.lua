@@ -8,6 +8,7 @@
 --                                     "#<namespace>": how many checkpoints its index has; sizes: see `sizes_of`
 -- thread:<t>:log             hash     seq of an operation -> undone ("u" or "-"), data
 -- thread:<t>:hidden          hash     operation:n -> a stretch
+-- thread:<t>:covers          hash     what the stretches cover together, see `covers_of`
 -- thread:<t>:<n>:index       zset     checkpoint id -> seq
 -- thread:<t>:<n>:item:<id>   string   the checkpoint as JSON; it begins with what is needed here, see `parse`
 -- thread:<t>:<n>:pins        set      ids of pinned checkpoints
@@ -111,6 +112,7 @@ end
 -- that the loss of a key or a field is noticed.
 local function sizes_of(thread)
   return call("HLEN", thread .. ":heads") .. " " .. call("HLEN", thread .. ":log") .. " " .. call("HLEN", thread .. ":hidden")
+    .. " " .. call("HLEN", thread .. ":covers")
 end
 
 local function note_sizes(thread)
@@ -119,11 +121,134 @@ local function note_sizes(thread)
   call("HSET", thread .. ":heads", "sizes", sizes_of(thread))
 end
 
+-- Covers are the union of hidden stretches, so that many of these cost no more than one. They are kept for each namespace,
+-- and for each checkpoint that has pending writes which are hidden.
+local function cover_field(kind, namespace, writes_of)
+  return kind == "c" and "c" .. namespace or "w" .. escaped(namespace) .. ":" .. writes_of
+end
+
+local function cover_seal(field, covers) return string.sub(redis.sha1hex(field .. "\n" .. covers), 1, 16) end
+
+-- A cover is a text of 48 digits: run ("0": all of them), its end, and what it begins after. They stand in order, and those
+-- of one run neither overlap nor touch, so that one is found without a look at the others.
+local function covers_of(thread, field)
+  local value = call("HGET", thread .. ":covers", field)
+  if not value then return "" end
+  local covers = string.sub(value, 17)
+  if string.sub(value, 1, 16) ~= cover_seal(field, covers) then corrupted("what is hidden does not match its checksum") end
+  return covers
+end
+
+local function digits(number) return string.format("%016.0f", number) end
+local function cover_text(run, after, upto) return digits(run) .. digits(upto) .. digits(after) end
+
+local function cover_at(covers, n)
+  local text = string.sub(covers, 48 * n - 47, 48 * n)
+  return string.sub(text, 1, 16), tonumber(string.sub(text, 33)), tonumber(string.sub(text, 17, 32))
+end
+
+-- The place of the first cover of a run that ends at a number or later, or of what comes after the covers of that run.
+local function cover_place(covers, run, seq)
+  local wanted, low, high = digits(run) .. digits(seq), 1, #covers / 48 + 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if string.sub(covers, 48 * middle - 47, 48 * middle - 16) < wanted then low = middle + 1 else high = middle end
+  end
+  return low
+end
+
+-- The first cover of a run that ends at a number or later: it has that number, or none has.
+local function cover_from(covers, run, seq)
+  local found, after, upto = cover_at(covers, cover_place(covers, run, seq))
+  if found ~= digits(run) then return nil, nil end
+  return after, upto
+end
+
+-- Where the last cover of all runs ends that ends before a number.
+local function end_before(covers, seq)
+  local place = cover_place(covers, 0, seq)
+  if place == 1 then return nil end
+  local _, _, upto = cover_at(covers, place - 1)
+  return upto
+end
+
+local function is_covered(covers, run, seq)
+  local after = cover_from(covers, run, seq)
+  return after ~= nil and after < seq
+end
+
+-- Whether there are covers of single runs.
+local function has_runs(covers) return #covers > 0 and cover_at(covers, #covers / 48) ~= digits(0) end
+
+-- Covers end when the stretches do.
+local function put_covers(thread, field, covers)
+  call("HSET", thread .. ":covers", field, cover_seal(field, covers) .. covers)
+  local left = call("PTTL", thread .. ":hidden")
+  if left > 0 then call("PEXPIRE", thread .. ":covers", left) end
+end
+
+-- Take in a stretch, joined with what it overlaps or touches.
+local function cover(thread, stretch)
+  local after, upto, run, kind, namespace, writes_of = parse_hidden(stretch)
+  local field = cover_field(kind, namespace, writes_of)
+  local covers = covers_of(thread, field)
+  local first = cover_place(covers, run, after)
+  local last = first
+  while true do
+    local found, from, to = cover_at(covers, last)
+    if found ~= digits(run) or from > upto then break end
+    after, upto, last = math.min(after, from), math.max(upto, to), last + 1
+  end
+  local before, behind = string.sub(covers, 1, 48 * (first - 1)), string.sub(covers, 48 * (last - 1) + 1)
+  put_covers(thread, field, before .. cover_text(run, after, upto) .. behind)
+end
+
+-- The union of stretches, each of them run, after and up to.
+local function union(stretches)
+  table.sort(stretches, function(one, two)
+    if one[1] ~= two[1] then return one[1] < two[1] end
+    return one[2] < two[2]
+  end)
+  local joined = {}
+  for _, stretch in ipairs(stretches) do
+    local last = joined[#joined]
+    if last and last[1] == stretch[1] and stretch[2] <= last[3] then
+      last[3] = math.max(last[3], stretch[3])
+    else
+      joined[#joined + 1] = stretch
+    end
+  end
+  for n, stretch in ipairs(joined) do joined[n] = cover_text(unpack(stretch)) end
+  return table.concat(joined)
+end
+
+-- Make the covers of a thread anew, after stretches have gone.
+local function cover_again(thread)
+  local fields = {}
+  for _, stretch in ipairs(call("HVALS", thread .. ":hidden")) do
+    local after, upto, run, kind, namespace, writes_of = parse_hidden(stretch)
+    local field = cover_field(kind, namespace, writes_of)
+    fields[field] = fields[field] or {}
+    table.insert(fields[field], { tonumber(run), after, upto })
+  end
+  call("UNLINK", thread .. ":covers")
+  for field, stretches in pairs(fields) do put_covers(thread, field, union(stretches)) end
+end
+
+-- Make the covers of a thread that an earlier version hid something of: that one noted three sizes, or none. Returns
+-- whether it did.
+local function cover_old(thread, noted, found)
+  if noted and not (string.match(noted, "^%d+ %d+ %d+$") and string.find(found, noted .. " ", 1, true) == 1) then return false end
+  if call("EXISTS", thread .. ":hidden") == 1 then cover_again(thread) end
+  if noted then note_sizes(thread) end
+  return true
+end
+
 -- What is wrong with the keys of a thread that is there, if they are not as they were noted.
 local function damage_of(thread)
-  local noted = call("HGET", thread .. ":heads", "sizes")
-  if noted and noted ~= sizes_of(thread) then return "keys or fields of the thread are lost: " .. noted .. " are not " .. sizes_of(thread) end
-  return nil
+  local noted, found = call("HGET", thread .. ":heads", "sizes"), sizes_of(thread)
+  if noted == found or cover_old(thread, noted, found) then return nil end
+  return "keys or fields of the thread are lost: " .. noted .. " are not " .. found
 end
 
 -- The same for the index of a line.
@@ -211,6 +336,7 @@ local function keys_of(name)
   first[1] = thread .. ":heads"
   later[1] = thread .. ":log"
   later[2] = thread .. ":hidden"
+  later[3] = thread .. ":covers"
   for _, namespace in ipairs(namespaces(name)) do
     local line = line_key(name, namespace)
     first[#first + 1] = line .. ":index"
@@ -420,17 +546,19 @@ local function run_of(line, id)
   return run
 end
 
-local function is_hidden(name, namespace, id, seq)
-  local found = false
-  each_hidden(name, function(_, after, to, run, kind, where)
-    if kind == "c" and where == namespace and seq > after and seq <= to then
-      found = found or run == "0" or run == run_of(line_key(name, namespace), id)
-    end
-  end)
-  return found
+-- Return what tells whether a checkpoint of a line is hidden.
+local function hidden_in(name, namespace)
+  local line, covers = line_key(name, namespace), covers_of(thread_key(name), cover_field("c", namespace))
+  if covers == "" then return function() return false end end
+  local in_runs = has_runs(covers)
+  return function(id, seq)
+    if is_covered(covers, 0, seq) then return true end
+    local run = in_runs and run_of(line, id)
+    return run and is_covered(covers, run, seq) or false
+  end
 end
 
-local function covers(line, after, to, run, kind, writes_of)
+local function hides_any(line, after, to, run, kind, writes_of)
   if kind == "w" then return call("SISMEMBER", line .. ":written", writes_of) == 1 end
   local index, low, high = line .. ":index", "(" .. whole(after), whole(to)
   if run == "0" then return call("ZCOUNT", index, low, high) > 0 end
@@ -446,9 +574,9 @@ local function settle(name, namespace, family)
   local generation, _, digest, head = parse_line(call("HGET", heads, "@" .. namespace))
   if digest ~= "-" and not call("ZSCORE", line .. ":index", head) then
     digest, head = "-", ""
-    local left = call("ZREVRANGE", line .. ":index", 0, -1, "WITHSCORES")
+    local left, is_hidden = call("ZREVRANGE", line .. ":index", 0, -1, "WITHSCORES"), hidden_in(name, namespace)
     for n = 1, #left, 2 do
-      if not is_hidden(name, namespace, left[n], tonumber(left[n + 1])) then
+      if not is_hidden(left[n], tonumber(left[n + 1])) then
         head = left[n]
         digest = parse(call("GET", line .. ":item:" .. head) or "") or "?"
         break
@@ -457,11 +585,14 @@ local function settle(name, namespace, family)
     generation = generation + 1
     call("HSET", heads, "@" .. namespace, whole(generation) .. " t " .. digest .. " " .. head)
   end
+  local is_less_hidden = false
   each_hidden(name, function(field, after, to, run, kind, where, writes_of)
-    if where == namespace and not covers(line, after, to, run, kind, writes_of) then
+    if where == namespace and not hides_any(line, after, to, run, kind, writes_of) then
       call("HDEL", thread_key(name) .. ":hidden", field)
+      is_less_hidden = true
     end
   end)
+  if is_less_hidden then cover_again(thread_key(name)) end
   if call("ZCARD", line .. ":index") > 0 or call("SCARD", line .. ":written") > 0 then return end
   local own = line_name(name, namespace) .. "\n"
   for _, run in ipairs(pairs_of(family_key(family) .. ":runs")) do
@@ -527,7 +658,7 @@ local function drop_thread(name, family)
   release_origin(name)
   leave_family(name, family)
   local thread = thread_key(name)
-  remove_keys({ thread .. ":heads", thread .. ":log", thread .. ":hidden" })
+  remove_keys({ thread .. ":heads", thread .. ":log", thread .. ":hidden", thread .. ":covers" })
   call("ZREM", base .. "active", name)
 end
 
@@ -535,7 +666,7 @@ end
 -- an index they count for nothing, and their own time ends too.
 local function clear_thread(name)
   local thread = thread_key(name)
-  remove_keys({ thread .. ":heads", thread .. ":log", thread .. ":hidden" })
+  remove_keys({ thread .. ":heads", thread .. ":log", thread .. ":hidden", thread .. ":covers" })
 end
 
 local function clear_line(name, namespace)
@@ -719,6 +850,9 @@ local actions = {
   release = release_origin,
   clear = clear_thread,
   clear_line = clear_line,
+  -- A stretch was hidden; some are shown again:
+  cover = function(name, stretch) cover(thread_key(name), stretch) end,
+  cover_again = function(name) cover_again(thread_key(name)) end,
   active = function(name, time) call("ZADD", base .. "active", time or whole(now()), name) end,
   -- The rest is for threads that come from another store. Checkpoints go:
   remove = function(name, namespace, family, ...) remove(name, namespace, family, { ... }, false) end,
@@ -746,6 +880,7 @@ local actions = {
 
 local function check_command(command)
   if command[1] == "release" then check_origin(command[2]) end
+  if command[1] == "cover" or command[1] == "cover_again" then check_type(thread_key(command[2]) .. ":covers", "hash") end
   local kind = kinds[string.sub(command[1], 1, 1)]
   if kind and command[1] ~= "SET" then check_type(base .. command[2], kind) end
 end
@@ -886,8 +1021,20 @@ function verbs.checkpoint()
   return { "found", family, seq, item or "", tostring(call("SISMEMBER", line .. ":pins", id)) }
 end
 
--- A checkpoint that is there, whole.
-local function loaded(line, id, writes)
+-- Which numbers of a checkpoint's pending writes are hidden: after, up to, and so on.
+local function hidden_writes(name, namespace, id)
+  local covers, spans = covers_of(thread_key(name), cover_field("w", namespace, id)), {}
+  for n = 1, #covers / 48 do
+    local _, after, upto = cover_at(covers, n)
+    spans[#spans + 1] = whole(after)
+    spans[#spans + 1] = whole(upto)
+  end
+  return spans
+end
+
+-- A checkpoint that is there, whole, and what of it is hidden.
+local function loaded(name, namespace, id, writes)
+  local line = line_key(name, namespace)
   local seq = call("ZSCORE", line .. ":index", id)
   if not seq then return nil end
   local item, pinned = call("GET", line .. ":item:" .. id) or "", tostring(call("SISMEMBER", line .. ":pins", id))
@@ -895,7 +1042,8 @@ local function loaded(line, id, writes)
   if writes == "1" and #attached == 0 and call("SISMEMBER", line .. ":written", id) == 1 then
     corrupted("the pending writes of a checkpoint are missing")
   end
-  return { id, seq, item, pinned, attached }
+  local hidden = hidden_in(name, namespace)(id, tonumber(seq)) and "1" or "0"
+  return { id, seq, item, pinned, attached, hidden, #attached > 0 and hidden_writes(name, namespace, id) or {} }
 end
 
 -- Within a run order of arrival is ancestry: unless the head was moved, nothing of its run comes after it.
@@ -911,23 +1059,22 @@ end
 local function read_checkpoint(name, namespace, which, id, objects, writes)
   local family = alive(name)
   if not family then return absent(name) end
-  local line = line_key(name, namespace)
   local raw = call("HGET", thread_key(name) .. ":heads", "@" .. namespace)
   if not raw then return { "none" } end
   if which == "head" then
     local _, _, digest, head = parse_line(raw)
     id = head
-    if digest == "-" then return { "none", family, raw, {}, {} } end
+    if digest == "-" then return { "none", family, raw, {} } end
   end
   check_line_whole(name, namespace)
   if which == "head" then check_newest(name, namespace, raw) end
-  local row = loaded(line, id, writes)
+  local row = loaded(name, namespace, id, writes)
   if not row then
     if which == "head" then corrupted("the head is not in the index") end
-    return { "none", family, raw, {}, {} }
+    return { "none", family, raw, {} }
   end
   local found = objects == "1" and row[3] ~= "" and fetch(family_key(family), hashes_of(row[3]), true) or {}
-  return { "found", family, raw, call("HVALS", thread_key(name) .. ":hidden"), { row }, found }
+  return { "found", family, raw, { row }, found }
 end
 
 function verbs.load()
@@ -958,8 +1105,8 @@ function verbs.load_many()
   local raw = call("HGET", thread_key(name) .. ":heads", "@" .. namespace)
   if not raw then return { "none" } end
   check_line_whole(name, namespace)
-  for _, id in ipairs(ids) do rows[#rows + 1] = loaded(line_key(name, namespace), id, writes) end
-  return { "found", family, raw, call("HVALS", thread_key(name) .. ":hidden"), rows }
+  for _, id in ipairs(ids) do rows[#rows + 1] = loaded(name, namespace, id, writes) end
+  return { "found", family, raw, rows }
 end
 
 function verbs.fetch()
@@ -967,13 +1114,15 @@ function verbs.fetch()
   return fetch(family, take_list(), below == "1")
 end
 
-local function rows_of(line, ids)
-  local rows = {}
+-- Checkpoints as a list shows them: id, seq, item, marks. These are 1: pinned, 2: a branch began there, 4: hidden.
+local function rows_of(name, namespace, ids)
+  local line, rows, is_hidden = line_key(name, namespace), {}, hidden_in(name, namespace)
   for _, id in ipairs(ids) do
     local item = call("GET", line .. ":item:" .. id) or ""
     local seq = call("ZSCORE", line .. ":index", id)
     if seq then
       local marks = call("SISMEMBER", line .. ":pins", id) + 2 * call("HEXISTS", line .. ":began", id)
+      if is_hidden(id, tonumber(seq)) then marks = marks + 4 end
       rows[#rows + 1] = id
       rows[#rows + 1] = seq
       rows[#rows + 1] = without_root(item)
@@ -983,19 +1132,76 @@ local function rows_of(line, ids)
   return rows
 end
 
+local function least(low) return low == "-inf" and -1 or tonumber(string.sub(low, 2)) end
+
+-- The next stretch of a line, newest first, that is not covered in all runs: its bounds, and where to go on.
+local function gap_below(covers, index, low, high)
+  while true do
+    local seq = tonumber(call("ZREVRANGEBYSCORE", index, high, low, "WITHSCORES", "LIMIT", 0, 1)[2])
+    if not seq then return nil end
+    local after = cover_from(covers, 0, seq)
+    if not after or after >= seq then
+      local upto = end_before(covers, seq)
+      if not upto or upto <= least(low) then return low, whole(seq), nil end
+      return "(" .. whole(upto), whole(seq), whole(upto)
+    end
+    high = whole(after)
+  end
+end
+
+-- The same, oldest first.
+local function gap_above(covers, index, low, high)
+  while true do
+    local seq = tonumber(call("ZRANGEBYSCORE", index, low, high, "WITHSCORES", "LIMIT", 0, 1)[2])
+    if not seq then return nil end
+    local after, upto = cover_from(covers, 0, seq)
+    if not after or (high ~= "+inf" and after >= least(high)) then return whole(seq), high, nil end
+    if after >= seq then return whole(seq), whole(after), "(" .. whole(upto) end
+    low = "(" .. whole(upto)
+  end
+end
+
+-- Visit the stretches of a line that are not covered in all runs, without a look at what is, until told to stop.
+local function each_gap(name, namespace, order, low, high, visit)
+  local covers, index = covers_of(thread_key(name), cover_field("c", namespace)), line_key(name, namespace) .. ":index"
+  local gap = order == "oldest" and gap_above or gap_below
+  while true do
+    local from, to, on = gap(covers, index, low, high)
+    if not from or visit(index, from, to) or not on then return end
+    if order == "oldest" then low = on else high = on end
+  end
+end
+
+-- The ids of the next checkpoints of a line in its own order; without those that are covered in all runs, if told so.
+local function ids_of(name, namespace, order, low, high, count, visible)
+  local found = {}
+  local function add(index, from, to)
+    local left = count - #found
+    local ids
+    if order == "oldest" then
+      ids = call("ZRANGEBYSCORE", index, from, to, "LIMIT", 0, left)
+    else
+      ids = call("ZREVRANGEBYSCORE", index, to, from, "LIMIT", 0, left)
+    end
+    for _, id in ipairs(ids) do found[#found + 1] = id end
+    return #found >= count
+  end
+  if visible then
+    each_gap(name, namespace, order, low, high, add)
+  else
+    add(line_key(name, namespace) .. ":index", low, high)
+  end
+  return found
+end
+
 -- The next checkpoints of a line in its own order.
 function verbs.page()
-  local name, namespace, order, low, high, count = take(), take(), take(), take(), take(), take()
+  local name, namespace, order, low, high, count, visible = take(), take(), take(), take(), take(), tonumber(take()), take()
   local family = alive(name)
   if not family then return absent(name) end
   check_line_whole(name, namespace)
-  local line, ids = line_key(name, namespace), nil
-  if order == "oldest" then
-    ids = call("ZRANGEBYSCORE", line .. ":index", low, high, "LIMIT", 0, count)
-  else
-    ids = call("ZREVRANGEBYSCORE", line .. ":index", high, low, "LIMIT", 0, count)
-  end
-  return { "found", family, call("HVALS", thread_key(name) .. ":hidden"), rows_of(line, ids) }
+  local ids = ids_of(name, namespace, order, low, high, count, visible == "1")
+  return { "found", family, rows_of(name, namespace, ids) }
 end
 
 function verbs.items()
@@ -1003,8 +1209,7 @@ function verbs.items()
   local family = alive(name)
   if not family then return absent(name) end
   check_line_whole(name, namespace)
-  local rows = rows_of(line_key(name, namespace), take_list())
-  return { "found", family, call("HVALS", thread_key(name) .. ":hidden"), rows }
+  return { "found", family, rows_of(name, namespace, take_list()) }
 end
 
 -- Every id of a thread: namespace, then ids and seqs.
@@ -1021,11 +1226,17 @@ function verbs.index()
 end
 
 function verbs.count()
-  local name, namespace, low, high = take(), take(), take(), take()
+  local name, namespace, low, high, visible, total = take(), take(), take(), take(), take() == "1", 0
   if not alive(name) then return absent(name) end
-  if call("EXISTS", thread_key(name) .. ":hidden") == 1 then return { "hidden" } end
+  if visible and has_runs(covers_of(thread_key(name), cover_field("c", namespace))) then return { "hidden" } end
   check_line_whole(name, namespace)
-  return { "found", call("ZCOUNT", line_key(name, namespace) .. ":index", low, high) }
+  local function add(index, from, to) total = total + call("ZCOUNT", index, from, to) end
+  if visible then
+    each_gap(name, namespace, "oldest", low, high, add)
+  else
+    add(line_key(name, namespace) .. ":index", low, high)
+  end
+  return { "found", total }
 end
 
 function verbs.find()
@@ -1088,10 +1299,9 @@ function verbs.threads()
       end
     end
     if shown then
-      local rows = rows_of(line_key(name, shown[1]), { shown[2] })
-      local hidden = call("HVALS", thread_key(name) .. ":hidden")
+      local rows = rows_of(name, shown[1], { shown[2] })
       damage = line_damage_of(thread_key(name), shown[1]) or (#rows == 0 and "the head is not in the index")
-      local reply = damage and { "damaged", damage } or { "found", family, hidden, rows }
+      local reply = damage and { "damaged", damage } or { "found", family, rows }
       found[#found + 1] = { listed[n + 1], name, shown[1], reply }
     end
   end
@@ -1146,16 +1356,19 @@ function verbs.vanished()
   return "lost"
 end
 
--- The hidden stretches of a thread, and the runs of one of its lines.
+-- The runs of a line that began after a number, but for those that are hidden.
 function verbs.line_runs()
-  local name, namespace, runs = take(), take(), {}
+  local name, namespace, after, runs = take(), take(), tonumber(take()), {}
   local family = alive(name)
   if not family then return absent(name) end
-  local own = line_name(name, namespace) .. "\n"
-  for _, run in ipairs(pairs_of(family_key(family) .. ":runs")) do
-    if string.sub(run[2], 1, #own) == own then runs[#runs + 1] = run[1] end
+  local covers, own = covers_of(thread_key(name), cover_field("c", namespace)), line_name(name, namespace) .. "\n"
+  for _, found in ipairs(pairs_of(family_key(family) .. ":runs")) do
+    local run, seq = found[1], tonumber(found[1])
+    if seq > after and string.sub(found[2], 1, #own) == own then
+      if not (is_covered(covers, 0, seq) or is_covered(covers, seq, seq)) then runs[#runs + 1] = run end
+    end
   end
-  return { "found", call("HVALS", thread_key(name) .. ":hidden"), runs }
+  return { "found", runs }
 end
 
 -- What runs of a family follow: run, value. All there are, if they are not many more than might be asked for next.
@@ -1215,10 +1428,29 @@ function verbs.outlines()
   return found
 end
 
+-- The newest entries of a thread's log: seq, value.
 function verbs.log()
-  local name = take()
+  local name, limit, found = take(), tonumber(take()), {}
   if not alive(name) then return absent(name) end
-  return { "found", call("HGETALL", thread_key(name) .. ":log") }
+  local seqs = call("HKEYS", thread_key(name) .. ":log")
+  table.sort(seqs, function(one, two) return tonumber(one) > tonumber(two) end)
+  for n = 1, math.min(limit, #seqs) do
+    found[#found + 1] = seqs[n]
+    found[#found + 1] = call("HGET", thread_key(name) .. ":log", seqs[n])
+  end
+  return { "found", found }
+end
+
+-- The hidden stretches of one operation: field, stretch.
+function verbs.stretches()
+  local name, start, found = take(), take() .. ":", {}
+  for _, held in ipairs(pairs_of(thread_key(name) .. ":hidden")) do
+    if string.sub(held[1], 1, #start) == start then
+      found[#found + 1] = held[1]
+      found[#found + 1] = held[2]
+    end
+  end
+  return found
 end
 
 -- Removing must work when the server's memory is full, too: it looks at that before a script's first write only, and
@@ -1231,6 +1463,7 @@ local function check_deletable(name, family)
   check_family(family)
   check_origin(name)
   check_type(thread_key(name) .. ":log", "hash")
+  check_type(thread_key(name) .. ":covers", "hash")
   each_hidden(name, function() end)
   for _, namespace in ipairs(namespaces(name)) do
     check_line(line_key(name, namespace))
