@@ -197,15 +197,63 @@ def test_heads_of_a_file_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("policy", ["keep_last_n", "keep_age", "keep_milestones"])
 def test_plans_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     monkeypatch.setattr(keeper, "_PLANS_MAX", 20)
-    monkeypatch.setattr(keeper, "_PLANNED_MAX", 60)
+    monkeypatch.setattr(keeper, "_PLAN_BYTES", 1)
+    monkeypatch.setattr(keeper, "_PLANS_BYTES_MAX", 20 + 16 * 60)
     monkeypatch.setattr(keeper, "_PAGE", 8)
-    engine = everstep.open("memory://", SnapshotConfig(gc_policy=policy, gc_param=1000)).sync
+    param = 5 if policy == "keep_last_n" else 1000
+    engine = everstep.open("memory://", SnapshotConfig(gc_policy=policy, gc_param=param)).sync
     plans = _keeper(engine)
+    most = 0
     for n in range(30):
         for thread in range(25):
             engine.append(f"t{thread}", [])
         held = [plan.items for plan, _ in plans._plans._held.values()]
         assert len(held) <= 20
-        assert sum(map(len, held)) <= 60
+        assert sum(map(len, held)) <= 60 + 20 // 16
         if policy != "keep_milestones":
             assert max(map(len, held)) <= 8, n
+        most = max(most, *map(len, held))
+    assert most >= 5  # something was planned at all
+
+
+def _planned(engine: Any) -> list[int]:
+    """Return how many checkpoints each plan holds."""
+    return [len(plan.items) for plan, _ in _keeper(engine)._plans._held.values()]
+
+
+def test_a_plan_holds_no_more_than_can_go_until_the_next_look() -> None:
+    """So what all plans hold levels off, however long the threads become."""
+    engine = everstep.open("memory://", SnapshotConfig(gc_param=100)).sync
+    threads, held = 20, []
+    for _ in range(400):
+        for thread in range(threads):
+            engine.append(f"t{thread}", [])
+        held.append(sum(_planned(engine)))
+    commits = keeper._PLAN_COMMITS_MIN
+    assert max(held[: 100 - commits]) == 0  # nothing can go before the next look
+    assert max(held[:200]) <= threads * commits
+    assert max(held[200:]) <= max(held[:200])
+    assert all(len(engine.list_time_travel_points(f"t{thread}", limit=200)) == 100 for thread in range(threads))
+
+
+def test_threads_that_are_planned_are_looked_at_once_in_many_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for the plans of more than 20,000 threads of 100 steps, so none is made anew before its time."""
+    looks: list[str] = []
+    look = Keeper._look
+
+    async def watched(self: Keeper, store: Any, line: Any) -> None:
+        looks.append(line[0])
+        await look(self, store, line)
+
+    monkeypatch.setattr(Keeper, "_look", watched)
+    engine = everstep.open("memory://", SnapshotConfig(gc_param=100)).sync
+    for _ in range(100 + keeper._PLAN_COMMITS_MIN):
+        engine.append("t", [])
+    del looks[:]
+    for _ in range(10 * keeper._PLAN_COMMITS_MIN):
+        engine.append("t", [])
+    assert len(looks) <= 11
+    plans = _keeper(engine)._plans
+    largest = keeper._PLAN_BYTES + 16 * keeper._PLAN_COMMITS_MIN
+    assert plans.size <= largest
+    assert min(keeper._PLANS_MAX, keeper._PLANS_BYTES_MAX // largest) > 20_000

@@ -1,16 +1,18 @@
 """Retention at work: what to let go with each snapshot, at a cost that does not grow with history.
 
-A plan per line knows the oldest checkpoints the policy will take next. What is due goes in the commit of the next
-snapshot; every so often the plan is made anew from the store, which also catches what other processes did. The store
-has the last word on what is spared. Sweeping goes on a little with each snapshot while there is garbage.
+A plan per line knows the oldest checkpoints the policy will take next, and no more of them than can go until it is
+made anew from the store; that is done every so often, and also catches what other processes did. So plans are small,
+and there is room for those of many threads. What is due goes in the commit of the next snapshot. The store has the last
+word on what is spared. Sweeping goes on a little with each snapshot while there is garbage.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
-from collections import deque
+from array import array
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,34 +21,97 @@ from typing import NamedTuple
 from everstep import forks
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.recent import Line, Recent
-from everstep.retention import Grid, Item, grid_of, is_older, let_go
+from everstep.retention import Grid, Item, grid_of, is_older, let_go, moment_of
 from everstep.stores.protocol import Erasing, Key, Outline, Query, Store, Stored, Thread
 from everstep.types import GCReport
 
 logger = logging.getLogger("everstep")
 
-_PAGE = 256  # checkpoints read for one plan
+_PAGE = 256  # checkpoints read for one plan, at most
 _PLAN_COMMITS_MIN = 64  # a plan is good for so many commits, or a quarter of N
+_AGED_HELD = 64  # held of a line for the policy that goes by age
 _DUE_MAX = 64  # let go in one commit
-_PLANS_MAX = 4096
-_PLANNED_MAX = 300_000  # items of all plans together, some 60 MB: beyond it threads are planned anew by turns
+_SWEEPING_MAX = 4096
+_PLANS_MAX = 65_536  # beyond it threads are planned anew by turns
+_PLANS_BYTES_MAX = 48 << 20  # of all plans together
+_PLAN_BYTES = 600  # what Python takes for a plan without its items, about
 _SWEEP_GARBAGE = 0.2  # swept when so much of what is needed is garbage
 _SWEEP_EFFORT = 128
 _OPERATIONS_MAX = 1000  # entries of a log that are kept, at most
 _LOOKS_PER_TRIM = 16  # how often the log is trimmed
 
 
-@dataclass
+class _Planned(NamedTuple):
+    """A checkpoint as a plan knows it."""
+
+    seq: int
+    mark: int
+    """What the policy goes by: the step, or the moment it was made."""
+
+
+class _Items:
+    """Checkpoints in their order, the oldest first. As plain numbers, since there are many: 16 bytes for each."""
+
+    __slots__ = ("_marks", "_seqs")
+
+    def __init__(self, items: Iterable[_Planned] = ()) -> None:
+        self._seqs, self._marks = array("q"), array("q")
+        self.extend(items)
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    @property
+    def first(self) -> int:
+        """The mark of the oldest."""
+        return self._marks[0]
+
+    @property
+    def last(self) -> int:
+        """The mark of the newest."""
+        return self._marks[-1]
+
+    def extend(self, items: Iterable[_Planned]) -> None:
+        for seq, mark in items:
+            self._seqs.append(seq)
+            self._marks.append(mark)
+
+    def put_first(self, items: Sequence[_Planned]) -> None:
+        self._seqs[:0] = array("q", [item.seq for item in items])
+        self._marks[:0] = array("q", [item.mark for item in items])
+
+    def take_first(self, count: int) -> list[_Planned]:
+        taken = [_Planned(*pair) for pair in zip(self._seqs[:count], self._marks[:count], strict=True)]
+        del self._seqs[:count]
+        del self._marks[:count]
+        return taken
+
+    def take_last(self) -> _Planned:
+        return _Planned(self._seqs.pop(), self._marks.pop())
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._seqs) * 16
+
+
+@dataclass(slots=True)
 class _Plan:
     """What is known of one line: the oldest checkpoints that are not spared, and how many there are."""
 
-    items: deque[Item]
+    items: _Items
     count: int
     whole: bool
     """Whether `items` are all there are."""
     grid: Grid
     good_for: int
     """How many more commits it is good for."""
+
+    @property
+    def size_bytes(self) -> int:
+        return _PLAN_BYTES + self.items.size_bytes
+
+
+_NO_GRID = Grid(1, 0)
 
 
 class Scope(NamedTuple):
@@ -74,7 +139,7 @@ class Keeper:
     def __init__(self, config: SnapshotConfig, is_call: Callable[[str], bool] | None = None) -> None:
         """`is_call` says whether a namespace belongs to one call: it goes with the thread's own checkpoints of then."""
         self._policy, self._param, self._is_call = CheckpointGC(config.gc_policy), config.gc_param, is_call
-        self._plans: Recent[_Plan] = Recent(_PLANS_MAX, _PLANNED_MAX)
+        self._plans: Recent[_Plan] = Recent(_PLANS_MAX, _PLANS_BYTES_MAX)
         self._sweeping: dict[str, None] = {}
         self._looks = 0
         self._lock = threading.Lock()
@@ -88,7 +153,7 @@ class Keeper:
 
     # -- with every snapshot
 
-    def due(self, line: Line) -> list[Item]:
+    def due(self, line: Line) -> list[_Planned]:
         """Return what must go when one more checkpoint is committed to the line."""
         plan = self._plans.get(line)
         if plan is None or self._policy is CheckpointGC.KEEP_ALL:
@@ -99,7 +164,7 @@ class Keeper:
             plan.count -= len(gone)
             return gone
 
-    def give_back(self, line: Line, items: Sequence[Item]) -> None:
+    def give_back(self, line: Line, items: Sequence[_Planned]) -> None:
         """Take back what `due` returned: the commit failed."""
         plan = self._plans.get(line)
         if plan is not None:
@@ -108,19 +173,19 @@ class Keeper:
                 if self._policy is CheckpointGC.KEEP_MILESTONES:
                     plan.items.extend(items)
                 else:
-                    plan.items.extendleft(reversed(items))
+                    plan.items.put_first(items)
 
-    def _taken(self, plan: _Plan) -> list[Item]:
-        items, gone = plan.items, list[Item]()
+    def _taken(self, plan: _Plan) -> list[_Planned]:
+        items, gone = plan.items, list[_Planned]()
         if self._policy is CheckpointGC.KEEP_LAST_N:
-            excess = min(plan.count - int(self._param), len(items), _DUE_MAX)
-            gone = [items.popleft() for _ in range(excess)]
-        elif self._policy is CheckpointGC.KEEP_AGE:
+            excess = min(plan.count - int(self._param), _DUE_MAX)
+            return items.take_first(excess) if excess > 0 else gone
+        if self._policy is CheckpointGC.KEEP_AGE:
             now = datetime.now(UTC)
-            while items and len(gone) < _DUE_MAX and is_older(items[0], self._param, now):
-                gone.append(items.popleft())
-        elif len(items) > 1 and not plan.grid.holds(items[-1]):
-            gone.append(items.pop())  # it was the last one until now
+            while len(items) and len(gone) < _DUE_MAX and is_older(items.first, self._param, now):
+                gone += items.take_first(1)
+        elif len(items) > 1 and not plan.grid.holds(items.last):
+            gone.append(items.take_last())  # it was the last one until now
         return gone
 
     async def upkeep(self, store: Store, stored: Stored) -> None:
@@ -150,25 +215,37 @@ class Keeper:
                 self._sweeping.pop(stored.family, None)
 
     def _extend(self, line: Line, plan: _Plan, item: Item) -> None:
-        """Add the newest checkpoint to a plan that has all of them, unless those it has will do for long."""
-        if len(plan.items) >= _PAGE and self._policy is not CheckpointGC.KEEP_MILESTONES:
+        """Add the newest checkpoint to a plan that has all of them, unless those it has will do."""
+        if len(plan.items) >= self._needed(plan.count, plan.good_for):
             plan.whole = False
             return
-        plan.items.append(self._shortened(item))
+        plan.items.extend([self._planned(item)])
         if self._plans.get(line) is plan:  # it may have been forgotten meanwhile, and is void then
-            self._plans.put(line, plan, len(plan.items))
+            self._plans.put(line, plan, plan.size_bytes)
 
-    def _shortened(self, item: Item) -> Item:
-        """Return an item as a plan keeps it: without what the policy does not look at."""
+    def _planned(self, item: Item) -> _Planned:
+        """Return an item as a plan keeps it: with nothing but what the policy looks at."""
         if self._policy is CheckpointGC.KEEP_LAST_N:
-            return Item(item.seq, 0, "")
-        return item
+            return _Planned(item.seq, 0)
+        if self._policy is CheckpointGC.KEEP_AGE:
+            return _Planned(item.seq, moment_of(item.created_at))
+        return _Planned(item.seq, item.step)
+
+    def _needed(self, count: int, commits: int) -> int:
+        """Return how many of the oldest of so many checkpoints can go with the next commits; a plan needs no more."""
+        if self._policy is CheckpointGC.KEEP_LAST_N:
+            return min(max(count + commits - int(self._param), 0), _PAGE)
+        if self._policy is CheckpointGC.KEEP_AGE:
+            return min(_AGED_HELD, _PAGE)
+        return sys.maxsize
 
     def _is_used_up(self, plan: _Plan) -> bool:
-        if plan.good_for <= 0 or (not plan.items and not plan.whole):
+        if plan.good_for <= 0:
             return True
-        if self._policy is CheckpointGC.KEEP_MILESTONES and plan.items:
-            span = plan.items[-1].step - plan.items[0].step
+        if not len(plan.items):
+            return not plan.whole and (self._policy is not CheckpointGC.KEEP_LAST_N or plan.count >= self._param)
+        if self._policy is CheckpointGC.KEEP_MILESTONES:
+            span = plan.items.last - plan.items.first
             return len(plan.items) > self._param or not plan.grid.fits(span, int(self._param))
         return False
 
@@ -185,13 +262,16 @@ class Keeper:
         if thread is None:
             self.forget(line[0])
             return
-        visible, whole = await self._visible(store, line, thread)
-        count = len(visible)
         if self._policy is CheckpointGC.KEEP_LAST_N:
             count = await store.count(_query(line))
-            excess = visible[: max(count - int(self._param), 0)]
+            surplus = max(count - int(self._param), 0)
+            # One more than go: it is the oldest of those that are kept.
+            limit = surplus + max(self._needed(count - surplus, self._commits), 1)
+            visible, whole = await self._visible(store, line, thread, min(limit, _PAGE))
+            excess = visible[:surplus]
         else:
-            excess = self._doomed(visible, thread)
+            visible, whole, excess = await self._aged(store, line, thread)
+            count = len(visible)
         gone = [*excess, *await self._hidden(store, line, thread)]
         if gone:
             await store.delete(line[0], keys=[key for key, _ in gone], spare=True)
@@ -216,7 +296,7 @@ class Keeper:
         """
         with self._lock:
             self._sweeping[family] = None
-            if len(self._sweeping) > _PLANS_MAX:
+            if len(self._sweeping) > _SWEEPING_MAX:
                 del self._sweeping[next(iter(self._sweeping))]
 
     async def _end_calls(self, store: Store, thread: Thread, oldest: str) -> None:
@@ -240,9 +320,22 @@ class Keeper:
         gone = {item.seq for item in let_go(self._policy, self._param, [i for _, i in candidates], datetime.now(UTC))}
         return [(key, item) for key, item in candidates if item.seq in gone]
 
-    async def _visible(self, store: Store, line: Line, thread: Thread) -> tuple[list[tuple[Key, Item]], bool]:
+    async def _aged(
+        self, store: Store, line: Line, thread: Thread
+    ) -> tuple[list[tuple[Key, Item]], bool, list[tuple[Key, Item]]]:
+        """Return the oldest visible checkpoints, whether these are all, and which of them the policy lets go."""
+        limits = [None] if self._policy is CheckpointGC.KEEP_MILESTONES else [min(_AGED_HELD, _PAGE), _PAGE]
+        for limit in limits:
+            visible, whole = await self._visible(store, line, thread, limit)
+            excess = self._doomed(visible, thread)
+            if whole or len(excess) < len(visible):
+                break  # else more of them may have to go
+        return visible, whole, excess
+
+    async def _visible(
+        self, store: Store, line: Line, thread: Thread, limit: int | None
+    ) -> tuple[list[tuple[Key, Item]], bool]:
         """Return the oldest visible checkpoints that are not spared, and whether these are all."""
-        limit = None if self._policy is CheckpointGC.KEEP_MILESTONES else _PAGE
         listed = await store.list_checkpoints(_query(line, limit))
         whole = limit is None or len(listed) < limit
         return _candidates(listed, thread, whole), whole
@@ -254,12 +347,18 @@ class Keeper:
         listed = await store.list_checkpoints(_query(line, hidden=True))
         return self._doomed([(s.record.key, _item(s)) for s in listed], thread)
 
-    def _remember(self, line: Line, items: Iterable[Item], count: int, whole: bool) -> None:
-        held = deque(self._shortened(item) for item in items)
-        grid = grid_of(held, int(self._param)) if self._policy is CheckpointGC.KEEP_MILESTONES else Grid(1, 0)
-        good_for = max(_PLAN_COMMITS_MIN, int(min(self._param, 1e6)) // 4)
+    @property
+    def _commits(self) -> int:
+        """For how many commits a plan is good when it is made."""
+        return max(_PLAN_COMMITS_MIN, int(min(self._param, 1e6)) // 4)
+
+    def _remember(self, line: Line, items: Sequence[Item], count: int, whole: bool) -> None:
+        needed = self._needed(count, self._commits)
+        held = _Items(map(self._planned, items[:needed]))
+        grid = grid_of(items, int(self._param)) if self._policy is CheckpointGC.KEEP_MILESTONES else _NO_GRID
+        plan = _Plan(held, count, whole and len(items) <= needed, grid, self._commits)
         with self._lock:
-            self._plans.put(line, _Plan(held, count, whole, grid, good_for), len(held))
+            self._plans.put(line, plan, plan.size_bytes)
 
     # -- all at once
 

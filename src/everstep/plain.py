@@ -38,7 +38,7 @@ from everstep.merge import merge as merge_roots
 from everstep.names import under_new_name
 from everstep.rebase import Values
 from everstep.repository import copied
-from everstep.retention import Item, is_older
+from everstep.retention import is_older, moment_of
 from everstep.steps import Step, checkpoint_id
 from everstep.stores.protocol import ANY, AnyHead, Key
 from everstep.timeline import Resolve, branch_id, next_node_change
@@ -412,7 +412,7 @@ class PlainTimeline:
         if policy is CheckpointGC.KEEP_LAST_N:
             return points[0].step - int(param) + 1
         now = datetime.now(UTC)
-        kept = [p.step for p in points if not is_older(Item(0, p.step, p.created_at), param, now)]
+        kept = [p.step for p in points if not is_older(moment_of(p.created_at), param, now)]
         return min([*kept, points[0].step])
 
     async def close(self) -> None:

@@ -25,6 +25,7 @@ class Recent(Generic[V]):
         self._count_max, self._size_max = count_max, size_max
         self._held: OrderedDict[Line, tuple[V, int]] = OrderedDict()
         self._namespaces: dict[str, set[str]] = {}
+        """Of each thread those that are held beside its own (""). Few have any: the others take no room here."""
         self.size = 0
         """The size of all values together."""
 
@@ -41,7 +42,7 @@ class Recent(Generic[V]):
         before = self._held.pop(line, None)
         if before is not None:
             self.size -= before[1]
-        else:
+        elif line[1]:
             self._namespaces.setdefault(line[0], set()).add(line[1])
         self._held[line] = value, size
         self.size += size
@@ -54,14 +55,15 @@ class Recent(Generic[V]):
         if found is None:
             return
         self.size -= found[1]
-        left = self._namespaces[line[0]]
-        left.discard(line[1])
-        if not left:
-            del self._namespaces[line[0]]
+        if line[1]:
+            left = self._namespaces[line[0]]
+            left.discard(line[1])
+            if not left:
+                del self._namespaces[line[0]]
 
     def forget(self, thread_id: str) -> None:
         """Forget all lines of a thread."""
-        for namespace in list(self._namespaces.get(thread_id, ())):
+        for namespace in ("", *self._namespaces.get(thread_id, ())):
             self.drop((thread_id, namespace))
 
     def _is_too_much(self) -> bool:

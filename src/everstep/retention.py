@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from everstep.config import CheckpointGC
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_NEVER = 2**62
 
 
 class Item(NamedTuple):
@@ -36,22 +40,26 @@ def _keep_last_n(items: Sequence[Item], count: float, _now: datetime) -> list[It
 
 
 def _keep_age(items: Sequence[Item], seconds: float, now: datetime) -> list[Item]:
-    return [item for item in items if is_older(item, seconds, now)]
+    return [item for item in items if is_older(moment_of(item.created_at), seconds, now)]
 
 
-def is_older(item: Item, seconds: float, now: datetime) -> bool:
-    """Whether a checkpoint is older than that. A time that cannot be read is never old."""
+def moment_of(created_at: str) -> int:
+    """Return when something was made, in microseconds. A time that cannot be read is one that never comes."""
     try:
-        created = datetime.fromisoformat(item.created_at)
-        return (now - created).total_seconds() > seconds
+        return (datetime.fromisoformat(created_at) - _EPOCH) // _MICROSECOND
     except (ValueError, TypeError, OverflowError):
-        return False
+        return _NEVER
+
+
+def is_older(moment: int, seconds: float, now: datetime) -> bool:
+    """Whether a moment is longer ago than that."""
+    return ((now - _EPOCH) // _MICROSECOND - moment) / 1_000_000 > seconds
 
 
 def _keep_milestones(items: Sequence[Item], count: float, _now: datetime) -> list[Item]:
     """Keep the first, the last, and those on a grid over the whole history; its stride doubles as history grows."""
     grid = grid_of(items, int(count))
-    kept = [item for item in items if grid.holds(item) or item in (items[0], items[-1])]
+    kept = [item for item in items if grid.holds(item.step) or item in (items[0], items[-1])]
     while len(kept) > count:  # steps that do not tell checkpoints apart: go by order
         kept = [*kept[:-1:2], kept[-1]] if len(kept) > 2 else kept[-1:]
     keep = {item.seq for item in kept}
@@ -64,9 +72,9 @@ class Grid(NamedTuple):
     stride: int
     anchor: int
 
-    def holds(self, item: Item) -> bool:
-        """Whether a checkpoint stands on the grid."""
-        return item.step % self.stride == self.anchor
+    def holds(self, step: int) -> bool:
+        """Whether the checkpoint of a step stands on the grid."""
+        return step % self.stride == self.anchor
 
     def fits(self, span: int, count: int) -> bool:
         """Whether no more than `count` checkpoints are kept over so many steps."""
