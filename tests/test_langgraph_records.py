@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import math
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ from everstep.langgraph import (
     HarnessCheckpointer,
     MemoryBackend,
     PostgresBackend,
+    RecordBackend,
     RedisBackend,
     SQLiteBackend,
 )
@@ -554,3 +557,80 @@ def test_the_keys_of_a_thread_on_redis(life: int | None) -> None:
             assert (lives[key] == -1) if life is None else (LIFE <= lives[key] <= 2 * LIFE)
         assert saver.delete_thread(thread) == 3
         assert not [key for key in client.scan_iter(f"{prefix}*", 1000) if ":thread:" in key]
+
+
+async def test_a_saver_lists_records_as_it_lists_tuples() -> None:
+    saver = HarnessCheckpointer()
+    config: Any = at("t")
+    for n in range(5):
+        config = saver.put(config, checkpoint(f"0{n}", {"n": n}), {"source": "loop", "step": n, "parents": {}})
+    tuples = list(saver.list(at("t"), filter={"source": "loop"}, limit=3))
+    records = list(saver.list_records(at("t"), filter={"source": "loop"}, limit=3))
+    assert (
+        [record.checkpoint_id for record in records] == [found.checkpoint_id for found in tuples] == ["04", "03", "02"]
+    )
+    assert records[0] == saver.get_record(at("t"))
+    assert [record async for record in saver.alist_records(at("t"), before=tuples[1].config)] == [
+        *saver.list_records(at("t"), before=tuples[1].config)
+    ]
+    with pytest.raises(InvalidInput):
+        saver.list_records(at("t"), limit=-1)
+    with pytest.raises(InvalidInput):
+        saver.alist_records(at("t"), limit=-1)
+
+
+def test_the_metadata_of_a_tuple_reads_by_attribute_too() -> None:
+    saver = HarnessCheckpointer()
+    config = saver.put(at("t"), checkpoint("01", {}), {"source": "input", "step": 7, "parents": {}, "run_id": "r"})
+    found, record = saver.get_tuple(config), saver.get_record(config)
+    assert found is not None
+    assert record is not None
+    metadata: Any = found.metadata
+    for name in (*CheckpointMetadata.model_fields, "run_id", "source"):
+        assert getattr(metadata, name) == getattr(record.metadata, name)
+    assert metadata == {"source": "input", "step": 7, "parents": {}, "run_id": "r"}
+    with pytest.raises(AttributeError, match="no 'colour'"):
+        _ = metadata.colour
+    for copied in (copy.deepcopy(metadata), pickle.loads(pickle.dumps(metadata)), json.loads(json.dumps(metadata))):
+        assert type(copied) is dict
+        assert copied == metadata
+    again = saver.put(at("t"), checkpoint("02", {}), metadata)
+    assert saver.get_tuple(again).metadata.step == 7  # type: ignore[union-attr]
+
+
+async def test_the_record_level_backends_share_a_base_that_can_be_subclassed() -> None:
+    for built_in in (MemoryBackend, SQLiteBackend, PostgresBackend, RedisBackend):
+        assert issubclass(built_in, RecordBackend)
+
+    class Own(RecordBackend):
+        def __init__(self) -> None:
+            self.held: list[CheckpointRecord] = []
+
+        async def aput(self, record: CheckpointRecord) -> str:
+            self.held.append(record)
+            return record.checkpoint_id
+
+        async def aget(self, thread_id: str, checkpoint_id: str | None = None) -> CheckpointRecord | None:
+            found = await self.alist(thread_id)
+            return next((r for r in found if checkpoint_id in (None, r.checkpoint_id)), None)
+
+        async def alist(self, thread_id: str, *, limit: int | None = None) -> list[CheckpointRecord]:
+            return [r for r in reversed(self.held) if r.thread_id == thread_id][:limit]
+
+        async def adelete(self, thread_id: str) -> int:
+            return len(await self.alist(thread_id))
+
+    record = CheckpointRecord(checkpoint={}, checkpoint_id="c1", thread_id="t")
+    async with Own() as own:
+        await own.aput(record)
+        assert await own.aget("t") == record
+        with pytest.raises(InvalidInput, match="not Own"):
+            HarnessCheckpointer(backend=own)
+
+    class Audited(MemoryBackend):
+        async def aput(self, record: CheckpointRecord) -> str:
+            return await super().aput(record.model_copy(update={"checkpoint": {"seen": True}}))
+
+    async with Audited() as audited:
+        await audited.aput(record)
+        assert (await audited.aget("t")).checkpoint == {"seen": True}  # type: ignore[union-attr]

@@ -220,6 +220,7 @@ async def test_keep_last_n_and_collect(make: Any, own: Own) -> None:
     await write(engine, 8)
     assert await numbers(engine) == [8, 7, 6]
     report = await make(gc_param=1).collect(dry_run=True)
+    assert report.size_bytes > 0
     assert (report.checkpoints, len(own.held)) == (2, 3)
     assert (await make(gc_param=1).collect()).checkpoints == 2
     assert (await make(gc_policy="keep_all").collect("t")).checkpoints == 0

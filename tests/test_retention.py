@@ -277,7 +277,16 @@ class TestCollect:
         assert (done.checkpoints, done.objects, done.size_bytes) == (told.checkpoints, told.objects, told.size_bytes)
         assert await numbers(engine) == [10, 9, 8, 7]
         again = await engine.collect()
-        assert (again.checkpoints, again.objects) == (0, 0)
+        assert (again.checkpoints, again.objects, again.size_bytes) == (0, 0, 0)
+
+    async def test_a_dry_run_counts_the_checkpoints_too(self, make_engine: Any) -> None:
+        """Small values are in no objects of their own, and what goes with them takes space all the same."""
+        keeping = make_engine(gc_policy="keep_all")
+        for n in range(10):
+            await keeping.append("t", [], {"n": n}, metadata={"note": "x" * 1000})
+        told = await make_engine(gc_param=4).collect(dry_run=True)
+        assert told.objects == 0
+        assert 6 * 1000 < told.size_bytes < 6 * 2000
 
     async def test_one_thread_or_all(self, make_engine: Any) -> None:
         keeping, engine = make_engine(gc_policy="keep_all"), make_engine(gc_param=2)

@@ -20,9 +20,11 @@ from typing import NamedTuple
 
 from everstep import forks
 from everstep.config import CheckpointGC, SnapshotConfig
+from everstep.errors import CheckpointCorrupted
 from everstep.recent import Line, Recent
 from everstep.retention import Grid, Item, grid_of, is_older, let_go, moment_of
 from everstep.stores.protocol import Erasing, Key, Outline, Query, Store, Stored, Thread
+from everstep.stores.records import pack_record
 from everstep.types import GCReport
 
 logger = logging.getLogger("everstep")
@@ -38,6 +40,7 @@ _PLAN_BYTES = 600  # what Python takes for a plan without its items, about
 _SWEEP_GARBAGE = 0.2  # swept when so much of what is needed is garbage
 _SWEEP_EFFORT = 128
 _OPERATIONS_MAX = 1000  # entries of a log that are kept, at most
+_READ_TOGETHER = 500  # checkpoints whose size is asked for at once
 _LOOKS_PER_TRIM = 16  # how often the log is trimmed
 
 
@@ -384,6 +387,7 @@ class Keeper:
             if gone.keys or gone.heads or outline is None or not outline.is_swept:
                 families.setdefault(thread.family, []).extend(gone.keys + gone.heads)
             report.threads += 1
+            report.size_bytes += await _size_of(store, gone.keys + gone.heads)
             report.checkpoints += (
                 await self._delete(store, thread, gone) if not dry_run else len(gone.keys + gone.heads)
             )
@@ -475,6 +479,21 @@ def _candidates(listed: Sequence[Stored], thread: Thread, whole: bool) -> list[t
 def _is_head(key: Key, thread: Thread) -> bool:
     head = thread.heads.get(key.namespace)
     return head is not None and head[0] == key.checkpoint_id
+
+
+async def _size_of(store: Store, keys: Sequence[Key]) -> int:
+    """Return what these checkpoints take themselves. What is in objects, which others may need too, a sweep finds."""
+    size = 0
+    for first in range(0, len(keys), _READ_TOGETHER):
+        try:
+            found = await store.read_many(keys[first : first + _READ_TOGETHER])
+        except CheckpointCorrupted:
+            continue  # what is damaged can still be deleted, and this is an estimate
+        for loaded in found:
+            record = loaded.stored.record
+            info, root = pack_record(record)
+            size += len(info) + len(root) + len(record.children)
+    return size
 
 
 async def _outlines(store: Store, thread_id: str | None) -> AsyncIterator[tuple[Outline | None, str]]:

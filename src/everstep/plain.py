@@ -383,7 +383,7 @@ class PlainTimeline:
             if self._config.gc_policy is CheckpointGC.KEEP_LAST_N and metadata.step > self._config.gc_param:
                 await self._backend.delete_before(metadata.thread_id, metadata.step - int(self._config.gc_param) + 1)
             elif self._config.gc_policy is CheckpointGC.KEEP_AGE and metadata.step % _AGE_EVERY == 0:
-                await self._collect(metadata.thread_id, dry_run=False)
+                await self._collect(metadata.thread_id, GCReport())
         except Exception:
             logger.exception("retention of thread %r failed and will be tried again", metadata.thread_id)
 
@@ -392,17 +392,21 @@ class PlainTimeline:
         report = GCReport(dry_run=dry_run)
         for name in [thread_id] if thread_id is not None else await self._threads():
             report.threads += 1
-            report.checkpoints += await self._collect(name, dry_run=dry_run)
+            await self._collect(name, report)
         return report
 
-    async def _collect(self, thread_id: str, *, dry_run: bool) -> int:
+    async def _collect(self, thread_id: str, report: GCReport) -> None:
         points = await self._all(thread_id)
         before = self._first_kept(points)
         if before is None:
-            return 0
-        if dry_run:
-            return sum(point.step < before for point in points)
-        return await self._backend.delete_before(thread_id, before)
+            return
+        gone = [point for point in points if point.step < before]
+        # How a backend of somebody's own stores values is not known: this is what they take encoded.
+        report.size_bytes += sum(point.size_bytes for point in gone)
+        if report.dry_run:
+            report.checkpoints += len(gone)
+        else:
+            report.checkpoints += await self._backend.delete_before(thread_id, before)
 
     def _first_kept(self, points: Sequence[CheckpointMetadata]) -> int | None:
         """Return the smallest step that is kept; None: all are."""

@@ -154,8 +154,12 @@ class GCReport:
     operations: int = 0
     """Entries of logs that nothing is left to undo for."""
     objects: int = 0
+    """Pieces of values that no checkpoint needs any more."""
     size_bytes: int = 0
-    """The size of those objects as they were stored."""
+    """What the checkpoints and those objects took, as they were stored: an estimate of the space that comes back.
+
+    A database's own share, such as indexes and half-full pages, is not in it.
+    """
     dry_run: bool = False
 
 

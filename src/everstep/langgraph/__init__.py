@@ -3,7 +3,14 @@
 from everstep.langgraph.models import CheckpointBackend, CheckpointerConfig, CheckpointMetadata, CheckpointRecord
 from everstep.langgraph.moving import ImportProgress, ImportReport, aimport_langgraph, import_langgraph
 from everstep.langgraph.saver import HarnessCheckpointer
-from everstep.langgraph.views import MemoryBackend, PostgresBackend, RedisBackend, SQLiteBackend
+from everstep.langgraph.views import (
+    MemoryBackend,
+    PostgresBackend,
+    RecordBackend,
+    RedisBackend,
+    SQLiteBackend,
+    StoreRecordBackend,
+)
 
 __all__ = [
     "CheckpointBackend",
@@ -15,8 +22,10 @@ __all__ = [
     "ImportReport",
     "MemoryBackend",
     "PostgresBackend",
+    "RecordBackend",
     "RedisBackend",
     "SQLiteBackend",
+    "StoreRecordBackend",
     "aimport_langgraph",
     "import_langgraph",
 ]

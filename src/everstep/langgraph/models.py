@@ -137,6 +137,25 @@ def record_of(saved: Saved) -> CheckpointRecord:
     )
 
 
+class TupleMetadata(dict[str, Any]):
+    """The metadata of a tuple: a dict, as LangGraph has it, that reads by attribute too, as a record's does."""
+
+    def __init__(self, stored: Record) -> None:
+        super().__init__(stored.metadata)
+        self._stored = stored
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        if name in CheckpointMetadata.model_fields:
+            return getattr(_metadata(self._stored), name)
+        raise AttributeError(f"the checkpoint's metadata has no {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied or sent elsewhere it is a plain dict."""
+        return dict, (dict(self),)
+
+
 def _metadata(stored: Record) -> CheckpointMetadata:
     source, at = stored.metadata.get("source"), moment(stored.created_at)
     usual = {

@@ -41,7 +41,14 @@ from everstep.langgraph.base import (
 )
 from everstep.langgraph.channels import Channels
 from everstep.langgraph.kinds import Kinds
-from everstep.langgraph.models import CheckpointerConfig, CheckpointRecord, OnBackend, backend_of, record_of
+from everstep.langgraph.models import (
+    CheckpointerConfig,
+    CheckpointRecord,
+    OnBackend,
+    TupleMetadata,
+    backend_of,
+    record_of,
+)
 from everstep.langgraph.threads import Fence, Saved, Threads, is_call
 from everstep.names import under_new_name
 from everstep.stores.protocol import Key, Query, Store
@@ -154,7 +161,7 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
     ) -> Iterator[SavedTuple]:
         """Yield checkpoints, the greatest id first; see the documentation for what is matched."""
         found = self._blocking.listed(*_query(config, filter, before, limit))
-        return _drained(found)
+        return map(_tuple, _drained(found))
 
     def alist(
         self,
@@ -166,6 +173,28 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
     ) -> AsyncIterator[SavedTuple]:
         """Yield checkpoints, the greatest id first; see the documentation for what is matched."""
         return _tuples(self._threads.listed(*_query(config, filter, before, limit)))
+
+    def list_records(
+        self,
+        config: Config | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # LangGraph's name
+        before: Config | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointRecord]:
+        """Yield as records what `list` yields as tuples."""
+        return map(record_of, _drained(self._blocking.listed(*_query(config, filter, before, limit))))
+
+    def alist_records(
+        self,
+        config: Config | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # LangGraph's name
+        before: Config | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointRecord]:
+        """Yield as records what `alist` yields as tuples."""
+        return _records(self._threads.listed(*_query(config, filter, before, limit)))
 
     def get_delta_channel_history(self, *, config: Config, channels: Sequence[str]) -> Any:
         """Return what the values of these channels are made from: the last stored value, and the writes since."""
@@ -374,13 +403,18 @@ async def _tuples(found: AsyncIterator[Saved]) -> AsyncIterator[SavedTuple]:
         yield _tuple(saved)
 
 
-def _drained(found: AsyncIterator[Saved]) -> Iterator[SavedTuple]:
+async def _records(found: AsyncIterator[Saved]) -> AsyncIterator[CheckpointRecord]:
+    async for saved in found:
+        yield record_of(saved)
+
+
+def _drained(found: AsyncIterator[Saved]) -> Iterator[Saved]:
     while True:
         try:
             saved = run_to_end(cast(Coroutine[Any, Any, Saved], found.__anext__()))
         except StopAsyncIteration:
             return
-        yield _tuple(saved)
+        yield saved
 
 
 async def _history(threads: Threads, config: Config, channels: Sequence[str]) -> Any:
@@ -418,7 +452,7 @@ def _tuple(saved: Saved) -> SavedTuple:
     return SavedTuple(
         cast(Any, configs.config_of(*record.key)),
         cast(Any, saved.checkpoint),
-        cast(Any, dict(record.metadata)),
+        cast(Any, TupleMetadata(record)),
         cast(Any, configs.config_of(*parents[0])) if parents else None,
         saved.writes,
     )

@@ -6,11 +6,14 @@ from anywhere, so their ids need not grow.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from datetime import UTC, datetime
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from everstep import checks
 from everstep.errors import AmbiguousCheckpoint, InvalidInput
+from everstep.faces import NeedsAsync
 from everstep.langgraph.channels import Channels
 from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.models import (
@@ -27,8 +30,45 @@ from everstep.stores.protocol import Key, Query
 from everstep.types import TASK_NAMESPACE, utc_now
 
 
-class RecordBackend(OnBackend):
-    """Records in, records out. What was put comes back equal."""
+class RecordBackend(NeedsAsync, ABC):
+    """Records in, records out: what was put comes back equal. Subclass it to keep them in a place of your own.
+
+    A saver or an engine needs more than this, and so works on the built-in ones only: see `StoreRecordBackend`.
+    """
+
+    @abstractmethod
+    async def aput(self, record: CheckpointRecord) -> str:
+        """Store the record, which becomes the head of its namespace, and return its checkpoint id.
+
+        The id of a stored record replaces that one where it stands.
+        """
+
+    @abstractmethod
+    async def aget(self, thread_id: str, checkpoint_id: str | None = None) -> CheckpointRecord | None:
+        """Return the record of that id in any namespace, or (None) the head of the root namespace."""
+
+    @abstractmethod
+    async def alist(self, thread_id: str, *, limit: int | None = None) -> list[CheckpointRecord]:
+        """Return the thread's records in all namespaces, the one that was put last first."""
+
+    @abstractmethod
+    async def adelete(self, thread_id: str) -> int:
+        """Delete the thread with all its namespaces, and return how many records it had."""
+
+    async def aclose(self) -> None:  # one that holds nothing has nothing to do
+        """Let go of what is held."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class StoreRecordBackend(OnBackend, RecordBackend):
+    """Records in a store of Everstep. A subclass says in `kind` which one; see `MemoryBackend` and the others."""
 
     kind: CheckpointBackend
 
@@ -41,10 +81,6 @@ class RecordBackend(OnBackend):
         self._threads = Threads(self._backend.repository, Channels(Kinds()))
 
     async def aput(self, record: CheckpointRecord) -> str:
-        """Store the record, which becomes the head of its namespace, and return its checkpoint id.
-
-        The id of a stored record replaces that one where it stands.
-        """
         checks.kind(record, CheckpointRecord, "record")
         key = _key(record)
         parent = record.parent_checkpoint_id
@@ -80,13 +116,11 @@ class RecordBackend(OnBackend):
         return record_of(saved) if saved is not None else None
 
     async def alist(self, thread_id: str, *, limit: int | None = None) -> list[CheckpointRecord]:
-        """Return the thread's records in all namespaces, the one that was put last first."""
         if limit is not None:
             checks.count(limit, "limit")
         return [record_of(saved) for saved in await self._threads.newest(checks.thread_id(thread_id), limit)]
 
     async def adelete(self, thread_id: str) -> int:
-        """Delete the thread with all its namespaces, and return how many records it had."""
         return await self._threads.delete_thread(checks.thread_id(thread_id))
 
     async def _namespace(self, thread_id: str, checkpoint_id: str) -> str | None:
@@ -98,25 +132,25 @@ class RecordBackend(OnBackend):
         return found[0].namespace if found else None
 
 
-class MemoryBackend(RecordBackend):
+class MemoryBackend(StoreRecordBackend):
     """Records in this process's memory."""
 
     kind = CheckpointBackend.MEMORY
 
 
-class SQLiteBackend(RecordBackend):
+class SQLiteBackend(StoreRecordBackend):
     """Records in one SQLite file: `config.sqlite_path`."""
 
     kind = CheckpointBackend.SQLITE
 
 
-class PostgresBackend(RecordBackend):
+class PostgresBackend(StoreRecordBackend):
     """Records in a PostgreSQL database: `config.postgres_dsn`."""
 
     kind = CheckpointBackend.POSTGRES
 
 
-class RedisBackend(RecordBackend):
+class RedisBackend(StoreRecordBackend):
     """Records on a Redis or Valkey server or cluster: `config.redis_url`, `key_prefix` and `ttl_seconds`."""
 
     kind = CheckpointBackend.REDIS
