@@ -107,6 +107,17 @@ def check_listing(site: Site, what: Any) -> None:
     assert names == {"t", "branch", "before", "after"}, what
 
 
+ALL_OF_THEM: dict[str, Callable[[Store], Any]] = {
+    "list": lambda store: store.list_checkpoints(Query(namespace=None, hidden="also")),
+    "page": lambda store: store.list_checkpoints(Query(namespace=None, hidden="also", limit=100)),
+    "one namespace": lambda store: store.list_checkpoints(Query(namespace="")),
+    "page of one namespace": lambda store: store.list_checkpoints(Query(namespace="", limit=100)),
+    "by id": lambda store: store.list_checkpoints(Query(namespace=None, checkpoint_id="t-2")),
+    "find": lambda store: store.find("t-2"),
+}
+"""What is asked of all threads at once."""
+
+
 def check_delete(site: Site, what: Any) -> None:
     """A damaged thread can be deleted, and begun anew."""
     fresh = site.open()

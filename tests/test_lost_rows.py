@@ -14,7 +14,7 @@ from everstep.stores.postgres import PostgresStore
 from everstep.stores.protocol import Change, Key, Move, Operation, Store
 from everstep.testing import follow
 from tests import servers
-from tests.losses import LOOKS, THE_SAME, check_append, check_delete, check_listing, fill, go, view
+from tests.losses import ALL_OF_THEM, LOOKS, THE_SAME, check_append, check_delete, check_listing, fill, go, view
 
 LOSABLE = (
     "names", "families", "threads", "lines", "checkpoints", "runs", "operations", "hidden", "covers",
@@ -106,6 +106,28 @@ def test_a_lost_row_is_told_for_its_thread_alone(database: Database, table: str)
             check(database, row)
         database.put_back()
     assert noticed, table
+
+
+@pytest.mark.parametrize("table", ["lines", "threads"])
+def test_what_all_threads_are_asked_leaves_none_out(database: Database, table: str) -> None:
+    store = database.open()
+    fill(store)
+    truth = view(store, ALL_OF_THEM)
+    family = int(go(store.read("t")).stored.family)
+    database.keep()
+    noticed = 0
+    for number, row in enumerate(database.rows(table)):
+        if not is_about(table, row, family):
+            continue
+        database.lose(table, number)
+        for name, value in view(database.open(), ALL_OF_THEM).items():
+            if isinstance(value, CheckpointCorrupted):
+                assert value.thread_id in ("t", "branch"), (row, name, value)
+                noticed += 1
+            else:
+                assert value == truth[name], (row, name)
+        database.put_back()
+    assert noticed > len(ALL_OF_THEM)
 
 
 OLD_ROWS = {

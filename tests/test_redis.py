@@ -883,14 +883,23 @@ def test_what_an_earlier_version_hid_stays_hidden(shelf: Shelf) -> None:
     before = view(store)
     heads, hidden = shelf.key("*thread:t:heads"), shelf.key("*thread:t:hidden")
     assert any(row.hidden for row in before[0])
-    for is_noted in (True, False):
-        sizes = shelf.client.hget(heads, "sizes")
+    three_sizes = shelf.client.hget(heads, "sizes").rpartition(b" ")[0]
+    for is_noted in (False, True):
         shelf.client.delete(shelf.key("*thread:t:covers"))
-        shelf.client.hset(heads, "sizes", sizes.rpartition(b" ")[0])
-        if not is_noted:
-            shelf.client.hdel(heads, "sizes")
+        shelf.client.hdel(heads, "sizes")
+        if is_noted:
+            shelf.client.hset(heads, "sizes", three_sizes)
         assert view(shelf.open()) == before
         assert view(shelf.open()) == before
+    fields, _, rest = shelf.client.hget(heads, "sizes").partition(b" ")
+    assert shelf.client.hdel(heads, "!") == 1  # nor did it count pins
+    shelf.client.hset(heads, "sizes", b"%d %b" % (int(fields) - 1, rest))
+    store = shelf.open()
+    head = go(store.commit(follow("t", "next")))
+    shelf.client.hdel(heads, "!")
+    shelf.client.hset(heads, "sizes", b"%d %b" % (int(fields) - 1, rest))
+    go(store.commit(follow("t", "after next")._replace(prune=[head.seq])))
+    assert head.record.key not in {row.record.key for row in view(shelf.open())[0]}
     shelf.client.hset(heads, "sizes", b"1 2 3")
     with pytest.raises(CheckpointCorrupted):
         go(shelf.open().read("t"))

@@ -102,6 +102,8 @@ _LISTED = (
 )
 _OF_THREADS = """JOIN {lines} l ON l.family = c.family AND l.id = c.line
                  JOIN {threads} t ON t.family = l.family AND t.id = l.thread"""
+_OF_THREADS_IF_THERE = _OF_THREADS.replace("JOIN", "LEFT JOIN")
+"""The same with checkpoints whose own rows are lost: they must not be left out silently."""
 _FROM_CHECKPOINTS = f"FROM {{checkpoints}} c {_OF_THREADS}"
 _OF_LINES = {
     # By family too, so that the tables are entered by their keys.
@@ -659,10 +661,12 @@ class Rows:
 
     def find(self, checkpoint_id: str) -> list[Key]:
         rows = self._all(
-            f"SELECT t.name, l.namespace, c.id {_FROM_CHECKPOINTS} WHERE c.id = %s ORDER BY c.seq",
+            f"""SELECT t.name, l.namespace, c.id, c.family, c.line FROM {{checkpoints}} c {_OF_THREADS_IF_THERE}
+                WHERE c.id = %s ORDER BY c.seq""",
             (checkpoint_id.encode(),),
         )
-        return [Key(*(name.decode() for name in row)) for row in rows]
+        self._check_owned((row[3], row[4]) for row in rows if row[0] is None)
+        return [Key(*(name.decode() for name in row[:3])) for row in rows]
 
     def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
         """Return these objects and all below them."""
@@ -702,13 +706,16 @@ class Rows:
     def _page(self, query: Query, order: str, limit: int | None, offset: int) -> list[Stored]:
         lines, where, values = self._where(query)
         bound = {**values, "end": None if limit is None else limit + offset}
-        if limit is None or query.checkpoint_id is not None:
+        is_whole = limit is None or query.checkpoint_id is not None
+        if query.thread_id is None and is_whole:
+            source = f"FROM {{checkpoints}} c {_OF_THREADS_IF_THERE} WHERE {where} AND ({lines}) IS NOT FALSE"
+        elif is_whole:
             source = f"{_FROM_CHECKPOINTS} WHERE {where} AND {lines}"
         elif query.thread_id is None:  # no more than that from the index: who they belong to is looked up later
-            own = "SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND " + lines
+            own = f"SELECT {lines} FROM {{lines}} l WHERE l.family = c.family AND l.id = c.line"
             source = f"""FROM (SELECT * FROM {{checkpoints}} c
-                               WHERE {where} AND {f"EXISTS ({own}) IS TRUE" if query.namespace is not None else "true"}
-                               ORDER BY {order} LIMIT %(end)s) c {_OF_THREADS}"""
+                               WHERE {where} AND {f"({own}) IS NOT FALSE" if query.namespace is not None else "true"}
+                               ORDER BY {order} LIMIT %(end)s) c {_OF_THREADS_IF_THERE}"""
         else:  # no more than that from each line, in the order of the key: the rest of a long line is not looked at
             source = f"""FROM {{lines}} l JOIN {{threads}} t ON t.family = l.family AND t.id = l.thread
                          CROSS JOIN LATERAL (
@@ -716,11 +723,26 @@ class Rows:
                              ORDER BY {order} LIMIT %(end)s) c
                          WHERE {lines}"""
         rows = self._all(
-            f"SELECT {_LISTED}, l.id, l.stretches {source} ORDER BY {order} LIMIT %(limit)s OFFSET %(offset)s",
+            f"""SELECT {_LISTED}, l.id, l.stretches, c.family, c.line {source}
+                ORDER BY {order} LIMIT %(limit)s OFFSET %(offset)s""",
             {**bound, "limit": limit, "offset": offset},
         )
+        self._check_owned((row[14], row[15]) for row in rows if row[9] is None)
         self._check_stretches({(row[11], row[12]) for row in rows if row[13]})
         return [_listed(row[:12]) for row in rows]
+
+    def _check_owned(self, orphans: Iterable[tuple[int, int]]) -> None:
+        """Raise CheckpointCorrupted for checkpoints (by family and line) whose namespace or thread is lost."""
+        for family, line in orphans:
+            row = self._one(
+                """SELECT l.thread FROM {lines} l WHERE l.family = %(f)s AND l.id = %(l)s
+                   UNION ALL SELECT t.id FROM {threads} t WHERE t.family = %(f)s AND t.lines <>
+                       (SELECT count(*) FROM {lines} l WHERE l.family = t.family AND l.thread = t.id)
+                   LIMIT 1""",
+                {"f": family, "l": line},
+            )
+            name = self._name_of(family, row[0]) if row is not None else ""
+            raise _damaged("a namespace or the thread of a checkpoint is missing", name)
 
     def _check_stretches(self, lines: Collection[tuple[int, int]]) -> None:
         """Raise CheckpointCorrupted if a line has lost some of what it hides. Once per page, not per row."""

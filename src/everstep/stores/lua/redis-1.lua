@@ -5,7 +5,8 @@
 -- definition per block, beginning at the left margin.
 --
 -- thread:<t>:heads           hash     family, name, made, version, origin, began, note; "@<namespace>": the line;
---                                     "#<namespace>": how many checkpoints its index has; sizes: see `sizes_of`
+--                                     "#<namespace>": how many checkpoints its index has; "!<namespace>": how many
+--                                     are pinned, if some are; sizes: see `sizes_of`
 -- thread:<t>:log             hash     seq of an operation -> undone ("u" or "-"), data
 -- thread:<t>:hidden          hash     operation:n -> a stretch
 -- thread:<t>:covers          hash     what the stretches cover together, see `covers_of`
@@ -251,11 +252,13 @@ local function damage_of(thread)
   return "keys or fields of the thread are lost: " .. noted .. " are not " .. found
 end
 
--- The same for the index of a line.
+-- The same for the index of a line, and for what is pinned there.
 local function line_damage_of(thread, namespace)
-  local noted = call("HGET", thread .. ":heads", "#" .. namespace)
-  local found = call("ZCARD", thread .. ":" .. escaped(namespace) .. ":index")
-  if noted and tonumber(noted) ~= found then return "its index has " .. found .. " of " .. noted .. " checkpoints" end
+  local noted = call("HMGET", thread .. ":heads", "#" .. namespace, "!" .. namespace)
+  local line = thread .. ":" .. escaped(namespace)
+  local found = call("ZCARD", line .. ":index")
+  if noted[1] and tonumber(noted[1]) ~= found then return "its index has " .. found .. " of " .. noted[1] .. " checkpoints" end
+  if noted[2] and tonumber(noted[2]) ~= call("SCARD", line .. ":pins") then return "pins are lost: there were " .. noted[2] end
   return nil
 end
 
@@ -265,11 +268,18 @@ local function check_line_whole(name, namespace)
 end
 
 local function note_line(thread, namespace)
-  if call("HEXISTS", thread .. ":heads", "@" .. namespace) == 1 then
-    call("HSET", thread .. ":heads", "#" .. namespace, call("ZCARD", thread .. ":" .. escaped(namespace) .. ":index"))
-  else
-    call("HDEL", thread .. ":heads", "#" .. namespace)
-  end
+  local heads, line = thread .. ":heads", thread .. ":" .. escaped(namespace)
+  local is_there = call("HEXISTS", heads, "@" .. namespace) == 1
+  local pins = is_there and call("SCARD", line .. ":pins") or 0
+  if is_there then call("HSET", heads, "#" .. namespace, call("ZCARD", line .. ":index")) else call("HDEL", heads, "#" .. namespace) end
+  if pins > 0 then call("HSET", heads, "!" .. namespace, pins) else call("HDEL", heads, "!" .. namespace) end
+end
+
+-- The same after checkpoints that are not pinned have gone, for what was noted before: a new field would be counted too.
+local function note_index(thread, namespace)
+  local noted = "#" .. namespace
+  if call("HEXISTS", thread .. ":heads", noted) == 0 then return end
+  call("HSET", thread .. ":heads", noted, call("ZCARD", thread .. ":" .. escaped(namespace) .. ":index"))
 end
 
 -- How many threads, runs and common states a family has.
@@ -603,7 +613,7 @@ local function settle(name, namespace, family)
   -- A line of this name that comes later goes on counting, so that it never seems to go backwards.
   local highest = tonumber(call("HGET", family_key(family), "generation") or 0)
   call("HSET", family_key(family), "generation", whole(math.max(highest, generation)))
-  call("HDEL", heads, "@" .. namespace, "#" .. namespace)
+  call("HDEL", heads, "@" .. namespace, "#" .. namespace, "!" .. namespace)
   remove_keys({ line .. ":index", line .. ":pins", line .. ":began", line .. ":written" })
 end
 
@@ -786,7 +796,7 @@ local function put_and_prune(token)
   local reply = put(position + 1, life, false, token)
   if reply[1] == "done" then
     prune(name, namespace, family, pruned)
-    note_line(thread_key(name), namespace)
+    note_index(thread_key(name), namespace)
     if touch(family, name, namespace, life) then reply[3] = "1" end
   end
   return reply
