@@ -622,8 +622,9 @@ class Held:
 
 
 async def entered(held: Held) -> None:
-    while not held.inside.is_set():
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(servers.START_SECONDS):
+        while not held.inside.is_set():
+            await asyncio.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -680,8 +681,11 @@ def test_a_failure_in_the_background_is_kept_and_logged(
     with caplog.at_level(logging.ERROR, "everstep"):
         tasks.start_task({"logs": []}, task_id="t")
         assert tasks.wait_task("t")["status"] == "failed"
-        while not any("in the background" in (record.exc_text or "") for record in caplog.records):
-            time.sleep(0.01)
+
+        def is_logged() -> bool:
+            return any("in the background" in (record.exc_text or "") for record in caplog.records)
+
+        servers.wait_until(is_logged, "the failure in the log")
 
 
 @pytest.mark.parametrize("face", ["blocking"], indirect=True)
@@ -735,8 +739,7 @@ def test_a_task_that_is_deleted_by_force_stops_and_does_not_come_back(
         assert tasks.delete_task("t", force=True) is True
         assert tasks.get_task_status("t") == {"task_id": "t", "status": "not_found"}
         held.go.set()
-        while "TaskLost" not in caplog.text:
-            time.sleep(0.01)
+        servers.wait_until(lambda: "TaskLost" in caplog.text, "the task to notice that it is lost")
     assert tasks.get_task_status("t") == {"task_id": "t", "status": "not_found"}
     assert run_to_end(saver.whole.backend.store.blocking.thread("t")) is None
 
@@ -886,11 +889,16 @@ def test_who_was_paused_but_not_replaced_goes_on(make: Callable[..., Faced], sav
     with started(tasks, held):
         owner_of(saver.whole, until=0.0)
         held.go.set()
-        while tasks.get_task_status("t")["status"] != "finished":
-            time.sleep(0.01)
+        servers.wait_until(lambda: tasks.get_task_status("t")["status"] == "finished", "the end of the task")
         records = Claims(saver.whole.backend.blocking.repository)
-        while (found := run_to_end(records.find("t"))) is None or found.task.owner is not None:
-            time.sleep(0.01)
+
+        def is_let_go() -> bool:
+            found = run_to_end(records.find("t"))
+            return found is not None and found.task.owner is None
+
+        servers.wait_until(is_let_go, "the task to be let go of")
+    found = run_to_end(records.find("t"))
+    assert found is not None
     assert found.task.ended == claims.RETURNED
 
 
@@ -1265,8 +1273,12 @@ async def test_an_owner_that_was_paused_and_replaced_writes_nothing(
     paused = workers(shared, file, "create", holds="second", face=face)
     paused.go_on()
     assert paused.line() == "in second"
-    while "branch:to:second" not in [write[2] for _, write in (await contents(saver))[1]]:
-        time.sleep(0.01)  # it must not be stopped in the middle of a transaction
+
+    def is_written() -> bool:
+        raw = run_to_end(saver.whole.backend.store.blocking.raw("t"))
+        return raw is not None and "branch:to:second" in [write[2] for _, write in raw.writes]
+
+    servers.wait_until(is_written, "its writes")  # it must not be stopped in the middle of a transaction
     paused.send(signal.SIGSTOP)
     owner_of(saver.whole, until=0.0)
     tasks = Faced(TaskManager(steps(file), saver.whole), face)

@@ -13,7 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from importlib import resources
 from typing import Any
@@ -1160,7 +1160,7 @@ def test_a_sweep_waits_for_commits_under_way(make: Any, url: str) -> None:
         assert rows.attach(Key("t", "", "c-1"), [WRITE._replace(children=leaf.hash)], [leaf], None)
         run(store.put_writes(Key("t", "", "c-1"), [WRITE._replace(idx=1, children=later.hash)], [later]))
         sweeping = threads.submit(run, store.sweep(first.family))
-        wait_until_blocked(url)
+        wait_until_blocked(url, sweeping)
         connection.commit()
         assert sweeping.result().objects == 0
     assert {obj.hash for obj in run(store.fetch(first.family, [leaf.hash, later.hash]))} == {leaf.hash, later.hash}
@@ -1173,7 +1173,7 @@ def test_a_sweep_waits_for_a_commit_that_begins_a_branch(make: Any, url: str) ->
     with Connection.connect(url) as connection, ThreadPoolExecutor(1) as threads:
         Rows(connection, Tables(None, "everstep_")).create("branch", "", first.family)
         sweeping = threads.submit(run, store.sweep(first.family))
-        wait_until_blocked(url)
+        wait_until_blocked(url, sweeping)
         connection.rollback()
         assert sweeping.result().finished
 
@@ -1208,7 +1208,7 @@ def test_a_base_is_kept_while_a_commit_rests_on_it(make: Any, url: str) -> None:
     with Connection.connect(url) as connection, ThreadPoolExecutor(1) as threads:
         assert Rows(connection, Tables(None, "everstep_")).checkpoint(first.record.key) is not None
         deleting = threads.submit(run, store.delete("t", keys=[first.record.key]))
-        wait_until_blocked(url)
+        wait_until_blocked(url, deleting)
         connection.commit()
         assert deleting.result().checkpoints == 1
 
@@ -1220,7 +1220,7 @@ def test_a_thread_is_kept_while_a_commit_refers_to_it(make: Any, url: str) -> No
     with Connection.connect(url) as connection, ThreadPoolExecutor(1) as threads:
         assert Rows(connection, Tables(None, "everstep_")).family("branch") == first.family
         deleting = threads.submit(run, store.delete("branch"))
-        wait_until_blocked(url)
+        wait_until_blocked(url, deleting)
         connection.commit()
         assert deleting.result().checkpoints == 1
     assert run(store.thread("branch")) is None
@@ -1232,7 +1232,7 @@ def test_a_namespace_that_is_made_while_its_thread_is_deleted_goes_too(make: Any
     with Connection.connect(url) as connection, ThreadPoolExecutor(1) as threads:
         Rows(connection, Tables(None, "everstep_")).create("t", "new", None)
         deleting = threads.submit(run, store.delete("t"))
-        wait_until_blocked(url)
+        wait_until_blocked(url, deleting)
         connection.commit()
         assert deleting.result().checkpoints == 1
     assert run(store.thread("t")) is None
@@ -1240,15 +1240,15 @@ def test_a_namespace_that_is_made_while_its_thread_is_deleted_goes_too(make: Any
         assert connection.execute("SELECT count(*) FROM everstep_lines").fetchone() == (0,)
 
 
-def wait_until_blocked(url: str) -> None:
+def wait_until_blocked(url: str, work: Future[Any]) -> None:
+    """Return when `work` waits for a lock; fail at once if it ends without."""
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+
+    def must_wait() -> None:
+        assert not work.done(), "it waited for nobody"
+
     with psycopg.connect(url, autocommit=True) as connection:
-        while (
-            connection.execute(
-                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-            ).fetchone()
-            is None
-        ):
-            pass
+        servers.wait_until(lambda: connection.execute(waiting).fetchone() is not None, "a lock", must_wait)
 
 
 def test_a_filter_by_metadata_uses_its_index(make: Any, url: str) -> None:
