@@ -29,6 +29,7 @@ import numpy
 import psycopg
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
@@ -55,10 +56,13 @@ from everstep.langgraph import (
     aimport_langgraph,
     import_langgraph,
     moving,
+    stock_postgres,
 )
 from everstep.langgraph.tasks import TaskManager
 from everstep.langgraph.threads import Threads
+from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Change, Key, Move, Query
+from everstep.stores.staging import StagingStore
 from tests import servers
 from tests.conftest import Place
 from tests.langgraph_graphs import GRAPHS, Pickled, asking, chat, delta_chat, human, shapes
@@ -205,7 +209,8 @@ def test_every_graph_is_there_afterwards_and_goes_on_as_before(any_stock, tmp_pa
                 assert as_lists(shapes(history(build, saver, name))) == as_lists(shapes(history(build, other, name)))
 
 
-def test_into_every_store(place: Place, file):
+def test_into_every_store(place: Place, file, monkeypatch):
+    monkeypatch.setattr(moving, "_BATCH_MAX", 4)  # so that a thread takes several
     names = ("delta chat", "asking", "nested", "fan")
     for name in names:
         file.run(*GRAPHS[name], name)
@@ -565,42 +570,41 @@ def test_a_special_write_that_alone_was_replaced_since(stock, saver):
 KILLED = """
 import sys
 from everstep.langgraph import import_langgraph, moving
-from everstep.langgraph.threads import Threads
+from everstep.stores.staging import StagingStore
 
-moving._TOLD_EACH = 1
-source, target, where, after = sys.argv[1:3] + [sys.argv[3], int(sys.argv[4])]
+source, target, where, after, moving._BATCH_MAX = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
 
 def stand_still():
     print("now", flush=True)
     sys.stdin.read()
 
 def told(now):
-    if now.checkpoints_done == after:
+    if now.checkpoints_done >= after:
         stand_still()
 
-count = 0
-attach = Threads.attach
-async def attaching(self, key, pending):
-    global count
-    count += 1
-    if count == after:
+made = 0
+insert = StagingStore.insert
+def inserting(*arguments, **options):
+    global made
+    made += 1
+    if made == after:
         stand_still()
-    await attach(self, key, pending)
+    return insert(*arguments, **options)
 
-if where == "between":
-    Threads.attach = attaching
+if where == "within":
+    StagingStore.insert = inserting
 import_langgraph(source, target, quiet=True, progress=told if where == "after" else None)
 """
 
 
 @pytest.mark.parametrize("after", [1, 7, 16])
-@pytest.mark.parametrize("where", ["after", "between"])
-def test_whoever_is_killed_goes_on_later(file, tmp_path, where, after):
-    """After a checkpoint, or between a checkpoint and its writes."""
+@pytest.mark.parametrize(("where", "batch"), [("after", 1), ("after", 5), ("within", 5)])
+def test_whoever_is_killed_goes_on_later(file, tmp_path, where, after, batch):
+    """After a batch of checkpoints, or while one is made."""
     for name in ("delta chat", "nested"):
         file.run(*GRAPHS[name], name)
     url = f"sqlite:///{tmp_path / 'ours.db'}"
-    command = [sys.executable, "-c", KILLED, file.url, url, where, str(after)]
+    command = [sys.executable, "-c", KILLED, file.url, url, where, str(after), str(batch)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "now\n"
@@ -609,7 +613,7 @@ def test_whoever_is_killed_goes_on_later(file, tmp_path, where, after):
 
     with HarnessCheckpointer.from_url(url) as saver:
         report = moved(file, saver)
-        assert report.skipped >= after
+        assert report.skipped >= (after if where == "after" else after - batch)
         assert report.checkpoints > 0
         for name in ("delta chat", "nested"):
             assert_imported(file, saver, name)
@@ -634,6 +638,226 @@ def test_a_source_that_is_written_to_is_seen_as_of_one_moment(stock, saver, monk
         assert report.checkpoints == report.verified == before < len(tuples(other, "t"))
     assert moved(stock, saver).checkpoints > 0
     assert_imported(stock, saver, "t")
+
+
+@pytest.mark.parametrize("name", ["delta chat", "nested", "forks"])
+def test_how_large_a_batch_is_makes_no_difference(file, monkeypatch, name):
+    if name == "forks":
+        put_forks(file)
+    else:
+        file.run(*GRAPHS[name], name)
+    found = []
+    for size in (1, 3, 500):
+        monkeypatch.setattr(moving, "_BATCH_MAX", size)
+        with HarnessCheckpointer() as saver:
+            moved(file, saver)
+            assert_imported(file, saver, name)
+            stored, raws = rows(saver)
+            places = {one.seq: one.record.key for one in stored}
+            shape = [(one.record, places[one.run]) for one in stored]
+            heads = [{ns: line[:3] for ns, line in raw.lines.items()} for raw in raws]
+            runs = [{places[run] for line in raw.lines.values() for run in line.runs} for raw in raws]
+            thread: Any = run_to_end(saver.backend.store.blocking.thread(name))
+            follows = {places[run]: [place.key for place in before] for run, before in thread.runs.items()}
+            writes = [(key, write._replace(seq=0)) for raw in raws for key, write in raw.writes]
+            found.append((shape, heads, runs, follows, writes))
+    assert found[0] == found[1] == found[2]
+
+
+def put_forks(source: Stock) -> None:
+    """Put checkpoints that follow not the newest one, and not the newest of their own line."""
+    with source.saver() as other:
+        for name, parent in (("1", None), ("2", "1"), ("3", "1"), ("4", "3"), ("5", "2"), ("6", "5"), ("7", "4")):
+            last = other.put(at("forks", "", parent), checkpoint(name, {"n": [name], "m": 1}), {}, {"n": 1, "m": 1})
+            other.put_writes(last, [("n", name)], "task")
+
+
+def test_how_many_queries_and_commits_a_thread_takes_does_not_depend_on_its_length(tmp_path, monkeypatch):
+    source = Stock("postgres", tmp_path)
+    source.run(chat, [human(n) for n in range(3)], "short")
+    source.run(chat, [human(n) for n in range(30)], "long")
+    queries = counted(monkeypatch, psycopg.Cursor, "execute")
+    commits = [counted(monkeypatch, MemoryStore, name) for name in ("adopt", "commit", "put_writes")]
+    found = {}
+    for thread in ("short", "long"):
+        before = len(queries), sum(map(len, commits))
+        with HarnessCheckpointer() as saver:
+            report = moved(source, saver, thread_ids=[thread])
+        found[thread] = len(queries) - before[0], sum(map(len, commits)) - before[1]
+    assert report.checkpoints == report.verified > 100
+    assert found["long"] == found["short"]
+    assert found["long"][0] <= 20
+    assert found["long"][1] == 2  # numbers are set aside, and one batch
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str) -> list[Any]:
+    """Return a list that gets an entry with each call of a method. What is gathered in memory is no commit."""
+    calls: list[Any] = []
+    method = getattr(kind, name)
+
+    def counting(self: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(self, StagingStore):
+            calls.append(arguments)
+        return method(self, *arguments, **options)
+
+    monkeypatch.setattr(kind, name, counting)
+    return calls
+
+
+def test_each_thread_is_one_call_in_the_statistics(file, saver):
+    for thread in ("a", "b"):
+        file.run(chat, [human(1), human(2)], thread)
+
+    moved(file, saver)
+
+    calls = saver.engine.stats().calls
+    assert calls.keys() == {"import_langgraph"}
+    assert calls["import_langgraph"].count == 2
+    assert calls["import_langgraph"].bytes_added > 0
+
+
+def test_what_is_in_memory_does_not_grow_with_the_source(tmp_path, saver, monkeypatch):
+    """Neither what is read at once nor what is put at once."""
+    source = Stock("postgres", tmp_path)
+    with source.saver() as other:
+        config = at("t")
+        for name in numbers(range(30)):
+            values = {"n": os.urandom(2000), "m": name}
+            config = other.put(config, checkpoint(name, values, {"n": name, "m": name}), {}, {"n": name, "m": name})
+    for module, name in ((moving, "_BATCH_BYTES"), (stock_postgres, "_GROUP_BYTES"), (moving, "_COMPARED_BYTES")):
+        monkeypatch.setattr(module, name, 10_000)
+    sent = counted(monkeypatch, MemoryStore, "adopt")
+    read = counted(monkeypatch, Threads, "read_some")
+
+    assert moved(source, saver).verified == 30
+
+    sizes = [sum(len(obj.body) for obj in part.objects) for (part,) in sent]
+    assert len(sizes) > 6
+    assert max(sizes) < 15_000
+    assert max(len(keys) for (keys,) in read) <= 5
+
+
+def test_one_that_cannot_be_read_is_named_among_many(stock, saver):
+    with stock.saver() as other:
+        configs = put_chain(other, [{"n": [n]} for n in range(9)])
+        other.serde = Pickled()
+        changed = {**checkpoint("00000005", {"n": [5]}), "channel_versions": {"n": "bad"}}
+        other.put(configs[4], changed, {"source": "loop", "step": 1}, {"n": "bad"})
+
+    with pytest.raises(CheckpointCorrupted, match="serde=") as caught:
+        moved(stock, saver)
+
+    assert caught.value.checkpoint_id == "00000005"
+    assert list(saver.list(None)) == []
+
+
+def test_one_that_the_stock_saver_cannot_read_is_named_among_many(stock, saver):
+    with stock.saver() as other:
+        configs = put_chain(other, [{"n": [n]} for n in range(9)])
+        moved(stock, saver)
+        other.serde = Pickled()
+        changed = {**checkpoint("00000005", {"n": [5]}), "channel_versions": {"n": "bad"}}
+        other.put(configs[4], changed, {"source": "loop", "step": 1}, {"n": "bad"})
+
+    with pytest.raises(CheckpointCorrupted, match="stock saver cannot read") as caught:
+        moved(stock, saver)
+
+    assert caught.value.checkpoint_id == "00000005"
+
+
+def test_one_that_cannot_be_put_is_named_among_many(file, saver):
+    with file.saver() as other:
+        configs = put_chain(other, [{"n": n} for n in range(4)])
+        odd = {**checkpoint("bad", {"n": 1}), "channel_values": {"n": 1, 5: "no name of a channel"}}
+        other.put(configs[-1], odd, {}, {"n": 1})
+
+    with pytest.raises(InvalidInput) as caught:
+        moved(file, saver)
+
+    assert caught.value.__notes__ == ["thread 't', checkpoint 'bad'"]
+
+
+def test_somebody_else_who_writes_to_the_thread_meanwhile_loses_nothing(stock, saver, monkeypatch):
+    monkeypatch.setattr(moving, "_BATCH_MAX", 2)
+    with stock.saver() as other:
+        put_chain(other, [{"n": n} for n in range(6)])
+    config = at("t", "", "00000001")
+
+    def told(now: ImportProgress) -> None:
+        if now.checkpoints_done == 2:
+            saver.put(config, checkpoint("99999999", {"n": "mine"}), {}, {"n": 1})
+            saver.put_writes(at("t", "", "99999999"), [("n", 5)], "task")
+
+    with pytest.raises(InvalidInput, match="gone on in the target"):
+        moved(stock, saver, progress=told)
+
+    head: Any = saver.get_tuple(at("t"))
+    assert head.checkpoint["channel_values"] == {"n": "mine"}
+    assert head.pending_writes == [("task", "n", 5)]
+
+
+def test_somebody_else_who_is_first_at_the_last_moment_loses_nothing(stock, saver, monkeypatch):
+    with stock.saver() as other:
+        put_chain(other, [{"n": n} for n in range(6)])
+    raw = MemoryStore.raw
+
+    async def raw_late(self: MemoryStore, thread_id: str, **options: Any) -> Any:
+        found = await raw(self, thread_id, **options)
+        if found is not None and not found.lines and not isinstance(self, StagingStore):
+            saver.put(at("t"), checkpoint("99999999", {"n": "mine"}), {}, {"n": 1})
+        return found
+
+    monkeypatch.setattr(MemoryStore, "raw", raw_late)
+    with pytest.raises(InvalidInput, match="changed in the target by somebody else"):
+        moved(stock, saver)
+
+    assert [one.checkpoint["channel_values"] for one in saver.list(at("t"))] == [{"n": "mine"}]
+
+
+# -- from memory -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_an_in_memory_saver_is_a_source_too(saver, name):
+    build, inputs = GRAPHS[name]
+    memory: Any = InMemorySaver()
+    for given in inputs:
+        build(memory).invoke(given, at(name, None), durability="sync")
+        report = import_langgraph(memory, saver, quiet=True)
+        assert report.verified == report.checkpoints + report.skipped > 0
+    assert history(build, saver, name) == history(build, memory, name)
+    assert (report.bytes_read > 0) is (report.checkpoints > 0)
+    assert report.source_bytes > 0
+    assert import_langgraph(memory, saver, quiet=True).checkpoints == 0
+
+
+def test_writes_without_a_checkpoint_in_memory_come_along(saver):
+    memory: Any = InMemorySaver()
+    put_chain(memory, [{"n": 1}])
+    memory.put_writes(at("t", "", "later"), [("n", 2)], "task")
+    memory.put_writes(at("only writes", "", "c"), [("n", 3)], "task")
+
+    assert import_langgraph(memory, saver, quiet=True).writes == 2
+
+    saver.put(at("t", "", "00000000"), checkpoint("later", {"n": 9}))
+    assert saver.get_tuple(at("t", "", "later")).pending_writes == [("task", "n", 2)]
+
+
+def test_a_saver_in_memory_that_is_written_to_is_seen_as_of_one_moment(saver, monkeypatch):
+    monkeypatch.setattr(moving, "_BATCH_MAX", 2)
+    memory: Any = InMemorySaver()
+    delta_chat(memory).invoke(human(1), at("t", None))
+    before = len(list(memory.list(at("t", None))))
+    told = itertools.count()
+
+    def told_once(_: ImportProgress) -> None:
+        if next(told) == 0:
+            delta_chat(memory).invoke(human(9), at("t", None))
+
+    report = import_langgraph(memory, saver, quiet=True, progress=told_once)
+
+    assert report.checkpoints == report.verified == before < len(list(memory.list(at("t", None))))
+    assert import_langgraph(memory, saver, quiet=True).checkpoints > 0
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -707,22 +931,21 @@ def test_other_differences_are_found(stock, saver, monkeypatch, fault):
 
 def plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """Let the target show something else than it should, in its third checkpoint."""
-    listed, history_of = Threads.listed, Threads.history
+    read_some, history_of = Threads.read_some, Threads.history
 
-    async def wrongly_listed(self: Threads, *query: Any) -> Any:
-        n = 0
-        async for saved in listed(self, *query):
-            n += 1
-            if n == 3 and fault == "write":
-                saved = saved._replace(writes=saved.writes[:-1])
-            elif n == 3 and fault == "field":
-                saved = saved._replace(checkpoint={**saved.checkpoint, "versions_seen": {}})
-            elif n == 3 and fault == "missing":
-                continue
-            elif n == 3 and fault == "parent":
-                record = saved.stored.record._replace(parents=())
-                saved = saved._replace(stored=saved.stored._replace(record=record))
-            yield saved
+    async def wrongly_read(self: Threads, keys: Any) -> Any:
+        found = await read_some(self, keys)
+        saved = found[2]
+        if fault == "write":
+            found[2] = saved._replace(writes=saved.writes[:-1])
+        elif fault == "field":
+            found[2] = saved._replace(checkpoint={**saved.checkpoint, "versions_seen": {}})
+        elif fault == "missing":
+            del found[2]
+        elif fault == "parent":
+            record = saved.stored.record._replace(parents=())
+            found[2] = saved._replace(stored=saved.stored._replace(record=record))
+        return found
 
     async def wrong_history(self: Threads, *place: Any, **options: Any) -> Any:
         found = await history_of(self, *place, **options)
@@ -732,7 +955,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
             return {name: {**one, "seed": 5} for name, one in found.items()}
         return found
 
-    monkeypatch.setattr(Threads, "listed", wrongly_listed)
+    monkeypatch.setattr(Threads, "read_some", wrongly_read)
     if fault in ("history", "seed", "early seed"):
         monkeypatch.setattr(Threads, "history", wrong_history)
 
@@ -1080,7 +1303,7 @@ def test_the_asynchronous_twin_lets_the_loop_go_on(stock, saver):
 
 
 def test_a_cancelled_import_ends_and_can_go_on(file, saver, monkeypatch):
-    monkeypatch.setattr(moving, "_TOLD_EACH", 1)
+    monkeypatch.setattr(moving, "_BATCH_MAX", 1)
     file.run(chat, [human(n) for n in range(4)], "t")
 
     async def story() -> None:

@@ -1,9 +1,10 @@
 """Moving in: the threads of LangGraph's own savers, with everything that belongs to them.
 
-Each thread is read as of one moment, row by row, parents first, and put the way the saver puts it: so what did not
-change is shared, delta channels keep their lists, and the head is the one that the stock saver gives. What was done is
-found in the target, never kept elsewhere: whoever is killed goes on later. In the end both sides are read again, ours
-and what the stock saver reads, and compared.
+Each thread is read as of one moment, parents first, and put the way the saver puts it: so what did not change is
+shared, delta channels keep their lists, and the head is the one that the stock saver gives. It is put in memory first,
+and sent in batches, each with everything that belongs to its checkpoints in one commit. What was done is found in the
+target, never kept elsewhere: whoever is killed goes on later. In the end both sides are read again, ours and what the
+stock saver reads, and compared.
 """
 
 from __future__ import annotations
@@ -21,25 +22,32 @@ from typing import Any, Literal, NamedTuple, TextIO, cast
 
 from everstep import checks
 from everstep.addresses import is_address, is_in_memory
+from everstep.calls import Figures, public_call
 from everstep.engine import CheckpointEngine
-from everstep.errors import CheckpointCorrupted, EverstepError, InvalidInput
+from everstep.errors import CheckpointCorrupted, EverstepError, HeadMoved, InvalidInput
 from everstep.faces import SyncFace, run_to_end
 from everstep.langgraph import configs
 from everstep.langgraph.base import maybe_add_typed_methods
+from everstep.langgraph.lines import Lines
 from everstep.langgraph.quiet import QUIET
 from everstep.langgraph.same import difference
 from everstep.langgraph.saver import HarnessCheckpointer
-from everstep.langgraph.stock import Entry, Source, open_source, stock_serializer
+from everstep.langgraph.stock import Attached, Entry, Row, Source, open_source
 from everstep.langgraph.threads import KIND, Pending, Saved, Threads
 from everstep.oplog import DEPTH_MAX
-from everstep.stores.protocol import Key, Query, Store, Stored, Write
+from everstep.repository import Memory, Repository
+from everstep.stores.protocol import Key, Part, Query, Store, Stored, Write
+from everstep.stores.staging import StagingStore
 from everstep.types import TASK_NAMESPACE
 from everstep.values.tree import Node
 
 _PAGE = 128
-_LISTED, _COMPARED = 1000, 16  # at once: without values, and with them
+_LISTED = 1000  # at once, without values
+_BATCH_MAX, _BATCH_BYTES = 500, 8 << 20  # of checkpoints that are put in one commit
+_COMPARED_MAX, _COMPARED_BYTES = 256, 4 << 20  # of checkpoints whose values are read again at once
 _TOLD_EACH = 32  # checkpoints between two calls of `progress`
 _LINE_SECONDS = 1.0
+_STAGED_BYTES = 32 << 20  # objects that are remembered while the next checkpoints are made from them
 
 
 @dataclass(frozen=True)
@@ -98,11 +106,12 @@ def import_langgraph(
     progress: Progress | None = None,
     quiet: bool = False,
 ) -> ImportReport:
-    """Bring the threads of LangGraph's SQLite or Postgres saver over, and return what was done: all, or `thread_ids`.
+    """Bring the threads of one of LangGraph's own savers over, and return what was done: all, or `thread_ids`.
 
-    `source_url` is `sqlite:///path`, a plain path, or `postgresql://...`; it is never changed. `target` is a saver, a
-    backend, a store, or a URL. Checkpoints, namespaces, pending writes, metadata and delta channels come along, the
-    ids as they are, so a graph goes on where it was. Metadata whose names are those of secrets are left behind.
+    `source_url` is `sqlite:///path`, a plain path, or `postgresql://...`; or an InMemorySaver of this process. It is
+    never changed. `target` is a saver, a backend, a store, or a URL. Checkpoints, namespaces, pending writes, metadata
+    and delta channels come along, the ids as they are, so a graph goes on where it was. Metadata whose names are those
+    of secrets are left behind.
 
     Run it again after a crash, or later: it goes on where it stopped, and brings what is new. A thread of the target
     that is not a copy of the source's, or that has gone on there, is InvalidInput, and stays as it is. With `verify`
@@ -157,7 +166,7 @@ async def _import(
     if isinstance(thread_ids, str):
         raise InvalidInput(f"thread_ids is a list of thread ids, not the string {thread_ids!r:.100}")
     names = None if thread_ids is None else [checks.thread_id(name) for name in dict.fromkeys(thread_ids)]
-    source = open_source(source_url, maybe_add_typed_methods(serde) if serde is not None else stock_serializer())
+    source = open_source(source_url, maybe_add_typed_methods(serde) if serde is not None else None)
     try:
         teller = _Teller(progress, quiet)
         async with _opened(target) as saver:
@@ -249,12 +258,14 @@ class _Plan(NamedTuple):
     thread_id: str
     entries: Sequence[Entry]
     """Of the source, parents first."""
-    written: Mapping[Key, Sequence[tuple[str, int]]]
-    """Its pending writes, by task and number."""
+    written: Mapping[Key, Attached]
+    """Its pending writes."""
     heads: Mapping[str, str]
     """By namespace, as the stock saver has them."""
     there: Set[Key]
     """What the target has of it."""
+    sizes: dict[Key, int]
+    """What the values of these take, and of those that are put."""
     gone_on: bool
     """Somebody has worked with the thread in the target."""
 
@@ -281,6 +292,11 @@ class _Mover:
         self._store: Store = repository.store.blocking
         # Without retention: what is imported shall be there, at least until the saver's next put.
         self._threads = Threads(repository.over(self._store), saver._channels)
+        self._channels = saver._channels
+        self.figures: Figures = repository.figures
+        self.limit_seconds: float | None = None
+        # Not the memory of the saver: what is compared in the end shall come from the store.
+        self._staged_memory, self._staged_lines = Memory(_STAGED_BYTES), Lines()
         self._codec = saver._channels.kinds.codec
         self._is_secret = saver._is_secret
         self._stock = source.saver() if verify else None
@@ -339,6 +355,7 @@ class _Mover:
 
     # -- a thread
 
+    @public_call("import_langgraph", has_deadline=False)
     async def _thread(self, thread_id: str) -> None:
         plan = await self._plan(checks.thread_id(thread_id))
         missing = plan.missing
@@ -351,10 +368,8 @@ class _Mover:
         self._count(skipped=len(known))
         for key in wanting:  # before anything follows them: values of delta channels are made from writes
             await self._attach_lacking(key, (await self._written([key]))[key])
-        heads = {name: head for name, (head, _) in (await self._heads(thread_id)).items()}
-        for done, entry in enumerate(missing):
-            self._go_on(done)
-            await self._put(entry, plan, heads)
+        if missing:
+            await self._bring(plan, missing)
         if plan.early and not plan.gone_on:
             await self._attach_early(plan)
         await self._compare(plan, plan.entries, writes=not plan.gone_on)
@@ -362,15 +377,17 @@ class _Mover:
     async def _plan(self, thread_id: str) -> _Plan:
         entries = _parents_first(self._source.entries(thread_id))
         by_key = {entry.key: entry for entry in entries}
-        there: set[Key] = set()
-        async for stored in self._listed(thread_id):
-            entry = by_key.get(stored.record.key)
-            if entry is not None:
-                self._check_known(entry, stored)
-                there.add(entry.key)
+        sizes: dict[Key, int] = {}
+        is_there = await self._store.thread(thread_id, brief=True) is not None
+        if is_there:
+            async for page in self._listed(thread_id):
+                known = {stored.record.key: stored for stored in page if stored.record.key in by_key}
+                self._check_known([by_key[key] for key in known], known)
+                sizes.update({key: _size(stored) for key, stored in known.items()})
         written = self._source.written(thread_id)
-        gone_on = await self._has_gone_on(thread_id, by_key)
-        return _Plan(thread_id, entries, written, self._source.heads(thread_id), there, gone_on)
+        gone_on = is_there and await self._has_gone_on(thread_id, by_key)
+        heads = self._source.heads(thread_id)
+        return _Plan(thread_id, entries, written, heads, frozenset(sizes), sizes, gone_on)
 
     async def _has_gone_on(self, thread_id: str, known: Container[Key]) -> bool:
         """Whether somebody has worked with the thread in the target, or taken it back: that is not ours to mend."""
@@ -383,35 +400,39 @@ class _Mover:
         log = await self._store.operations(thread_id, DEPTH_MAX)
         return any(entry.kind == "rewind" and not entry.undone for entry in log)
 
-    async def _listed(self, thread_id: str) -> AsyncIterator[Stored]:
+    async def _listed(self, thread_id: str) -> AsyncIterator[list[Stored]]:
+        """Yield what a graph has put into a thread of the target, in pages, without values."""
         query = Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=_LISTED)
         while page := await self._store.list_checkpoints(query):
-            for stored in page:
-                if stored.record.key.namespace == TASK_NAMESPACE:
-                    continue
+            own = [stored for stored in page if stored.record.key.namespace != TASK_NAMESPACE]
+            for stored in own:
                 if stored.record.kind != KIND:
                     raise InvalidInput(
                         f"thread {thread_id!r} of the target was not written by a LangGraph saver; import into another "
                         "store, or leave it out with thread_ids="
                     )
-                yield stored
+            yield own
             query = replace(query, after_seq=page[-1].seq)
 
     async def _heads(self, thread_id: str) -> Mapping[str, tuple[str, int]]:
         thread = await self._store.thread(thread_id)
         return thread.heads if thread is not None else {}
 
-    def _check_known(self, entry: Entry, stored: Stored) -> None:
+    def _check_known(self, entries: Sequence[Entry], known: Mapping[Key, Stored]) -> None:
         """Refuse a thread in which an id stands for something else. Looks at no values."""
-        metadata, _ = self._without_secrets(self._source.metadata(entry.key))
-        parents = (entry.parent,) if entry.parent is not None else ()
-        record = stored.record
-        if record.parents != parents or self._differs(_sorted(record.metadata), _sorted(metadata), "") is not None:
-            raise InvalidInput(
-                f"checkpoint {entry.key.checkpoint_id!r} of thread {entry.key.thread_id!r} stands in the target "
-                "with another parent or other metadata: the thread there is not a copy of the source's; delete it "
-                "there (delete_thread), import into another store, or leave it out with thread_ids="
-            )
+        if not entries:
+            return
+        found = self._source.metadata(entries[0].key.thread_id, [entry.key for entry in entries])
+        for entry in entries:
+            metadata, _ = self._without_secrets(found[entry.key])
+            parents = (entry.parent,) if entry.parent is not None else ()
+            record = known[entry.key].record
+            if record.parents != parents or self._differs(_sorted(record.metadata), _sorted(metadata), "") is not None:
+                raise InvalidInput(
+                    f"checkpoint {entry.key.checkpoint_id!r} of thread {entry.key.thread_id!r} stands in the target "
+                    "with another parent or other metadata: the thread there is not a copy of the source's; delete it "
+                    "there (delete_thread), import into another store, or leave it out with thread_ids="
+                )
 
     def _without_secrets(self, metadata: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         kept = {name: value for name, value in metadata.items() if not self._is_secret(name)}
@@ -419,42 +440,43 @@ class _Mover:
 
     # -- putting
 
-    async def _put(self, entry: Entry, plan: _Plan, heads: dict[str, str]) -> None:
-        key, parent = entry
-        with QUIET:
-            row = self._source.row(entry)
-        metadata, secrets = self._without_secrets(row.metadata)
-        if parent is not None:
-            await self._threads.warm(parent)
-        head, last = heads.get(key.namespace), plan.heads[key.namespace]
-        moves = key.checkpoint_id == last or head is None or (head != last and key.checkpoint_id > head)
-        parent_id = parent.checkpoint_id if parent is not None else None
-        where: Literal["always", "never"] = "always" if moves else "never"
+    async def _bring(self, plan: _Plan, missing: Sequence[Entry]) -> None:
+        """Put checkpoints, each with its writes, in batches."""
+        attached = [plan.written[entry.key] for entry in missing if entry.key in plan.written]
+        count = len(missing) + sum(len(one.names) for one in attached)
+        number = await self._store.adopt(Part(plan.thread_id, reserve=count))
+        batch = await _Batch.opened(self, plan, number)
+        rows = self._source.rows(plan.thread_id, missing, plan.written)
+        for entry, row in zip(missing, rows, strict=True):
+            if self._stop.is_set():
+                raise _Stopped
+            if batch.is_full:
+                await self._send(batch)
+                batch = await _Batch.opened(self, plan, batch.number)
+            await batch.put(entry, row)
+        await self._send(batch)
+
+    async def _send(self, batch: _Batch) -> None:
         try:
-            await self._threads.put(key, parent_id, row.checkpoint, metadata, None, head=where)
-        except EverstepError as exc:
-            exc.add_note(f"thread {key.thread_id!r}, checkpoint {key.checkpoint_id!r}")
-            raise
-        if moves:
-            heads[key.namespace] = key.checkpoint_id
-        self._count(checkpoints=1, secrets=secrets, bytes_read=row.size_bytes)
-        if key in plan.written:
-            await self._attach(key)
+            await batch.stage.send()
+        except HeadMoved:
+            raise InvalidInput(
+                f"thread {batch.plan.thread_id!r} was changed in the target by somebody else while it was imported; "
+                "nothing of that is lost, but the thread cannot be completed"
+            ) from None
+        self._count(**batch.counts)
+        self._tell()
 
-    async def _attach(self, key: Key) -> None:
-        pending, size = self._source.writes(key)
-        await self._threads.attach(key, pending)
-        self._count(writes=len(pending), bytes_read=size)
-
-    async def _wanting(self, known: Sequence[Key], written: Mapping[Key, Sequence[tuple[str, int]]]) -> list[Key]:
+    async def _wanting(self, known: Sequence[Key], written: Mapping[Key, Attached]) -> list[Key]:
         """Return which of the checkpoints that are there lack some of their writes."""
         found: list[Key] = []
         having = [key for key in known if key in written]
         for start in range(0, len(having), _PAGE):
             for key, there in (await self._written(having[start : start + _PAGE])).items():
                 # Special writes (an interrupt, say) are replaced by later ones, so these are looked at.
-                changeable = any(idx < 0 for _, idx in written[key])
-                if any(name not in there for name in written[key]) or (changeable and self._lacking(key, there)[0]):
+                names = written[key].names
+                changeable = any(idx < 0 for _, idx in names)
+                if any(name not in there for name in names) or (changeable and self._lacking(key, there)[0]):
                     found.append(key)
         return found
 
@@ -498,53 +520,72 @@ class _Mover:
         by_namespace: dict[str, dict[Key, Entry]] = {}
         for entry in entries:
             by_namespace.setdefault(entry.key.namespace, {})[entry.key] = entry
+        heads = await self._heads(plan.thread_id) if writes else {}
         for namespace, wanted in by_namespace.items():
-            await self._compare_namespace(plan, namespace, wanted, writes)
-        if not writes:
-            return
-        self._count(verified=len(entries))
-        heads = await self._heads(plan.thread_id)
-        for namespace in by_namespace:
-            stock = self._read(Key(plan.thread_id, namespace, ""), "get_tuple", _config(plan.thread_id, namespace))
-            expected, found = stock.config["configurable"]["checkpoint_id"], heads.get(namespace, (None, 0))[0]
-            if found != expected:
-                raise _differs_at(Key(plan.thread_id, namespace, expected), f"the head is {found!r}", None)
+            expected = await self._compare_namespace(plan, namespace, wanted, writes)
+            found = heads.get(namespace, (None, 0))[0]
+            if writes and found != expected:
+                raise _differs_at(Key(plan.thread_id, namespace, expected or ""), f"the head is {found!r}", None)
+            if writes:
+                self._count(verified=len(wanted))
 
-    async def _compare_namespace(self, plan: _Plan, namespace: str, wanted: dict[Key, Entry], writes: bool) -> None:
-        query = Query(thread_id=plan.thread_id, namespace=namespace, order="id", hidden="also")
+    async def _compare_namespace(
+        self, plan: _Plan, namespace: str, wanted: Mapping[Key, Entry], writes: bool
+    ) -> str | None:
+        """Compare checkpoints of a namespace; return which one the stock saver takes for its head."""
         histories = _Histories(self, wanted) if writes else None
-        left = set(wanted)
-        async for saved in self._saved(query):
-            key = saved.stored.record.key
-            if key not in left:
-                continue
-            left.discard(key)
-            self._go_on(len(left))
-            with QUIET:
-                expected = self._read(key, "get_tuple", _config(*key))
-                self._compare_one(wanted[key], saved, expected, writes)
-            if histories is not None:
-                await histories.check(wanted[key], expected)
-        for key in left:
-            raise _differs_at(key, "it is missing", None)
+        head: str | None = None
+        for page in self._stock_pages(plan, namespace, wanted):
+            if head is None:
+                head = _name(page[0])
+            expected = {Key(plan.thread_id, namespace, _name(one)): one for one in page}
+            expected = {key: one for key, one in expected.items() if key in wanted}
+            found = {saved.stored.record.key: saved for saved in await self._threads.read_some(list(expected))}
+            for done, (key, one) in enumerate(expected.items()):
+                self._go_on(done)
+                if key not in found:
+                    raise _differs_at(key, "it is missing", None)
+                with QUIET:
+                    self._compare_one(wanted[key], found[key], one, writes)
+                if histories is not None:
+                    await histories.check(wanted[key], one)
+        return head
 
-    async def _saved(self, query: Query) -> AsyncIterator[Saved]:
-        """Yield the checkpoints of a namespace, the greatest id first, with few of them in memory."""
-        last: Key | None = None
-        while True:
-            before = last
-            async for saved in self._threads.listed(query, _COMPARED):
-                last = saved.stored.record.key
-                yield saved
-            if last is None or last == before:
-                return
-            query = replace(query, before_id=last.checkpoint_id)
+    def _stock_pages(self, plan: _Plan, namespace: str, wanted: Mapping[Key, Entry]) -> Iterator[list[Any]]:
+        """Yield what the stock saver lists of a namespace, with few values in memory; all that is wanted is among it.
+
+        Its order is mostly that of the ids, the greatest first, and its own where the database sorts otherwise.
+        """
+        place = Key(plan.thread_id, namespace, "")
+        keys = sorted((key for key in plan.sizes if key.namespace == namespace), reverse=True)
+        left = set(wanted)
+        before: dict[str, Any] | None = None
+        while keys:
+            limit = _fitting([plan.sizes[key] for key in keys])
+            options = {"before": before, "limit": limit}
+            try:
+                page = self._read(place, "list", _config(*place[:2]), **options)
+            except CheckpointCorrupted:
+                break  # one of them: each is looked at by itself
+            if page:
+                left.difference_update(place._replace(checkpoint_id=_name(one)) for one in page)
+                before = page[-1].config
+                yield page
+            keys = keys[limit:]
+            if len(page) < limit:
+                break
+        for key in sorted(left, reverse=True):
+            one = self._read(key, "get_tuple", _config(*key))
+            if one is None:
+                raise _differs_at(key, "the stock saver does not list it", None)
+            yield [one]
 
     def _read(self, key: Key, method: str, *arguments: Any, **options: Any) -> Any:
         """Return what the stock saver reads."""
         try:
             with self._source.translated():
-                return getattr(self._stock, method)(*arguments, **options)
+                found = getattr(self._stock, method)(*arguments, **options)
+                return list(found) if method == "list" else found
         except EverstepError:
             raise
         except Exception as exc:
@@ -583,6 +624,63 @@ class _Mover:
         return difference(found, expected, path, self._codec)
 
 
+class _Batch:
+    """Checkpoints of a thread that are put together: made in memory, from what the target has, and sent at once."""
+
+    def __init__(self, mover: _Mover, plan: _Plan, stage: StagingStore, heads: dict[str, str]) -> None:
+        self._mover, self.plan, self.stage, self._heads = mover, plan, stage, heads
+        repository = Repository(stage, mover._staged_memory)
+        self._threads = Threads(repository, mover._channels, lines=mover._staged_lines)
+        self.counts = {"checkpoints": 0, "writes": 0, "secrets": 0, "bytes_read": 0}
+
+    @classmethod
+    async def opened(cls, mover: _Mover, plan: _Plan, number: int) -> _Batch:
+        """Return an empty batch; what it puts is numbered after `number`."""
+        stage = await StagingStore.opened(mover._store, plan.thread_id, number)
+        heads = {name: line.head for name, line in stage.base.lines.items() if line.head is not None}
+        for name, head in heads.items():
+            if name != TASK_NAMESPACE and Key(plan.thread_id, name, head) not in plan.sizes:
+                raise _gone_on(plan.thread_id)  # since it was looked at
+        return cls(mover, plan, stage, heads)
+
+    @property
+    def number(self) -> int:
+        """The last number that was given."""
+        return self.stage.number
+
+    @property
+    def is_full(self) -> bool:
+        return self.counts["checkpoints"] >= _BATCH_MAX or self.stage.size_bytes >= _BATCH_BYTES
+
+    async def put(self, entry: Entry, row: Row) -> None:
+        """Put a checkpoint with its writes."""
+        key, parent = entry.key, entry.parent
+        metadata, secrets = self._mover._without_secrets(row.metadata)
+        if parent is not None:
+            await self.stage.bring([parent])
+            await self._threads.warm(parent)
+        head, last = self._heads.get(key.namespace), self.plan.heads[key.namespace]
+        moves = key.checkpoint_id == last or head is None or (head != last and key.checkpoint_id > head)
+        parent_id = parent.checkpoint_id if parent is not None else None
+        where: Literal["always", "never"] = "always" if moves else "never"
+        try:
+            stored = await self._threads.put(key, parent_id, row.checkpoint, metadata, None, head=where)
+            await self._threads.attach(key, row.writes)
+        except EverstepError as exc:
+            exc.add_note(f"thread {key.thread_id!r}, checkpoint {key.checkpoint_id!r}")
+            raise
+        if moves:
+            self._heads[key.namespace] = key.checkpoint_id
+        self.plan.sizes[key] = _size(stored)
+        for name, more in (
+            ("checkpoints", 1),
+            ("writes", len(row.writes)),
+            ("secrets", secrets),
+            ("bytes_read", row.size_bytes),
+        ):
+            self.counts[name] += more
+
+
 class _Histories:
     """Compares what delta channels are made from, the greatest id first.
 
@@ -596,16 +694,18 @@ class _Histories:
         self._followed = {entry.parent for entry in wanted.values()}
         self._waiting: dict[Key, list[tuple[Key, Mapping[str, Any]]]] = {}
         """By parent: checkpoints that follow it, and their histories, seeds unopened."""
+        self._seen: set[Key] = set()
 
     async def check(self, entry: Entry, expected: Any) -> None:
-        key, parent = entry
+        key, parent = entry.key, entry.parent
+        self._seen.add(key)
         values = expected.checkpoint.get("channel_values") or {}
         names = [name for name in expected.metadata.get("counters_since_delta_snapshot") or {} if name not in values]
         own = await self._read(key, names, opened=False)
         for child, histories in self._waiting.pop(key, ()):
             for name, history in histories.items():
                 await self._check_link(child, name, history, key, own, expected)
-        comes_later = parent is not None and parent in self._wanted and parent < key
+        comes_later = parent is not None and parent in self._wanted and parent not in self._seen
         if names and (key not in self._followed or not comes_later):
             stock = self._mover._read(key, "get_delta_channel_history", config=_config(*key), channels=names)
             for name, history in (await self._read(key, names)).items():
@@ -679,6 +779,26 @@ def _config(thread_id: str, namespace: str, checkpoint_id: str | None = None) ->
     if checkpoint_id is None:
         del config["configurable"]["checkpoint_id"]
     return config
+
+
+def _name(stock: Any) -> str:
+    """Return the id of a checkpoint that the stock saver has read."""
+    name: str = stock.config["configurable"]["checkpoint_id"]
+    return name
+
+
+def _size(stored: Stored) -> int:
+    return sum(stored.record.sizes)
+
+
+def _fitting(sizes: Sequence[int]) -> int:
+    """Return how many of these may be in memory at once: one, if it is large."""
+    total = 0
+    for count, size in enumerate(sizes[:_COMPARED_MAX]):
+        total += size
+        if total > _COMPARED_BYTES:
+            return max(count, 1)
+    return min(len(sizes), _COMPARED_MAX)
 
 
 def _sorted(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The tables of LangGraph's own savers, SQLite's and PostgreSQL's, read as they are. Nothing is ever written there.
+"""What LangGraph's own savers hold, read as it is: nothing is ever written there. Here: in the file of a SqliteSaver.
 
-Values go through the savers' own serializer. Bytes that were met a moment ago are not decoded again: what is returned
-may share parts with what was returned before, so nobody may change it.
+See also `stock_postgres` and `stock_memory`. Values go through the
+savers' own serializer. Bytes that were met a moment ago are not decoded again: what is returned may share parts with
+what was returned before, so nobody may change it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,15 +24,14 @@ from everstep.errors import (
     CheckpointCorrupted,
     InvalidInput,
     MissingDependency,
-    StoreError,
     StoreMismatch,
     StoreUnavailable,
     UnregisteredType,
 )
+from everstep.langgraph.quiet import QUIET
 from everstep.langgraph.threads import Pending
 from everstep.stores.protocol import Key
 
-_TASKS = "__pregel_tasks"
 _EVERSTEP = 0x45565354  # the application id of our own files
 _MEMO_BYTES_MAX, _MEMO_ITEM_BYTES_MAX = 32 << 20, 1 << 20
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, list, dict))
@@ -42,22 +42,30 @@ class Entry(NamedTuple):
 
     key: Key
     parent: Key | None
+    size_bytes: int = 0
+    """About what it takes by itself; channels that are kept beside it do not count."""
 
 
-class Row(NamedTuple):
-    """A checkpoint of the source, with its values."""
+class Attached(NamedTuple):
+    """The pending writes of a checkpoint as a list of the source shows them."""
 
-    checkpoint: dict[str, Any]
-    metadata: dict[str, Any]
+    names: Sequence[tuple[str, int]]
+    """Task and number."""
     size_bytes: int
 
 
-class Source(ABC):
-    """A database of a stock saver. Inside `reading` it is seen as of one moment."""
+class Row(NamedTuple):
+    """A checkpoint of the source, with its values and pending writes."""
 
-    _value: str
-    """The column of a write's value."""
-    _has_task_path: bool
+    checkpoint: dict[str, Any]
+    metadata: dict[str, Any]
+    writes: Sequence[Pending]
+    size_bytes: int
+    """What was read for it."""
+
+
+class Source(ABC):
+    """What a stock saver holds. Inside `reading` it is seen as of one moment."""
 
     def __init__(self, name: str, serde: Any) -> None:
         self.name = name
@@ -75,56 +83,33 @@ class Source(ABC):
             with self.translated():
                 self._end()
 
+    @abstractmethod
     def threads(self) -> dict[str, int]:
         """Return every thread and how many checkpoints it has, those that were active last at the end."""
-        rows = self._all(
-            "SELECT thread_id, sum(n) FROM (SELECT thread_id, count(*) AS n, max(checkpoint_id) AS last "
-            "FROM checkpoints GROUP BY thread_id UNION ALL SELECT DISTINCT thread_id, 0, '' FROM {writes}) t "
-            "GROUP BY thread_id ORDER BY max(last), thread_id"
-        )
-        return {thread_id: int(count) for thread_id, count in rows}
 
+    @abstractmethod
     def entries(self, thread_id: str) -> list[Entry]:
         """Return what there is of a thread, in any order."""
-        rows = self._all(
-            "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = ?", thread_id
-        )
-        return [_entry(thread_id, *row) for row in rows]
 
+    @abstractmethod
     def heads(self, thread_id: str) -> dict[str, str]:
         """Return by namespace the id that the stock saver takes for the newest."""
-        sql = "SELECT checkpoint_ns, max(checkpoint_id) FROM checkpoints WHERE thread_id = ? GROUP BY checkpoint_ns"
-        return dict(self._all(sql, thread_id))
 
     @abstractmethod
-    def metadata(self, key: Key) -> dict[str, Any]:
-        """Return the metadata of a checkpoint."""
+    def written(self, thread_id: str) -> dict[Key, Attached]:
+        """Return the writes of a thread, by the checkpoint they belong to."""
 
     @abstractmethod
-    def row(self, entry: Entry) -> Row:
-        """Return a checkpoint."""
+    def metadata(self, thread_id: str, keys: Sequence[Key]) -> dict[Key, dict[str, Any]]:
+        """Return the metadata of checkpoints."""
 
-    def written(self, thread_id: str) -> dict[Key, list[tuple[str, int]]]:
-        """Return the writes of a thread, each as task and number, by the checkpoint they belong to."""
-        found: dict[Key, list[tuple[str, int]]] = {}
-        sql = "SELECT checkpoint_ns, checkpoint_id, task_id, idx FROM {writes} WHERE thread_id = ?"
-        for namespace, checkpoint_id, task_id, idx in self._all(sql, thread_id):
-            found.setdefault(Key(thread_id, namespace, checkpoint_id), []).append((task_id, idx))
-        return found
+    @abstractmethod
+    def rows(self, thread_id: str, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
+        """Yield checkpoints of a thread, in the order given."""
 
+    @abstractmethod
     def writes(self, key: Key) -> tuple[list[Pending], int]:
         """Return the writes of a checkpoint, and their size."""
-        path = "task_path" if self._has_task_path else "''"
-        rows = self._all(
-            f"SELECT task_id, idx, channel, type, {self._value}, {path} FROM {{writes}} "
-            "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
-            *key,
-        )
-        found = [
-            Pending(task_id, idx, channel, self._loaded(kind, data, key, f"a write to {channel!r}"), path)
-            for task_id, idx, channel, kind, data, path in rows
-        ]
-        return found, sum(len(row[4] or b"") for row in rows)
 
     @abstractmethod
     def size_bytes(self) -> int:
@@ -137,16 +122,6 @@ class Source(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of the connection."""
-
-    @abstractmethod
-    def _all(self, sql: str, *arguments: Any) -> list[Any]:
-        """Return the rows of a query: `?` stands for an argument, `{writes}` for the table of writes."""
-
-    def _one(self, columns: str, key: Key) -> Any:
-        rows = self._all(
-            f"SELECT {columns} FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?", *key
-        )
-        return rows[0]
 
     @abstractmethod
     def _begin(self) -> None: ...
@@ -174,14 +149,97 @@ class Source(ABC):
             ) from exc
 
 
+class TableSource(Source):
+    """A database of a stock saver."""
+
+    _value: str
+    """The column of a write's value."""
+    _own_size: str
+    """What a row of `checkpoints` takes."""
+    _has_task_path: bool
+
+    def threads(self) -> dict[str, int]:
+        rows = self._all(
+            "SELECT thread_id, sum(n) FROM (SELECT thread_id, count(*) AS n, max(checkpoint_id) AS last "
+            "FROM checkpoints GROUP BY thread_id UNION ALL SELECT DISTINCT thread_id, 0, '' FROM {writes}) t "
+            "GROUP BY thread_id ORDER BY max(last), thread_id"
+        )
+        return {thread_id: int(count) for thread_id, count in rows}
+
+    def entries(self, thread_id: str) -> list[Entry]:
+        rows = self._all(
+            f"SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, {self._own_size} FROM checkpoints "
+            "WHERE thread_id = ?",
+            thread_id,
+        )
+        return [entry_of(thread_id, *row) for row in rows]
+
+    def heads(self, thread_id: str) -> dict[str, str]:
+        sql = "SELECT checkpoint_ns, max(checkpoint_id) FROM checkpoints WHERE thread_id = ? GROUP BY checkpoint_ns"
+        return dict(self._all(sql, thread_id))
+
+    def written(self, thread_id: str) -> dict[Key, Attached]:
+        names: dict[Key, list[tuple[str, int]]] = {}
+        sizes: dict[Key, int] = {}
+        rows = self._all(
+            f"SELECT checkpoint_ns, checkpoint_id, task_id, idx, length({self._value}) FROM {{writes}} "
+            "WHERE thread_id = ?",
+            thread_id,
+        )
+        for namespace, checkpoint_id, task_id, idx, size in rows:
+            key = Key(thread_id, namespace, checkpoint_id)
+            names.setdefault(key, []).append((task_id, idx))
+            sizes[key] = sizes.get(key, 0) + (size or 0)
+        return {key: Attached(held, sizes[key]) for key, held in names.items()}
+
+    def writes(self, key: Key) -> tuple[list[Pending], int]:
+        rows = self._all(
+            f"SELECT {self._write_columns} FROM {{writes}} "
+            "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
+            *key,
+        )
+        return self._pending(key, rows)
+
+    @property
+    def _write_columns(self) -> str:
+        path = "task_path" if self._has_task_path else "''"
+        return f"task_id, idx, channel, type, {self._value}, {path}"
+
+    def _pending(self, key: Key, rows: Iterable[Sequence[Any]]) -> tuple[list[Pending], int]:
+        """Return writes, given as `_write_columns`, and their size."""
+        found: list[Pending] = []
+        size = 0
+        for task_id, idx, channel, kind, data, path in rows:
+            value = self._loaded(kind, data, key, f"a write to {channel!r}")
+            found.append(Pending(task_id, idx, channel, value, path))
+            size += len(data or b"")
+        return found, size
+
+    @abstractmethod
+    def _all(self, sql: str, *arguments: Any) -> list[Any]:
+        """Return the rows of a query: `?` stands for an argument, `{writes}` for the table of writes."""
+
+
 def open_source(url: object, serde: Any) -> Source:
-    """Return the database at a URL or path; see `import_langgraph`."""
+    """Return the database at a URL or path, or a saver in memory: see `import_langgraph`.
+
+    `serde` is the serializer that wrote it; None: the stock one, or that of the saver.
+    """
+    from everstep.langgraph.stock_memory import MemorySource
+    from everstep.langgraph.stock_postgres import PostgresSource
+
+    if all(hasattr(url, name) for name in ("storage", "writes", "blobs", "serde")):
+        return MemorySource(url, serde)
+    serde = serde if serde is not None else stock_serializer()
     kind, where = place_of(url)
     if kind == "sqlite":
         return SQLiteSource(where, serde)
     if kind == "postgres":
         return PostgresSource(where, serde)
-    raise InvalidInput("LangGraph's own savers are read from sqlite:///path and postgresql://..., not from elsewhere")
+    raise InvalidInput(
+        "LangGraph's own savers are read from sqlite:///path and postgresql://..., or as an InMemorySaver, not from "
+        "elsewhere"
+    )
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -193,15 +251,24 @@ def stock_serializer() -> Any:
         from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
     except ImportError as exc:
         raise MissingDependency("langgraph-checkpoint", "langgraph") from exc
-    serde: Any = JsonPlusSerializer()
-    return _with_hook(serde, _Refusing(serde._unpack_ext_hook))
+    return refusing(JsonPlusSerializer())
+
+
+def refusing(serde: Any) -> Any:
+    """Return LangGraph's own serializer as one that loses no class; another one is left as it is."""
+    return _with_hook(serde, _Refusing(serde._unpack_ext_hook)) if _is_stock(serde) else serde
+
+
+def _is_stock(serde: Any) -> bool:
+    kind = f"{type(serde).__module__}.{type(serde).__qualname__}"
+    return kind == "langgraph.checkpoint.serde.jsonplus.JsonPlusSerializer"
 
 
 def remembering(serde: Any) -> Any:
     """Return a serializer that does not decode again what it has decoded a moment ago, if that is possible."""
-    kind = f"{type(serde).__module__}.{type(serde).__qualname__}"
-    if kind == "langgraph.checkpoint.serde.jsonplus.JsonPlusSerializer":
+    if _is_stock(serde):
         return _with_hook(serde, _Memo(serde._unpack_ext_hook))
+    kind = f"{type(serde).__module__}.{type(serde).__qualname__}"
     if kind == "langgraph.checkpoint.serde.encrypted.EncryptedSerializer":
         clone = copy.copy(serde)
         clone.serde = remembering(serde.serde)
@@ -267,10 +334,11 @@ class _Refusing:
 # -- SQLite ------------------------------------------------------------------------------------------------------------
 
 
-class SQLiteSource(Source):
+class SQLiteSource(TableSource):
     """The file of a SqliteSaver or AsyncSqliteSaver, opened read-only."""
 
     _value = "value"
+    _own_size = "0"  # rows are read one by one
 
     def __init__(self, path: str, serde: Any) -> None:
         super().__init__(path, serde)
@@ -309,15 +377,26 @@ class SQLiteSource(Source):
             raise StoreMismatch(f"{self.name} is not a file of LangGraph's SqliteSaver: it lacks its tables")
         return "task_path" in columns["writes"]
 
-    def metadata(self, key: Key) -> dict[str, Any]:
-        return self._metadata(key, self._one("metadata", key)[0])
+    def metadata(self, thread_id: str, keys: Sequence[Key]) -> dict[Key, dict[str, Any]]:  # noqa: ARG002  # in the keys
+        return {key: self._metadata(key, self._one("metadata", key)[0]) for key in keys}
 
-    def row(self, entry: Entry) -> Row:
-        kind, data, metadata = self._one("type, checkpoint, metadata", entry.key)
-        checkpoint = self._loaded(kind, data, entry.key)
-        if not isinstance(checkpoint, dict):
-            raise _out_of_shape(entry.key)
-        return Row(checkpoint, self._metadata(entry.key, metadata), len(data or b"") + len(metadata or b""))
+    def rows(self, thread_id: str, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:  # noqa: ARG002  # in the keys
+        """A query for each costs little in a file of one's own machine."""
+        for key, _, _ in entries:
+            kind, data, metadata = self._one("type, checkpoint, metadata", key)
+            with QUIET:
+                checkpoint = self._loaded(kind, data, key)
+            if not isinstance(checkpoint, dict):
+                raise out_of_shape(key)
+            pending, size = self.writes(key) if key in written else ([], 0)
+            size += len(data or b"") + len(metadata or b"")
+            yield Row(checkpoint, self._metadata(key, metadata), pending, size)
+
+    def _one(self, columns: str, key: Key) -> Any:
+        rows = self._all(
+            f"SELECT {columns} FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?", *key
+        )
+        return rows[0]
 
     def size_bytes(self) -> int:
         files = (self._path, Path(f"{self._path}-wal"))
@@ -327,7 +406,7 @@ class SQLiteSource(Source):
         try:
             from langgraph.checkpoint.sqlite import SqliteSaver
         except ImportError as exc:
-            raise _needed_to_verify("langgraph-checkpoint-sqlite") from exc
+            raise needed_to_verify("langgraph-checkpoint-sqlite") from exc
         saver: Any = SqliteSaver(self._connection, serde=remembering(self._serde))
         saver.is_setup = True  # its own setup writes
         saver._has_task_path = self._has_task_path
@@ -369,154 +448,14 @@ def _connected(uri: str) -> sqlite3.Connection:
     return connection
 
 
-# -- PostgreSQL --------------------------------------------------------------------------------------------------------
-
-_POSTGRES_TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
+# -- all of them -------------------------------------------------------------------------------------------------------
 
 
-class PostgresSource(Source):
-    """The tables of a PostgresSaver or AsyncPostgresSaver, in read-only transactions."""
-
-    _value = "blob"
-
-    def __init__(self, url: str, serde: Any) -> None:
-        place = url.partition("://")[2].partition("?")[0]
-        super().__init__(place.rpartition("@")[2], serde)  # without a password
-        try:
-            import psycopg
-        except ImportError as exc:
-            raise MissingDependency("psycopg", "postgres") from exc
-        from everstep.stores.postgres_pool import checked_dsn
-
-        checked_dsn(url)
-        self._driver = psycopg
-        self._blobs: dict[str, dict[tuple[str, str], Any]] = {}
-        with self.translated():
-            # Nothing is set for the session, nothing is prepared: there may be a pooler between.
-            self._connection: Any = psycopg.connect(url, autocommit=True, prepare_threshold=None)
-            try:
-                self._has_task_path = self._check()
-            except BaseException:
-                self._connection.close()
-                raise
-
-    def _check(self) -> bool:
-        rows = self._all(
-            "SELECT c.relname, a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid "
-            "WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid IN "
-            "(SELECT to_regclass(name) FROM unnest(%s::text[]) AS name)",
-            list(_POSTGRES_TABLES),
-        )
-        columns: dict[str, set[str]] = {name: set() for name in _POSTGRES_TABLES}
-        for table, column in rows:
-            columns[table].add(column)
-        if columns["checkpoints"] and "checkpoint_id" not in columns["checkpoints"]:
-            raise StoreMismatch(
-                f"{self.name} holds the tables of a ShallowPostgresSaver, which keeps no history; run the graph once "
-                "with a PostgresSaver in another database, or go on with a new thread"
-            )
-        if not all(columns.values()) or "version" not in columns["checkpoint_blobs"]:
-            raise StoreMismatch(f"{self.name} does not hold the tables of LangGraph's PostgresSaver")
-        return "task_path" in columns["checkpoint_writes"]
-
-    def metadata(self, key: Key) -> dict[str, Any]:
-        found: dict[str, Any] = self._one("metadata", key)[0]
-        return found
-
-    def row(self, entry: Entry) -> Row:
-        key = entry.key
-        checkpoint, metadata, versions, size = self._one(
-            "checkpoint, metadata, (SELECT jsonb_object_agg(key, value) FROM jsonb_each_text("
-            "checkpoint -> 'channel_versions')), pg_column_size(checkpoint) + pg_column_size(metadata)",
-            key,
-        )
-        if not isinstance(checkpoint, dict):
-            raise _out_of_shape(key)
-        values, read = self._values(key, versions or {})
-        if checkpoint.get("v", 4) < 4 and entry.parent is not None:
-            self._migrate_sends(entry.parent, checkpoint, values)
-        whole = {**checkpoint, "channel_values": {**(checkpoint.get("channel_values") or {}), **values}}
-        return Row(whole, metadata, size + read)
-
-    def _values(self, key: Key, versions: Mapping[str, str]) -> tuple[dict[str, Any], int]:
-        """Return the values that are kept beside the checkpoint; those of the last one are at hand."""
-        known = self._blobs.get(key.namespace, {})
-        blobs = {pair: known[pair] for pair in versions.items() if pair in known}
-        size, missing = 0, [pair for pair in versions.items() if pair not in known]
-        rows = self._all(
-            "SELECT channel, version, type, blob FROM checkpoint_blobs WHERE thread_id = %s AND checkpoint_ns = %s "
-            "AND (channel, version) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
-            key.thread_id, key.namespace, [pair[0] for pair in missing], [pair[1] for pair in missing],
-        ) if missing else []  # fmt: skip
-        for channel, version, kind, data in rows:
-            size += len(data or b"")
-            if kind != "empty":
-                blobs[channel, version] = self._loaded(kind, data, key, f"the channel {channel!r}")
-        self._blobs[key.namespace] = blobs
-        return {channel: value for (channel, _), value in blobs.items()}, size
-
-    def _migrate_sends(self, parent: Key, checkpoint: dict[str, Any], values: dict[str, Any]) -> None:
-        """Do for an old checkpoint what the stock saver does: the parent's sends become a channel."""
-        path = "task_path, " if self._has_task_path else ""
-        rows = self._all(
-            "SELECT type, blob FROM checkpoint_writes WHERE thread_id = %s AND checkpoint_id = %s AND channel = %s "
-            f"ORDER BY {path}task_id, idx",
-            parent.thread_id, parent.checkpoint_id, _TASKS,
-        )  # fmt: skip
-        if rows:
-            values[_TASKS] = [self._loaded(kind, data, parent, "a send") for kind, data in rows]
-            versions = checkpoint.setdefault("channel_versions", {})
-            versions[_TASKS] = max(versions.values()) if versions else f"{1:032}.0000000000000000"
-
-    def size_bytes(self) -> int:
-        sql = "SELECT sum(pg_total_relation_size(to_regclass(name)))::bigint FROM unnest(%s::text[]) AS name"
-        return int(self._all(sql, list(_POSTGRES_TABLES))[0][0])
-
-    def saver(self) -> Any:
-        try:
-            from langgraph.checkpoint.postgres import PostgresSaver
-        except ImportError as exc:
-            raise _needed_to_verify("langgraph-checkpoint-postgres") from exc
-        if not self._has_task_path:
-            raise StoreMismatch(
-                f"the tables of {self.name} are of an older layout, which the stock saver cannot read without changing "
-                "them; call its setup() once, or pass verify=False"
-            )
-        return PostgresSaver(self._connection, serde=remembering(self._serde))
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _begin(self) -> None:
-        self._blobs = {}
-        self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-
-    def _end(self) -> None:
-        if not self._connection.broken:
-            self._connection.execute("ROLLBACK")
-
-    def _all(self, sql: str, *arguments: Any) -> list[Any]:
-        with self.translated():
-            query = sql.replace("{writes}", "checkpoint_writes").replace("?", "%s")
-            found: list[Any] = self._connection.cursor(binary=True).execute(query, arguments).fetchall()
-            return found
-
-    @contextlib.contextmanager
-    def translated(self) -> Iterator[None]:
-        try:
-            yield
-        except self._driver.OperationalError as exc:
-            raise StoreUnavailable(f"the source {self.name} cannot be read now: {exc}") from exc
-        except self._driver.Error as exc:
-            raise StoreError(f"the source {self.name} said no: {exc}") from exc
-
-
-# -- both --------------------------------------------------------------------------------------------------------------
-
-
-def _entry(thread_id: str, namespace: str, checkpoint_id: str, parent_id: str | None) -> Entry:
+def entry_of(thread_id: str, namespace: str, checkpoint_id: str, parent_id: str | None, size_bytes: int = 0) -> Entry:
+    """Return a row of a list of checkpoints as an entry."""
     key = Key(thread_id, namespace, checkpoint_id)
-    return Entry(key, key._replace(checkpoint_id=parent_id) if parent_id else None)
+    parent = key._replace(checkpoint_id=parent_id) if parent_id else None
+    return Entry(key, parent, size_bytes)
 
 
 def _parsed(key: Key, data: Any) -> dict[str, Any]:
@@ -531,11 +470,13 @@ def _parsed(key: Key, data: Any) -> dict[str, Any]:
     return found
 
 
-def _out_of_shape(key: Key) -> CheckpointCorrupted:
+def out_of_shape(key: Key) -> CheckpointCorrupted:
+    """Return the error for what is no checkpoint."""
     return CheckpointCorrupted(
         "the checkpoint in the source is out of shape", thread_id=key.thread_id, checkpoint_id=key.checkpoint_id
     )
 
 
-def _needed_to_verify(package: str) -> MissingDependency:
+def needed_to_verify(package: str) -> MissingDependency:
+    """Return the error for a stock saver that is not installed."""
     return MissingDependency(package, instead=f"pip install {package}, or pass verify=False")

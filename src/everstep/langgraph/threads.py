@@ -556,6 +556,12 @@ class Threads:
         await self._prepare(loaded)
         return keys, loaded, last
 
+    async def read_some(self, keys: Sequence[Key]) -> list[Saved]:
+        """Return these checkpoints with their values and writes; what is missing is left out. All are in memory."""
+        loaded = await self._store.read_many(keys, writes=True)
+        await self._prepare(loaded)
+        return await self._saved_some(loaded)
+
     async def newest(self, thread_id: str, limit: int | None) -> list[Saved]:
         """Return a thread's checkpoints in all namespaces, the one that was put last first. Without their writes."""
         keys, found = list[Key](), list[Saved]()

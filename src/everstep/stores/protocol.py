@@ -604,7 +604,7 @@ class Store(Protocol):
         ...
 
     async def adopt(self, part: Part) -> int:
-        """Take over a part of a family from another store: all of it, or nothing. Only `copying` calls this.
+        """Take over a part of a family from another store: all of it, or nothing. For `copying` and `staging` alone.
 
         Threads that are not there are made, in the family of `part.thread_id`; one that is there in another family is
         InvalidInput. Applying the same part again changes nothing more, but for what it reserves. In this order:
