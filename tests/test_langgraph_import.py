@@ -712,7 +712,7 @@ def test_each_thread_is_one_call_in_the_statistics(file, saver):
 
     calls = saver.engine.stats().calls
     assert calls.keys() == {"import_langgraph"}
-    assert calls["import_langgraph"].count == 2
+    assert calls["import_langgraph"].calls == 2
     assert calls["import_langgraph"].bytes_added > 0
 
 
