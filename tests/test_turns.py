@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +22,9 @@ from everstep.stores import redis
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.protocol import Change, Query, Store, Stored
 from everstep.stores.redis import RedisStore
+from everstep.stores.sqlite import SQLiteStore
 from everstep.testing import follow, head_id, ids
+from everstep.values import tree
 from tests import servers
 from tests.conftest import OneFace, Place
 from tests.faults.proxy import Proxy
@@ -130,6 +132,35 @@ async def test_an_append_to_a_new_thread_that_is_always_beaten_gets_its_turn(rac
     await race.engine.append("new", [{"role": "user", "content": "own"}], {"key": 1})
     assert len(race.tries) == TRIES
     assert race.words("new") == ["rival"] * 3 + ["own"]
+
+
+def test_a_large_message_is_cut_into_pieces_once_however_often_it_is_beaten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes most of the time of its append, and in its turn others would wait for it."""
+    text = "".join(f"word {n} " for n in range(20_000))
+    cut = list[int]()
+    pieces = tree._pieces
+
+    def counted(data: bytes) -> Iterable[bytes]:
+        cut.append(len(data))
+        return pieces(data)
+
+    monkeypatch.setattr(tree, "_pieces", counted)
+    rival = everstep.open(f"sqlite:///{tmp_path}/a.db").sync
+    tries = list[str]()
+    beset: Any = Beset(SQLiteStore(tmp_path / "a.db"), lambda name: rival.append(name, [{"content": "rival"}]), tries)
+    engine = everstep.CheckpointEngine(everstep.StoreBackend(beset)).sync
+    rival.append("t", [{"content": "rival"}])
+    engine.append("t", [{"content": text}], {"state": 1})
+    assert len(tries) == TRIES
+    assert cut == [len(text)]
+    found = everstep.open(f"sqlite:///{tmp_path}/a.db").sync.get_latest("t")
+    assert found is not None
+    assert found.messages == [{"content": "rival"}] * (TRIES + 1) + [{"content": text}]
+    assert found.state == {"state": 1}
+    engine.close()
+    rival.close()
 
 
 async def test_an_append_that_names_a_head_is_told_of_another(race: Race) -> None:

@@ -98,6 +98,28 @@ class _Written(NamedTuple):
     base: Base | None
 
 
+class _Added:
+    """Messages to be appended. They are written down once, however often the head turns out to be another one.
+
+    To cut a large message into pieces takes most of the time of its append, and in its turn others wait for it.
+    """
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.messages = messages
+        self._parts: list[tree.Node] | None = None
+        self._objects: dict[bytes, tree.Content] = {}
+
+    def written_onto(self, node: tree.Node, known: Collection[bytes]) -> tuple[tree.Node, tree.Writer]:
+        """Return a list node with the messages at its end, and the writer that has its objects but for `known` ones."""
+        writer = tree.Writer(known, dict(self._objects))
+        if self._parts is None:
+            self._parts = writer.items_of(node, self.messages, "messages")
+            self._objects = dict(writer.objects)
+        else:
+            writer.leave_out(known)
+        return writer.extended_by(node, self._parts), writer
+
+
 class Memory:
     """What both faces of a repository remember: heads by thread and namespace, objects by hash. Bounded."""
 
@@ -251,7 +273,7 @@ class Repository:
         `make_new_id` see `save`.
         """
         # Copied before the first wait: what the caller changes later belongs to a later step.
-        messages = copied(messages, "messages")
+        added = _Added(copied(messages, "messages"))
         state, tools_result = copied(state, "state"), copied(tools_result, "tools_result")
 
         async def attempt(store: Store, is_first: bool) -> tuple[Stored, Encoded]:
@@ -265,7 +287,7 @@ class Repository:
                 raise HeadMoved(thread_id, expect, found)
             updates = (state, tools_result)
             try:
-                encoded = await repository._extend(head, messages, updates, split, size_bytes_max, replace)
+                encoded = await repository._extend(head, added, updates, split, size_bytes_max, replace)
             except CheckpointCorrupted:
                 if is_first:  # the head that is remembered may have been deleted since, with its objects
                     raise Beaten from None
@@ -546,13 +568,14 @@ class Repository:
     async def _extend(
         self,
         head: Stored | None,
-        messages: list[Any],
+        added: _Added,
         updates: Sequence[dict[str, Any] | None],
         split: bool,
         size_bytes_max: int | None,
         replace: bool,
     ) -> Encoded:
         _check_own(head)
+        messages = added.messages
         if head is None:
             written = self._write([messages, *(u or {} for u in updates)], None, split)
             first = encoded(*written, size_bytes_max)
@@ -573,9 +596,8 @@ class Repository:
                 objects = await self.objects(head.family, nodes[place].children)
                 known |= set(objects)
                 changed[place] = _updated(None if replace else self._unpack(nodes[place], objects), update, replace)
-        writer = tree.Writer(known)
         with _stack_checked():
-            nodes[0] = writer.extended(nodes[0], messages, "messages")
+            nodes[0], writer = added.written_onto(nodes[0], known)
             for place, value in changed.items():
                 nodes[place] = writer.value(value, _FIELDS[place])
         grown = encoded(nodes, writer, Base(record.key, head.digest), size_bytes_max)

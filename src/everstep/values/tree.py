@@ -145,6 +145,27 @@ class Writer:
             count += 1
         return list_.list_node(count, size + len(codec.array_header(count)))
 
+    def items_of(self, node: Node, items: Iterable[Any], path: str) -> list[Node]:
+        """Write items to be added to the list node `node`, or to another: see `extended_by`."""
+        parts: list[Node] = []
+        for item in items:
+            try:
+                parts.append(self.value(item, "", ITEM_MAX, 1))
+            except UnstorableValue as exc:
+                raise exc.under(f"{path}[{_read_list(node)[0] + len(parts)}]") from exc
+        return parts
+
+    def extended_by(self, node: Node, parts: Iterable[Node]) -> Node:
+        """Return the list node `node` with items added at its end that are written already."""
+        count, size, tails, cuts = _read_list(node)
+        list_ = Levels(self, tails, cuts, GROUP)
+        size -= len(codec.array_header(count))
+        for part in parts:
+            list_.add_part(part)
+            size += part.size
+            count += 1
+        return list_.list_node(count, size + len(codec.array_header(count)))
+
     def extended_packed(self, node: Node, items: Iterable[bytes], path: str, depth: int = 0) -> Node:
         """Return the list node `node` with items added at its end that are packed already."""
         count, size, tails, cuts = _read_list(node)
