@@ -1,4 +1,4 @@
-"""Who runs a task: one record per task, in a namespace of its own of the task's thread, and the claim it holds.
+"""Who runs a thread, as a task or with `send`: one record in a namespace of its own of the thread, and its claim.
 
 A claim is a lease: `until` is renewed while the task runs. The head of the namespace is compared and swapped, and the
 record before goes in the same commit, so that there is one record, and the claim's own. Every checkpoint of the run is
@@ -98,6 +98,12 @@ class Task(NamedTuple):
     """The last failure: `type`, `text`, and the `checkpoint_id` it happened after."""
     input: Mapping[str, Any] | None = None
     """What it is to begin with, as long as there is no checkpoint: `form` and `value`, or `refused`: why not."""
+    is_task: bool = True
+    """Whether it is a task of a TaskManager, and not only a thread that `send` runs."""
+    request_id: str | None = None
+    """The name that the caller of `send` gave to the last input."""
+    last: str | None = None
+    """The checkpoint at which the last run ended, if it came to an end."""
 
     @property
     def runs(self) -> bool:
@@ -128,13 +134,30 @@ class Claims:
         loaded = await self._repository.load(*found.stored.record.key)
         return loaded[1][1].get("input") if loaded is not None else None
 
-    async def take(self, task_id: str, found: Found | None, lease_seconds: float, given: Any = None) -> Claim:
+    async def take(
+        self,
+        task_id: str,
+        found: Found | None,
+        lease_seconds: float,
+        given: Any = None,
+        *,
+        is_task: bool = True,
+        request_id: str | None = None,
+    ) -> Claim:
         """Claim a task: a new one (None), or one as it was found. HeadMoved if it is not so any more."""
         if found is not None and found.task.runs and found.task.owner is not None:
             raise TaskRunning(task_id, found.task.owner.host, found.task.owner.pid)
-        task = found.task if found is not None else Task(utc_now())
+        task = found.task if found is not None else Task(utc_now(), is_task=is_task)
         kept = given if found is None else await self.given(found)
-        task = task._replace(owner=this_process(), until=time.time() + lease_seconds, input=kept)
+        if task.owner is not None:  # its run was cut off: how an earlier one ended says nothing any more
+            task = task._replace(ended="")
+        task = task._replace(
+            owner=this_process(),
+            until=time.time() + lease_seconds,
+            input=kept,
+            is_task=is_task or task.is_task,
+            request_id=request_id,
+        )
         stored = await self.swap(task_id, task, found.stored if found is not None else None)
         if found is not None and found.task.owner is not None:
             logger.info("task %r is taken over from %s", task_id, found.task.owner)
@@ -221,11 +244,11 @@ class Claim:
                 if not self._ended.is_set():
                     logger.warning("the claim of task %r could not be renewed", self.task_id, exc_info=True)
 
-    async def release(self, ended: str, error: Mapping[str, Any] | None, *, begun: bool) -> None:
-        """Let the task go: it may be run by others from now on. TaskLost if it is."""
-        task = self.task._replace(owner=None, until=0.0, ended=ended, error=error)
+    async def release(self, ended: str, error: Mapping[str, Any] | None, last: str | None) -> None:
+        """Let the task go, whose last checkpoint is this one: others may run it from now on. TaskLost if they do."""
+        task = self.task._replace(owner=None, until=0.0, ended=ended, error=error, last=last)
         # Where the record is from now on is not remembered: a renewal on its way must not take it for the claim's own.
-        await self._swapped(self._claims, task._replace(input=None) if begun else task)
+        await self._swapped(self._claims, task._replace(input=None) if last is not None else task)
 
     async def _swapped(self, claims: Claims, task: Task) -> Stored:
         """Put another record in the place of this claim's, wherever that is by now, and return it."""
@@ -245,12 +268,15 @@ def _record(task_id: str, task: Task, head: Stored | None, token: str) -> Record
         "until": task.until,
         "ended": task.ended,
         "error": dict(task.error) if task.error is not None else None,
+        "is_task": task.is_task,
+        "request_id": task.request_id,
+        "last": task.last,
     }
     return new_record(
         Key(task_id, TASK_NAMESPACE, f"!task-{step}-{token}"),  # less than the ids of a graph
         step,
         (head.record.key,) if head is not None else (),
-        summary=f"Task: {'running' if task.owner else task.ended or 'stopped'}",
+        summary=f"{'Task' if task.is_task else 'Turn'}: {'running' if task.owner else task.ended or 'stopped'}",
         metadata={"task": kept},
     )
 
@@ -258,4 +284,14 @@ def _record(task_id: str, task: Task, head: Stored | None, token: str) -> Record
 def _task(record: Record) -> Task:
     kept = record.metadata["task"]
     owner = Owner(*kept["owner"]) if kept["owner"] is not None else None
-    return Task(kept["created_at"], owner, kept["until"], kept["ended"], kept["error"])
+    return Task(
+        created_at=kept["created_at"],
+        owner=owner,
+        until=kept["until"],
+        ended=kept["ended"],
+        error=kept["error"],
+        # Records of older versions have no more than the fields above.
+        is_task=kept.get("is_task", True),
+        request_id=kept.get("request_id"),
+        last=kept.get("last"),
+    )

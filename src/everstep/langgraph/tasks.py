@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import random
-import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
 
 from everstep import checks
 from everstep.errors import (
@@ -25,7 +23,6 @@ from everstep.errors import (
     IdTaken,
     InvalidInput,
     MissingDependency,
-    StoreError,
     TaskError,
     TaskExists,
     TaskLost,
@@ -34,9 +31,11 @@ from everstep.errors import (
     UnstorableValue,
 )
 from everstep.faces import run_to_end
-from everstep.langgraph.claims import FAILED, RETURNED, Claim, Claims, Found
+from everstep.langgraph import runs
+from everstep.langgraph.claims import FAILED, RETURNED, Claim, Found
 from everstep.langgraph.cleanup import cleanup_old_checkpoints, cleanup_old_checkpoints_sync
 from everstep.langgraph.retries import asafe_invoke, safe_invoke
+from everstep.langgraph.runs import Face
 from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.names import under_new_name
 from everstep.turns import BEATEN_MAX, overtaken
@@ -56,114 +55,9 @@ __all__ = [
 
 logger = logging.getLogger("everstep")
 
-T = TypeVar("T")
-
 _ABSENT: Final = object()
-_INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")
 _LOGS = 5
-_PAUSE_FIRST, _PAUSE_MAX = 0.02, 1.0
 _PAGE = 100
-
-
-class _Blocking:
-    """What blocking callers do in their own way."""
-
-    def __init__(self, saver: HarnessCheckpointer) -> None:
-        self.saver = saver
-        repository = saver.backend.blocking.repository
-        self.store, self.claims = repository.store, Claims(repository)
-
-    async def invoke(self, graph: Any, given: Any, config: Any, **options: Any) -> Any:
-        return graph.invoke(given, config, **options)
-
-    async def state(self, graph: Any, config: Any) -> Any:
-        return graph.get_state(config)
-
-    async def history(self, graph: Any, config: Any, limit: int | None) -> list[Any]:
-        return list(graph.get_state_history(config, limit=limit))
-
-    async def saved(self, config: Any) -> Any:
-        return self.saver.get_tuple(config)
-
-    async def listed(self, config: Any, limit: int | None) -> list[Any]:
-        return list(self.saver.list(config, limit=limit))
-
-    async def rewind(self, task_id: str, checkpoint_id: str) -> None:
-        self.saver.engine.sync.rewind(checkpoint_id, thread_id=task_id, namespace="")
-
-    async def delete(self, task_id: str) -> None:
-        self.saver.delete_thread(task_id)
-
-    async def pause(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    async def to_end(self, last: Coroutine[Any, Any, T]) -> T:
-        return await last
-
-    async def or_back(self, take: Coroutine[Any, Any, T], give_back: Callable[[T], Coroutine[Any, Any, None]]) -> T:  # noqa: ARG002  # nobody cancels it
-        return await take
-
-
-class _Awaiting:
-    """The same for asynchronous callers."""
-
-    def __init__(self, saver: HarnessCheckpointer) -> None:
-        self.saver = saver
-        self.store, self.claims = saver.backend.store, Claims(saver.backend.repository)
-        self._last: set[asyncio.Future[Any]] = set()
-
-    async def invoke(self, graph: Any, given: Any, config: Any, **options: Any) -> Any:
-        return await graph.ainvoke(given, config, **options)
-
-    async def state(self, graph: Any, config: Any) -> Any:
-        return await graph.aget_state(config)
-
-    async def history(self, graph: Any, config: Any, limit: int | None) -> list[Any]:
-        return [state async for state in graph.aget_state_history(config, limit=limit)]
-
-    async def saved(self, config: Any) -> Any:
-        return await self.saver.aget_tuple(config)
-
-    async def listed(self, config: Any, limit: int | None) -> list[Any]:
-        return [saved async for saved in self.saver.alist(config, limit=limit)]
-
-    async def rewind(self, task_id: str, checkpoint_id: str) -> None:
-        await self.saver.engine.rewind(checkpoint_id, thread_id=task_id, namespace="")
-
-    async def delete(self, task_id: str) -> None:
-        await self.saver.adelete_thread(task_id)
-
-    async def pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def to_end(self, last: Coroutine[Any, Any, T]) -> T:
-        """Return what `last` does, which is done even if the caller is cancelled meanwhile."""
-        return await asyncio.shield(self._held(last))
-
-    async def or_back(self, take: Coroutine[Any, Any, T], give_back: Callable[[T], Coroutine[Any, Any, None]]) -> T:
-        """Return what `take` does; if the caller is cancelled meanwhile, it is given back."""
-        taking = self._held(take)
-
-        async def back() -> None:
-            await asyncio.wait([taking])
-            if not taking.cancelled() and taking.exception() is None:
-                await give_back(taking.result())
-
-        try:
-            return await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            await self.to_end(back())
-            raise
-
-    def _held(self, last: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Run a coroutine that nobody may hold on to."""
-        running = asyncio.ensure_future(last)
-        self._last.add(running)
-        running.add_done_callback(self._last.discard)
-        return running
-
-
-_Face = _Blocking | _Awaiting
 
 
 class TaskManager:
@@ -200,7 +94,7 @@ class TaskManager:
         self._options: dict[str, Any] = {"durability": durability}
         if context is not None:
             self._options["context"] = context
-        self._blocking, self._awaiting = _Blocking(checkpointer), _Awaiting(checkpointer)
+        self._blocking, self._awaiting = runs.Blocking(checkpointer), runs.Awaiting(checkpointer)
         self._started: set[asyncio.Task[Any]] = set()
 
     # -- running
@@ -317,14 +211,14 @@ class TaskManager:
 
     # -- each method once
 
-    async def _create(self, face: _Face, given: Any, task_id: str | None) -> str:
+    async def _create(self, face: Face, given: Any, task_id: str | None) -> str:
         claim = await self._begin(face, given, task_id)
         try:
             await self._run(face, claim, given)
         except TaskLost:
             raise
         except Exception:
-            if _is_ending():
+            if runs.is_ending():
                 raise
             logger.exception("task %r failed; resume_task goes on with it", claim.task_id)
         return claim.task_id
@@ -334,10 +228,10 @@ class TaskManager:
         try:
             await run
         except Exception:
-            if not _is_ending():
+            if not runs.is_ending():
                 logger.exception("task %r failed; resume_task goes on with it", task_id)
 
-    async def _begin(self, face: _Face, given: Any, task_id: str | None) -> Claim:
+    async def _begin(self, face: Face, given: Any, task_id: str | None) -> Claim:
         """Claim a new task."""
         if task_id is not None:
             return await self._begin_as(face, given, checks.thread_id(task_id))
@@ -350,7 +244,7 @@ class TaskManager:
 
         return await under_new_name(begin_under_new_name)
 
-    async def _begin_as(self, face: _Face, given: Any, task_id: str) -> Claim:
+    async def _begin_as(self, face: Face, given: Any, task_id: str) -> Claim:
         if await face.store.read(task_id) is not None:
             raise TaskExists(task_id)
         try:
@@ -366,53 +260,27 @@ class TaskManager:
             return {"refused": str(exc)}
         return {"form": form, "value": packed}
 
-    async def _run(self, face: _Face, claim: Claim, given: Any) -> Any:
+    async def _run(self, face: Face, claim: Claim, given: Any) -> Any:
         """Run the graph as the owner of a claim, and let the claim go in the end, whatever that is."""
-        graph = self._graph.copy({"checkpointer": self._saver.behind(claim)})
-        try:
-            with claim.renewed():
-                values = await face.invoke(graph, given, self._of(claim.task_id), **self._options)
-        except TaskLost:
-            raise
-        except Exception as error:
-            ended = "" if _is_ending() else FAILED
-            await face.to_end(self._let_go(face, claim, ended, error))
-            raise
-        except BaseException:  # an interruption from outside is no failure: the task can be resumed
-            await face.to_end(self._let_go(face, claim, ""))
-            raise
-        await face.to_end(self._let_go(face, claim, RETURNED))
-        return values
 
-    async def _let_go(self, face: _Face, claim: Claim, ended: str, error: Exception | None = None) -> None:
-        """Let a claim go and keep how the run ended. If that fails, the claim runs out by itself."""
-        try:
-            head = await face.store.read(claim.task_id)
-            last = head.stored.record.key.checkpoint_id if head is not None else None
-            failure = claim.task.error if ended != RETURNED else None
-            if ended == FAILED and error is not None:
-                failure = {"type": type(error).__name__, "text": _text(error), "checkpoint_id": last}
-            await claim.release(ended, failure, begun=head is not None)
-        except (StoreError, TaskLost):
-            logger.warning("how the run of task %r ended could not be kept", claim.task_id, exc_info=True)
+        async def work(graph: Any) -> Any:
+            return await face.invoke(graph, given, self._of(claim.task_id), **self._options)
 
-    async def _take(self, face: _Face, task_id: str, found: Found | None, given: Any = None) -> Claim:
-        """Claim a task; a claim whose owner is cancelled before it knows of it would stand until it runs out."""
-        return await face.or_back(
-            face.claims.take(task_id, found, self._lease, given),
-            lambda claim: self._let_go(face, claim, claim.task.ended),
-        )
+        return await runs.run(face, claim, self._graph, work)
 
-    async def _claimed(self, face: _Face, task_id: str, wait: bool) -> tuple[Claim | None, Any]:
+    async def _take(self, face: Face, task_id: str, found: Found | None, given: Any = None) -> Claim:
+        return await runs.take(face, task_id, found, self._lease, given)
+
+    async def _claimed(self, face: Face, task_id: str, wait: bool) -> tuple[Claim | None, Any]:
         """Return the claim of a task that is not finished, and its state; of a finished one only the state."""
         beaten = 0
-        for pause in _pauses():
+        for pause in runs.pauses():
             found = await face.claims.find(task_id)
             if found is None or not found.task.runs:
                 state = await face.state(self._graph, self._of(task_id))
-                if found is None and _checkpoint_id(state) is None:
+                if found is None and runs.checkpoint_id(state) is None:
                     raise TaskNotFound(task_id)
-                if _is_finished(state):
+                if runs.is_finished(state):
                     return None, state
                 try:
                     claim = await self._take(face, task_id, found)
@@ -424,38 +292,36 @@ class TaskManager:
                 try:
                     return claim, await face.state(self._graph, self._of(task_id))
                 except BaseException:
-                    await face.to_end(self._let_go(face, claim, claim.task.ended))
+                    await face.to_end(runs.let_go(face, claim, claim.task.ended))
                     raise
             if not wait and found.task.owner is not None:
                 raise TaskRunning(task_id, found.task.owner.host, found.task.owner.pid)
             await face.pause(pause)
         raise RuntimeError("waiting has no end")
 
-    async def _resume(self, face: _Face, task_id: str, resume: Any, wait: bool) -> Any:
+    async def _resume(self, face: Face, task_id: str, resume: Any, wait: bool) -> Any:
         task_id = checks.thread_id(task_id)
         claim, state = await self._claimed(face, task_id, wait)
         if claim is None:
-            return self._output(state)
+            return runs.output(self._graph, state)
         try:
             given = self._going_on(claim, state, resume)
         except BaseException:
-            await face.to_end(self._let_go(face, claim, claim.task.ended))
+            await face.to_end(runs.let_go(face, claim, claim.task.ended))
             raise
-        if _is_finished(state):  # by somebody else, just before it was claimed
-            await face.to_end(self._let_go(face, claim, RETURNED))
-            return self._output(state)
+        if runs.is_finished(state):  # by somebody else, just before it was claimed
+            await face.to_end(runs.let_go(face, claim, RETURNED))
+            return runs.output(self._graph, state)
         return await self._run(face, claim, given)
 
     def _going_on(self, claim: Claim, state: Any, resume: Any) -> Any:
         """Return what a task is to go on with."""
-        if _checkpoint_id(state) is not None:
-            asked = [found.id for found in state.interrupts]
+        if runs.checkpoint_id(state) is not None:
             if resume is None:  # to LangGraph that is no answer, unless it is one by name
-                resume = dict.fromkeys(asked) or _ABSENT
-            elif resume is not _ABSENT and len(asked) == 1 and not _is_by_name(resume):
-                # Without a name it would answer the node's next question too, if the node fails in between.
-                resume = {asked[0]: resume}
-            return None if resume is _ABSENT else _command()(resume=resume)
+                resume = dict.fromkeys(found.id for found in state.interrupts) or _ABSENT
+            if resume is _ABSENT:
+                return None
+            return _command()(resume=runs.with_name(resume, state))
         if resume is not _ABSENT:
             raise InvalidInput(f"task {claim.task_id!r} has not begun yet: there is nothing to answer")
         kept = claim.task.input or {"refused": "it was not kept"}
@@ -466,7 +332,7 @@ class TaskManager:
             )
         return self._saver.channels.unpacked(kept["form"], kept["value"])
 
-    async def _rollback(self, face: _Face, task_id: str, checkpoint_id: str, wait: bool) -> Any:
+    async def _rollback(self, face: Face, task_id: str, checkpoint_id: str, wait: bool) -> Any:
         task_id, checkpoint_id = checks.thread_id(task_id), checks.checkpoint_id(checkpoint_id)
         if await face.claims.find(task_id) is None and await face.store.read(task_id, "", checkpoint_id) is None:
             # Claimed, a thread that is none would become a task.
@@ -480,17 +346,17 @@ class TaskManager:
             await face.rewind(task_id, checkpoint_id)
             state = await face.state(self._graph, self._of(task_id))
         except BaseException:
-            await face.to_end(self._let_go(face, claim, claim.task.ended))
+            await face.to_end(runs.let_go(face, claim, claim.task.ended))
             raise
-        if _is_finished(state):
-            await face.to_end(self._let_go(face, claim, RETURNED))
-            return self._output(state)
+        if runs.is_finished(state):
+            await face.to_end(runs.let_go(face, claim, RETURNED))
+            return runs.output(self._graph, state)
         return await self._run(face, claim, None)
 
-    async def _any_claim(self, face: _Face, task_id: str, wait: bool) -> Claim:
+    async def _any_claim(self, face: Face, task_id: str, wait: bool) -> Claim:
         """Return the claim of a task, finished or not."""
         beaten = 0
-        for pause in _pauses():
+        for pause in runs.pauses():
             found = await face.claims.find(task_id)
             if found is None and await face.store.read(task_id) is None:
                 raise TaskNotFound(task_id)
@@ -507,10 +373,10 @@ class TaskManager:
             await face.pause(pause)
         raise RuntimeError("waiting has no end")
 
-    async def _wait(self, face: _Face, task_id: str, timeout: float | None) -> dict[str, Any]:
+    async def _wait(self, face: Face, task_id: str, timeout: float | None) -> dict[str, Any]:
         task_id = checks.thread_id(task_id)
         end = None if timeout is None else time.monotonic() + timeout
-        for pause in _pauses():
+        for pause in runs.pauses():
             found = await face.claims.find(task_id)
             left = None if end is None else end - time.monotonic()
             if found is None or not found.task.runs or (left is not None and left <= 0):
@@ -518,11 +384,11 @@ class TaskManager:
             await face.pause(pause if left is None else min(pause, left))
         return await self._status(face, task_id)
 
-    async def _status(self, face: _Face, task_id: str) -> dict[str, Any]:
+    async def _status(self, face: Face, task_id: str) -> dict[str, Any]:
         task_id = checks.thread_id(task_id)
         found = await face.claims.find(task_id)
         state = await face.state(self._graph, self._of(task_id))
-        last = _checkpoint_id(state)
+        last = runs.checkpoint_id(state)
         if found is None and last is None:
             return {"task_id": task_id, "status": "not_found"}
         saved = await face.saved(state.config) if last is not None else None
@@ -539,7 +405,7 @@ class TaskManager:
             "interrupts": [asked.value for asked in state.interrupts],
         }
 
-    async def _history(self, face: _Face, task_id: str, limit: int | None) -> list[dict[str, Any]]:
+    async def _history(self, face: Face, task_id: str, limit: int | None) -> list[dict[str, Any]]:
         config = self._of(checks.thread_id(task_id))
         limit = checks.count(limit, "limit") if limit is not None else None
         states = await face.history(self._graph, config, limit)
@@ -562,7 +428,7 @@ class TaskManager:
             )
         return found
 
-    async def _list(self, face: _Face, limit: int, offset: int) -> list[dict[str, Any]]:
+    async def _list(self, face: Face, limit: int, offset: int) -> list[dict[str, Any]]:
         limit, offset = checks.count(limit, "limit"), checks.count(offset, "offset")
         found: list[str] = []
         start = 0
@@ -570,7 +436,7 @@ class TaskManager:
             page = await face.store.list_threads(_PAGE, start)
             for stored in page:
                 name = stored.record.key.thread_id
-                if len(found) < offset + limit and await face.claims.find(name) is not None:
+                if len(found) < offset + limit and await _is_task(face, name):
                     found.append(name)
             if len(page) < _PAGE:
                 break
@@ -578,7 +444,7 @@ class TaskManager:
         listed = [await self._status(face, name) for name in found[offset:]]
         return [status for status in listed if status["status"] != "not_found"]
 
-    async def _delete(self, face: _Face, task_id: str, force: bool) -> bool:
+    async def _delete(self, face: Face, task_id: str, force: bool) -> bool:
         task_id = checks.thread_id(task_id)
         if not force:
             try:
@@ -595,20 +461,11 @@ class TaskManager:
         inner = {**self._config.get("configurable", {}), "thread_id": task_id}
         return {**self._config, "configurable": inner}
 
-    def _output(self, state: Any) -> Any:
-        """Return the values of a finished task as the graph itself would."""
-        names = self._graph.output_channels
-        if isinstance(names, str) or not isinstance(state.values, Mapping):
-            return state.values
-        return {name: state.values[name] for name in names if name in state.values}
 
-
-def _pauses() -> Iterator[float]:
-    """Yield how long to wait before looking again: longer each time, and never the same for two that wait."""
-    pause = _PAUSE_FIRST
-    while True:
-        yield pause * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
-        pause = min(pause * 1.5, _PAUSE_MAX)
+async def _is_task(face: Face, thread_id: str) -> bool:
+    """Whether a thread is a task: not if a graph alone has run in it, or `send`."""
+    found = await face.claims.find(thread_id)
+    return found is not None and found.task.is_task
 
 
 def _compiled(graph: Any, checkpointer: HarnessCheckpointer) -> Any:
@@ -627,33 +484,10 @@ def _command() -> Any:
     return Command
 
 
-def _is_by_name(resume: Any) -> bool:
-    """Whether answers are given by the ids of their questions, as LangGraph tells it."""
-    return (
-        isinstance(resume, Mapping)
-        and bool(resume)
-        and all(isinstance(name, str) and _INTERRUPT_ID.fullmatch(name) is not None for name in resume)
-    )
-
-
-def _is_ending() -> bool:
-    """Whether this process is about to end: then nodes cannot be started any more, which is no failure of theirs."""
-    return not threading.main_thread().is_alive()
-
-
-def _checkpoint_id(state: Any) -> str | None:
-    return state.config["configurable"].get("checkpoint_id") if state.created_at is not None else None
-
-
-def _is_finished(state: Any) -> bool:
-    # `next` leaves out what has run but is not part of a checkpoint yet; `tasks` does not.
-    return _checkpoint_id(state) is not None and not state.tasks
-
-
 def _status(found: Found | None, state: Any) -> str:
     if found is not None and found.task.runs:
         return "running"
-    if _is_finished(state):
+    if runs.is_finished(state):
         return "finished"
     if found is not None and (found.task.owner is not None or not found.task.ended):
         return "stopped"
@@ -666,10 +500,10 @@ def _status(found: Found | None, state: Any) -> str:
 
 def _error(found: Found | None, state: Any) -> str | None:
     """Return the failure that the task has not got past."""
-    if _is_finished(state) or (found is not None and found.task.ended == RETURNED):
+    if runs.is_finished(state) or (found is not None and found.task.ended == RETURNED):
         return None
     kept = found.task.error if found is not None else None
-    if kept is not None and kept["checkpoint_id"] == _checkpoint_id(state):
+    if kept is not None and kept["checkpoint_id"] == runs.checkpoint_id(state):
         return f"{kept['type']}: {kept['text']}"
     errors = [str(task.error) for task in state.tasks if task.error is not None]
     return errors[0] if errors else None
@@ -679,16 +513,4 @@ def _stage(graph: Any, values: Mapping[str, Any], saved: Any) -> Any:
     """Return the state's own `current_stage`, or the nodes that ran last; None if none did."""
     if values.get("current_stage") is not None:
         return values["current_stage"]
-    seen = saved.checkpoint["versions_seen"] if saved is not None else {}
-    last = {name: max(seen[name].values()) for name in seen if name in graph.nodes and seen[name]}
-    last.pop("__start__", None)
-    newest = max(last.values(), default=None)
-    return ", ".join(sorted(name for name in last if last[name] == newest)) or None
-
-
-def _text(error: Exception) -> str:
-    try:
-        text = str(error)
-    except Exception:
-        text = "its text cannot be read"
-    return text.encode("utf-8", "replace").decode()[:10_000]
+    return ", ".join(runs.nodes_that_ran_last(graph, saved)) or None
