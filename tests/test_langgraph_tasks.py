@@ -1006,7 +1006,7 @@ def test_a_renewal_that_comes_late_does_not_take_back_what_was_let_go(saver: Fac
         def wait(self, timeout: float | None = None) -> bool:
             if not self.is_set():
                 self.set()
-                run_to_end(claim.release(claims.RETURNED, None, "last"))
+                run_to_end(claim.release(claims.RETURNED, None, begun=True))
                 return False
             return super().wait(timeout)
 

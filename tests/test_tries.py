@@ -73,7 +73,7 @@ def test_a_renewal_that_is_always_beaten(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Claims, "swap", beaten)
     with pytest.raises(StoreUnavailable, match="was overtaken"):
-        run_to_end(claim.release("returned", None, "last"))
+        run_to_end(claim.release("returned", None, begun=True))
     assert len(tries) == turns.BEATEN_MAX
 
 

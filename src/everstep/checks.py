@@ -40,6 +40,16 @@ def whole(value: object, name: str) -> int:
     return value
 
 
+def seconds(value: object, name: str, *, above_zero: bool = False) -> float:
+    """Return `value` if it is a finite number of seconds, 0 or more, or above 0."""
+    wanted = "a number above 0" if above_zero else "a number, 0 or more"
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise InvalidInput(f"{name} is {wanted}, not {shown(value)}")
+    if above_zero and value == 0:
+        raise InvalidInput(f"{name} is {wanted}, not {shown(value)}")
+    return float(value)
+
+
 def text(value: object, name: str, bytes_max: int = 65536) -> str:
     """Return `value` if it is text, maybe empty, that can be encoded."""
     return "" if value == "" and isinstance(value, str) else _text(value, name, bytes_max)

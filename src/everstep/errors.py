@@ -16,6 +16,10 @@
     + TaskExists          that id is taken; nothing was written
     + TaskRunning         somebody else runs it
     + TaskLost            somebody else has taken it over; nothing was written since
+  x SendError             about a call of `everstep.langgraph.send`
+    + ThreadBusy          others ran the thread for too long; the input was not taken
+    + ThreadLost          somebody else has taken the thread over; nothing was written since
+    + PendingTurnFailed   the turn before failed while it was finished; the input was not taken
   x UnsupportedByBackend  this backend cannot do that
   x MissingDependency     an optional package is not installed (also an ImportError)
   x StoreError            the store said no; the driver's error is `__cause__`
@@ -203,6 +207,54 @@ class TaskLost(TaskError):
 
     def __init__(self, task_id: str) -> None:
         super().__init__(task_id, "is not this process's any more: it was taken over or deleted meanwhile")
+
+
+class SendError(EverstepError):
+    """Something about a call of `everstep.langgraph.send`."""
+
+    def __init__(self, thread_id: str, what: str) -> None:
+        super().__init__(f"thread {thread_id!r} {what}")
+        self.thread_id = thread_id
+
+
+class ThreadBusy(SendError):
+    """Others ran the thread for longer than the call waits. The input was not taken."""
+
+    def __init__(self, thread_id: str, timeout_seconds: float | None) -> None:
+        super().__init__(
+            thread_id,
+            f"was run by others for all of {timeout_seconds} seconds, and the input was not taken; send it again "
+            "later, or wait longer: timeout_seconds=...",
+        )
+        self.timeout_seconds = timeout_seconds
+
+
+class ThreadLost(SendError):
+    """The thread was taken over, or deleted, while this process was not renewing its claim. Nothing was written since.
+
+    Whoever took it over finishes what was stored of this turn.
+    """
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__(
+            thread_id,
+            "was taken over or deleted while this process did not renew its claim; if the input was taken, others "
+            "finish its turn: look at the thread, or send it again under the same request_id",
+        )
+
+
+class PendingTurnFailed(SendError):
+    """A turn that an earlier run could not finish has failed now. The input of this call was not taken.
+
+    The failure is the `__cause__`.
+    """
+
+    def __init__(self, thread_id: str, error: Exception) -> None:
+        super().__init__(
+            thread_id,
+            f"had an unfinished turn, which failed ({type(error).__name__}), and the input was not taken; send it "
+            "again to go past that turn, or send None to try that turn again",
+        )
 
 
 class UnsupportedByBackend(EverstepError):

@@ -1,8 +1,10 @@
 """Everstep as a checkpointer for LangGraph. Start at `saver`."""
 
+from everstep.errors import PendingTurnFailed, SendError, ThreadBusy, ThreadLost
 from everstep.langgraph.models import CheckpointBackend, CheckpointerConfig, CheckpointMetadata, CheckpointRecord
 from everstep.langgraph.moving import ImportProgress, ImportReport, aimport_langgraph, import_langgraph
 from everstep.langgraph.saver import HarnessCheckpointer
+from everstep.langgraph.sending import asend, send
 from everstep.langgraph.views import (
     MemoryBackend,
     PostgresBackend,
@@ -21,11 +23,17 @@ __all__ = [
     "ImportProgress",
     "ImportReport",
     "MemoryBackend",
+    "PendingTurnFailed",
     "PostgresBackend",
     "RecordBackend",
     "RedisBackend",
     "SQLiteBackend",
+    "SendError",
     "StoreRecordBackend",
+    "ThreadBusy",
+    "ThreadLost",
     "aimport_langgraph",
+    "asend",
     "import_langgraph",
+    "send",
 ]

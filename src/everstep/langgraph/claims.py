@@ -100,10 +100,8 @@ class Task(NamedTuple):
     """What it is to begin with, as long as there is no checkpoint: `form` and `value`, or `refused`: why not."""
     is_task: bool = True
     """Whether it is a task of a TaskManager, and not only a thread that `send` runs."""
-    request_id: str | None = None
-    """The name that the caller of `send` gave to the last input."""
     last: str | None = None
-    """The checkpoint at which the last run ended, if it came to an end."""
+    """The checkpoint at which the last run came to an end of its own; None if something else ended it."""
 
     @property
     def runs(self) -> bool:
@@ -142,7 +140,6 @@ class Claims:
         given: Any = None,
         *,
         is_task: bool = True,
-        request_id: str | None = None,
     ) -> Claim:
         """Claim a task: a new one (None), or one as it was found. HeadMoved if it is not so any more."""
         if found is not None and found.task.runs and found.task.owner is not None:
@@ -156,7 +153,6 @@ class Claims:
             until=time.time() + lease_seconds,
             input=kept,
             is_task=is_task or task.is_task,
-            request_id=request_id,
         )
         stored = await self.swap(task_id, task, found.stored if found is not None else None)
         if found is not None and found.task.owner is not None:
@@ -244,11 +240,13 @@ class Claim:
                 if not self._ended.is_set():
                     logger.warning("the claim of task %r could not be renewed", self.task_id, exc_info=True)
 
-    async def release(self, ended: str, error: Mapping[str, Any] | None, last: str | None) -> None:
-        """Let the task go, whose last checkpoint is this one: others may run it from now on. TaskLost if they do."""
+    async def release(
+        self, ended: str, error: Mapping[str, Any] | None, *, begun: bool, last: str | None = None
+    ) -> None:
+        """Let the task go: it may be run by others from now on. TaskLost if it is."""
         task = self.task._replace(owner=None, until=0.0, ended=ended, error=error, last=last)
         # Where the record is from now on is not remembered: a renewal on its way must not take it for the claim's own.
-        await self._swapped(self._claims, task._replace(input=None) if last is not None else task)
+        await self._swapped(self._claims, task._replace(input=None) if begun else task)
 
     async def _swapped(self, claims: Claims, task: Task) -> Stored:
         """Put another record in the place of this claim's, wherever that is by now, and return it."""
@@ -269,7 +267,6 @@ def _record(task_id: str, task: Task, head: Stored | None, token: str) -> Record
         "ended": task.ended,
         "error": dict(task.error) if task.error is not None else None,
         "is_task": task.is_task,
-        "request_id": task.request_id,
         "last": task.last,
     }
     return new_record(
@@ -292,6 +289,5 @@ def _task(record: Record) -> Task:
         error=kept["error"],
         # Records of older versions have no more than the fields above.
         is_task=kept.get("is_task", True),
-        request_id=kept.get("request_id"),
         last=kept.get("last"),
     )

@@ -10,6 +10,9 @@ from typing import Any
 from everstep import checks
 from everstep.errors import InvalidInput
 
+REQUEST_ID = "everstep_request_id"
+"""Under this name the checkpoints of a turn have the name that the caller of `send` gave to it."""
+
 # Of LangGraph's own: they say where a checkpoint is, not what it is about.
 _PLACES = frozenset(
     (
@@ -157,7 +160,9 @@ def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str],
     kept = {key: _clean(value) for key, value in (metadata or {}).items()}
     for part in (config.get("metadata"), config.get("configurable")):
         for key, value in part.items() if isinstance(part, Mapping) else ():
-            if key in kept or key in _PLACES or not isinstance(key, str) or key.startswith("__") or hides(key):
+            if key in kept or key in _PLACES or not isinstance(key, str) or key.startswith("__"):
+                continue
+            if key != REQUEST_ID and hides(key):
                 continue
             if isinstance(value, (str, int, float)):
                 kept[key] = _clean(value)

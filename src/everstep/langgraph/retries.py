@@ -189,7 +189,4 @@ def _is_hopeless(error: Exception) -> bool:
 
 
 def _backoff(first: float, most: float) -> tuple[float, float]:
-    for name, value in (("backoff_seconds", first), ("backoff_seconds_max", most)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise InvalidInput(f"{name} is a number, 0 or more, not {checks.shown(value)}")
-    return first, most
+    return checks.seconds(first, "backoff_seconds"), checks.seconds(most, "backoff_seconds_max")

@@ -147,12 +147,11 @@ async def take(
     given: Any = None,
     *,
     is_task: bool = True,
-    request_id: str | None = None,
 ) -> Claim:
     """Claim a thread; a claim whose owner is cancelled before it knows of it would stand until it runs out."""
     return await face.or_back(
-        face.claims.take(task_id, found, lease_seconds, given, is_task=is_task, request_id=request_id),
-        lambda claim: let_go(face, claim, claim.task.ended),
+        face.claims.take(task_id, found, lease_seconds, given, is_task=is_task),
+        give_back,
     )
 
 
@@ -186,9 +185,19 @@ async def let_go(face: Face, claim: Claim, ended: str, error: Exception | None =
         failure = claim.task.error if ended != RETURNED else None
         if ended == FAILED and error is not None:
             failure = {"type": type(error).__name__, "text": _text(error), "checkpoint_id": last}
-        await claim.release(ended, failure, last)
+        # A store that failed has stopped the graph somewhere: it has not come to an end of its own.
+        is_end = bool(ended) and not isinstance(error, StoreError)
+        await claim.release(ended, failure, begun=head is not None, last=last if is_end else None)
     except (StoreError, TaskLost):
         logger.warning("how the run of thread %r ended could not be kept", claim.task_id, exc_info=True)
+
+
+async def give_back(claim: Claim) -> None:
+    """Let a claim go with which nothing was run. If that fails, it runs out by itself."""
+    try:
+        await claim.release(claim.task.ended, claim.task.error, begun=False, last=claim.task.last)
+    except (StoreError, TaskLost):
+        logger.warning("the claim of thread %r could not be given back", claim.task_id, exc_info=True)
 
 
 def pauses(longest: float = _PAUSE_MAX) -> Iterator[float]:

@@ -84,11 +84,10 @@ class TaskManager:
         """
         if not isinstance(checkpointer, HarnessCheckpointer):
             raise InvalidInput(f"checkpointer is a HarnessCheckpointer, not {type(checkpointer).__name__}")
-        if isinstance(lease_seconds, bool) or not isinstance(lease_seconds, (int, float)) or not lease_seconds > 0:
-            raise InvalidInput(f"lease_seconds is a number above 0, not {checks.shown(lease_seconds)}")
         if config is not None and not isinstance(config, Mapping):
             raise InvalidInput(f"config is a dict, not {type(config).__name__}")
-        self._saver, self._lease = checkpointer, float(lease_seconds)
+        self._saver = checkpointer
+        self._lease = checks.seconds(lease_seconds, "lease_seconds", above_zero=True)
         self._graph = _compiled(graph, checkpointer)
         self._config = dict(config or {})
         self._options: dict[str, Any] = {"durability": durability}
@@ -292,7 +291,7 @@ class TaskManager:
                 try:
                     return claim, await face.state(self._graph, self._of(task_id))
                 except BaseException:
-                    await face.to_end(runs.let_go(face, claim, claim.task.ended))
+                    await face.to_end(runs.give_back(claim))
                     raise
             if not wait and found.task.owner is not None:
                 raise TaskRunning(task_id, found.task.owner.host, found.task.owner.pid)
@@ -307,7 +306,7 @@ class TaskManager:
         try:
             given = self._going_on(claim, state, resume)
         except BaseException:
-            await face.to_end(runs.let_go(face, claim, claim.task.ended))
+            await face.to_end(runs.give_back(claim))
             raise
         if runs.is_finished(state):  # by somebody else, just before it was claimed
             await face.to_end(runs.let_go(face, claim, RETURNED))
@@ -346,7 +345,7 @@ class TaskManager:
             await face.rewind(task_id, checkpoint_id)
             state = await face.state(self._graph, self._of(task_id))
         except BaseException:
-            await face.to_end(runs.let_go(face, claim, claim.task.ended))
+            await face.to_end(runs.give_back(claim))
             raise
         if runs.is_finished(state):
             await face.to_end(runs.let_go(face, claim, RETURNED))
