@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from everstep import checks
@@ -15,12 +17,13 @@ from everstep.addresses import Address, file_path
 from everstep.calls import Figures, public_call
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
 from everstep.faces import Closing, SyncFace, blocking, describe_on_store
+from everstep.finding import check_deletion, every_thread, make_search, page_of, sizes_of_all, sizes_of_thread
 from everstep.options import resolved
 from everstep.repository import Repository, copied, reclaim, to_checkpoint, to_metadata
 from everstep.steps import check_messages
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Query, Record, Store
-from everstep.types import Checkpoint, CheckpointMetadata
+from everstep.types import Checkpoint, CheckpointMetadata, DeletedThreads, Sizes, ThreadPage
 
 logger = logging.getLogger("everstep")
 
@@ -134,9 +137,58 @@ class StoreBackend(CheckpointBackend, Closing):
         return to_checkpoint(*found) if found is not None else None
 
     @public_call("backend.list_threads")
-    async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
-        heads = await self.store.list_threads(checks.count(limit, "limit"), checks.count(offset, "offset"))
-        return [to_metadata(head) for head in heads]
+    async def list_threads(
+        self,
+        limit: int = 50,
+        offset: int = 0,
+        *,
+        prefix: str = "",
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # what the thing is called everywhere
+        tags: Iterable[str] = (),
+        since: datetime | None = None,
+        cursor: str | None = None,
+    ) -> ThreadPage:
+        """Return each thread's latest, most recently active first; `cursor` is that of the page before.
+
+        Only threads whose name begins with `prefix`, whose latest checkpoint has all `tags` and every entry of `filter`
+        in its metadata with exactly that value, and that were active at `since` or later.
+        """
+        search = make_search(prefix, filter, tags, since, limit, cursor)
+        return await page_of(self.store, search, checks.count(offset, "offset"))
+
+    @public_call("backend.delete_threads", has_deadline=False)
+    async def delete_threads(
+        self,
+        *,
+        prefix: str = "",
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # what the thing is called everywhere
+        tags: Iterable[str] = (),
+        since: datetime | None = None,
+        everything: bool = False,
+        dry_run: bool = False,
+    ) -> DeletedThreads:
+        """Delete the threads that `list_threads` would list, and tell which; with `dry_run` only tell.
+
+        To delete all there are, say `everything=True` and nothing else.
+        """
+        search = make_search(prefix, filter, tags, since)
+        check_deletion(search, everything=everything)
+        names: list[str] = []
+        checkpoints = 0
+        async for name in every_thread(self.store, search):
+            names.append(name)
+            if dry_run:
+                checkpoints += await self.store.count(Query(thread_id=name, namespace=None, hidden="also"))
+            else:
+                checkpoints += await self._delete(name, None)
+        return DeletedThreads(names, checkpoints, dry_run)
+
+    @public_call("backend.sizes", has_deadline=False)
+    async def sizes(self, thread_id: str | None = None) -> Sizes:
+        """Return what a thread takes, or (None) all of them. It reads all that they are made of."""
+        if thread_id is None:
+            return await sizes_of_all(self.store)
+        return await sizes_of_thread(self.store, checks.thread_id(thread_id))
 
     @public_call("backend.list_checkpoints")
     async def list_checkpoints(
@@ -208,6 +260,8 @@ class SyncBackend(SyncFace[Any]):
     get = blocking(StoreBackend.get)
     get_latest = blocking(StoreBackend.get_latest)
     list_threads = blocking(StoreBackend.list_threads)
+    delete_threads = blocking(StoreBackend.delete_threads)
+    sizes = blocking(StoreBackend.sizes)
     list_checkpoints = blocking(StoreBackend.list_checkpoints)
     delete_thread = blocking(StoreBackend.delete_thread)
     delete_before = blocking(StoreBackend.delete_before)

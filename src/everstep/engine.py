@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Concatenate, Literal, ParamSpec
 
 from everstep import checks
@@ -24,7 +25,18 @@ from everstep.live import LiveThread, SyncLiveThread
 from everstep.steps import Step, check_values
 from everstep.stores.protocol import ANY, AnyHead, Key
 from everstep.timeline import Resolve, StoreTimeline, Timeline
-from everstep.types import Checkpoint, CheckpointMetadata, Diff, GCReport, Operation, Stats, TimeTravelResult
+from everstep.types import (
+    Checkpoint,
+    CheckpointMetadata,
+    DeletedThreads,
+    Diff,
+    GCReport,
+    Operation,
+    Sizes,
+    Stats,
+    ThreadPage,
+    TimeTravelResult,
+)
 
 logger = logging.getLogger("everstep")
 
@@ -280,6 +292,55 @@ class CheckpointEngine(Closing):
         other = other_thread_id if other_thread_id is not None else thread_id
         return await self._timeline.diff(before, await self._timeline.locate(b, other, namespace))
 
+    # -- finding
+
+    @public_call("list_threads")
+    async def list_threads(
+        self,
+        limit: int = 50,
+        *,
+        prefix: str = "",
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # what the thing is called everywhere
+        tags: Iterable[str] = (),
+        since: datetime | None = None,
+        cursor: str | None = None,
+    ) -> ThreadPage:
+        """Return each thread's latest checkpoint, most recently active first; `cursor` is that of the page before.
+
+        Only threads whose name begins with `prefix`, whose latest checkpoint has all `tags` and every entry of `filter`
+        in its metadata with exactly that value, and that were active at `since` (a datetime with a timezone) or later.
+        """
+        return await self._timeline.list_threads(
+            limit, prefix=prefix, filter=filter, tags=tags, since=since, cursor=cursor
+        )
+
+    @public_call("delete_threads", has_deadline=False)
+    async def delete_threads(
+        self,
+        *,
+        prefix: str = "",
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # what the thing is called everywhere
+        tags: Iterable[str] = (),
+        since: datetime | None = None,
+        everything: bool = False,
+        dry_run: bool = False,
+    ) -> DeletedThreads:
+        """Delete the threads that `list_threads` would list, and tell which; with `dry_run` only tell.
+
+        To delete all there are, say `everything=True` and nothing else.
+        """
+        return await self._timeline.delete_threads(
+            prefix=prefix, filter=filter, tags=tags, since=since, everything=everything, dry_run=dry_run
+        )
+
+    @public_call("sizes", has_deadline=False)
+    async def sizes(self, thread_id: str | None = None) -> Sizes:
+        """Return what a thread takes, or (None) all of them: records, pieces of values, pending writes.
+
+        It reads all that they are made of, so it takes a while where that is much.
+        """
+        return await self._timeline.sizes(thread_id)
+
     # -- going back
 
     @public_call("rewind")
@@ -417,6 +478,9 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     list_time_travel_points = blocking(CheckpointEngine.list_time_travel_points)
     get_checkpoint_tree = blocking(CheckpointEngine.get_checkpoint_tree)
     diff = blocking(CheckpointEngine.diff)
+    list_threads = blocking(CheckpointEngine.list_threads)
+    delete_threads = blocking(CheckpointEngine.delete_threads)
+    sizes = blocking(CheckpointEngine.sizes)
     rewind = blocking(CheckpointEngine.rewind)
     time_travel_to_step = blocking(CheckpointEngine.time_travel_to_step)
     undo = blocking(CheckpointEngine.undo)

@@ -33,6 +33,7 @@ from everstep.errors import (
     UnsupportedByBackend,
 )
 from everstep.faces import PrivateLoop
+from everstep.finding import check_deletion, make_search
 from everstep.ledger import Save
 from everstep.merge import merge as merge_roots
 from everstep.names import under_new_name
@@ -40,14 +41,18 @@ from everstep.rebase import Values
 from everstep.repository import copied
 from everstep.retention import is_older, moment_of
 from everstep.steps import Step, checkpoint_id
-from everstep.stores.protocol import ANY, AnyHead, Key
+from everstep.stores.facts import Wanted
+from everstep.stores.protocol import ANY, AnyHead, Key, Search
 from everstep.timeline import Resolve, branch_id, next_node_change
 from everstep.types import (
     Checkpoint,
     CheckpointMetadata,
+    DeletedThreads,
     Diff,
     GCReport,
     Operation,
+    Sizes,
+    ThreadPage,
     TimeTravelResult,
     utc_now,
 )
@@ -419,6 +424,44 @@ class PlainTimeline:
         kept = [p.step for p in points if not is_older(moment_of(p.created_at), param, now)]
         return min([*kept, points[0].step])
 
+    async def list_threads(self, limit: int, **asked: Any) -> ThreadPage:
+        """Return threads in the backend's order: all are looked at, one page after the other.
+
+        The cursor counts the threads that were looked at.
+        """
+        start = _position(asked.pop("cursor", None))
+        search = make_search(limit=limit, **asked)
+        found: list[CheckpointMetadata] = []
+        while len(found) < search.limit:
+            page = await self._backend.list_threads(_PAGE, start)
+            for metadata in page:
+                start += 1
+                if _is_found(metadata, search):
+                    found.append(metadata)
+                if len(found) == search.limit:
+                    return ThreadPage(found, cursor=str(start))
+            if len(page) < _PAGE:
+                break
+        return ThreadPage(found)
+
+    async def delete_threads(self, **asked: Any) -> DeletedThreads:
+        """Delete threads by what `list_threads` finds them by."""
+        everything, dry_run = asked.pop("everything"), asked.pop("dry_run")
+        check_deletion(make_search(**asked), everything=everything)
+        found = await self.list_threads(2**62 - 1, **asked)
+        names = [metadata.thread_id for metadata in found]
+        checkpoints = 0
+        for name in names:
+            if dry_run:
+                checkpoints += len(await self._all(name))
+            else:
+                checkpoints += await self._backend.delete_thread(name)
+        return DeletedThreads(names, checkpoints, dry_run)
+
+    async def sizes(self, thread_id: str | None) -> Sizes:  # noqa: ARG002  # of none
+        """Refuse: only the backend knows."""
+        self._refuse("tell what threads take")
+
     async def close(self) -> None:
         """Close the backend."""
         await self._backend.close()
@@ -587,3 +630,20 @@ def _node(point: CheckpointMetadata, is_head: bool) -> dict[str, Any]:
         "branch": point.tags[1] if named else None,
         "hidden": False,
     }
+
+
+def _position(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not (isinstance(cursor, str) and cursor.isascii() and cursor.isdigit()):
+        raise InvalidInput("cursor is not one that list_threads() gave; pass page.cursor as it is")
+    return int(cursor)
+
+
+def _is_found(metadata: CheckpointMetadata, search: Search) -> bool:
+    """Whether a search is about a thread whose latest is this. When it was active is known by its time only."""
+    if not metadata.thread_id.startswith(search.prefix) or not Wanted.of(search).fits(metadata):
+        return False
+    if search.since is None:
+        return True
+    return datetime.fromisoformat(metadata.created_at).timestamp() * 1_000_000 >= search.since

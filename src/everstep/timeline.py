@@ -65,10 +65,13 @@ from everstep.types import (
     Checkpoint,
     CheckpointMetadata,
     Conflict,
+    DeletedThreads,
     Diff,
     Difference,
     GCReport,
     Operation,
+    Sizes,
+    ThreadPage,
     TimeTravelResult,
     UnreadCheckpoint,
 )
@@ -124,6 +127,9 @@ class Timeline(Protocol):
     async def branch(self, source: Key, name: str) -> str: ...
     async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str: ...
     async def collect(self, thread_id: str | None, *, dry_run: bool) -> GCReport: ...
+    async def list_threads(self, limit: int, **asked: Any) -> ThreadPage: ...
+    async def delete_threads(self, **asked: Any) -> DeletedThreads: ...
+    async def sizes(self, thread_id: str | None) -> Sizes: ...
     async def close(self) -> None: ...
 
 
@@ -157,6 +163,23 @@ class StoreTimeline:
     def run(self) -> Callable[[Coroutine[Any, Any, Any]], Any]:
         """How a blocking caller gets to the end of a coroutine of the blocking face."""
         return run_to_end
+
+    # -- finding
+
+    async def list_threads(self, limit: int, **asked: Any) -> ThreadPage:
+        """Return threads, the one that was active last first."""
+        return await self._backend.list_threads(limit, **asked)
+
+    async def delete_threads(self, **asked: Any) -> DeletedThreads:
+        """Delete threads by what `list_threads` finds them by."""
+        deleted = await self._backend.delete_threads(**asked)
+        for thread_id in () if deleted.dry_run else deleted.thread_ids:
+            self._keeper.forget(thread_id)
+        return deleted
+
+    async def sizes(self, thread_id: str | None) -> Sizes:
+        """Return what a thread takes, or all of them."""
+        return await self._backend.sizes(thread_id)
 
     # -- saving
 

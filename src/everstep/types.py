@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeVar
@@ -161,6 +161,57 @@ class GCReport:
     A database's own share, such as indexes and half-full pages, is not in it.
     """
     dry_run: bool = False
+
+
+class ThreadPage(list[CheckpointMetadata]):
+    """What `list_threads` found: each thread's latest, and where to go on."""
+
+    def __init__(self, found: Iterable[CheckpointMetadata] = (), *, cursor: str | None = None) -> None:
+        super().__init__(found)
+        self.cursor = cursor
+        """For the next page; None: these were the last."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _thread_page, (list(self), self.cursor)
+
+
+def _thread_page(found: list[CheckpointMetadata], cursor: str | None) -> ThreadPage:
+    return ThreadPage(found, cursor=cursor)
+
+
+@dataclass(frozen=True)
+class DeletedThreads:
+    """What `delete_threads` removed, or (`dry_run`) would remove."""
+
+    thread_ids: list[str] = field(default_factory=list)
+    checkpoints: int = 0
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What threads take, as it is stored: compressed, and without what the store needs for its own order."""
+
+    threads: int = 0
+    checkpoints: int = 0
+    """Hidden ones included."""
+    record_bytes: int = 0
+    """Of the checkpoints themselves: metadata, and the roots of their values."""
+    exclusive_bytes: int = 0
+    """Of the pieces of values that nobody else needs: what deleting would free."""
+    shared_bytes: int = 0
+    """Of the pieces that other threads of the family need too: branches, and what they came from."""
+    write_bytes: int = 0
+    """Of pending writes, without the pieces of their values."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.record_bytes + self.exclusive_bytes + self.shared_bytes + self.write_bytes
+
+    def __add__(self, other: Sizes) -> Sizes:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Sizes(*(one + two for one, two in pairs))
 
 
 @dataclass(frozen=True)

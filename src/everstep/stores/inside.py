@@ -11,6 +11,7 @@ from everstep.stores.protocol import (
     Base,
     Change,
     Deleted,
+    Hit,
     Key,
     Loaded,
     Newest,
@@ -21,6 +22,7 @@ from everstep.stores.protocol import (
     Place,
     Query,
     RawThread,
+    Search,
     Store,
     Stored,
     Swept,
@@ -91,6 +93,10 @@ class Inside:
 
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         found: list[Stored] = self._rows.list_threads(limit, offset, headless)
+        return found
+
+    async def search(self, search: Search) -> list[Hit]:
+        found: list[Hit] = self._rows.search(search)
         return found
 
     async def thread(

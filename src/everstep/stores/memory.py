@@ -5,6 +5,7 @@ Records are kept packed, like everywhere, so that a caller's later changes canno
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import secrets
 import threading
@@ -18,6 +19,7 @@ from everstep import forks
 from everstep.errors import StoreClosed
 from everstep.faces import describe_on_store, run_to_end
 from everstep.stores.covers import Covers
+from everstep.stores.facts import Wanted, kept, new_facts, prefix_end
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
     COMMONS_MAX,
@@ -26,6 +28,7 @@ from everstep.stores.protocol import (
     Common,
     Deleted,
     Hidden,
+    Hit,
     Key,
     Loaded,
     Newest,
@@ -34,9 +37,12 @@ from everstep.stores.protocol import (
     Outline,
     Part,
     Place,
+    Position,
     Query,
     RawLine,
     RawThread,
+    Record,
+    Search,
     Store,
     Stored,
     Swept,
@@ -58,6 +64,7 @@ from everstep.stores.transaction import (
 from everstep.values.tree import hashes
 
 T = TypeVar("T")
+_NARROW = 1000  # threads that an index may give for them to be put in order one by one
 
 
 @dataclass
@@ -82,6 +89,8 @@ class _Line:
     """The same, by seq."""
     writes: dict[str, dict[tuple[str, int], Write]] = field(default_factory=dict)
     runs: set[int] = field(default_factory=set)
+    facts: dict[int, set[int]] = field(default_factory=dict)
+    """What it can be found by: see `facts`."""
     head: str | None = None
     turned: bool = False
     generation: int = 0
@@ -128,6 +137,12 @@ class MemoryStore:
         self._doomed: dict[str, int] = {}
         self._swept: set[str] = set()
         self._live: dict[str, int] = {}
+        self._noted: dict[int, set[tuple[str, str]]] = {}
+        """The lines that have each of the numbers they can be found by."""
+        self._names: list[str] | None = None
+        """The threads by name; None: nobody has asked yet."""
+        self._order: dict[str, None] | None = None
+        """Those that were active, the last one last; None: it is not known."""
         self._seq = 0
         self._identity = secrets.token_bytes(16)
         self._closed = False
@@ -235,13 +250,72 @@ class MemoryStore:
         with self._open():
             heads = []
             for thread in sorted(self._threads.values(), key=lambda t: t.active, reverse=True):
-                lines = [line for _, line in sorted(thread.lines.items())]
-                row = next((line.rows[line.head] for line in lines if line.head is not None), None)
-                if row is None and headless:
-                    row = next((row for line in lines for row in line.rows.values()), None)
+                row = self._listed_row(thread, headless)
                 if row is not None:
                     heads.append(self._stored(thread, row, payload=False))
             return heads[offset : offset + limit]
+
+    async def search(self, search: Search) -> list[Hit]:
+        with self._open():
+            found: list[Hit] = []
+            wanted = Wanted.of(search)
+            names = self._searched(search, wanted) if search.limit else ()
+            for name in names:
+                thread = self._threads[name]
+                position = Position(thread.active, name)
+                if search.since is not None and thread.active < search.since:
+                    break
+                if search.after is not None and position >= search.after:
+                    continue
+                if not name.startswith(search.prefix) or not self._may_fit(name, wanted):
+                    continue
+                row = self._listed_row(thread)
+                if row is None:
+                    continue
+                stored = self._stored(thread, row, payload=False)
+                if wanted.fits(stored.record):
+                    found.append(Hit(stored, position))
+                    if len(found) == search.limit:
+                        break
+            return found
+
+    def _searched(self, search: Search, wanted: Wanted) -> Iterable[str]:
+        """Return the threads that a search may be about, in its order: by the index that gives the fewest."""
+        if self._order is None:
+            active = [(thread.active, name) for name, thread in self._threads.items() if thread.active]
+            self._order = {name: None for _, name in sorted(active)}
+        narrowest: Collection[str] = self._order
+        if search.prefix:
+            if self._names is None:
+                self._names = sorted(self._threads)
+            end = prefix_end(search.prefix)
+            low = bisect.bisect_left(self._names, search.prefix)
+            high = bisect.bisect_left(self._names, end) if end is not None else len(self._names)
+            if high - low <= _NARROW:
+                narrowest = self._names[low:high]
+        for labels in wanted.labels:
+            lines = [self._noted.get(label, ()) for label in labels]
+            if sum(map(len, lines)) <= min(_NARROW, len(narrowest)):
+                narrowest = {thread_id for some in lines for thread_id, _ in some}
+        if narrowest is self._order:  # there are many: those that were active last are looked at one by one
+            return reversed(self._order)
+        return sorted(narrowest, key=lambda name: (self._threads[name].active, name), reverse=True)
+
+    def _may_fit(self, thread_id: str, wanted: Wanted) -> bool:
+        lines = [(thread_id, namespace) for namespace in self._threads[thread_id].lines]
+        for labels in wanted.labels:
+            if not any(line in self._noted.get(label, ()) for label in labels for line in lines):
+                return False
+        return True
+
+    @staticmethod
+    def _listed_row(thread: _Thread, headless: bool = False) -> _Row | None:
+        """Return the checkpoint that a thread is listed by."""
+        lines = [line for _, line in sorted(thread.lines.items())]
+        row = next((line.rows[line.head] for line in lines if line.head is not None), None)
+        if row is None and headless:
+            row = next((row for line in lines for row in line.rows.values()), None)
+        return row
 
     async def thread(
         self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
@@ -514,6 +588,8 @@ class MemoryStore:
     def join(self, thread_id: str, family: str | None) -> str:
         if thread_id not in self._threads:
             self._threads[thread_id] = _Thread(family or f"f{self._next()}")
+            if self._names is not None:
+                bisect.insort(self._names, thread_id)
         self._swept.discard(self._threads[thread_id].family)
         return self._threads[thread_id].family
 
@@ -546,6 +622,7 @@ class MemoryStore:
         is_head: bool,  # noqa: ARG002  # nothing is counted here
     ) -> Stored:
         seq = self._next()
+        self._note(line, packed.record, line.head.record if line.head is not None else None)
         return self._put(line, packed, seq, run if run is not None else seq, added_bytes, pinned=False)
 
     def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
@@ -554,7 +631,24 @@ class MemoryStore:
 
     def replace(self, line: Line, old: Stored, packed: Packed) -> Stored:
         self._swept.discard(line.family)
+        self._note(line, packed.record, old.record)
         return self._put(line, packed, old.seq, old.run, old.added_bytes, old.pinned)
+
+    def _note(self, line: Line, record: Record, known: Record | None) -> None:
+        """Keep what a line can be found by."""
+        new = new_facts(record, known)
+        if new:
+            place = line.thread_id, line.namespace
+            self._forget_facts(place, line.ref)
+            line.ref.facts = kept(line.ref.facts, new)
+            for label in itertools.chain.from_iterable(line.ref.facts.values()):
+                self._noted.setdefault(label, set()).add(place)
+
+    def _forget_facts(self, place: tuple[str, str], line: _Line) -> None:
+        for label in itertools.chain.from_iterable(line.facts.values()):
+            self._noted[label].discard(place)
+            if not self._noted[label]:
+                del self._noted[label]
 
     def _put(self, line: Line, packed: Packed, seq: int, run: int, added_bytes: int, pinned: bool) -> Stored:
         record = packed.record
@@ -577,6 +671,9 @@ class MemoryStore:
         line.ref.turned = turned
         line.ref.generation += 1
         self._threads[line.thread_id].active = now_micros()
+        if self._order is not None:
+            self._order.pop(line.thread_id, None)
+            self._order[line.thread_id] = None
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
         self._set_origin(self._threads[thread_id], origin.record.key, origin.seq)
@@ -704,6 +801,7 @@ class MemoryStore:
         return not line.ref.rows and not line.ref.writes
 
     def drop_line(self, line: Line) -> None:
+        self._forget_facts((line.thread_id, line.namespace), line.ref)
         del self._threads[line.thread_id].lines[line.namespace]
 
     def drop_operations(self, thread_id: str, seqs: Collection[int]) -> None:
@@ -712,6 +810,10 @@ class MemoryStore:
 
     def drop_thread(self, thread_id: str) -> None:
         dropped = self._threads.pop(thread_id)
+        if self._order is not None:
+            self._order.pop(thread_id, None)
+        if self._names is not None:
+            del self._names[bisect.bisect_left(self._names, thread_id)]
         self._swept.discard(dropped.family)  # states in common with others go
         began = dropped.began
         if began is not None:
@@ -746,6 +848,7 @@ class MemoryStore:
         for stored, packed in checkpoints:
             key = stored.record.key
             line = lines[key[:2]] = self.create(key.thread_id, key.namespace, family)
+            self._note(line, stored.record, None)
             old = line.ref.rows.get(key.checkpoint_id)
             if old is not None and old.seq != stored.seq:
                 del line.ref.names[old.seq]
@@ -759,6 +862,9 @@ class MemoryStore:
 
     def restore(self, raw: RawThread) -> None:
         thread = self._threads[raw.thread_id]
+        self._order = None  # it becomes active when it was elsewhere
+        for namespace in thread.lines.keys() - raw.lines.keys():
+            self._forget_facts((raw.thread_id, namespace), thread.lines[namespace])
         thread.lines = {namespace: thread.lines.get(namespace) or _Line() for namespace in raw.lines}
         for namespace, given in raw.lines.items():
             line = thread.lines[namespace]

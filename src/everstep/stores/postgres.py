@@ -39,6 +39,7 @@ from everstep.stores.protocol import (
     Change,
     Deleted,
     Draft,
+    Hit,
     Key,
     Loaded,
     Newest,
@@ -49,6 +50,7 @@ from everstep.stores.protocol import (
     Place,
     Query,
     RawThread,
+    Search,
     Store,
     Stored,
     Swept,
@@ -85,7 +87,7 @@ except ImportError as exc:
 logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {
@@ -223,6 +225,9 @@ class PostgresStore:
 
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         return await self._read(lambda rows: rows.list_threads(limit, offset, headless))
+
+    async def search(self, search: Search) -> list[Hit]:
+        return await self._read(lambda rows: rows.search(search))
 
     async def thread(
         self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
@@ -688,7 +693,7 @@ class _Database:
         added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(info) + len(root)
         values = (
             int(seen.family), known.line, seen.generation, head.seq, head.digest, head.run, added, record.step,
-            record.key.checkpoint_id.encode(), labels(record.metadata), info, record.children, root,
+            record.key.checkpoint_id.encode(), labels(record.metadata, record.tags), info, record.children, root,
             *columns(draft.objects), list(change.prune),
         )  # fmt: skip
         stored = Stored(record, 0, head.family, digest=record_digest(info, root), run=head.run, added_bytes=added)

@@ -414,5 +414,5 @@ class AdoptingRows(Rows):
 
 def _labels_text(stored: Stored) -> str | None:
     """Return labels as the text of an array: arrays of different lengths make no array."""
-    found = labels(stored.record.metadata)
+    found = labels(stored.record.metadata, stored.record.tags)
     return None if found is None else "{" + ",".join(map(str, found)) + "}"

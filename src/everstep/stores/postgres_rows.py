@@ -20,6 +20,7 @@ from psycopg import Cursor, errors, sql
 
 from everstep import checks
 from everstep.errors import CheckpointCorrupted, InvalidInput
+from everstep.stores.facts import Wanted, kept_tags, prefix_end
 from everstep.stores.heads import Seen
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.postgres_pool import Connection
@@ -29,6 +30,7 @@ from everstep.stores.protocol import (
     Common,
     Deleted,
     Hidden,
+    Hit,
     Key,
     Loaded,
     Newest,
@@ -36,7 +38,9 @@ from everstep.stores.protocol import (
     Operation,
     Outline,
     Place,
+    Position,
     Query,
+    Search,
     Stored,
     Thread,
     Write,
@@ -67,7 +71,7 @@ TABLES = (
     "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
     "operations", "hidden", "covers", "cover_rest", "cover", "uncover_all", "uncover",
     "gone", "packed", "guard", "alone", "below", "keep", "put", "attach", "is_followed", "stretches",
-    "unswept",
+    "unswept", "item", "readable", "told", "overview",
 )  # fmt: skip
 
 # Covers do not overlap: the first one that ends at a seq or later has it, or none has.
@@ -105,6 +109,16 @@ _OF_THREADS = """JOIN {lines} l ON l.family = c.family AND l.id = c.line
 _OF_THREADS_IF_THERE = _OF_THREADS.replace("JOIN", "LEFT JOIN")
 """The same with checkpoints whose own rows are lost: they must not be left out silently."""
 _FROM_CHECKPOINTS = f"FROM {{checkpoints}} c {_OF_THREADS}"
+# Threads that have lost rows come too, if something is left of them: whoever asks for their page is told.
+_OF_ONE_THREAD = """max(active) AS active, count(*) AS lines,
+                    coalesce(min(namespace) FILTER (WHERE head IS NOT NULL), min(namespace)) AS first"""
+_SHOWN = f"l.head, coalesce(l.family, t.family), coalesce(l.thread, t.id), a.lines, t.lines, {_LISTED}"
+_OF_SHOWN = """JOIN {lines} l ON l.family = a.family AND l.thread = a.thread AND l.namespace = a.first
+               FULL JOIN {threads} t ON t.family = a.family AND t.id = a.thread"""
+_IS_SHOWN = "(l.head IS NOT NULL OR c.seq IS NOT NULL OR t.lines IS DISTINCT FROM coalesce(a.lines, 0))"
+_MICROS = "CASE WHEN isfinite(a.active) THEN (extract(epoch FROM a.active) * 1000000)::bigint ELSE 0 END"
+_NARROW = 1000  # threads that an index may give for them to be put in order one by one
+_NARROW_LABELS = 10_000  # checkpoints, of which most may be old ones
 _OF_LINES = {
     # By family too, so that the tables are entered by their keys.
     "thread": "t.name = %(thread)s AND l.family = (SELECT family FROM {names} WHERE name = %(thread)s)",
@@ -382,7 +396,7 @@ class Rows:
                UPDATE {lines} l SET stored = stored + 1 FROM made WHERE l.family = made.family AND l.id = made.line""",
             (
                 family, ref, seq, run, added_bytes, record.step, record.key.checkpoint_id.encode(),
-                labels(record.metadata), packed.info, record.children, packed.root,
+                labels(record.metadata, record.tags), packed.info, record.children, packed.root,
             ),
         )  # fmt: skip
         return Stored(record, seq, line.family, digest=packed.digest, run=run, added_bytes=added_bytes)
@@ -401,7 +415,15 @@ class Rows:
         self._do(
             """UPDATE {checkpoints} SET step = %s, labels = %s, info = %s, children = %s, root = %s
                WHERE family = %s AND line = %s AND seq = %s""",
-            (record.step, labels(record.metadata), packed.info, record.children, packed.root, *line.ref, old.seq),
+            (
+                record.step,
+                labels(record.metadata, record.tags),
+                packed.info,
+                record.children,
+                packed.root,
+                *line.ref,
+                old.seq,
+            ),
         )
         return old._replace(record=record, digest=packed.digest)
 
@@ -809,19 +831,44 @@ class Rows:
     def list_threads(self, limit: int, offset: int, headless: bool) -> list[Stored]:
         oldest = "(SELECT min(seq) FROM {checkpoints} o WHERE o.family = l.family AND o.line = l.id)"
         head = f"coalesce(l.head, {oldest})" if headless else "l.head"
-        # Threads that have lost rows come too, if something is left of them: whoever asks for their page is told.
         rows = self._all(
-            f"""SELECT l.head, coalesce(l.family, t.family), coalesce(l.thread, t.id), a.lines, t.lines, {_LISTED} FROM
-                  (SELECT family, thread, max(active) AS active, count(*) AS lines,
-                          coalesce(min(namespace) FILTER (WHERE head IS NOT NULL), min(namespace)) AS first
-                   FROM {{lines}} GROUP BY family, thread) a
-                JOIN {{lines}} l ON l.family = a.family AND l.thread = a.thread AND l.namespace = a.first
-                FULL JOIN {{threads}} t ON t.family = a.family AND t.id = a.thread
-                LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = {head}
-                WHERE l.head IS NOT NULL OR c.seq IS NOT NULL OR t.lines IS DISTINCT FROM coalesce(a.lines, 0)
+            f"""SELECT {_SHOWN} FROM (SELECT family, thread, {_OF_ONE_THREAD} FROM {{lines}} GROUP BY family, thread) a
+                {_OF_SHOWN} LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = {head}
+                WHERE {_IS_SHOWN}
                 ORDER BY a.active DESC NULLS LAST, coalesce(a.thread, t.id) DESC LIMIT %s OFFSET %s""",
             (limit, offset),
         )
+        return self._shown(rows)
+
+    def search(self, search: Search) -> list[Hit]:
+        wanted = Wanted.of(search)
+        source = self._narrow_source(search)
+        found: list[Hit] = []
+        after, size = search.after, search.limit
+        while len(found) < search.limit:
+            rows = self._all(*_search_text(search, source, after, size))
+            for (active, *_), stored in zip(rows, self._shown([row[1:] for row in rows]), strict=True):
+                after = Position(active, stored.record.key.thread_id)
+                if wanted.fits(stored.record):
+                    found.append(Hit(stored, after))
+            if len(rows) < size:
+                break
+            size = min(size * _GROWTH, _OUTLINES)  # some entries have no label; and, once in an age, two have the same
+        return found[: search.limit]
+
+    def _narrow_source(self, search: Search) -> str | None:
+        """Return the query for the threads that a search may be about, if an index gives few; None: it gives many."""
+        sources = _search_sources(search)
+        counts = {}
+        values = _search_values(search, None, 0)
+        for text, (counted, most) in sources.items():
+            count = self._one(f"SELECT count(*) FROM (SELECT 1 {counted} LIMIT {most + 1}) x", values)[0]
+            if count <= most:
+                counts[text] = count
+        return min(counts, key=counts.__getitem__, default=None)
+
+    def _shown(self, rows: Iterable[Sequence[Any]]) -> list[Stored]:
+        """Return what threads are listed by; raise for the first that has lost rows."""
         for head_seq, family, thread, lines, lines_kept, *columns_ in rows:
             if lines_kept is not None and lines_kept != (lines or 0):
                 raise _damaged("a namespace is missing", self._name_of(family, thread))
@@ -1369,8 +1416,8 @@ _LOAD_WRITES = """SELECT 2, place, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.inf
     ) w"""
 
 
-def labels(metadata: Mapping[str, Any]) -> list[int] | None:
-    """Return a number per entry of the metadata, by which filters find it; None if there are none.
+def labels(metadata: Mapping[str, Any], tags: Collection[str] = ()) -> list[int] | None:
+    """Return a number per entry of the metadata and per tag, by which filters find it; None if there are none.
 
     LangGraph's step would fill the index, being another one each time; its parents are empty almost everywhere.
     """
@@ -1379,9 +1426,67 @@ def labels(metadata: Mapping[str, Any]) -> list[int] | None:
         for key, value in metadata.items()
         if key != "step" and (type(value) is not dict or value)
     ]
+    packed += [b"tag\0" + tag.encode() for tag in kept_tags(tags)]
     if not packed:
         return None
     return [int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True) for entry in packed]
+
+
+def _search_sources(search: Search) -> dict[str, tuple[str, int]]:
+    """Return the queries for threads that an index may answer, each with what to count first, and up to what."""
+    found = {}
+    if search.prefix:
+        table = f"FROM {{names}} n WHERE {_begins_with('n', search)}"
+        found[f"SELECT n.family, n.thread {table}"] = table, _NARROW
+    if labels(search.filter, search.tags) is not None:
+        table = "FROM {checkpoints} c WHERE c.labels @> %(labels)s::bigint[]"
+        heads = "JOIN {lines} o ON o.family = c.family AND o.id = c.line AND o.head = c.seq"
+        found[f"SELECT DISTINCT o.family, o.thread {table.replace('WHERE', heads + ' WHERE')}"] = table, _NARROW_LABELS
+    return found
+
+
+def _begins_with(table: str, search: Search) -> str:
+    upper = "" if prefix_end(search.prefix) is None else f" AND {table}.name < %(prefix_end)s"
+    return f"{table}.name >= %(prefix)s{upper}"
+
+
+def _search_values(search: Search, after: Position | None, limit: int) -> dict[str, Any]:
+    return {
+        "prefix": search.prefix.encode(),
+        "prefix_end": _bytes(prefix_end(search.prefix)),
+        "labels": labels(search.filter, search.tags),
+        "since": search.since,
+        "active": after.active if after is not None else None,
+        "name": after.thread_id.encode() if after is not None else None,
+        "limit": limit,
+    }
+
+
+def _search_text(search: Search, source: str | None, after: Position | None, limit: int) -> tuple[str, dict[str, Any]]:
+    """Return the query for some threads that a search may be about, in its order, and the values in it."""
+    conditions = [_IS_SHOWN]
+    if search.prefix:
+        conditions.append(_begins_with("t", search))
+    values = _search_values(search, after, limit)
+    if values["labels"] is not None:
+        conditions.append("c.labels @> %(labels)s::bigint[]")
+    if search.since is not None:
+        conditions.append(f"a.active >= {_MOMENT.format('since')}")
+    if after is not None:
+        conditions.append(f"(a.active, t.name) < ({_MOMENT.format('active')}, %(name)s::bytea)")
+    lines, joined = "{lines}", _OF_SHOWN
+    if source is not None:
+        lines = f"(SELECT x.* FROM (SELECT DISTINCT * FROM ({source}) y) s JOIN {{lines}} x USING (family, thread)) z"
+        joined = joined.replace("FULL JOIN", "LEFT JOIN")
+    text = f"""SELECT {_MICROS}, {_SHOWN} FROM
+                 (SELECT family, thread, {_OF_ONE_THREAD} FROM {lines} GROUP BY family, thread) a
+               {joined} LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
+               WHERE {" AND ".join(conditions)}
+               ORDER BY a.active DESC NULLS LAST, t.name DESC LIMIT %(limit)s"""
+    return text, values
+
+
+_MOMENT = "'epoch'::timestamptz + %({})s * interval '1 microsecond'"
 
 
 def _hidden(row: Sequence[Any]) -> Hidden:

@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 __all__ = [
     "ANY", "ASIDE", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Erasing", "Hidden",
-    "Key", "Loaded", "Move", "Newest", "Object", "Operation", "Outline", "Part", "Pin", "Place", "Query", "RawLine",
-    "RawThread", "Record", "Root", "Store", "Stored", "Swept", "Thread", "Write",
+    "Hit", "Key", "Loaded", "Move", "Newest", "Object", "Operation", "Outline", "Part", "Pin", "Place", "Position",
+    "Query", "RawLine", "RawThread", "Record", "Root", "Search", "Store", "Stored", "Swept", "Thread", "Write",
 ]  # fmt: skip
 
 
@@ -343,6 +343,39 @@ class Query:
     offset: int = 0
 
 
+class Position(NamedTuple):
+    """Where a thread stands in the order of activity."""
+
+    active: int
+    """Microseconds since 1970, by the clock of the store: when a head of it moved last."""
+    thread_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Which threads to find. What is asked of a checkpoint is asked of the one that the thread is listed by."""
+
+    prefix: str = ""
+    """What the name begins with, code point by code point."""
+    filter: Mapping[str, Any] = field(default_factory=dict)
+    """As in Query."""
+    tags: frozenset[str] = frozenset()
+    """All of these."""
+    since: int | None = None
+    """Only threads that were active then (microseconds since 1970) or later."""
+    after: Position | None = None
+    """Only threads that come after this place in the order."""
+    limit: int = 50
+
+
+class Hit(NamedTuple):
+    """A thread that was found."""
+
+    stored: Stored
+    """What it is listed by: see `Store.list_threads`."""
+    position: Position
+
+
 class Deleted(NamedTuple):
     """What a deletion removed."""
 
@@ -516,6 +549,14 @@ class Store(Protocol):
         With `headless` also threads that have only hidden checkpoints, each by one of them. A damaged thread keeps its
         place in the order as far as it is known: who asks for a page with it gets CheckpointCorrupted with its name,
         and the other pages stay as they are.
+        """
+        ...
+
+    async def search(self, search: Search) -> list[Hit]:
+        """Return threads, most recently active first, and among those of one moment the greatest name first.
+
+        Each is shown as by `list_threads`, which says too what becomes of damaged ones. It costs about what there is
+        to find, not what the store holds: see `facts` for what is looked up in an index.
         """
         ...
 

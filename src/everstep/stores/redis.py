@@ -32,6 +32,7 @@ from everstep.errors import (
     StoreUnavailable,
 )
 from everstep.faces import describe_on_store
+from everstep.stores.facts import Wanted, is_noted, new_facts, prefix_end
 from everstep.stores.heads import Heads, Seen
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
@@ -41,6 +42,7 @@ from everstep.stores.protocol import (
     Deleted,
     Draft,
     Hidden,
+    Hit,
     Key,
     Loaded,
     Newest,
@@ -49,9 +51,11 @@ from everstep.stores.protocol import (
     Outline,
     Part,
     Place,
+    Position,
     Query,
     RawLine,
     RawThread,
+    Search,
     Store,
     Stored,
     Swept,
@@ -103,6 +107,8 @@ _RHYTHM = Rhythm(early=(0.0003, 0.001), late=(0.002, 0.004), late_after=0.005)
 """To look whether another writer's turn is over: that of a near one takes a millisecond or two."""
 _LOST_MAX = 3
 _PAGE = 200
+_FOUND_FIRST, _FOUND_SHARE, _FOUND_GROWTH = 4, 64, 8  # how many threads a bucket gives first, and how that grows
+_SCORE_MAX = 1 << 53
 _ALIASES_MAX = 10_000
 
 
@@ -208,6 +214,9 @@ class RedisStore:
 
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         return await self._run(lambda at: self._server.list_threads(limit, offset, headless, at))
+
+    async def search(self, search: Search) -> list[Hit]:
+        return await self._run(lambda at: self._server.search(search, at))
 
     async def thread(
         self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
@@ -344,6 +353,8 @@ class _Known(NamedTuple):
     head: Stored
     is_fresh: bool = True
     """This process has not put after it yet: the first put ends a time to live that others gave the family."""
+    labels: frozenset[int] = frozenset()
+    """What the thread can be found by besides what its head has, as far as this process knows."""
 
 
 class _NewestLine(NamedTuple):
@@ -671,6 +682,8 @@ class _Server:
             rests_on_head = all(base == Base(head.record.key, head.digest) for base in draft.bases)
             if record.key[:2] != line or record.parents != (head.record.key,) or not rests_on_head:
                 return None
+            if not all(is_noted(fact, known.labels) for fact in new_facts(record, head.record)):
+                return None
             packed = Packed(record, *pack_record(record))
             added = (
                 sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
@@ -695,10 +708,8 @@ class _Server:
                 stored = Stored(
                     record, int(reply[1]), head.family, digest=packed.digest, run=head.run, added_bytes=added
                 )
-                self._heads.note(
-                    line, head.family, seen.generation + 1, _Known(known.bucket, raw, stored, is_fresh=False), seen,
-                    stored.seq,
-                )  # fmt: skip
+                known = known._replace(raw=raw, head=stored, is_fresh=False)
+                self._heads.note(line, head.family, seen.generation + 1, known, seen, stored.seq)
                 if reply[2] == b"1":
                     self._renew_aliases(head.family, at)
                 return stored
@@ -827,7 +838,7 @@ class _Server:
         known, family = None, plan.family_name
         is_head = stored is not None and state.checkpoint_id == stored.record.key.checkpoint_id
         if stored is not None and is_head and not state.turned and state.digest == stored.digest.hex():
-            known = _Known(bucket, state.raw, stored)
+            known = _Known(bucket, state.raw, stored, labels=plan.labels(line[0]))
         self._heads.note(line, family, state.generation, known, since, stored.seq if stored is not None else 0)
 
     def _sent(
@@ -1231,13 +1242,62 @@ class _Server:
             return []
         found = [row for _, rows in self._everywhere(at, "threads", limit + offset, int(headless)) for row in rows]
         newest = heapq.nlargest(limit + offset, found, key=lambda row: float(row[0]))[offset:]
-        heads = []
-        for _, name, namespace, reply in newest:
-            if reply[0] == b"damaged":
-                raise CheckpointCorrupted(reply[1].decode(errors="replace"), thread_id=name.decode())
-            row = page_rows(name.decode(), namespace.decode(), reply)[0]
-            heads.append(listed(row))
-        return heads
+        return [_listed_thread(row) for row in newest]
+
+    def search(self, search: Search, at: float) -> list[Hit]:
+        wanted = Wanted.of(search)
+        found: list[Hit] = []
+        after, count = search.after, _FOUND_FIRST + search.limit // _FOUND_SHARE
+        while len(found) < search.limit:
+            places, after = self._places(search, wanted, after, count, at)
+            for start in range(0, len(places), search.limit):
+                found += self._shown(places[start : start + search.limit], wanted, at)
+                if len(found) >= search.limit:
+                    break
+            if after is None:
+                break
+            count *= _FOUND_GROWTH
+        return found[: search.limit]
+
+    def _places(
+        self, search: Search, wanted: Wanted, after: Position | None, count: int, at: float
+    ) -> tuple[list[tuple[int, Position]], Position | None]:
+        """Return the next threads that a search may be about, each with its bucket, and where to go on, if anywhere.
+
+        Each bucket gives its first few. If it has more, threads that stand after the last of them cannot be put in
+        order yet.
+        """
+        found: list[tuple[int, Position]] = []
+        last: Position | None = None
+        end = prefix_end(search.prefix) or ""
+        place = after or Position(_SCORE_MAX, "")
+        labels = [label for group in wanted.labels for label in group]
+        args = search.prefix, end, search.since or 0, *place, count, len(wanted.labels), *labels
+        for bucket, flat in self._everywhere(at, "found", *args):
+            pairs = zip(flat[::2], flat[1::2], strict=True)
+            own = [(bucket, Position(int(float(time)), name.decode())) for time, name in pairs]
+            found += own
+            if len(own) == count and (last is None or own[-1][1] > last):
+                last = own[-1][1]
+        ordered = sorted(found, key=lambda each: each[1], reverse=True)
+        return [each for each in ordered if last is None or each[1] >= last], last
+
+    def _shown(self, places: Sequence[tuple[int, Position]], wanted: Wanted, at: float) -> list[Hit]:
+        """Return those of these threads that fit, as they are listed."""
+        names: dict[int, list[str]] = {}
+        for bucket, position in places:
+            names.setdefault(bucket, []).append(position.thread_id)
+        calls = [(bucket, (len(some), *some)) for bucket, some in names.items()]
+        rows = {row[1].decode(): row for reply in self._call_many(at, "shown", calls) for row in reply}
+        found: list[Hit] = []
+        for _, position in places:
+            row = rows.get(position.thread_id)
+            if row is None:
+                continue  # it has writes only, is hidden, or has gone meanwhile
+            stored = _listed_thread(row)
+            if wanted.fits(stored.record):
+                found.append(Hit(stored, position))
+        return found
 
     def started(self, thread_id: str, namespace: str, after: int, at: float) -> list[int]:
         found = self._ask(at, "line_runs", thread_id, namespace, after)
@@ -1491,6 +1551,14 @@ class _SweepRows:
         self.sweep_end = functools.partial(server.sweep_end, at=at)
         self.sweep_begin = functools.partial(server.sweep_begin, at=at)
         self.sweep_start = functools.partial(server.sweep_start, pretend=pretend, at=at)
+
+
+def _listed_thread(row: Sequence[Any]) -> Stored:
+    """Return what a thread is listed by; raise if it is damaged."""
+    _, name, namespace, reply = row
+    if reply[0] == b"damaged":
+        raise CheckpointCorrupted(reply[1].decode(errors="replace"), thread_id=name.decode())
+    return listed(page_rows(name.decode(), namespace.decode(), reply)[0])
 
 
 def _noted(drafts: list[Draft], build: Callable[[Stored | None], Draft], head: Stored | None) -> Draft:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import CheckpointNotFound
-from everstep.stores.protocol import Common, Key, Place, RawThread, Stored, Write
+from everstep.stores.protocol import Common, Key, Place, RawThread, Record, Stored, Write
 from everstep.stores.records import pack_origin
 from everstep.stores.redis_items import escaped, line_name, pack_hidden, pack_item, pack_log, pack_write, unpack_run
 from everstep.stores.transaction import Line, Packed
@@ -33,6 +33,8 @@ class Adopting(ABC):
     def _do(self, command: str, key: str, *values: Any) -> None: ...
     @abstractmethod
     def _look(self, thread_id: str, namespace: str = "") -> _Seen: ...
+    @abstractmethod
+    def _note(self, thread_id: str, record: Record, known: Record | None) -> None: ...
     @abstractmethod
     def _put_item(self, key: Key, item: bytes) -> None: ...
     @abstractmethod
@@ -66,6 +68,7 @@ class Adopting(ABC):
             key = stored.record.key
             line = self.line(key.thread_id, key.namespace) or self.create(key.thread_id, key.namespace, family)
             run = stored.run if stored.run != stored.seq else 0
+            self._note(key.thread_id, stored.record, None)
             self._put_item(key, pack_item(packed, run, stored.added_bytes))
             self._do("ZADD", f"thread:{line_name(key.thread_id, key.namespace)}:index", stored.seq, key.checkpoint_id)
             self._commands.append(["id", key.checkpoint_id, key.thread_id, key.namespace])

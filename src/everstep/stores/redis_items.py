@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from everstep.errors import CheckpointCorrupted
 from everstep.stores import records
+from everstep.stores.facts import EVERYTHING
 from everstep.stores.protocol import Common, Hidden, Key, Object, Operation, Place, Record, Stored, Write
 from everstep.stores.records import digest as digest_of
 from everstep.stores.records import (
@@ -50,6 +51,22 @@ def line_name(thread_id: str, namespace: str) -> str:
 
 
 # -- checkpoints
+
+
+def pack_facts(facts: Mapping[int, Collection[int]]) -> str:
+    """Return the numbers that a thread is found by as one text."""
+    return " ".join([f"{key}.{label}" for key, labels in sorted(facts.items()) for label in sorted(labels)])
+
+
+def unpack_facts(text: bytes) -> dict[int, set[int]]:
+    """Return what `pack_facts` was given; of a text that is lost or cannot be read: everything."""
+    found: dict[int, set[int]] = {}
+    for entry in text.split():
+        key, _, label = entry.partition(b".")
+        if not (key.isdigit() and label.isdigit()):
+            return {EVERYTHING: {EVERYTHING}}
+        found.setdefault(int(key), set()).add(int(label))
+    return found
 
 
 def pack_item(packed: Packed, run: int, added_bytes: int) -> bytes:

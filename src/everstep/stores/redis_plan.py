@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from everstep.errors import CheckpointCorrupted
+from everstep.stores.facts import kept, new_facts
 from everstep.stores.protocol import (
     COMMONS_MAX,
     Common,
@@ -20,6 +21,7 @@ from everstep.stores.protocol import (
     Object,
     Operation,
     Place,
+    Record,
     Stored,
     Write,
 )
@@ -29,6 +31,7 @@ from everstep.stores.redis_items import (
     bucket_of,
     escaped,
     line_name,
+    pack_facts,
     pack_hidden,
     pack_item,
     pack_log,
@@ -36,6 +39,7 @@ from everstep.stores.redis_items import (
     pack_run,
     pack_write,
     raw_writes,
+    unpack_facts,
     unpack_hidden,
     unpack_item,
     unpack_log,
@@ -68,8 +72,10 @@ class Script(Protocol):
 class _Seen:
     """A thread as it was read."""
 
-    def __init__(self, fields: dict[bytes, bytes], generation: bytes, remains: bytes, alias: bytes = b"") -> None:
-        self.fields, self.generation, self.remains, self.alias = fields, generation, remains, alias
+    def __init__(
+        self, fields: dict[bytes, bytes], generation: bytes, remains: bytes, alias: bytes = b"", facts: bytes = b""
+    ) -> None:
+        self.fields, self.generation, self.remains, self.alias, self.facts = fields, generation, remains, alias, facts
 
     @property
     def family(self) -> str | None:
@@ -131,6 +137,7 @@ class Plan(Adopting):
         """Family and generation of the lines that were read."""
         self.created: list[str] = []
         """Threads that this makes."""
+        self._facts: dict[str, dict[int, set[int]]] = {}
 
     def arguments(self, thread_id: str, namespace: str) -> list[Any]:
         """Return what the script takes, after everything was noted."""
@@ -143,6 +150,8 @@ class Plan(Adopting):
             self._do("HSET", f"family:{self._family}:runs", run, pack_run(line, run, follows))
         for thread, name in sorted(self._moved):
             self._do("HSET", f"thread:{escaped(thread)}:heads", "@" + name, self._lines[thread, name].raw)
+        for thread in sorted({*self.created, *self._facts}):
+            self._commands.append(["facts", thread, pack_facts(self._facts.get(thread, {}))])
         if self._new_family_number:
             self._do("HSET", f"family:{self._family}", "seq", self._new_family_number)
         flat: list[Any] = ["commit", len(self._checks)]
@@ -176,7 +185,7 @@ class Plan(Adopting):
         reply = self._script("look", thread_id, namespace)
         if reply[0] == b"found":
             fields = dict(zip(reply[1][::2], reply[1][1::2], strict=True))
-            seen = _Seen(fields, reply[2], b"")
+            seen = _Seen(fields, reply[2], b"", facts=reply[5])
             if reply[3]:
                 self._heads[thread_id, namespace] = int(float(reply[3])), reply[4]
             self._check("exists", f"family:{seen.family}", b"", b"1")
@@ -338,6 +347,7 @@ class Plan(Adopting):
 
     def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         record, seq = packed.record, self._number()
+        self._note(line.thread_id, record, line.head.record if line.head is not None else None)
         name = f"thread:{line_name(line.thread_id, line.namespace)}"
         self._put_item(record.key, pack_item(packed, run or 0, added_bytes))
         self._do("ZADD", f"{name}:index", seq, record.key.checkpoint_id)
@@ -348,6 +358,23 @@ class Plan(Adopting):
         self._items[record.key] = b"", stored
         return stored
 
+    def _note(self, thread_id: str, record: Record, known: Record | None) -> None:
+        """Keep what a thread can be found by."""
+        new = new_facts(record, known)
+        if not new:
+            return
+        held = self._facts.get(thread_id)
+        if held is None:
+            raw = self._look(thread_id).facts
+            held = unpack_facts(raw)
+            if thread_id not in self.created:
+                self._check("field", "facts", thread_id.encode(), raw.strip(b"?"))
+        self._facts[thread_id] = kept(held, new)
+
+    def labels(self, thread_id: str) -> frozenset[int]:
+        """Return the numbers that the thread will be found by, as far as they were looked at."""
+        return frozenset(label for labels in self._facts.get(thread_id, {}).values() for label in labels)
+
     def _put_item(self, key: Key, item: bytes) -> None:
         name = f"thread:{line_name(key.thread_id, key.namespace)}:item:{key.checkpoint_id}"
         self._do("SET", name, item, *(("PX", self._life * 2) if self._life else ()))
@@ -357,6 +384,7 @@ class Plan(Adopting):
         self._do("HSET", f"family:{line.family}:runs", run, pack_run(name, run, follows))
 
     def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored:
+        self._note(line.thread_id, packed.record, old.record)
         self._put_item(packed.record.key, pack_item(packed, old.run if old.run != old.seq else 0, old.added_bytes))
         state = self._lines[line.ref]
         if state.checkpoint_id == old.record.key.checkpoint_id and state.digest is not None:

@@ -48,6 +48,7 @@ from everstep.stores.protocol import (
     Base,
     Change,
     Deleted,
+    Hit,
     Key,
     Loaded,
     Newest,
@@ -58,6 +59,7 @@ from everstep.stores.protocol import (
     Place,
     Query,
     RawThread,
+    Search,
     Store,
     Stored,
     Swept,
@@ -77,7 +79,7 @@ _log = logging.getLogger("everstep")
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
-SCHEMA_FIRST, SCHEMA_VERSION = 2, 7  # older files were never released
+SCHEMA_FIRST, SCHEMA_VERSION = 2, 8  # older files were never released
 APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
@@ -198,6 +200,9 @@ class SQLiteStore:
 
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         return await self._driver.read(lambda rows: rows.list_threads(limit, offset, headless))
+
+    async def search(self, search: Search) -> list[Hit]:
+        return await self._driver.read(lambda rows: rows.search(search))
 
     async def thread(
         self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False

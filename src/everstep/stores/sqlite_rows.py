@@ -19,12 +19,14 @@ from typing import Any, Literal, NamedTuple
 import apsw
 
 from everstep.errors import CheckpointCorrupted
+from everstep.stores.facts import Fact, Wanted, kept, new_facts, prefix_end
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
     COMMONS_MAX,
     Common,
     Deleted,
     Hidden,
+    Hit,
     Key,
     Loaded,
     Newest,
@@ -32,9 +34,11 @@ from everstep.stores.protocol import (
     Operation,
     Outline,
     Place,
+    Position,
     Query,
     RawLine,
     RawThread,
+    Search,
     Stored,
     Thread,
     Write,
@@ -111,6 +115,7 @@ class Rows:
         self._lines: dict[tuple[str, str], tuple[int, str]] = {}
         self._heads: dict[int, tuple[Stored | None, bool]] = {}
         self._heads_bytes = 0
+        self._facts: dict[int, dict[int, set[int]]] = {}
         self._next_seq: int | None = None
         self._next_object: int | None = None
 
@@ -118,7 +123,10 @@ class Rows:
         """Start a write transaction; what is remembered stays only if no other connection wrote since."""
         self._execute("BEGIN IMMEDIATE")
         version = self._execute("PRAGMA data_version").get
-        is_full = max(len(self._lines), len(self._heads)) >= _REMEMBERED_MAX or self._heads_bytes > _HEADS_BYTES_MAX
+        is_full = (
+            max(len(self._lines), len(self._heads), len(self._facts)) >= _REMEMBERED_MAX
+            or self._heads_bytes > _HEADS_BYTES_MAX
+        )
         if version != self._version or is_full:
             self.forget()
             self._version = version
@@ -127,6 +135,7 @@ class Rows:
         """Drop what is remembered: after a rollback, a deletion, or somebody else's change."""
         self._version, self._next_seq, self._next_object = -1, None, None
         self._lines.clear()
+        self._facts.clear()
         self._forget_heads()
 
     def _forget_heads(self) -> None:
@@ -447,6 +456,45 @@ class Rows:
             found.append(_listed(row))
         return found
 
+    def search(self, search: Search) -> list[Hit]:
+        wanted = Wanted.of(search)
+        found: list[Hit] = []
+        if not search.limit:
+            return found
+        for thread, position in self._in_order(search, wanted):
+            row = self._execute(_LISTED_HEAD, (thread,)).get
+            if row is None:
+                continue  # it has writes only, or all of it is hidden
+            head_seq, is_stale, *columns = row
+            _check_head(position.thread_id, head_seq, columns[0], is_stale)
+            stored = _listed(columns)
+            if wanted.fits(stored.record):
+                found.append(Hit(stored, position))
+                if len(found) == search.limit:
+                    break
+        return found
+
+    def _in_order(self, search: Search, wanted: Wanted) -> Iterator[tuple[int, Position]]:
+        """Yield the threads that a search may be about, in its order: by the index that gives the fewest."""
+        conditions, values = _search_conditions(search, wanted)
+        sources = _search_sources(search, wanted)
+        counts = []
+        for text, bound in sources:
+            counted: int = self._execute(f"SELECT count(*) FROM ({text} LIMIT ?)", (*bound, _NARROW + 1)).get
+            counts.append(counted)
+        narrowest = min(range(len(sources)), key=counts.__getitem__, default=None)
+        if narrowest is None or counts[narrowest] > _NARROW:
+            # There are many: those that were active last are looked at one by one, and will be enough soon.
+            source, bound = "lines l", list[Any]()
+        else:
+            text, bound = sources[narrowest]
+            source = f"(SELECT DISTINCT thread FROM ({text})) s CROSS JOIN lines l ON l.thread = s.thread"
+        rows = self._execute(
+            f"{_BY_ACTIVITY.format(source)} AND {conditions} ORDER BY l.active DESC, t.name DESC", (*bound, *values)
+        )
+        for thread, active, name in rows:
+            yield thread, Position(active, name)
+
     def thread(self, thread_id: str, branches: bool, ancestry: bool, brief: bool) -> Thread | None:
         row = self._execute("SELECT id, family, origin FROM threads WHERE name = ?", (thread_id,)).get
         if row is None:
@@ -737,6 +785,7 @@ class Rows:
                 packed.info, record.children, packed.root, seal(seq, line.ref, run, 0, 0, added_bytes),
             ),
         )  # fmt: skip
+        self._note(line.ref, new_facts(record, line.head.record if line.head is not None else None))
         if not is_head:  # otherwise it is counted when the head moves
             self._execute("UPDATE lines SET total = total + 1 WHERE id = ?", (line.ref,))
         self._next_seq = seq + 1
@@ -748,14 +797,34 @@ class Rows:
             (int(line.family), run, line.ref, pack_run(run, follows)),
         )
 
-    def replace(self, _line: Line, old: Stored, packed: Packed) -> Stored:
+    def replace(self, line: Line, old: Stored, packed: Packed) -> Stored:
         record = packed.record
         self._execute(
             "UPDATE checkpoints SET step = ?, info = ?, children = ?, root = ? WHERE seq = ?",
             (record.step, packed.info, record.children, packed.root, old.seq),
         )
+        self._note(line.ref, new_facts(record, old.record))
         self._forget_heads()
         return old._replace(record=record, digest=packed.digest)
+
+    def _note(self, line: int, new: Sequence[Fact]) -> None:
+        """Keep what a line can be found by."""
+        if not new:
+            return
+        held = self._facts.get(line)
+        if held is None:
+            held = {}
+            for key, label in self._execute("SELECT key, label FROM facts WHERE line = ?", (line,)):
+                held.setdefault(key, set()).add(label)
+        facts = self._facts[line] = kept(held, new)
+        if facts == held:
+            return
+        before = {(label, line, key) for key, labels in held.items() for label in labels}
+        after = {(label, line, key) for key, labels in facts.items() for label in labels}
+        self._connection.executemany(
+            "DELETE FROM facts WHERE label = ? AND line = ? AND key = ?", sorted(before - after)
+        )
+        self._connection.executemany("INSERT INTO facts (label, line, key) VALUES (?, ?, ?)", sorted(after - before))
 
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         if objects:
@@ -1039,6 +1108,7 @@ class Rows:
                 ),
             )  # fmt: skip
             self._execute("UPDATE lines SET total = total + 1 WHERE id = ?", (line,))
+            self._note(line, new_facts(record, None))
 
     def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
         self._connection.executemany(
@@ -1219,6 +1289,14 @@ class Rows:
         return free > pages_max
 
 
+_LISTED_HEAD = f"""SELECT l.head, {_STALE}, {_LISTED} FROM lines l JOIN threads t ON t.id = l.thread
+                   LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id
+                   WHERE l.thread = ? AND l.head IS NOT NULL ORDER BY l.namespace LIMIT 1"""
+# The line of a thread that moved last stands for it.
+_BY_ACTIVITY = """SELECT l.thread, l.active, t.name FROM {} CROSS JOIN threads t ON t.id = l.thread WHERE NOT EXISTS
+                  (SELECT 1 FROM lines o WHERE o.thread = l.thread
+                   AND (o.active > l.active OR o.active = l.active AND o.id > l.id))"""
+_NARROW = 1000  # threads that an index may give for them to be put in order one by one
 _REMEMBERED_MAX = 10_000
 _OUTLINES = 10_000  # threads at once
 _NUMBER_MAX = (1 << 63) - 1
@@ -1243,6 +1321,51 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append((after, upto))
     return found
+
+
+def _search_sources(search: Search, wanted: Wanted) -> list[tuple[str, list[Any]]]:
+    """Return the ways to find the threads that a search may be about: queries for their ids, and the values in them."""
+    found: list[tuple[str, list[Any]]] = []
+    if search.prefix:
+        condition, values = _begins_with(search.prefix)
+        found.append((f"SELECT t.id AS thread FROM threads t WHERE {condition}", values))
+    for labels in wanted.labels:
+        text = "SELECT f.thread FROM facts n JOIN lines f ON f.id = n.line WHERE n.label IN (?, ?, ?)"
+        found.append((text, list(labels)))
+    if search.since is not None:
+        found.append(("SELECT f.thread FROM lines f WHERE f.active >= ?", [search.since]))
+    return found
+
+
+def _search_conditions(search: Search, wanted: Wanted) -> tuple[str, list[Any]]:
+    """Return what a search asks of a thread without a look at its checkpoints, and the values in it."""
+    conditions, values = ["1"], list[Any]()
+    if search.prefix:
+        condition, bounds = _begins_with(search.prefix)
+        conditions.append(condition)
+        values += bounds
+    if search.since is not None:
+        conditions.append("l.active >= ?")
+        values.append(search.since)
+    if search.after is not None:
+        conditions.append("(l.active, t.name) < (?, ?)")
+        values += search.after
+        conditions.append("l.active <= ?")  # so that the index is used
+        values.append(search.after.active)
+    for labels in wanted.labels:
+        conditions.append(
+            """EXISTS (SELECT 1 FROM lines f JOIN facts n ON n.line = f.id AND n.label IN (?, ?, ?)
+                       WHERE f.thread = l.thread)"""
+        )
+        values += labels
+    return " AND ".join(conditions), values
+
+
+def _begins_with(prefix: str) -> tuple[str, list[Any]]:
+    end = prefix_end(prefix)
+    if end is None:
+        return "t.name >= ?", [prefix]
+    return "t.name >= ? AND t.name < ?", [prefix, end]
 
 
 def _head_bytes(head: Stored | None) -> int:

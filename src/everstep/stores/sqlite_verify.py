@@ -18,7 +18,8 @@ from typing import Any, cast
 import apsw
 
 from everstep.errors import CheckpointCorrupted, EverstepError
-from everstep.stores.protocol import Key
+from everstep.stores.facts import EVERYTHING, new_facts, stands_for
+from everstep.stores.protocol import Key, Record
 from everstep.stores.records import (
     pack_id,
     unpack_common,
@@ -149,6 +150,8 @@ _IMPOSSIBLE = {
         AND c.seq > v.after AND c.seq <= v.upto AND v.run IN (0, c.run) WHERE NOT EXISTS
         (SELECT 1 FROM hidden h WHERE h.line = v.line AND h.writes_of IS NULL AND coalesce(h.run, 0) = v.run
          AND c.seq > h.after AND c.seq <= h.upto)""",
+    "an entry to find a namespace by that is not there": """SELECT label FROM facts
+        WHERE line NOT IN (SELECT id FROM lines)""",
     "a run of a family or namespace that is not there": """SELECT run FROM runs
         WHERE family NOT IN (SELECT id FROM families) OR line NOT IN (SELECT id FROM lines)""",
     "a common state of a thread that is not there": """SELECT seq FROM commons WHERE low >= high
@@ -181,7 +184,8 @@ def _check_content(connection: apsw.Connection, _first: int, _last: int) -> list
         """SELECT t.name, l.namespace, c.id, c.step, c.children, c.info, c.root FROM checkpoints c
            JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread"""
     ):
-        unpack_record(Key(thread_id, namespace, unpack_id(name)), *content)
+        record = unpack_record(Key(thread_id, namespace, unpack_id(name)), *content)
+        _check_noted(connection, record)
     for checkpoint, task, seq, *write in execute("SELECT checkpoint, task, seq, idx, info, children FROM writes"):
         unpack_write(unpack_id(checkpoint), seq, unpack_id(task), *write)
     for data, seq, undone in execute("SELECT data, seq, undone FROM operations"):
@@ -189,6 +193,23 @@ def _check_content(connection: apsw.Connection, _first: int, _last: int) -> list
     for run, data in execute("SELECT run, data FROM runs"):
         unpack_run(run, data)
     return [*_wrong_commons(connection), *_wrong_objects(connection)]
+
+
+def _check_noted(connection: apsw.Connection, record: Record) -> None:
+    """A checkpoint must be found by what it has. A line may be found by more: see `facts`."""
+    thread_id, namespace, checkpoint_id = record.key
+    for fact in new_facts(record, None):
+        found = connection.execute(
+            """SELECT 1 FROM threads t JOIN lines l ON l.thread = t.id JOIN facts f ON f.line = l.id
+               WHERE t.name = ? AND l.namespace = ? AND f.label IN (?, ?, ?)""",
+            (thread_id, namespace, fact.label, stands_for(fact), EVERYTHING),
+        ).get
+        if found is None:
+            raise CheckpointCorrupted(
+                "the checkpoint would not be found by its metadata or tags",
+                thread_id=thread_id,
+                checkpoint_id=checkpoint_id,
+            )
 
 
 def _wrong_commons(connection: apsw.Connection) -> list[str]:

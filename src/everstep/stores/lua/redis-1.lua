@@ -24,6 +24,10 @@
 -- family:<f>:runs            hash     run -> line (none if it was deleted), its checksum, data
 -- family:<f>:commons         hash     pair of threads and seq -> children, data
 -- active                     zset     name of a thread -> microseconds of its last move
+-- names                      zset     the same names, all with 0: by name
+-- facts                      hash     name of a thread -> the numbers it is found by, "key.number": see facts.py
+-- fact:<number>              set      names of the threads that have the number
+-- counts                     hash     number -> how many threads have it, so that the loss of a set is noticed
 -- ids                        hash     checkpoint id -> the lines that have it
 -- alias:<t>                  string   the bucket where a branch is kept, and a word that tells this alias from others
 -- aliases                    set      names of the threads that have an alias
@@ -367,13 +371,40 @@ local function set_life(keys, life)
   end
 end
 
+-- The numbers that a thread is found by, whatever they were; nil: it is not found any more.
+local function set_facts(name, facts)
+  local held, new = call("HGET", base .. "facts", name) or "", {}
+  for label in string.gmatch(facts or "", "%.(%d+)") do new[label] = true end
+  for label in string.gmatch(held, "%.(%d+)") do
+    if new[label] then
+      new[label] = nil
+    elseif call("SREM", base .. "fact:" .. label, name) == 1 and call("HINCRBY", base .. "counts", label, -1) <= 0 then
+      call("HDEL", base .. "counts", label)
+    end
+  end
+  for label in pairs(new) do
+    if call("SADD", base .. "fact:" .. label, name) == 1 then call("HINCRBY", base .. "counts", label, 1) end
+  end
+  if facts then
+    call("HSET", base .. "facts", name, facts)
+    call("ZADD", base .. "names", 0, name)
+  else
+    call("HDEL", base .. "facts", name)
+    call("ZREM", base .. "names", name)
+  end
+end
+
+-- A thread is not listed any more.
+local function delist(name)
+  call("ZREM", base .. "active", name)
+  set_facts(name, nil)
+end
+
 -- What families whose time is over left in the indexes of the bucket goes a little at a time.
 local function purge()
   for _, name in ipairs(call("ZRANDMEMBER", base .. "active", 2)) do
     local family = redis.pcall("HGET", thread_key(name) .. ":heads", "family")
-    if not family or type(family) == "string" and call("EXISTS", family_key(family)) == 0 then
-      call("ZREM", base .. "active", name)
-    end
+    if not family or type(family) == "string" and call("EXISTS", family_key(family)) == 0 then delist(name) end
   end
   for _, id in ipairs(call("HRANDFIELD", base .. "ids", 2)) do
     local left = {}
@@ -669,7 +700,7 @@ local function drop_thread(name, family)
   leave_family(name, family)
   local thread = thread_key(name)
   remove_keys({ thread .. ":heads", thread .. ":log", thread .. ":hidden", thread .. ":covers" })
-  call("ZREM", base .. "active", name)
+  delist(name)
 end
 
 -- What a family whose time is over left behind under this name would mix with what comes now. Items may stay: without
@@ -705,6 +736,9 @@ end
 
 local function check_bucket()
   check_type(base .. "active", "zset")
+  check_type(base .. "names", "zset")
+  check_type(base .. "facts", "hash")
+  check_type(base .. "counts", "hash")
   check_type(base .. "ids", "hash")
   check_type(base .. "gone", "zset")
   check_type(base .. "life", "string")
@@ -864,6 +898,7 @@ local actions = {
   cover = function(name, stretch) cover(thread_key(name), stretch) end,
   cover_again = function(name) cover_again(thread_key(name)) end,
   active = function(name, time) call("ZADD", base .. "active", time or whole(now()), name) end,
+  facts = set_facts,
   -- The rest is for threads that come from another store. Checkpoints go:
   remove = function(name, namespace, family, ...) remove(name, namespace, family, { ... }, false) end,
   -- A namespace goes with everything:
@@ -1001,7 +1036,8 @@ function verbs.look()
   check_line_whole(name, namespace)
   local head = head_of(name, namespace)
   local generation = call("HGET", family_key(family), "generation") or ""
-  return { "found", call("HGETALL", thread_key(name) .. ":heads"), generation, head[3], head[4] }
+  local facts = call("HGET", base .. "facts", name) or "?"
+  return { "found", call("HGETALL", thread_key(name) .. ":heads"), generation, head[3], head[4], facts }
 end
 
 -- The time, and the generation from which new lines of a family count on.
@@ -1281,41 +1317,148 @@ function verbs.names()
   return names
 end
 
--- The most recently active threads of the bucket: time, name, namespace, and what `page` answers.
+-- A thread as it is listed: time, name, namespace, and what `page` answers; nil if there is nothing to show.
+local function shown_thread(name, time, headless)
+  local damage = listed_damage_of(name)
+  if damage then return { time, name, "", { "damaged", damage } } end
+  local family, shown = alive(name), nil
+  if not family then return nil end
+  local lines = namespaces(name)
+  table.sort(lines)
+  for _, namespace in ipairs(lines) do
+    local _, _, digest, id = parse_line(call("HGET", thread_key(name) .. ":heads", "@" .. namespace))
+    if digest ~= "-" then
+      shown = { namespace, id }
+      break
+    end
+  end
+  for _, namespace in ipairs(not shown and headless and lines or {}) do
+    local newest = call("ZREVRANGE", line_key(name, namespace) .. ":index", 0, 0)
+    if newest[1] and not shown then shown = { namespace, newest[1] } end
+  end
+  if not shown then return nil end
+  local rows = rows_of(name, shown[1], { shown[2] })
+  damage = line_damage_of(thread_key(name), shown[1]) or (#rows == 0 and "the head is not in the index")
+  return { time, name, shown[1], damage and { "damaged", damage } or { "found", family, rows } }
+end
+
+-- The most recently active threads of the bucket.
 function verbs.threads()
-  local count, headless, found = tonumber(take()), take(), {}
+  local count, headless, found = tonumber(take()), take() == "1", {}
   local listed = call("ZREVRANGE", base .. "active", 0, -1, "WITHSCORES")
   for n = 1, #listed, 2 do
     if #found >= count then break end
-    local name = listed[n]
-    local damage = listed_damage_of(name)
-    local family = not damage and alive(name)
-    local shown = nil
-    if damage then
-      found[#found + 1] = { listed[n + 1], name, "", { "damaged", damage } }
-    elseif family then
-      local lines = namespaces(name)
-      table.sort(lines)
-      for _, namespace in ipairs(lines) do
-        local _, _, digest, id = parse_line(call("HGET", thread_key(name) .. ":heads", "@" .. namespace))
-        if digest ~= "-" then
-          shown = { namespace, id }
-          break
-        end
-      end
-      for _, namespace in ipairs(not shown and headless == "1" and lines or {}) do
-        local newest = call("ZREVRANGE", line_key(name, namespace) .. ":index", 0, 0)
-        if newest[1] and not shown then shown = { namespace, newest[1] } end
-      end
-    end
-    if shown then
-      local rows = rows_of(name, shown[1], { shown[2] })
-      damage = line_damage_of(thread_key(name), shown[1]) or (#rows == 0 and "the head is not in the index")
-      local reply = damage and { "damaged", damage } or { "found", family, rows }
-      found[#found + 1] = { listed[n + 1], name, shown[1], reply }
-    end
+    found[#found + 1] = shown_thread(listed[n], listed[n + 1], headless)
   end
   return found
+end
+
+-- These threads, as they are listed.
+function verbs.shown()
+  local found = {}
+  for _, name in ipairs(take_list()) do
+    local time = call("ZSCORE", base .. "active", name)
+    if time then found[#found + 1] = shown_thread(name, time, false) end
+  end
+  return found
+end
+
+-- Put back what the indexes of the bucket have lost, as far as it is known: a thread whose numbers are lost is found by
+-- everything. They are made anew if something does not add up, and the sets that are asked for if their counts do not.
+local function mend(labels)
+  local size = call("ZCARD", base .. "active")
+  local is_whole = call("ZCARD", base .. "names") == size and call("HLEN", base .. "facts") == size
+  for _, label in ipairs(labels) do
+    local noted = tonumber(call("HGET", base .. "counts", label) or 0)
+    is_whole = is_whole and noted == call("SCARD", base .. "fact:" .. label)
+  end
+  if is_whole then return end
+  for _, name in ipairs(call("ZRANGE", base .. "names", 0, -1)) do
+    if not call("ZSCORE", base .. "active", name) then call("ZREM", base .. "names", name) end
+  end
+  for _, name in ipairs(call("HKEYS", base .. "facts")) do
+    if not call("ZSCORE", base .. "active", name) then set_facts(name, nil) end
+  end
+  for _, label in ipairs(call("HKEYS", base .. "counts")) do call("UNLINK", base .. "fact:" .. label) end
+  call("UNLINK", base .. "counts")
+  for _, name in ipairs(call("ZRANGE", base .. "active", 0, -1)) do
+    call("ZADD", base .. "names", 0, name)
+    local facts = call("HGET", base .. "facts", name) or "0.0"
+    for label in string.gmatch(facts, "%.(%d+)") do
+      if call("SADD", base .. "fact:" .. label, name) == 1 then call("HINCRBY", base .. "counts", label, 1) end
+    end
+    call("HSET", base .. "facts", name, facts)
+  end
+end
+
+-- The names that the shortest of some lists has: what begins with a prefix, or has one of the numbers of a group.
+local function fewest(prefix, upper, groups)
+  local names, size = nil, nil
+  if prefix ~= "" then
+    local range = { "[" .. prefix, upper == "" and "+" or "(" .. upper }
+    size = call("ZLEXCOUNT", base .. "names", unpack(range))
+    names = function() return call("ZRANGEBYLEX", base .. "names", unpack(range)) end
+  end
+  for _, group in ipairs(groups) do
+    local keys, count = {}, 0
+    for n, label in ipairs(group) do
+      keys[n] = base .. "fact:" .. label
+      count = count + call("SCARD", keys[n])
+    end
+    if not size or count < size then
+      size = count
+      names = function() return call("SUNION", unpack(keys)) end
+    end
+  end
+  return names and names()
+end
+
+-- Where the threads of the bucket stand that may be searched for, most recently active first: time, name, ...
+function verbs.found()
+  local prefix, upper, since, after, after_name = take(), take(), tonumber(take()), tonumber(take()), take()
+  local count, groups, labels, found, flat = tonumber(take()), {}, {}, {}, {}
+  for n = 1, tonumber(take()) do
+    groups[n] = { take(), take(), take() }
+    for _, label in ipairs(groups[n]) do labels[#labels + 1] = label end
+  end
+  mend(labels)
+  local function is_meant(name)
+    if string.sub(name, 1, #prefix) ~= prefix then return false end
+    for _, group in ipairs(groups) do
+      local has = false
+      for _, label in ipairs(group) do has = has or call("SISMEMBER", base .. "fact:" .. label, name) == 1 end
+      if not has then return false end
+    end
+    return true
+  end
+  local function look(name, time)
+    local number = tonumber(time)
+    if number < since or number > after or (number == after and name >= after_name) then return end
+    if is_meant(name) then found[#found + 1] = { number, name, time } end
+  end
+  local names = fewest(prefix, upper, groups)
+  if names then
+    for _, name in ipairs(names) do
+      local time = call("ZSCORE", base .. "active", name)
+      if time then look(name, time) end
+    end
+  else
+    local from = 0
+    repeat
+      local part = call("ZREVRANGEBYSCORE", base .. "active", whole(after), whole(since), "WITHSCORES", "LIMIT", from, count + 8)
+      for n = 1, #part, 2 do look(part[n], part[n + 1]) end
+      from = from + #part / 2
+    until #part == 0 or #found >= count
+  end
+  table.sort(found, function(one, two)
+    if one[1] ~= two[1] then return one[1] > two[1] end
+    return one[2] > two[2]
+  end)
+  for n = 1, math.min(count, #found) do
+    flat[2 * n - 1] = found[n][3]
+    flat[2 * n] = found[n][2]
+  end
+  return flat
 end
 
 function verbs.thread()
@@ -1684,7 +1827,7 @@ function verbs.wipe()
   end
   release_origin(name)
   remove_keys(keys)
-  call("ZREM", base .. "active", name)
+  delist(name)
   call("UNLINK", base .. "alias:" .. escaped(name))
   call("SREM", base .. "aliases", name)
   for _, family_name in ipairs(families) do
