@@ -22,7 +22,7 @@ FEW, MANY = 30, 300
 
 
 @contextmanager
-def _stores(folder: Path) -> Iterator[dict[str, Opener]]:
+def stores(folder: Path) -> Iterator[dict[str, Opener]]:
     """Yield what opens an engine on an empty store of each kind."""
     numbers = itertools.count()
     with ExitStack() as running:
@@ -101,8 +101,8 @@ _CASES: tuple[tuple[Callable[..., dict[str, Callable[[], Any]]], everstep.Snapsh
 
 def after_many(folder: Path) -> None:
     """N is 30 and 300; a tree and a collection look at each thread once, for its count, and that shows."""
-    with _stores(folder) as stores:
-        for (make, config), (name, opener) in itertools.product(_CASES, stores.items()):
+    with stores(folder) as opened:
+        for (make, config), (name, opener) in itertools.product(_CASES, opened.items()):
             engines = {count: opener(config) for count in (FEW, MANY)}
             acts = {count: make(engine, count) for count, engine in engines.items()}
             for what, few in acts[FEW].items():

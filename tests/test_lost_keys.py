@@ -11,7 +11,7 @@ import redis as redis_py
 
 from everstep import CheckpointCorrupted
 from everstep.faces import run_to_end
-from everstep.stores.protocol import Draft, Key, Query
+from everstep.stores.protocol import Draft, Key, Query, Search
 from everstep.stores.redis import RedisStore
 from everstep.stores.redis_items import bucket_of
 from everstep.testing import follow, make_record, put
@@ -127,6 +127,23 @@ def test_a_lost_index_of_ids_is_told(keys: Keys) -> None:
         with pytest.raises(CheckpointCorrupted, match="index of ids") as caught:
             go(keys.open().find("t-1"))
         assert (caught.value.thread_id, caught.value.checkpoint_id) == ("t", "t-1")
+        keys.put_back()
+
+
+def test_lost_indexes_of_threads_are_made_anew(keys: Keys) -> None:
+    store = keys.open()
+    for n in range(20):
+        go(store.commit(put(make_record("c", f"t{n}", metadata={"k": n % 2}, tags=["tag"]))))
+    keys.keep()
+    searches = [Search(filter={"k": 1}), Search(prefix="t1"), Search(tags=frozenset({"tag"}))]
+    truth = [go(store.search(search)) for search in searches]
+    assert [len(hits) for hits in truth] == [10, 11, 20]
+    for part in (b":names", b":facts", b":counts", b":fact:"):
+        lost = [name for name in keys.names() if part in name]
+        assert lost, part
+        for name in lost:
+            keys.client.delete(name)
+        assert [go(keys.open().search(search)) for search in searches] == truth, part
         keys.put_back()
 
 

@@ -714,6 +714,8 @@ def take_back_to_schema_1(own: OwnPostgres, schema: str) -> None:
         f"ALTER TABLE {tables}threads DROP lines, DROP operations",
         f"ALTER TABLE {tables}lines DROP stored, DROP stretches, DROP runs, DROP incoming",
         f"DROP INDEX {tables}threads_name_idx, {tables}runs_family_line_idx",
+        f"DROP VIEW {tables}overview",
+        f"DROP FUNCTION {tables}told, {tables}readable, {tables}item",
         f"DROP TABLE {tables}gone, {tables}covers",
         f"DROP FUNCTION {tables}cover, {tables}uncover, {tables}uncover_all, {tables}cover_rest CASCADE",
         f"DROP FUNCTION {tables}unswept CASCADE",
@@ -752,6 +754,46 @@ def test_processes_that_start_at_once_make_the_tables_once(own: OwnPostgres, sch
     store = PostgresStore(own.url, schema=schema).blocking
     assert run(store.read("t")).stored.record.step == 4
     run(store.close())
+
+
+def asked(own: OwnPostgres, question: str) -> list[Any]:
+    with psycopg.connect(own.url) as connection:
+        return connection.execute(question).fetchall()
+
+
+def test_a_view_shows_who_is_there(own: OwnPostgres, schema: str) -> None:
+    long = "x" * 300
+    with everstep.open(own.url, schema=schema).sync as engine:
+        engine.append("zoë", [], tags=["a", long], summary="né\n" + long, metadata={"k": 1})
+        first = engine.append("nul\0", [], summary="s")
+        engine.append("nul\0", [])
+        engine.rewind(first)
+        branch = engine.branch(first, "b")
+    rows = asked(
+        own,
+        f"""SELECT thread, step, extract(epoch FROM now() - "time") < 600, summary, tags
+            FROM {schema}.everstep_overview WHERE is_head ORDER BY active""",
+    )
+    assert rows[:2] == [
+        ("zoë", 1, True, "né\n" + long, ["a", long, "manual"]),
+        ("nul\\000", 1, True, "s", ["manual"]),
+    ]
+    assert [row[0] for row in rows[2:]] == [branch.replace("\0", "\\000")]
+    assert asked(own, f"SELECT count(*) FROM {schema}.everstep_overview") == [(3,)]
+
+
+def test_tags_of_older_checkpoints_are_found(own: OwnPostgres, schema: str) -> None:
+    with everstep.open(own.url, schema=schema).sync as engine:
+        engine.append("t", [], tags=["tag"], metadata={"k": 1})
+        engine.append("other", [], tags=["more"])
+    own.do(
+        f"UPDATE {schema}.everstep_meta SET version = 6",
+        f"UPDATE {schema}.everstep_checkpoints SET labels = NULL",
+        f"DROP VIEW {schema}.everstep_overview",
+        f"DROP FUNCTION {schema}.everstep_told, {schema}.everstep_readable, {schema}.everstep_item",
+    )
+    with everstep.open(own.url, schema=schema).sync as engine:
+        assert [found.thread_id for found in engine.list_threads(tags=["tag"])] == ["t"]
 
 
 def test_tables_of_a_newer_version_are_not_touched(own: OwnPostgres, schema: str) -> None:

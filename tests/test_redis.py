@@ -216,7 +216,7 @@ def test_long_numbers_in_metadata_come_back(shelf: Shelf) -> None:
 # -- time to live ------------------------------------------------------------------------------------------------------
 
 LIFE = 1000.0
-ENDLESS = ("active", "ids", "gone", "life", "aliases")  # of a bucket, not of a family
+ENDLESS = ("active", "names", "facts", "counts", "ids", "gone", "life", "aliases")  # of a bucket, not of a family
 _MS = 1000
 
 
@@ -404,7 +404,8 @@ def test_what_ended_leaves_the_indexes(shelf: Shelf) -> None:
         go(store.put_writes(Key("t", "", "1"), [Write("task", -1, "c", b"", b"w", 1)], ()))
         active = set(shelf.client.zrange(shelf.key("*:active"), 0, -1))
         ended = [known for known in shelf.client.hkeys(shelf.key("*:ids")) if known.startswith(b"id of")]
-        return active == {b"t", names[0].encode()} and ended == [f"id of {names[0]}".encode()]
+        found = {*shelf.client.zrange(shelf.key("*:names"), 0, -1), *shelf.client.hkeys(shelf.key("*:facts"))}
+        return found == active == {b"t", names[0].encode()} and ended == [f"id of {names[0]}".encode()]
 
     wait_until(is_clean, "the index to be purged")
 
@@ -845,6 +846,10 @@ def test_a_flipped_bit_is_never_silently_wrong(shelf: Shelf) -> None:
                 b":index",
                 b":ids",
                 b":active",
+                b":names",
+                b":facts",
+                b":counts",
+                b":fact:",
                 b":pins",
                 b":began",
                 b":written",

@@ -1436,8 +1436,8 @@ def _search_sources(search: Search) -> dict[str, tuple[str, int]]:
     """Return the queries for threads that an index may answer, each with what to count first, and up to what."""
     found = {}
     if search.prefix:
-        table = f"FROM {{names}} n WHERE {_begins_with('n', search)}"
-        found[f"SELECT n.family, n.thread {table}"] = table, _NARROW
+        table = f"FROM {{threads}} n WHERE {_begins_with('n', search)}"
+        found[f"SELECT n.family, n.id AS thread {table}"] = table, _NARROW
     if labels(search.filter, search.tags) is not None:
         table = "FROM {checkpoints} c WHERE c.labels @> %(labels)s::bigint[]"
         heads = "JOIN {lines} o ON o.family = c.family AND o.id = c.line AND o.head = c.seq"

@@ -374,13 +374,28 @@ class Rows:
         listed = _LISTED
         if query.hidden == "no":
             listed = _LISTED_VISIBLE  # the condition says so already
+        lines, labels = self._lines_filtered(query)
+        if lines:
+            order = order.replace("c.", "+c.")  # these are put in order one by one
         for kind in id_kinds:
             where, values = self._where(query, kind)
+            where, values = f"{where}{lines}", [*values, *labels]
             sql = f"SELECT {listed} {_FROM_CHECKPOINTS} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
             found.append(self._execute(sql, (*values, limit, query.offset)))
         if len(found) == 1:
             return found[0]
         return heapq.merge(*found, key=lambda row: (unpack_id(row[1]), row[0]), reverse=True)
+
+    def _lines_filtered(self, query: Query) -> tuple[str, Sequence[int]]:
+        """Return the condition for lines that a filter may be about, if an index gives few, and the values in it."""
+        if not query.filter or query.thread_id is not None:
+            return "", ()
+        for labels in Wanted(query.filter).labels:
+            text = "SELECT line FROM facts WHERE label IN (?, ?, ?)"
+            count = self._execute(f"SELECT count(*) FROM ({text} LIMIT ?)", (*labels, _NARROW + 1)).get
+            if count <= _NARROW:
+                return f" AND c.line IN ({text})", labels
+        return "", ()
 
     def count(self, query: Query) -> int:
         if query.filter or query.offset or query.limit is not None:
@@ -485,6 +500,7 @@ class Rows:
         narrowest = min(range(len(sources)), key=counts.__getitem__, default=None)
         if narrowest is None or counts[narrowest] > _NARROW:
             # There are many: those that were active last are looked at one by one, and will be enough soon.
+            self._check_activity()
             source, bound = "lines l", list[Any]()
         else:
             text, bound = sources[narrowest]
@@ -492,8 +508,23 @@ class Rows:
         rows = self._execute(
             f"{_BY_ACTIVITY.format(source)} AND {conditions} ORDER BY l.active DESC, t.name DESC", (*bound, *values)
         )
-        for thread, active, name in rows:
+        for thread, active, name, active_kept in rows:
+            if active != active_kept:
+                raise CheckpointCorrupted("the index of activity is not that of the thread", thread_id=name)
             yield thread, Position(active, name)
+
+    def _check_activity(self) -> None:
+        """Refuse an index of activity that is older than the threads: one that was active last would be missing."""
+        row = self._execute(
+            f"""SELECT t.name, l.active {_FROM_CHECKPOINTS}
+                ORDER BY c.seq DESC LIMIT 1"""
+        ).get
+        if row is None:
+            return
+        name, active = row
+        newest = self._execute("SELECT active FROM lines INDEXED BY lines_by_activity ORDER BY active DESC LIMIT 1").get
+        if newest is None or newest < active:
+            raise CheckpointCorrupted("the index of activity is older than the thread", thread_id=name)
 
     def thread(self, thread_id: str, branches: bool, ancestry: bool, brief: bool) -> Thread | None:
         row = self._execute("SELECT id, family, origin FROM threads WHERE name = ?", (thread_id,)).get
@@ -1293,8 +1324,9 @@ _LISTED_HEAD = f"""SELECT l.head, {_STALE}, {_LISTED} FROM lines l JOIN threads 
                    LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id
                    WHERE l.thread = ? AND l.head IS NOT NULL ORDER BY l.namespace LIMIT 1"""
 # The line of a thread that moved last stands for it.
-_BY_ACTIVITY = """SELECT l.thread, l.active, t.name FROM {} CROSS JOIN threads t ON t.id = l.thread WHERE NOT EXISTS
-                  (SELECT 1 FROM lines o WHERE o.thread = l.thread
+_BY_ACTIVITY = """SELECT l.thread, l.active, t.name, (SELECT k.active FROM lines k NOT INDEXED WHERE k.id = l.id)
+                  FROM {} CROSS JOIN threads t ON t.id = l.thread WHERE NOT EXISTS
+                  (SELECT 1 FROM lines o WHERE o.thread = l.thread AND o.id <> l.id
                    AND (o.active > l.active OR o.active = l.active AND o.id > l.id))"""
 _NARROW = 1000  # threads that an index may give for them to be put in order one by one
 _REMEMBERED_MAX = 10_000
