@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from langchain_core.messages import BaseMessage
 from langgraph.graph import START, StateGraph
@@ -25,7 +25,7 @@ from langgraph.runtime import Runtime
 from models import chat_model
 
 from everstep.langgraph import HarnessCheckpointer
-from everstep.langgraph.tasks import TaskManager
+from everstep.langgraph.tasks import TaskManager, TaskStatus
 
 TASK = "article-1"
 WORKER = (sys.executable, __file__)
@@ -115,7 +115,7 @@ def worker(path: str, verb: str, stuck_in: str = "") -> None:
             print("  ->", manager.resume_task(TASK, wait=True)["final"])
 
 
-def show_status(status: dict[str, Any]) -> None:
+def show_status(status: TaskStatus) -> None:
     print(f"  status {status['status']}, stage {status['stage']}, next {status['next']}, logs {status['logs']}")
 
 

@@ -213,7 +213,7 @@ def test_factories(tmp_path: Path) -> None:
     assert engine.config.gc_param == 5
     for wrong in ({"backend": "mongo"}, {"backend": "sqlite", "colour": "red"}, {"backend": "sqlite", "db_path": ""}):
         with pytest.raises(InvalidInput):
-            everstep.create_checkpointer(**wrong)
+            everstep.create_checkpointer(**wrong)  # type: ignore[arg-type]
 
 
 def test_a_backend_is_a_context_manager() -> None:

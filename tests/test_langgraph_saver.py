@@ -809,7 +809,7 @@ def test_wrong_options_are_named(tmp_path: Any) -> None:
         (lambda: HarnessCheckpointer(retention=5), "retention"),  # type: ignore[arg-type]
         (lambda: HarnessCheckpointer.from_url(5), "URL"),  # type: ignore[arg-type]
         (lambda: HarnessCheckpointer.from_url("nothing://x"), "nothing"),
-        (lambda: HarnessCheckpointer.from_url(str(tmp_path / "x.db"), no_such_option=1), "no_such_option"),
+        (lambda: HarnessCheckpointer.from_url(str(tmp_path / "x.db"), no_such_option=1), "no_such_option"),  # type: ignore[call-arg]
     ]
     for call, said in wrong:
         with pytest.raises(InvalidInput, match=said):

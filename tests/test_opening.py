@@ -64,7 +64,8 @@ def test_the_options_are_those_of_the_stores() -> None:
 
 @pytest.mark.parametrize("name", ["redis_url", "conn_string", "connection_string", "url"])
 def test_redis_by_the_names_that_people_know(name: str) -> None:
-    backend = everstep.create_checkpointer("redis", **{name: "redis://:pw@cache:7777/3"}, socket_timeout=7)
+    place: Any = {name: "redis://:pw@cache:7777/3"}
+    backend = everstep.create_checkpointer("redis", **place, socket_timeout=7)
     assert repr(backend) == "<RedisCheckpointer redis://cache:7777/3, open>"
     assert backend.limit_seconds == 7
 
@@ -72,7 +73,8 @@ def test_redis_by_the_names_that_people_know(name: str) -> None:
 @pytest.mark.parametrize("name", ["conn_string", "connection_string", "conninfo", "url", "dsn"])
 def test_postgres_by_the_names_that_people_know(name: str) -> None:
     dsn = "postgresql://me:pw@host:7777/agents"
-    backend = everstep.create_checkpointer("postgres", **{name: dsn}, min_size=2, max_size=9, command_timeout=7)
+    place: Any = {name: dsn}
+    backend = everstep.create_checkpointer("postgres", **place, min_size=2, max_size=9, command_timeout=7)
     assert repr(backend) == "<PostgresCheckpointer postgresql://host:7777/agents, open>"
     assert backend.limit_seconds == 7
     assert everstep.PostgresCheckpointer(dsn, pool_size=3, timeout=8).limit_seconds == 8
@@ -117,8 +119,9 @@ def test_a_misspelt_option_lists_those_of_what_was_called(caller: str) -> None:
     ],
 )
 def test_a_name_that_has_no_place_here_is_told_ours(url: str, option: str, advice: str) -> None:
+    options: Any = {option: "s3cret"}
     with pytest.raises(InvalidInput, match=advice) as caught:
-        everstep.open(url, None, **{option: "s3cret"})
+        everstep.open(url, None, **options)
     assert "s3cret" not in str(caught.value)
 
 
@@ -126,7 +129,7 @@ def test_an_option_under_two_names_is_refused() -> None:
     with pytest.raises(InvalidInput, match="timeout_seconds twice"):
         everstep.PostgresCheckpointer("postgresql://h", timeout_seconds=1, command_timeout=2)
     for twice in (
-        lambda: everstep.open("redis://a", redis_url="redis://b"),
+        lambda: everstep.open("redis://a", redis_url="redis://b"),  # type: ignore[call-arg]
         lambda: everstep.RedisCheckpointer("redis://a", redis_url="redis://b"),
         lambda: everstep.SQLiteCheckpointer("a.db", database="b.db"),
     ):

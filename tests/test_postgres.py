@@ -703,7 +703,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 
 def test_unknown_options_are_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="pool_max"):
-        everstep.open("postgresql://localhost/x", pool_max=3)
+        everstep.open("postgresql://localhost/x", pool_max=3)  # type: ignore[call-arg]
 
 
 def take_back_to_schema_1(own: OwnPostgres, schema: str) -> None:

@@ -9,6 +9,7 @@ from everstep.backends import (
     StoreBackend,
     SyncBackend,
 )
+from everstep.capture import on_thread
 from everstep.config import CheckpointGC, SnapshotConfig, SnapshotTrigger
 from everstep.copying import copy as copy
 from everstep.copying import copy_async
@@ -46,6 +47,7 @@ from everstep.types import (
     CallStats,
     Checkpoint,
     CheckpointMetadata,
+    CheckpointTree,
     Conflict,
     CopyProgress,
     CopyReport,
@@ -58,6 +60,8 @@ from everstep.types import (
     Stats,
     ThreadPage,
     TimeTravelResult,
+    TreeEdge,
+    TreeNode,
 )
 from everstep.values.registry import register
 
@@ -75,6 +79,7 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "CheckpointGC",
     "CheckpointMetadata",
     "CheckpointNotFound",
+    "CheckpointTree",
     "CommitUnknown",
     "Conflict",
     "CopyProgress",
@@ -114,6 +119,8 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "SyncLiveThread",
     "ThreadPage",
     "TimeTravelResult",
+    "TreeEdge",
+    "TreeNode",
     "UnregisteredType",
     "UnstorableValue",
     "UnsupportedByBackend",
@@ -121,5 +128,6 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "create_checkpoint_engine",
     "create_checkpointer",
     "draw",
+    "on_thread",
     "register",
 ]

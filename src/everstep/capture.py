@@ -13,7 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeVar
 
 from everstep import checks
 from everstep.config import SnapshotTrigger, as_trigger
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("everstep")
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MARK = "_everstep_is_captured"
 
 _ABOVE = 2  # containers around what a record holds: itself, and the list of an unsplit checkpoint
 
@@ -73,9 +77,23 @@ class Capture:
             if not callable(function):
                 raise InvalidInput(f"snapshot_on decorates functions, not {checks.shown(function)}")
             begin = functools.partial(_Call, self, _name(function), reason)
-            return functools.wraps(function)(_wrapper(function, begin))
+            made = functools.wraps(function)(_wrapper(function, begin))
+            setattr(made, _MARK, True)
+            return made
 
         return decorate
+
+
+def on_thread(function: Callable[P, R], thread_id: str, *, state: dict[str, Any] | None = None) -> Callable[P, R]:
+    """Return a function or method that `snapshot_on` has decorated, for calls that are saved in that thread.
+
+    `state` is saved in place of the thread's, with what it holds then. The same as the keywords `_checkpoint_thread_id`
+    and `_checkpoint_state` of the decorated function, which type checkers do not know.
+    """
+    if not getattr(function, _MARK, False):
+        raise InvalidInput(f"on_thread takes a function that snapshot_on has decorated, not {checks.shown(function)}")
+    call: Any = function
+    return functools.partial(call, _checkpoint_thread_id=thread_id, _checkpoint_state=state)
 
 
 class _Place(NamedTuple):

@@ -28,6 +28,7 @@ from everstep.timeline import Resolve, StoreTimeline, Timeline
 from everstep.types import (
     Checkpoint,
     CheckpointMetadata,
+    CheckpointTree,
     DeletedThreads,
     Diff,
     GCReport,
@@ -179,17 +180,33 @@ class CheckpointEngine(Closing):
     # -- capture
 
     def snapshot_on(self, trigger: SnapshotTrigger | str) -> Callable[[F], F]:
-        """Return a decorator that saves before and after each call; see `capture.Capture.snapshot_on`."""
+        """Return a decorator that saves a checkpoint before and after each call of a function, generator or coroutine.
+
+        The checkpoint says in `tools_result` what was called, with which arguments, and how it ended. It belongs to the
+        live thread around the call (see `thread`), else to the thread "default"; `everstep.on_thread` names another for
+        one call. What cannot be saved is logged and does not disturb the call. Calls are saved only if `trigger` is
+        among the triggers of the configuration.
+        """
         return self._capture.snapshot_on(trigger)
 
     def snapshot_scope(
         self, thread_id: str, state: dict[str, Any], trigger: SnapshotTrigger | str = SnapshotTrigger.STATE_CHANGE
     ) -> Scope:
-        """Return a context manager that saves `state` on entering and on leaving; see `capture.Scope`."""
+        """Return a context manager that saves `state`, a dict, on entering and with what it holds then on leaving.
+
+        It gives `state` itself. The conversation is that of the live thread of this name, or else the head's. An
+        exception is noted in the metadata (`error`) and by the tag "error", and goes on. A save that fails is logged.
+        """
         return Scope(self._capture, thread_id, state, trigger)
 
     def thread(self, thread_id: str, *, interval_seconds: float | None = None) -> LiveThread:
-        """Return the live thread, an asynchronous context manager; see `live.LiveThread`."""
+        """Return the thread as the agent has it in an `async with` block: messages, state, tools_result, next_node.
+
+        They are loaded from the head on entering, and yours to change. Decorated calls inside save them; leaving the
+        block saves what has changed since, also by an exception, which is noted. `interval_seconds` saves in between if
+        "interval" is among the triggers. If others wrote meanwhile, what was changed here is put onto their head;
+        HeadMoved where both have changed the same value.
+        """
         return LiveThread(self._capture, thread_id, interval_seconds)
 
     @public_call("save")
@@ -267,7 +284,7 @@ class CheckpointEngine(Closing):
         return await self._timeline.list_points(checks.thread_id(thread_id), limit, offset, checks.namespace(namespace))
 
     @public_call("get_checkpoint_tree")
-    async def get_checkpoint_tree(self, thread_id: str, limit: int = 200, *, branches: bool = True) -> dict[str, Any]:
+    async def get_checkpoint_tree(self, thread_id: str, limit: int = 200, *, branches: bool = True) -> CheckpointTree:
         """Return the thread's newest checkpoints as nodes and edges, with its branches and merges.
 
         `everstep.draw` turns it into text. An edge with `gap` leads over checkpoints that retention removed.
@@ -494,17 +511,33 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     close = blocking(CheckpointEngine.close)
 
     def snapshot_on(self, trigger: SnapshotTrigger | str) -> Callable[[F], F]:
-        """Return a decorator that saves before and after each call; see `capture.Capture.snapshot_on`."""
+        """Return a decorator that saves a checkpoint before and after each call of a function, generator or coroutine.
+
+        The checkpoint says in `tools_result` what was called, with which arguments, and how it ended. It belongs to the
+        live thread around the call (see `thread`), else to the thread "default"; `everstep.on_thread` names another for
+        one call. What cannot be saved is logged and does not disturb the call. Calls are saved only if `trigger` is
+        among the triggers of the configuration.
+        """
         return self._driven.snapshot_on(trigger)
 
     def snapshot_scope(
         self, thread_id: str, state: dict[str, Any], trigger: SnapshotTrigger | str = SnapshotTrigger.STATE_CHANGE
     ) -> Scope:
-        """Return a context manager that saves `state` on entering and on leaving; see `capture.Scope`."""
+        """Return a context manager that saves `state`, a dict, on entering and with what it holds then on leaving.
+
+        It gives `state` itself. The conversation is that of the live thread of this name, or else the head's. An
+        exception is noted in the metadata (`error`) and by the tag "error", and goes on. A save that fails is logged.
+        """
         return self._driven.snapshot_scope(thread_id, state, trigger)
 
     def thread(self, thread_id: str, *, interval_seconds: float | None = None) -> SyncLiveThread:
-        """Return the live thread, a plain context manager; see `live.SyncLiveThread`."""
+        """Return the thread as the agent has it in a `with` block: messages, state, tools_result, next_node.
+
+        They are loaded from the head on entering, and yours to change. Decorated calls inside save them; leaving the
+        block saves what has changed since, also by an exception, which is noted. `interval_seconds` saves in between if
+        "interval" is among the triggers. If others wrote meanwhile, what was changed here is put onto their head;
+        HeadMoved where both have changed the same value.
+        """
         return SyncLiveThread(self._driven._capture, thread_id, interval_seconds)
 
     def stats(self) -> Stats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Unpack
 
 from everstep.addresses import Address, file_path, place_of, shown_name
 from everstep.backends import (
@@ -17,7 +17,7 @@ from everstep.backends import (
 from everstep.config import SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
-from everstep.options import resolved
+from everstep.options import PlacedOptions, StoreOptions, resolved
 
 DEFAULT_URL = "sqlite:///checkpoints.db"
 _BACKENDS: dict[str, Callable[..., StoreBackend]] = {
@@ -28,8 +28,14 @@ _BACKENDS: dict[str, Callable[..., StoreBackend]] = {
 }
 
 
+class EngineOptions(PlacedOptions, total=False):
+    """The options of all stores, and the engine's configuration."""
+
+    config: SnapshotConfig | None
+
+
 def open(  # noqa: A001  # the name people read as everstep.open
-    url: Address | None = None, config: SnapshotConfig | None = None, **options: Any
+    url: Address | None = None, config: SnapshotConfig | None = None, **options: Unpack[StoreOptions]
 ) -> CheckpointEngine:
     """Return an engine on the store at `url`, which is a URL or the path of a SQLite file.
 
@@ -40,22 +46,22 @@ def open(  # noqa: A001  # the name people read as everstep.open
     Without one it reads the environment variable EVERSTEP_STORE, then takes `sqlite:///checkpoints.db`.
     """
     where = url if url is not None else os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
-    return CheckpointEngine(backend_from_url(where, options, "everstep.open", also=("config",)), config)
+    return CheckpointEngine(backend_from_url(where, {**options}, "everstep.open", also=("config",)), config)
 
 
 def create_checkpointer(
-    backend: str = "sqlite", *, db_path: Address = "checkpoints.db", **options: Any
+    backend: str = "sqlite", *, db_path: Address = "checkpoints.db", **options: Unpack[PlacedOptions]
 ) -> StoreBackend:
     """Return the backend of that name; one without a file ignores `db_path`."""
-    return backend_of_kind(backend, db_path, options, "create_checkpointer")
+    return backend_of_kind(backend, db_path, {**options}, "create_checkpointer")
 
 
 async def create_checkpoint_engine(
-    backend: str = "sqlite", db_path: Address = "checkpoints.db", **options: Any
+    backend: str = "sqlite", db_path: Address = "checkpoints.db", **options: Unpack[EngineOptions]
 ) -> CheckpointEngine:
     """Return an engine on the backend of that name. `config=` is the engine's; other options are the backend's."""
     config = options.pop("config", None)
-    made = backend_of_kind(backend, db_path, options, "create_checkpoint_engine", also=("config",))
+    made = backend_of_kind(backend, db_path, {**options}, "create_checkpoint_engine", also=("config",))
     return CheckpointEngine(made, config)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from everstep.adapters import described
 from everstep.stores.protocol import Hidden, Key, Place, Stored, Thread, Write
+from everstep.types import CheckpointTree, TreeEdge, TreeNode
 
 T = TypeVar("T")
 
@@ -245,7 +246,7 @@ class Ancestors:
 # -- the tree ----------------------------------------------------------------------------------------------------------
 
 
-def tree(thread_id: str, listed: Sequence[Stored], heads: Collection[Key], runs: Runs, total: int) -> dict[str, Any]:
+def tree(thread_id: str, listed: Sequence[Stored], heads: Collection[Key], runs: Runs, total: int) -> CheckpointTree:
     """Return checkpoints (newest first) as nodes and edges. An edge over removed checkpoints says `gap`."""
     links = _Links(listed, runs)
     return {
@@ -269,7 +270,7 @@ def tree_runs(listed: Sequence[Stored]) -> Walk[Runs]:
     return found
 
 
-def _node(stored: Stored, heads: Collection[Key]) -> dict[str, Any]:
+def _node(stored: Stored, heads: Collection[Key]) -> TreeNode:
     record = stored.record
     tags, summary = described(record)
     return {
@@ -309,7 +310,7 @@ class _Links:
             self._before[stored.record.key] = run[-1][1] if run else None
             run.append((stored.seq, stored.record.key))
 
-    def edges(self, stored: Stored) -> list[dict[str, Any]]:
+    def edges(self, stored: Stored) -> list[TreeEdge]:
         child, parents = stored.record.key, stored.record.parents
         before = self._before[child]
         if before is not None:

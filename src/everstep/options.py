@@ -3,11 +3,49 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from everstep import checks
 from everstep.errors import InvalidInput
+
+
+class StoreOptions(TypedDict, total=False):
+    """The options of all stores, and the other names that people know them by. Which one takes which, KNOWN says."""
+
+    synchronous: Literal["full", "normal", "off"]
+    busy_timeout_seconds: float
+    schema: str | None
+    table_prefix: str
+    timeout_seconds: float
+    min_size: int
+    max_size: int
+    max_idle_seconds: float
+    prepare_threshold: int | None
+    key_prefix: str
+    ttl_seconds: float | None
+    wait_replicas: int
+    allow_eviction: bool
+    max_threads: int
+    timeout: float
+    command_timeout: float
+    pool_size: int
+    max_idle: float
+    socket_timeout: float
+
+
+class PlacedOptions(StoreOptions, total=False):
+    """The same, and where the store is: for what takes the name of a store instead of a URL."""
+
+    path: str | os.PathLike[str]
+    dsn: str
+    url: str
+    conn_string: str
+    connection_string: str
+    conninfo: str
+    database: str
+    redis_url: str
 
 
 class Known(NamedTuple):

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from everstep.backends import CheckpointBackend
 from everstep.bases import Bases, root_of_nodes
@@ -47,6 +47,7 @@ from everstep.timeline import Resolve, branch_id, next_node_change
 from everstep.types import (
     Checkpoint,
     CheckpointMetadata,
+    CheckpointTree,
     DeletedThreads,
     Diff,
     GCReport,
@@ -54,6 +55,7 @@ from everstep.types import (
     Sizes,
     ThreadPage,
     TimeTravelResult,
+    TreeNode,
     utc_now,
 )
 from everstep.values import codec, tree
@@ -207,7 +209,7 @@ class PlainTimeline:
         self._only_root(namespace)
         return copy.deepcopy(await self._backend.list_checkpoints(thread_id, limit, offset))
 
-    async def tree(self, thread_id: str, limit: int, *, branches: bool) -> dict[str, Any]:
+    async def tree(self, thread_id: str, limit: int, *, branches: bool) -> CheckpointTree:
         """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
         names = [thread_id, *(await self._branches(thread_id) if branches else ())]
         nodes: list[CheckpointMetadata] = []
@@ -620,16 +622,17 @@ def _children_first(points: list[CheckpointMetadata]) -> list[CheckpointMetadata
     return sorted(points, key=lambda point: point.created_at, reverse=True)
 
 
-def _node(point: CheckpointMetadata, is_head: bool) -> dict[str, Any]:
+def _node(point: CheckpointMetadata, is_head: bool) -> TreeNode:
     node = point.to_dict()
     del node["metadata"]
     named = len(point.tags) >= 2 and point.tags[0] == "branch" and point.step == 0
-    return node | {
+    node |= {
         "id": point.checkpoint_id,
         "head": is_head,
         "branch": point.tags[1] if named else None,
         "hidden": False,
     }
+    return cast(TreeNode, node)
 
 
 def _position(cursor: str | None) -> int:

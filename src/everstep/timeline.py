@@ -64,6 +64,7 @@ from everstep.types import (
     TASK_NAMESPACE,
     Checkpoint,
     CheckpointMetadata,
+    CheckpointTree,
     Conflict,
     DeletedThreads,
     Diff,
@@ -115,7 +116,7 @@ class Timeline(Protocol):
     async def list_points(
         self, thread_id: str, limit: int, offset: int, namespace: str
     ) -> list[CheckpointMetadata]: ...
-    async def tree(self, thread_id: str, limit: int, *, branches: bool) -> dict[str, Any]: ...
+    async def tree(self, thread_id: str, limit: int, *, branches: bool) -> CheckpointTree: ...
     async def diff(self, a: Key, b: Key) -> Diff: ...
     async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key: ...
     async def rewind(self, key: Key, later: str) -> TimeTravelResult: ...
@@ -282,7 +283,7 @@ class StoreTimeline:
         """Return metadata, newest first."""
         return await self._backend.list_checkpoints(thread_id, limit, offset, namespace=namespace)
 
-    async def tree(self, thread_id: str, limit: int, *, branches: bool) -> dict[str, Any]:
+    async def tree(self, thread_id: str, limit: int, *, branches: bool) -> CheckpointTree:
         """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
         newest = await self._store.newest(thread_id, limit, branches=branches, without=TASK_NAMESPACE)
         if newest is None:

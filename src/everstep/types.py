@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from everstep.errors import InvalidInput
 
@@ -381,3 +381,48 @@ def _from_fields(cls: type[T], data: Mapping[str, Any], names: tuple[str, ...]) 
         return cls(**data)
     except TypeError as exc:
         raise InvalidInput(f"{cls.__name__} needs more: {exc}") from exc
+
+
+class TreeNode(TypedDict):
+    """A checkpoint in what `get_checkpoint_tree` returns."""
+
+    id: str
+    thread_id: str
+    namespace: str
+    step: int
+    tags: list[str]
+    summary: str
+    created_at: str
+    next_node: str
+    trigger: str
+    parents: list[str]
+    size_bytes: int
+    head: bool
+    """It is the newest of its thread."""
+    branch: str | None
+    """The name of the branch that begins with it."""
+    pinned: bool
+    hidden: bool
+
+
+_Ends = TypedDict("_Ends", {"from": str, "to": str})  # "from" cannot be written as a name
+
+
+class TreeEdge(_Ends):
+    """How two checkpoints of a tree follow each other: `from` the id of the older one `to` that of the newer."""
+
+    from_thread: str
+    to_thread: str
+    gap: bool
+    """It leads over checkpoints that were removed."""
+
+
+class CheckpointTree(TypedDict):
+    """What `get_checkpoint_tree` returns, and `everstep.draw` takes."""
+
+    thread_id: str
+    total_checkpoints: int
+    """How many there are; `nodes` may be fewer."""
+    nodes: list[TreeNode]
+    """The newest first."""
+    edges: list[TreeEdge]

@@ -8,14 +8,17 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from everstep import checks
 from everstep.errors import InvalidInput, SnapshotTooLarge, StoreClosed, TaskError, UnregisteredType, UnstorableValue
 from everstep.faces import run_to_end
 from everstep.langgraph import configs
+from everstep.langgraph.graphs import AsyncGraph, Graph
 
 logger = logging.getLogger("everstep")
+
+V = TypeVar("V")
 
 _HOPELESS: tuple[type[Exception], ...] = (
     InvalidInput, UnstorableValue, UnregisteredType, SnapshotTooLarge, StoreClosed, TaskError,
@@ -26,7 +29,7 @@ _HOPELESS_NAMES = frozenset(
 
 
 def safe_invoke(
-    app: Any,
+    app: Graph[V],
     state: Any,
     config: Mapping[str, Any],
     max_retries: int = 3,
@@ -35,7 +38,7 @@ def safe_invoke(
     backoff_seconds_max: float = 30.0,
     sleep: Callable[[float], object] = time.sleep,
     **options: Any,
-) -> Any:
+) -> V:
     """Return what `app.invoke(state, config)` does, tried up to `max_retries` times in all.
 
     After a failure it goes on from the last checkpoint, or begins again with `state` if there is none of this call.
@@ -43,25 +46,27 @@ def safe_invoke(
     error is raised, with notes of those before; an error that another try cannot change is raised at once. `options`
     are those of `invoke`.
     """
+    graph: Any = app
 
     async def pause(seconds: float) -> None:
         sleep(seconds)
 
     async def invoke(given: Any, where: Any) -> Any:
-        return app.invoke(given, where, **options)
+        return graph.invoke(given, where, **options)
 
     async def last(where: Any) -> Any:
-        return app.get_state(where)
+        return graph.get_state(where)
 
     async def saved(where: Any) -> Any:
-        return app.checkpointer.get_tuple(where)
+        return graph.checkpointer.get_tuple(where)
 
     backoff = _backoff(backoff_seconds, backoff_seconds_max)
-    return run_to_end(_tried(app, state, config, max_retries, backoff, _Calls(invoke, last, saved, pause)))
+    values: V = run_to_end(_tried(app, state, config, max_retries, backoff, _Calls(invoke, last, saved, pause)))
+    return values
 
 
 async def asafe_invoke(
-    app: Any,
+    app: AsyncGraph[V],
     state: Any,
     config: Mapping[str, Any],
     max_retries: int = 3,
@@ -70,23 +75,25 @@ async def asafe_invoke(
     backoff_seconds_max: float = 30.0,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     **options: Any,
-) -> Any:
+) -> V:
     """Return what `app.ainvoke(state, config)` does, tried up to `max_retries` times in all; see `safe_invoke`."""
+    graph: Any = app
 
     async def pause(seconds: float) -> None:
         await sleep(seconds)
 
     async def invoke(given: Any, where: Any) -> Any:
-        return await app.ainvoke(given, where, **options)
+        return await graph.ainvoke(given, where, **options)
 
     async def last(where: Any) -> Any:
-        return await app.aget_state(where)
+        return await graph.aget_state(where)
 
     async def saved(where: Any) -> Any:
-        return await app.checkpointer.aget_tuple(where)
+        return await graph.checkpointer.aget_tuple(where)
 
     backoff = _backoff(backoff_seconds, backoff_seconds_max)
-    return await _tried(app, state, config, max_retries, backoff, _Calls(invoke, last, saved, pause))
+    values: V = await _tried(app, state, config, max_retries, backoff, _Calls(invoke, last, saved, pause))
+    return values
 
 
 async def _tried(

@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast
 
 from everstep import checks
 from everstep.addresses import Address
@@ -51,11 +51,22 @@ from everstep.langgraph.models import (
 )
 from everstep.langgraph.threads import Fence, Saved, Threads, is_call
 from everstep.names import under_new_name
+from everstep.options import StoreOptions
 from everstep.stores.protocol import Key, Query, Store
 
 T = TypeVar("T")
 Config = Any
 """LangGraph's RunnableConfig."""
+
+
+class SaverOptions(StoreOptions, total=False):
+    """The options of `from_url`: those of the saver, and those of the store that the URL names."""
+
+    serde: Any
+    strict: bool
+    allow: Iterable[type | tuple[str, ...]]
+    retention: SnapshotConfig | None
+    is_secret: Callable[[str], bool]
 
 
 class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
@@ -100,14 +111,14 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         self._blocking = threads.over(self._backend.repository.over(self._backend.store.blocking))
 
     @classmethod
-    def from_url(cls, url: Address, **options: Any) -> Self:
+    def from_url(cls, url: Address, **options: Unpack[SaverOptions]) -> Self:
         """Return a saver on the store at `url`; a plain path means SQLite. Options are the saver's or the store's."""
-        return cls._at(url, options, "from_url")
+        return cls._at(url, {**options}, "from_url")
 
     @classmethod
-    def from_conn_string(cls, url: Address, **options: Any) -> Self:
+    def from_conn_string(cls, url: Address, **options: Unpack[SaverOptions]) -> Self:
         """Return what `from_url` does, under the name that other savers have for it."""
-        return cls._at(url, options, "from_conn_string")
+        return cls._at(url, {**options}, "from_conn_string")
 
     @classmethod
     def _at(cls, url: Address, options: dict[str, Any], name: str) -> Self:

@@ -14,7 +14,9 @@ import threading
 import time
 import uuid
 from collections.abc import Coroutine, Mapping
-from typing import Any, Final
+from typing import Any, Final, Generic, Literal, NotRequired, TypedDict
+
+from typing_extensions import TypeVar  # pydantic brings it: the standard one has no defaults yet
 
 from everstep import checks
 from everstep.errors import (
@@ -34,6 +36,7 @@ from everstep.faces import run_to_end
 from everstep.langgraph import runs
 from everstep.langgraph.claims import FAILED, RETURNED, Claim, Found
 from everstep.langgraph.cleanup import cleanup_old_checkpoints, cleanup_old_checkpoints_sync
+from everstep.langgraph.graphs import Builder, Graph
 from everstep.langgraph.retries import asafe_invoke, safe_invoke
 from everstep.langgraph.runs import Face
 from everstep.langgraph.saver import HarnessCheckpointer
@@ -41,12 +44,14 @@ from everstep.names import under_new_name
 from everstep.turns import BEATEN_MAX, overtaken
 
 __all__ = [
+    "TaskCheckpoint",
     "TaskError",
     "TaskExists",
     "TaskLost",
     "TaskManager",
     "TaskNotFound",
     "TaskRunning",
+    "TaskStatus",
     "asafe_invoke",
     "cleanup_old_checkpoints",
     "cleanup_old_checkpoints_sync",
@@ -55,12 +60,43 @@ __all__ = [
 
 logger = logging.getLogger("everstep")
 
+V = TypeVar("V", default=dict[str, Any])
+
 _ABSENT: Final = object()
 _LOGS = 5
 _PAGE = 100
 
 
-class TaskManager:
+class TaskStatus(TypedDict):
+    """How a task stands. One that is not there has the first two keys only."""
+
+    task_id: str
+    status: Literal["running", "finished", "interrupted", "failed", "stopped", "not_found"]
+    stage: NotRequired[Any]
+    """The state's own `current_stage`, or the nodes that ran last; None if none did."""
+    next: NotRequired[list[str]]
+    """The nodes that are to run."""
+    updated_at: NotRequired[str | None]
+    logs: NotRequired[list[Any]]
+    """The last few of the state's `logs`."""
+    error: NotRequired[str | None]
+    """The failure that the task has not got past."""
+    interrupts: NotRequired[list[Any]]
+    """The questions that wait for an answer."""
+
+
+class TaskCheckpoint(TypedDict):
+    """A checkpoint of a task: what ran before it, and what is to run after it."""
+
+    checkpoint_id: str
+    stage: Any
+    next: list[str]
+    step: int | None
+    source: str | None
+    created_at: str | None
+
+
+class TaskManager(Generic[V]):
     """Runs a graph as tasks that can be resumed by any process. Each method has an `a` twin for event loops.
 
     One manager is for one graph; any number of managers, threads and processes may use it with the same store.
@@ -68,7 +104,7 @@ class TaskManager:
 
     def __init__(
         self,
-        graph: Any,
+        graph: Graph[V] | Builder[V],
         checkpointer: HarnessCheckpointer,
         *,
         config: Mapping[str, Any] | None = None,
@@ -137,7 +173,7 @@ class TaskManager:
         running.add_done_callback(self._started.discard)
         return claim.task_id
 
-    def resume_task(self, task_id: str, resume: Any = _ABSENT, *, wait: bool = False) -> Any:
+    def resume_task(self, task_id: str, resume: Any = _ABSENT, *, wait: bool = False) -> V:
         """Go on with a task where it stopped, and return its values.
 
         `resume` answers an interrupt. A task that is finished returns its values and runs nothing; one that somebody
@@ -146,52 +182,52 @@ class TaskManager:
         """
         return run_to_end(self._resume(self._blocking, task_id, resume, wait))
 
-    async def aresume_task(self, task_id: str, resume: Any = _ABSENT, *, wait: bool = False) -> Any:
+    async def aresume_task(self, task_id: str, resume: Any = _ABSENT, *, wait: bool = False) -> V:
         """Go on with a task where it stopped, and return its values; see `resume_task`."""
         return await self._resume(self._awaiting, task_id, resume, wait)
 
-    def rollback_task(self, task_id: str, checkpoint_id: str, *, wait: bool = False) -> Any:
+    def rollback_task(self, task_id: str, checkpoint_id: str, *, wait: bool = False) -> V:
         """Take a task back to a checkpoint of its history, go on from there, and return its values.
 
         What came later is hidden: the engine's `undo` brings it back.
         """
         return run_to_end(self._rollback(self._blocking, task_id, checkpoint_id, wait))
 
-    async def arollback_task(self, task_id: str, checkpoint_id: str, *, wait: bool = False) -> Any:
+    async def arollback_task(self, task_id: str, checkpoint_id: str, *, wait: bool = False) -> V:
         """Take a task back to a checkpoint, go on from there, and return its values; see `rollback_task`."""
         return await self._rollback(self._awaiting, task_id, checkpoint_id, wait)
 
-    def wait_task(self, task_id: str, timeout: float | None = None) -> dict[str, Any]:
+    def wait_task(self, task_id: str, timeout: float | None = None) -> TaskStatus:
         """Wait until nobody runs the task, or for so many seconds, and return its status."""
         return run_to_end(self._wait(self._blocking, task_id, timeout))
 
-    async def await_task(self, task_id: str, timeout: float | None = None) -> dict[str, Any]:
+    async def await_task(self, task_id: str, timeout: float | None = None) -> TaskStatus:
         """Wait until nobody runs the task, or for so many seconds, and return its status."""
         return await self._wait(self._awaiting, task_id, timeout)
 
     # -- looking
 
-    def get_task_status(self, task_id: str) -> dict[str, Any]:
-        """Return how a task stands: see the documentation for the keys."""
+    def get_task_status(self, task_id: str) -> TaskStatus:
+        """Return how a task stands: see `TaskStatus` for the keys."""
         return run_to_end(self._status(self._blocking, task_id))
 
-    async def aget_task_status(self, task_id: str) -> dict[str, Any]:
-        """Return how a task stands: see the documentation for the keys."""
+    async def aget_task_status(self, task_id: str) -> TaskStatus:
+        """Return how a task stands: see `TaskStatus` for the keys."""
         return await self._status(self._awaiting, task_id)
 
-    def get_task_history(self, task_id: str, *, limit: int | None = None) -> list[dict[str, Any]]:
+    def get_task_history(self, task_id: str, *, limit: int | None = None) -> list[TaskCheckpoint]:
         """Return the task's checkpoints, the newest first: what ran before each, and what is to run after it."""
         return run_to_end(self._history(self._blocking, task_id, limit))
 
-    async def aget_task_history(self, task_id: str, *, limit: int | None = None) -> list[dict[str, Any]]:
+    async def aget_task_history(self, task_id: str, *, limit: int | None = None) -> list[TaskCheckpoint]:
         """Return the task's checkpoints, the newest first: what ran before each, and what is to run after it."""
         return await self._history(self._awaiting, task_id, limit)
 
-    def list_tasks(self, limit: int = 50, offset: int = 0) -> list[dict[str, Any]]:
+    def list_tasks(self, limit: int = 50, offset: int = 0) -> list[TaskStatus]:
         """Return the status of each task, the most recently active first. Threads that are no tasks are left out."""
         return run_to_end(self._list(self._blocking, limit, offset))
 
-    async def alist_tasks(self, limit: int = 50, offset: int = 0) -> list[dict[str, Any]]:
+    async def alist_tasks(self, limit: int = 50, offset: int = 0) -> list[TaskStatus]:
         """Return the status of each task, the most recently active first. Threads that are no tasks are left out."""
         return await self._list(self._awaiting, limit, offset)
 
@@ -259,7 +295,7 @@ class TaskManager:
             return {"refused": str(exc)}
         return {"form": form, "value": packed}
 
-    async def _run(self, face: Face, claim: Claim, given: Any) -> Any:
+    async def _run(self, face: Face, claim: Claim, given: Any) -> V:
         """Run the graph as the owner of a claim, and let the claim go in the end, whatever that is."""
 
         async def work(graph: Any) -> Any:
@@ -298,11 +334,11 @@ class TaskManager:
             await face.pause(pause)
         raise RuntimeError("waiting has no end")
 
-    async def _resume(self, face: Face, task_id: str, resume: Any, wait: bool) -> Any:
+    async def _resume(self, face: Face, task_id: str, resume: Any, wait: bool) -> V:
         task_id = checks.thread_id(task_id)
         claim, state = await self._claimed(face, task_id, wait)
         if claim is None:
-            return runs.output(self._graph, state)
+            return self._output(state)
         try:
             given = self._going_on(claim, state, resume)
         except BaseException:
@@ -310,7 +346,7 @@ class TaskManager:
             raise
         if runs.is_finished(state):  # by somebody else, just before it was claimed
             await face.to_end(runs.let_go(face, claim, RETURNED))
-            return runs.output(self._graph, state)
+            return self._output(state)
         return await self._run(face, claim, given)
 
     def _going_on(self, claim: Claim, state: Any, resume: Any) -> Any:
@@ -331,7 +367,7 @@ class TaskManager:
             )
         return self._saver.channels.unpacked(kept["form"], kept["value"])
 
-    async def _rollback(self, face: Face, task_id: str, checkpoint_id: str, wait: bool) -> Any:
+    async def _rollback(self, face: Face, task_id: str, checkpoint_id: str, wait: bool) -> V:
         task_id, checkpoint_id = checks.thread_id(task_id), checks.checkpoint_id(checkpoint_id)
         if await face.claims.find(task_id) is None and await face.store.read(task_id, "", checkpoint_id) is None:
             # Claimed, a thread that is none would become a task.
@@ -349,7 +385,7 @@ class TaskManager:
             raise
         if runs.is_finished(state):
             await face.to_end(runs.let_go(face, claim, RETURNED))
-            return runs.output(self._graph, state)
+            return self._output(state)
         return await self._run(face, claim, None)
 
     async def _any_claim(self, face: Face, task_id: str, wait: bool) -> Claim:
@@ -372,7 +408,7 @@ class TaskManager:
             await face.pause(pause)
         raise RuntimeError("waiting has no end")
 
-    async def _wait(self, face: Face, task_id: str, timeout: float | None) -> dict[str, Any]:
+    async def _wait(self, face: Face, task_id: str, timeout: float | None) -> TaskStatus:
         task_id = checks.thread_id(task_id)
         end = None if timeout is None else time.monotonic() + timeout
         for pause in runs.pauses():
@@ -383,7 +419,7 @@ class TaskManager:
             await face.pause(pause if left is None else min(pause, left))
         return await self._status(face, task_id)
 
-    async def _status(self, face: Face, task_id: str) -> dict[str, Any]:
+    async def _status(self, face: Face, task_id: str) -> TaskStatus:
         task_id = checks.thread_id(task_id)
         found = await face.claims.find(task_id)
         state = await face.state(self._graph, self._of(task_id))
@@ -404,13 +440,13 @@ class TaskManager:
             "interrupts": [asked.value for asked in state.interrupts],
         }
 
-    async def _history(self, face: Face, task_id: str, limit: int | None) -> list[dict[str, Any]]:
+    async def _history(self, face: Face, task_id: str, limit: int | None) -> list[TaskCheckpoint]:
         config = self._of(checks.thread_id(task_id))
         limit = checks.count(limit, "limit") if limit is not None else None
         states = await face.history(self._graph, config, limit)
         here = {"configurable": {**config["configurable"], "checkpoint_ns": ""}}
         saved = {each.checkpoint_id: each for each in await face.listed(here, limit)}
-        found = []
+        found: list[TaskCheckpoint] = []
         for state in states:
             name = state.config["configurable"]["checkpoint_id"]
             values = state.values if isinstance(state.values, Mapping) else {}
@@ -427,7 +463,7 @@ class TaskManager:
             )
         return found
 
-    async def _list(self, face: Face, limit: int, offset: int) -> list[dict[str, Any]]:
+    async def _list(self, face: Face, limit: int, offset: int) -> list[TaskStatus]:
         limit, offset = checks.count(limit, "limit"), checks.count(offset, "offset")
         found: list[str] = []
         start = 0
@@ -454,6 +490,10 @@ class TaskManager:
             return False
         await face.delete(task_id)
         return True
+
+    def _output(self, state: Any) -> V:
+        values: V = runs.output(self._graph, state)
+        return values
 
     def _of(self, task_id: str) -> dict[str, Any]:
         """Return the config of a task."""
@@ -483,7 +523,9 @@ def _command() -> Any:
     return Command
 
 
-def _status(found: Found | None, state: Any) -> str:
+def _status(
+    found: Found | None, state: Any
+) -> Literal["running", "finished", "interrupted", "failed", "stopped", "not_found"]:
     if found is not None and found.task.runs:
         return "running"
     if runs.is_finished(state):
