@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
+import os
+import re
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import everstep
-from everstep import InvalidInput, options
+from everstep import InvalidInput, StoreUnavailable, options
 from everstep.langgraph import CheckpointBackend, CheckpointerConfig, HarnessCheckpointer, MemoryBackend
+from everstep.langgraph.tasks import TaskManager
 from everstep.stores.memory import MemoryStore
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.redis import RedisStore
@@ -203,3 +209,62 @@ def test_what_is_open_says_where_without_the_password(url: str) -> None:
 def test_a_live_thread_says_that_it_is_live() -> None:
     with everstep.open("memory://").sync.thread("talk") as live:
         assert repr(live) == "<SyncLiveThread memory://, 'talk', live, open>"
+
+
+@pytest.mark.parametrize("url", ["sqlite:///agent.db", "postgresql://me@127.0.0.1:1/x", "redis://127.0.0.1:1"])
+def test_the_limit_of_open_files_is_said(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with everstep.open("other.db").sync as other:
+        other.get_latest("t")  # so that the driver is loaded
+    engine = everstep.open(url, timeout=2).sync
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        with pytest.raises(OSError, match="Too many"):  # noqa: PT012  # which one fails is not known beforehand
+            while len(held) < 256:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(StoreUnavailable, match="ulimit -n"):
+            engine.get_latest("t")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in held:
+            os.close(descriptor)
+    engine.close()
+
+
+def texts_of_errors() -> Iterator[tuple[str, str]]:
+    """Yield (where, text) of the texts that are raised, the parts of each together."""
+    for file in sorted(Path(everstep.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            raised = node.exc if isinstance(node, ast.Raise) else None
+            is_message = isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__"
+            if raised is not None or is_message:
+                parts = [part.value for part in ast.walk(raised or node) if isinstance(part, ast.Constant)]
+                yield file.name, " ".join(part for part in parts if isinstance(part, str))
+
+
+def test_the_methods_that_errors_name_exist() -> None:
+    """A name with () is a method of the engine, unless the text says of what else it is one."""
+    seen: set[str] = set()
+    for where, text in texts_of_errors():
+        for name, more in re.findall(r"(?<!its )\b([A-Za-z_.]+)\(\)((?: of a \w+)?)", text):
+            seen.add(name)
+            if name.endswith("_tasks"):
+                owner: Any = TaskManager
+            elif more == " of a backend":
+                owner = everstep.CheckpointBackend
+            elif hasattr(everstep, name) or name == "model_dump":
+                continue
+            else:
+                owner = everstep.CheckpointEngine
+            assert hasattr(owner, name), f"{where}: {text}"
+    assert {
+        "list_time_travel_points",
+        "list_checkpoints",
+        "undo",
+        "redo",
+        "operations",
+        "list_tasks",
+        "register",
+    } <= seen

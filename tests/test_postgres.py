@@ -986,7 +986,8 @@ def test_a_server_that_can_only_be_read_is_read(own: OwnPostgres, schema: str, r
 
 
 @pytest.mark.parametrize(
-    ("state", "error"), [("53100", StoreFull), ("53200", StoreFull), ("XX001", CheckpointCorrupted)]
+    ("state", "error"),
+    [("53100", StoreFull), ("53200", StoreFull), ("XX001", CheckpointCorrupted), ("57014", StoreUnavailable)],
 )
 def test_what_the_server_reports_is_told_apart(own: OwnPostgres, schema: str, state: str, error: type) -> None:
     store = PostgresStore(own.url, schema=schema).blocking
@@ -1003,6 +1004,15 @@ def test_what_the_server_reports_is_told_apart(own: OwnPostgres, schema: str, st
     own.do(f"DROP FUNCTION {schema}.fail CASCADE")
     run(store.commit(follow("t", "c")))
     assert run(head_id(store)) == "c-2"
+    run(store.close())
+
+
+def test_a_statement_timeout_is_told_from_a_server_that_is_gone(url: str) -> None:
+    store = PostgresStore(f"{url}{'&' if '?' in url else '?'}options=-cstatement_timeout%3D50").blocking
+    run(store.list_threads(1, 0))
+    with pytest.raises(StoreUnavailable, match=r"ended the statement.*raise it for this role") as caught:
+        run(store._read(lambda rows: rows._all("SELECT pg_sleep(10)", ())))
+    assert "cannot be reached" not in str(caught.value)
     run(store.close())
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import itertools
 import multiprocessing
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -314,6 +319,134 @@ def test_a_directory_or_a_missing_folder_is_a_clear_error(tmp_path: Path) -> Non
     for wrong in (tmp_path, tmp_path / "missing" / "x.db", Path("/proc/x.db")):
         with pytest.raises(StoreReadOnly, match="folder"):
             _open_and_use(wrong)
+
+
+@contextmanager
+def as_somebody_else(folder: Path, mode: int = 0o555) -> Iterator[None]:
+    """Be a user whom permissions hold for, as they do not for root; the folder has this mode meanwhile."""
+    before, mode_before = os.geteuid(), folder.stat().st_mode
+    folder.chmod(mode)
+    try:
+        if before == 0:
+            os.seteuid(65534)
+        yield
+    finally:
+        os.seteuid(before)
+        folder.chmod(mode_before)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that everybody may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def copied_while_open(engine: everstep.SyncEngine, source: Path, target: Path) -> None:
+    """Copy a file and its log as they are, without the log's index."""
+    fill(engine, "t", 1)
+    for end in ("", "-wal"):
+        shutil.copy(f"{source}{end}", f"{target}{end}")
+
+
+@pytest.mark.parametrize("in_open_folder", [True, False])
+def test_a_file_that_may_only_be_read_is_read(shared: Path, in_open_folder: bool) -> None:
+    """Nothing is made beside it: the files would belong to the reader, and be in the way of the writer."""
+    path = shared / "a.db"
+    with everstep.open(path).sync as engine:
+        fill(engine, "t", 5)
+    path.chmod(0o444)
+    with as_somebody_else(shared, 0o777 if in_open_folder else 0o555), everstep.open(path).sync as engine:
+        assert engine.get_latest("t").metadata.step == 5  # type: ignore[union-attr]
+        assert engine.get_checkpoint_tree("t")["total_checkpoints"] == 5
+        assert [head.thread_id for head in engine.checkpointer.list_threads()] == ["t"]
+        with pytest.raises(StoreReadOnly, match="cannot be written"):
+            fill(engine, "t", 1)
+        assert len(engine.list_time_travel_points("t")) == 5
+    assert names(shared) == ["a.db"]
+    path.chmod(0o600)
+    with everstep.open(path).sync as engine:
+        fill(engine, "t", 1)
+
+
+def test_a_file_that_may_only_be_read_is_read_while_others_write(shared: Path) -> None:
+    path = shared / "a.db"
+    writer = "import sys, everstep; e = everstep.open(sys.argv[1]).sync\n"
+    writer += "for line in sys.stdin: e.append('t', [], {'n': int(line)}); print(line, flush=True)"
+    path.touch(0o644)
+    with subprocess.Popen(
+        [sys.executable, "-c", writer, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with as_somebody_else(shared):
+            for n in range(3):
+                process.stdin.write(f"{n}\n")
+                assert process.stdout.readline().strip() == str(n)
+                process.stdout.readline()
+                with everstep.open(path).sync as engine:
+                    assert engine.get_latest("t").state == {"n": n}  # type: ignore[union-attr]
+        process.stdin.close()
+    with as_somebody_else(shared), everstep.open(path).sync as engine:
+        assert engine.get_latest("t").state == {"n": 2}  # type: ignore[union-attr]
+
+
+def test_a_log_that_cannot_be_read_is_not_passed_over(shared: Path) -> None:
+    """Without it the newest checkpoints would be missing, and nobody would be told."""
+    with everstep.open(shared / "a.db").sync as engine:
+        copied_while_open(engine, shared / "a.db", shared / "b.db")
+    for file in shared.iterdir():
+        file.chmod(0o644)
+    with as_somebody_else(shared), pytest.raises(StoreReadOnly, match=r"b\.db-wal; open the store once"):
+        _open_and_use(shared / "b.db")
+
+
+def test_what_is_wrong_with_a_file_is_said(shared: Path) -> None:
+    path = shared / "a.db"
+    with everstep.open(path).sync as engine:
+        fill(engine, "t", 1)
+    path.chmod(0)
+    with as_somebody_else(shared):
+        with pytest.raises(StoreReadOnly, match="may not read it"):
+            _open_and_use(path)
+        with pytest.raises(StoreReadOnly, match="may not write to the folder"):
+            _open_and_use(shared / "new.db")
+    with pytest.raises(StoreReadOnly, match="does not exist"):
+        _open_and_use(shared / "missing" / "x.db")
+    with pytest.raises(StoreReadOnly, match="is a folder"):
+        _open_and_use(shared)
+
+
+def test_a_changed_file_is_noticed_by_those_who_may_only_read(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shared / "a.db"
+    with everstep.open(path).sync as engine:
+        fill(engine, "t", 1)
+    path.chmod(0o444)
+    with as_somebody_else(shared), everstep.open(path).sync as engine:
+        stamps = itertools.count()
+        monkeypatch.setattr(sqlite._Database, "_stamp", lambda _: (next(stamps), 0, 0))
+        with pytest.raises(StoreUnavailable, match="changed while it was read"):
+            engine.get_latest("t")
+
+
+def test_one_failed_read_is_worth_another_try(engine: everstep.SyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(engine, "t", 3)
+    whole = sqlite_rows.Rows.list_checkpoints
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise apsw.exception_for(apsw.SQLITE_IOERR_READ)
+
+    monkeypatch.setattr(sqlite_rows.Rows, "list_checkpoints", fail)
+    with pytest.raises(everstep.StoreReadFailed, match="could not be read"):
+        engine.list_time_travel_points("t")
+    monkeypatch.setattr(sqlite_rows.Rows, "list_checkpoints", whole)
+    assert len(engine.list_time_travel_points("t")) == 3
+    assert issubclass(everstep.StoreReadFailed, StoreUnavailable)
 
 
 def test_a_read_only_file_can_be_read_and_says_so_when_written(engine: everstep.SyncEngine, path: Path) -> None:

@@ -24,6 +24,7 @@
   x MissingDependency     an optional package is not installed (also an ImportError)
   x StoreError            the store said no; the driver's error is `__cause__`
     + StoreUnavailable    worth trying again
+      - StoreReadFailed   the disk failed at one read
     + StoreClosed         used after close()
     + StoreFull           no space left; nothing was written
     + StoreReadOnly       the place cannot be written
@@ -104,7 +105,10 @@ class CheckpointNotFound(EverstepError, LookupError, ValueError):
 
     def __init__(self, checkpoint_id: str, thread_id: str | None = None) -> None:
         where = "" if thread_id is None else f" in thread {thread_id!r}"
-        super().__init__(f"no checkpoint {checkpoint_id!r}{where}; list_checkpoints() shows what there is")
+        super().__init__(
+            f"no checkpoint {checkpoint_id!r}{where}; list_time_travel_points() shows what there is, "
+            "as does list_checkpoints() of a backend"
+        )
         self.checkpoint_id, self.thread_id = checkpoint_id, thread_id
 
 
@@ -278,6 +282,10 @@ class StoreUnavailable(StoreError):
     """The store cannot be reached or is busy; the same call may work later."""
 
 
+class StoreReadFailed(StoreUnavailable):
+    """The disk failed at one read. Nothing was changed, and the same call may work later."""
+
+
 class StoreClosed(StoreError):
     """The store was closed before this call."""
 
@@ -316,8 +324,8 @@ class HeadRegressed(StoreError):
             what = f"it is gone, though nobody deleted it, and its head had moved {seen_generation} times"
         super().__init__(
             f"thread {thread_id!r}: {what}: the server lost writes that it had acknowledged, as after a failover or a "
-            "restart without persistence; look at what is left (list_checkpoints) and save what is missing again. The "
-            "next call goes on from there"
+            "restart without persistence; look at what is left (list_time_travel_points()) and save what is missing "
+            "again. The next call goes on from there"
         )
         self.thread_id, self.seen_generation, self.found_generation = thread_id, seen_generation, found_generation
 

@@ -36,6 +36,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from everstep.stores.open_files import too_many_behind
 
 RACES = (
     psycopg.errors.UniqueViolation,
@@ -383,7 +384,16 @@ def translated() -> Iterator[None]:
         raise StoreMismatch(f"the tables are not those of this version of Everstep: {exc}") from exc
     except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction) as exc:
         raise StoreMismatch(f"something else has the names of our tables here: {exc}; choose a table_prefix") from exc
+    except psycopg.errors.QueryCanceled as exc:
+        raise StoreUnavailable(
+            f"PostgreSQL ended the statement before it was done, and nothing was written ({exc}). If that is its "
+            "statement_timeout, raise it for this role (ALTER ROLE ... SET statement_timeout); a call is bounded by "
+            "timeout_seconds anyway"
+        ) from exc
     except psycopg.OperationalError as exc:
+        crowded = too_many_behind(exc) if is_lost(exc) else None
+        if crowded is not None:
+            raise crowded from exc
         if not is_lost(exc) and (exc.sqlstate is None or exc.sqlstate[:2] in ("28", "3D")):
             raise StoreError(f"PostgreSQL refused the connection: {exc}") from exc
         raise StoreUnavailable(f"PostgreSQL cannot be reached: {exc}") from exc

@@ -30,6 +30,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from everstep.stores.open_files import too_many_behind
 from everstep.stores.redis_script import script
 
 try:
@@ -475,7 +476,7 @@ def translated(*, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     except (redis.TimeoutError, TimeoutError) as exc:
         raise StoreUnavailable("Redis did not answer in time; try again") from exc
     except (redis.ConnectionError, OSError) as exc:
-        raise StoreUnavailable(f"Redis cannot be reached: {exc}") from exc
+        raise too_many_behind(exc) or StoreUnavailable(f"Redis cannot be reached: {exc}") from exc
     except redis.RedisError as exc:
         raise StoreError(f"Redis: {type(exc).__name__}: {exc}") from exc
 

@@ -38,6 +38,7 @@ from everstep.errors import (
     StoreError,
     StoreFull,
     StoreMismatch,
+    StoreReadFailed,
     StoreReadOnly,
     StoreUnavailable,
 )
@@ -67,6 +68,7 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.queue import CommitQueue, Job
+from everstep.stores.sqlite_files import can_write, is_unchanging, why_not_opened
 from everstep.stores.sqlite_guard import FileGuard
 from everstep.stores.sqlite_raw import RawFile
 from everstep.stores.sqlite_rows import Rows
@@ -96,6 +98,7 @@ _OVERWRITTEN = (
     "the file {} was overwritten while it was open, as by copying a backup over it. Nothing is written to it any more: "
     "close the store in every process and open it anew. Next time close it first, and remove its -wal and -shm files"
 )
+_FAILED_READS = (apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ, apsw.SQLITE_IOERR_FSTAT)
 _REPLACED = "the file {} was removed or replaced while it was open; open it anew"
 
 
@@ -491,6 +494,14 @@ class _Database:
             return False
         return (stat.st_dev, stat.st_ino) == self._identity
 
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """Return what changes with the file."""
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
     def _check_file(self, connections: _Connections) -> None:
         """Refuse to go on with a file that was removed, replaced or overwritten."""
         if not self._is_replaced and connections.guard.is_as_noted():
@@ -556,10 +567,13 @@ class _Database:
         with _translated(self._path), self._used() as connections:
             self._check_file(connections)
             connection = self._take_reader(connections)
+            before = self._stamp() if isinstance(connection, _ImmutableConnection) else None
             try:
                 connection.execute("BEGIN")
                 result = work(Rows(connection))
                 connection.execute("COMMIT")
+                if before is not None and self._stamp() != before:
+                    raise StoreUnavailable(f"{self._path} was changed while it was read; try again")
                 return result
             except (TypeError, ValueError, AttributeError) as exc:
                 if isinstance(exc, EverstepError):
@@ -576,6 +590,11 @@ class _Database:
                     self._check_file(connections)
                 try:
                     _renew_checksums(self._path, self._busy_ms)
+                except StoreReadOnly:
+                    raise CheckpointCorrupted(
+                        f"{met.reason}. Another program may have written it; the file may only be read here, so that "
+                        "this cannot be found out: open it once where it may be written"
+                    ) from met
                 except CheckpointCorrupted as exc:
                     self._damage = exc.reason  # a damaged file stays damaged: it is not looked at for each call
             if self._damage is not None:
@@ -675,8 +694,11 @@ class _Database:
             return connection
 
     def _put_reader(self, connections: _Connections, connection: apsw.Connection) -> None:
-        if len(connections.readers) >= _READERS_IDLE_MAX or connection.in_transaction:
-            connection.close()  # also what an error or an interrupt left in the middle
+        is_left_inside = connection.in_transaction  # by an error or an interrupt
+        # One that looks for no locks would not notice what somebody who may write the file does to it later.
+        is_blind = isinstance(connection, _ImmutableConnection)
+        if len(connections.readers) >= _READERS_IDLE_MAX or is_left_inside or is_blind:
+            connection.close()
         else:
             connections.readers.append(connection)
 
@@ -734,7 +756,8 @@ class _Database:
             # Nothing of a full disk or a busy file is kept. After any other failed commit the log may hold it.
             if isinstance(exc, _ChecksumMismatch) and not committing:
                 raise
-            if committing and not isinstance(exc, (StoreFull, StoreUnavailable)):
+            is_known = isinstance(exc, (StoreFull, StoreUnavailable)) and not isinstance(exc, StoreReadFailed)
+            if committing and not is_known:
                 outcomes = [
                     (None, error or _unknown(job, result, exc))
                     for job, (result, error) in zip(batch, outcomes, strict=True)
@@ -852,9 +875,22 @@ def _checksum_vfs() -> str:
     return "cksmvfs"
 
 
+class _ImmutableConnection(apsw.Connection):
+    """A connection to a file of which SQLite was told that nobody changes it: it looks for no locks and no log."""
+
+
 def _connection(path: Path, busy_ms: int) -> apsw.Connection:
-    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-    connection = apsw.Connection(str(path), flags=flags, vfs=_checksum_vfs())
+    """Return a connection. To a file that may only be read it makes no companions: whoever writes it must own those."""
+    if os.path.isdir(path):
+        raise why_not_opened(path)
+    flags, vfs = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, _checksum_vfs()
+    if can_write(path):
+        connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    elif is_unchanging(path):
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        connection = _ImmutableConnection(f"{path.as_uri()}?immutable=1", flags=flags, vfs=vfs)
+    else:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
     connection.set_busy_timeout(busy_ms)
     connection.setlk_timeout(busy_ms, 0)
     add_functions(connection)
@@ -1052,9 +1088,7 @@ def _translated(path: Path) -> Iterator[None]:
     except apsw.ReadOnlyError as exc:
         raise StoreReadOnly(f"{path} cannot be written; check its permissions and those of its folder") from exc
     except (apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError) as exc:
-        raise StoreReadOnly(
-            f"{path} cannot be opened or created; check that the folder exists and may be written"
-        ) from exc
+        raise why_not_opened(path) from exc
     except apsw.NotADBError as exc:
         raise StoreMismatch(f"{path} is not a SQLite database, or its first page is damaged") from exc
     except (apsw.CorruptError, apsw.FormatError, apsw.SchemaChangeError) as exc:
@@ -1062,6 +1096,11 @@ def _translated(path: Path) -> Iterator[None]:
     except apsw.IOError as exc:
         if _is_checksum_mismatch(exc):
             raise _ChecksumMismatch(f"{path} is damaged: a page does not match its checksum") from exc
+        if getattr(exc, "extendedresult", 0) in _FAILED_READS:
+            raise StoreReadFailed(
+                f"{path}: the disk could not be read ({exc}); nothing was changed. Try again; if it comes again, look "
+                "at the machine's log and save what can still be read with everstep.copy"
+            ) from exc
         raise StoreError(f"{path}: the disk failed: {exc}") from exc
     except apsw.Error as exc:
         # A damaged schema reads as wrong SQL: we send no other.

@@ -57,7 +57,8 @@ class RawFile:
         methods = ctypes.cast(self._file, ctypes.POINTER(ctypes.POINTER(_Methods))).contents.contents
         self._read, self._write = _transfer(methods.xRead), _transfer(methods.xWrite)
         self._sync, self._size = _sync(methods.xSync), _file_size(methods.xFileSize)
-        self._shared = _shared_memory(self._file, methods)
+        # Mapping it would make the file that holds it, which is not for those to do who may only read.
+        self._shared = None if connection.readonly("main") else _shared_memory(self._file, methods)
 
     def wal_state(self) -> WalState | None:
         """Return the state of the log; None where no memory is shared."""
