@@ -434,6 +434,33 @@ def test_a_changed_file_is_noticed_by_those_who_may_only_read(shared: Path, monk
             engine.get_latest("t")
 
 
+def test_a_deletion_counts_though_the_disk_is_too_full_to_shorten_the_file(
+    engine: everstep.SyncEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> bool:
+        raise apsw.exception_for(apsw.SQLITE_FULL)
+
+    fill(engine, "t", 3)
+    monkeypatch.setattr(sqlite_rows.Rows, "shrink", fail)
+    assert engine.checkpointer.delete_thread("t") == 3
+    assert engine.get_latest("t") is None
+    assert "too full to shorten" in caplog.text
+
+
+@pytest.mark.parametrize(("free", "error"), [(4096, StoreFull), (1 << 30, StoreError)])
+def test_no_space_for_the_index_of_the_log_is_a_full_disk(
+    path: Path, free: int, error: type[StoreError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise apsw.exception_for(apsw.SQLITE_IOERR_SHMSIZE)
+
+    monkeypatch.setattr(sqlite, "_opened", fail)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 0, free))
+    with pytest.raises(StoreError) as caught:
+        _open_and_use(path)
+    assert type(caught.value) is error
+
+
 def test_one_failed_read_is_worth_another_try(engine: everstep.SyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(engine, "t", 3)
     whole = sqlite_rows.Rows.list_checkpoints

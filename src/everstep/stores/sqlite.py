@@ -68,7 +68,7 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.queue import CommitQueue, Job
-from everstep.stores.sqlite_files import can_write, is_unchanging, why_not_opened
+from everstep.stores.sqlite_files import can_write, has_space, is_unchanging, why_not_opened
 from everstep.stores.sqlite_guard import FileGuard
 from everstep.stores.sqlite_raw import RawFile
 from everstep.stores.sqlite_rows import Rows
@@ -242,14 +242,21 @@ class SQLiteStore:
             lambda tx: tx.delete(thread_id, keys, before_step, spare, operations), thread_id
         )
         if deleted.checkpoints and not spare:
-            await self._driver.tidy()
+            await self._tidy()
         return deleted
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
         swept, removed = await self._database.sweeps.run(self._driver, family, effort, pretend)
         if removed and swept.finished and pretend is None:
-            await self._driver.tidy(_TIDY_PAGES if effort is not None else None)
+            await self._tidy(_TIDY_PAGES if effort is not None else None)
         return swept
+
+    async def _tidy(self, pages_max: int | None = None) -> None:
+        """Shorten the file. On a full disk that may need space itself: what was deleted is deleted all the same."""
+        try:
+            await self._driver.tidy(pages_max)
+        except StoreFull:
+            _log.warning("%s: the disk is too full to shorten the file; a later collection does it", self.path)
 
     async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
         return await self._driver.read(lambda rows: rows.raw(thread_id, kin))
@@ -1101,6 +1108,8 @@ def _translated(path: Path) -> Iterator[None]:
                 f"{path}: the disk could not be read ({exc}); nothing was changed. Try again; if it comes again, look "
                 "at the machine's log and save what can still be read with everstep.copy"
             ) from exc
+        if getattr(exc, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE and not has_space(path):
+            raise StoreFull(f"{path}: there is no space left for the index of its log, some 32 KB; free some") from exc
         raise StoreError(f"{path}: the disk failed: {exc}") from exc
     except apsw.Error as exc:
         # A damaged schema reads as wrong SQL: we send no other.

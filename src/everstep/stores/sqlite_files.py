@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from everstep.errors import StoreError, StoreReadOnly
 from everstep.stores.open_files import too_many_now
+
+_COMPANIONS_BYTES = 40_960
 
 
 def can_write(path: Path) -> bool:
@@ -37,6 +40,11 @@ def is_unchanging(path: Path) -> bool:
             "where it may be written, which moves them into the file"
         )
     return not os.path.exists(index)
+
+
+def has_space(path: Path) -> bool:
+    """Whether there is room for the files that SQLite makes beside a database."""
+    return shutil.disk_usage(path.parent).free >= _COMPANIONS_BYTES
 
 
 def why_not_opened(path: Path) -> StoreError:
