@@ -160,12 +160,8 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "function": (f"{__name__}:function", []),
     "class": (f"{__name__}:Ordinary", []),
     "method": (f"{__name__}:Innocent.__post_init__", []),
-    "through a class": (f"{__name__}:Innocent.__class__", {}),
-    "through a module": (f"{__name__}:os.system", ["true"]),
-    "through globals": (f"{__name__}:function.__globals__", {}),
     "not imported": ("antigravity:Nothing", {}),
     "not imported below": ("xml.sax.saxutils:XMLGenerator", {}),
-    "no such class": (f"{__name__}:Nothing", {}),
     "no module": (":Innocent", {}),
     "no name": (f"{__name__}:", {}),
     "nothing": ("", {}),
@@ -175,7 +171,6 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "ordered dict": ("collections:OrderedDict", []),
     "partial": ("functools:partial", ["os:system"]),
     "runnable": ("langchain_core.runnables.base:RunnableLambda", {}),
-    "main": ("__main__:Innocent", {}),
 }
 
 
@@ -196,7 +191,34 @@ def test_stored_names_are_refused(case: str, where: str) -> None:
         assert CALLS == []
 
 
+UNKNOWN: dict[str, tuple[str, Any, Any]] = {
+    "through a class": (f"{__name__}:Innocent.__class__", {"a": 1}, {"a": 1}),
+    "through a module": (f"{__name__}:os.system", ["true"], "true"),
+    "through globals": (f"{__name__}:function.__globals__", {}, {}),
+    "no such class": (f"{__name__}:Nothing", {"a": [1]}, {"a": [1]}),
+    "main": ("__main__:Innocent", [{"a": 1}, {"b": 2}, [], None], {"a": 1, "b": 2}),
+    "in a function": (f"{__name__}:function.<locals>.Innocent", ["true", [5]], 5),
+}
+
+
+@pytest.mark.usefixtures("no_calls")
+@pytest.mark.filterwarnings("ignore::everstep.UnknownClassWarning")
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_names_no_class_is_read_as_data_and_strict_savers_refuse_it(case: str) -> None:
+    name, state, data = UNKNOWN[case]
+    with HarnessCheckpointer() as saver:
+        forge(saver, Forged(name, state), "below")
+        before = set(sys.modules)
+        assert saver.get(at())["channel_values"]["x"] == {"a": [data]}
+        with pytest.raises(UnregisteredType):
+            HarnessCheckpointer(backend=saver.backend, strict=True).get_tuple(at())
+        assert set(sys.modules) == before
+        assert CALLS == []
+
+
 OUT_OF_SHAPE: dict[str, tuple[str, Any]] = {
+    "unknown": (f"{__name__}:Nothing", [1, 2, 3]),
+    "unknown number": (f"{__name__}:Nothing", 5),
     "enum unknown": (f"{__name__}:Switch", ["OFF"]),
     "enum shape": (f"{__name__}:Switch", 5),
     "enum empty": (f"{__name__}:Switch", []),
@@ -660,6 +682,7 @@ def read_all(saver: HarnessCheckpointer) -> None:
 
 
 @pytest.mark.usefixtures("no_calls", "odd_modules")
+@pytest.mark.filterwarnings("ignore::everstep.UnknownClassWarning")
 @pytest.mark.parametrize("place", PLACES)
 def test_no_class_that_bytes_name_runs_anything(place: str) -> None:
     import numpy  # noqa: F401  # its arrays are rebuilt where it is imported
@@ -782,11 +805,18 @@ def test_honest_objects_of_such_classes_come_back_exactly() -> None:
     assert_same_channels(found, values)
 
 
-def test_what_could_not_be_rebuilt_without_calling_it_is_refused_at_save() -> None:
+@pytest.mark.filterwarnings("ignore::everstep.UnknownClassWarning")
+def test_what_could_not_be_rebuilt_without_calling_it_is_read_as_data() -> None:
+    values = {"rights": OddRights.READ | OddRights.WRITE, "comparing": OfComparing()}
     with HarnessCheckpointer() as saver:
-        for value in (OddRights.READ | OddRights.WRITE, OfComparing()):
+        saver.put(at(), checkpoint("c1", values))
+        CALLS.clear()
+        found = HarnessCheckpointer(backend=saver.backend).get(at())["channel_values"]
+        assert CALLS == []
+        assert found == {"rights": 3, "comparing": {"a": 1}}
+        for value in values.values():
             with pytest.raises(UnstorableValue):
-                saver.put(at(), checkpoint("c1", {"x": value}))
+                HarnessCheckpointer(strict=True, allow=[type(value)]).put(at(), checkpoint("c1", {"x": value}))
 
 
 class Keyed(BaseModel):

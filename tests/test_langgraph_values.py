@@ -423,12 +423,9 @@ UNSTORABLE: dict[str, tuple[Callable[[], Any], str]] = {
     "class itself": (lambda: Plan, "type"),
     "module": (lambda: sys, "module"),
     "generator": (lambda: iter(x for x in "a"), "generator"),
-    "local class": (local_class, "Local"),
-    "local model": (local_model, "LocalModel"),
     "user dict": (lambda: UserDict(a=1), "UserDict"),
     "chain": (lambda: ChainMap({}), "ChainMap"),
     "array of objects": (lambda: np.array([object()]), "ndarray"),
-    "memoryview": (lambda: memoryview(b"a"), "memoryview"),
     "itself": (holding_itself, "list"),
 }
 

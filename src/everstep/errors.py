@@ -2,7 +2,7 @@
 
 * EverstepError
   x InvalidInput          a wrong argument (also a ValueError)
-  x UnstorableValue       a value of a type that cannot be kept exactly (also a TypeError)
+  x UnstorableValue       a value of a type that cannot be kept exactly (also a TypeError and a ValueError)
   x UnregisteredType      stored data names a class this process has not registered
   x SnapshotTooLarge      over `max_snapshot_size_mb`; nothing was written
   x CheckpointNotFound    (also a LookupError and a ValueError)
@@ -32,7 +32,10 @@
     + CommitUnknown       the answer was lost: ask for `checkpoint_id`
     + HeadRegressed       the server lost writes that it had acknowledged
 
-and the one warning, DurabilityWarning: a setting of the server may lose what was acknowledged.
+and the warnings
+
+* DurabilityWarning     a setting of the server may lose what was acknowledged
+* UnknownClassWarning   the class of a stored object is not known here; its fields were given as plain data
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class InvalidInput(EverstepError, ValueError):
     """An argument that makes no sense. Nothing was read or written."""
 
 
-class UnstorableValue(EverstepError, TypeError):
+class UnstorableValue(EverstepError, TypeError, ValueError):
     """A value that could not come back as it is. Nothing was written."""
 
     def __init__(self, path: str, type_name: str, reason: str) -> None:
@@ -332,6 +335,10 @@ class HeadRegressed(StoreError):
 
 class DurabilityWarning(UserWarning):
     """The server is set up so that a crash may lose what it has acknowledged."""
+
+
+class UnknownClassWarning(UserWarning):
+    """The class of a stored object cannot be had in this process, so the reader got its fields as plain data."""
 
 
 class IdTaken(InvalidInput):

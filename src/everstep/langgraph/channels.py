@@ -80,7 +80,7 @@ class Copies:
 
     __slots__ = ("owner", "reads", "state")
 
-    def __init__(self, owner: Channels, reads: int = 0, state: _Ready | None = None) -> None:
+    def __init__(self, owner: object, reads: int = 0, state: _Ready | None = None) -> None:
         self.owner, self.reads, self.state = owner, reads, state
 
     def grown(self, added: list[bytes]) -> Copies:
@@ -102,6 +102,8 @@ class Channels:
         """`custom` is the caller's own serializer, which then gets every value."""
         self.kinds, self._custom = kinds, custom
         self._codec, self._messages = kinds.codec, Messages(kinds)
+        self.rules: Final = object()
+        """Stands for these rules where they are remembered: what is remembered must not keep classes alive."""
         self._templates: dict[bytes, Template | Packed | Bare] = {}
         self._templates_bytes = 0  # about: readers may come at once
         self._groups: dict[bytes, list[bytes | tree.Node]] = {}
@@ -140,7 +142,7 @@ class Channels:
         before = memoryview(old.packed)[len(codec.array_header(kept)) :] if old is not None else b""
         has_bytes = codec.holds_bytes(lowered if old is not None and old.has_bytes else fresh)
         shape = shape_of(value, lowered) if form == CHAT and not has_bytes else None
-        copies = Copies(self) if form == CHAT else None
+        copies = Copies(self.rules) if form == CHAT else None
         written = self._list(writer, name, form, old, before, added, top)
         return written._replace(has_bytes=has_bytes, shape=shape, copies=copies)
 
@@ -469,7 +471,7 @@ class Channels:
     def _ready(self, written: Written) -> list[Template | Packed | Bare] | None:
         """Return the messages of a conversation to copy; None if it is read for the first time, or is none."""
         copies = written.copies
-        if copies is None or copies.owner is not self:
+        if copies is None or copies.owner is not self.rules:
             return None
         copies.reads += 1
         state = copies.state
@@ -505,7 +507,7 @@ class Channels:
             written = Written(
                 form, len(packed), packed, inner._replace(size=len(packed)), codec.length(packed), top=top
             )
-            return written._replace(copies=Copies(self)) if form == CHAT else written
+            return written._replace(copies=Copies(self.rules)) if form == CHAT else written
         return Written(form, len(packed), packed, node._replace(size=len(packed)) if node.children else None)
 
 

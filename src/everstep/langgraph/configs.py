@@ -68,6 +68,10 @@ _ADDRESSES = frozenset(("url", "uri", "string", "str"))
 _TRAILING = frozenset(("value", "plaintext", "raw"))
 
 
+COUNTERS = "counters_since_delta_snapshot"
+"""The key under which LangGraph counts the updates of delta channels in the metadata."""
+
+
 def is_secret(name: str) -> bool:
     """Whether a name in `configurable` looks like that of a secret: it is not kept with the metadata."""
     words = [word.lower() for word in _WORDS.findall(name)]
@@ -158,6 +162,10 @@ def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str],
     if not all(isinstance(key, str) for key in metadata or ()):
         raise InvalidInput("the keys of metadata are strings")
     kept = {key: _clean(value) for key, value in (metadata or {}).items()}
+    counters = kept.get(COUNTERS)
+    if isinstance(counters, Mapping):
+        # LangGraph writes pairs and gets lists back from its own savers.
+        kept[COUNTERS] = {name: list(pair) if type(pair) is tuple else pair for name, pair in counters.items()}
     for part in (config.get("metadata"), config.get("configurable")):
         for key, value in part.items() if isinstance(part, Mapping) else ():
             if key in kept or key in _PLACES or not isinstance(key, str) or key.startswith("__"):

@@ -14,13 +14,16 @@ import collections
 import enum
 import functools
 import importlib
+import importlib.machinery
 import ipaddress
 import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from everstep.errors import CheckpointCorrupted, InvalidInput, UnregisteredType
+from everstep.errors import CheckpointCorrupted, InvalidInput, UnregisteredType, UnstorableValue
+from everstep.langgraph import plain_kinds
+from everstep.langgraph.local_classes import IN_PROCESS, LocalClasses
 from everstep.values import codec, registry
 from everstep.values.registry import Registered
 
@@ -72,33 +75,73 @@ class Kinds:
         self.strict, self._serde = strict, serde
         self._classes = {_name(cls): cls for cls in self._allow if isinstance(cls, type)}
         self._names = SAFE | set(self._classes) | {(e[0], e[1]) for e in self._allow if not isinstance(e, type)}
+        self._declared: frozenset[Name] = frozenset()
+        """Classes that a graph declares, by module and `__name__`."""
+        self._gives_data = not strict
+        """Whether an object whose class is not known is read as plain data."""
         self._by_type: dict[type, Registered] = {}
         self._by_name: dict[str, Registered] = {}
+        self._passing: dict[type, Registered] = {}
+        """Classes that cannot be found by name; not many are held, because a function may define ever more of them."""
+        self._local = LocalClasses()
         self.codec = codec.Codec(self, ADVICE)
 
     def extended(self, allow: Iterable[type | tuple[str, ...]]) -> Kinds:
         """Return the same rules with more classes allowed."""
-        return Kinds(self._allow | frozenset(allow), strict=self.strict, serde=self._serde)
+        more = frozenset(allow)
+        found = Kinds(self._allow | more, strict=self.strict, serde=self._serde)
+        found._declared = self._declared | {(e[0], e[1]) for e in more if not isinstance(e, type)}
+        found._gives_data = self._gives_data
+        found._local = self._local
+        return found
+
+    def exact(self) -> Kinds:
+        """Return the same rules, but for unknown classes: they are refused. For what is read to be written again."""
+        found = self.extended(())
+        found._gives_data = False
+        return found
 
     def for_type(self, cls: type) -> Registered | None:
         """Return how objects of exactly this class are kept."""
-        found = registry.for_type(cls) or self._by_type.get(cls)
+        found = registry.for_type(cls) or self._by_type.get(cls) or self._passing.get(cls)
         if found is None:
-            found = _special(cls) or self._rebuilt(cls) or _plain(cls)
+            found = _special(cls) or self._rebuilt(cls) or plain_kinds.plain_kind(cls)
+            if found is None and not self.strict:
+                found = plain_kinds.described(cls)
             if found is not None:
-                self._by_type[cls] = found
+                self._remember(cls, found)
         return found
+
+    def _remember(self, cls: type, found: Registered) -> None:
+        name = registry.full_name(cls)
+        if name in self._classes or (name is not None and registry.find_class(*name) is cls):
+            self._by_type[cls] = found
+            return
+        if len(self._passing) >= _PASSING_MAX:
+            self._passing.clear()
+        self._passing[cls] = found
+        if found.cls is cls and _is_rebuilt(found):
+            self._local.add(found)
+            IN_PROCESS.add(found)
 
     def for_name(self, name: str) -> Registered:
         """Return how objects stored under this name are rebuilt; refuse what may not be."""
         found = registry.for_name(name) or self._by_name.get(name) or _SPECIAL_BY_NAME.get(name)
-        if found is None:
-            cls = self._class(name)
-            found = self.for_type(cls) if cls is not None else None
-            if found is None or found.name != name:
-                raise _refused(name, cls is not None, self.strict)
-            self._by_name[name] = found
+        if found is not None:
+            return found
+        cls = self._class(name)
+        if cls is None:
+            # Another class of that name may come at any time, so this is not remembered.
+            return self._for_local_name(name) or self._as_data(name, None)
+        found = self._under_name(cls, name)
+        if found is None or not _is_rebuilt(found):
+            return self._as_data(name, cls)
+        self._by_name[name] = found
         return found
+
+    def is_certain(self, name: str) -> bool:
+        """Whether a name means the same class at all times: one that can be found by it."""
+        return registry.for_name(name) is not None or name in _SPECIAL_BY_NAME or self._class(name) is not None
 
     def _class(self, name: str) -> type | None:
         module, separator, qualname = name.partition(":")
@@ -109,24 +152,135 @@ class Kinds:
             )
         return found
 
-    def _rebuilt(self, cls: type) -> Registered | None:
-        name = registry.full_name(cls)
-        if name is None or (name not in self._names and (self.strict or registry.find_class(*name) is not cls)):
+    def _for_local_name(self, name: str) -> Registered | None:
+        module, _, qualname = name.partition(":")
+        if self.strict and not self._is_allowed((module, qualname)):
             return None
+        if name in self._local:
+            return self._local.get(name)
+        return IN_PROCESS.get(name)
+
+    def _under_name(self, cls: type, name: str) -> Registered | None:
+        """Return how objects of a class are rebuilt that were stored under this name."""
+        found = self.for_type(cls)
+        if found is not None and found.name != name:
+            # The class was registered under another name since.
+            found = self._rebuilt(cls, is_trusted=registry.for_type(cls) is not None)
+        return found if found is not None and found.name == name else None
+
+    def _as_data(self, name: str, cls: type | None) -> Registered:
+        """Return how objects are read whose class cannot be had: as plain data, unless that is refused."""
+        module, _, qualname = name.partition(":")
+        is_name = qualname != "" and all(part.isidentifier() for part in module.split("."))
+        if not self._gives_data or not is_name or module in _SAFE_MODULES:
+            raise _refused(name, cls is not None, self.strict)
+        found = registry.find_object(module, qualname)
+        if found is not None:
+            if registry.is_class(found) and plain_kinds.is_described(found):
+                return plain_kinds.data_entry(name, _NOT_REBUILT)
+            raise _refused(name, found=True)  # no saver has written that
+        if "<locals>" in qualname:
+            return plain_kinds.data_entry(name, _DEFINED_IN_FUNCTION)
+        if module not in sys.modules and _is_there(module):
+            raise _refused(name)  # it only has to be imported
+        return plain_kinds.data_entry(name, f"{_GONE} everstep.register(cls, name={name!r})")
+
+    def is_storable(self, value: Any) -> bool:
+        """Whether a value can be kept."""
         try:
-            ways: tuple[Callable[[Any], Any], Callable[[Any], Any]] = registry.known_ways(cls)
+            self.codec.pack(value)
+        except UnstorableValue:
+            return False
+        return True
+
+    def _is_allowed(self, name: Name) -> bool:
+        return name in self._names or (name[0], name[1].rpartition(".")[2]) in self._declared
+
+    def _rebuilt(self, cls: type, *, is_trusted: bool = False) -> Registered | None:
+        name = registry.full_name(cls)
+        if name is None or (self.strict and not is_trusted and not self._is_allowed(name)):
+            return None
+        stored_name = ":".join(name)
+        try:
+            to_state, from_state = registry.known_ways(
+                cls, self_describing=name not in SAFE, is_storable=None if self.strict else self.is_storable
+            )
         except InvalidInput:
-            if self._serde is None or name not in self._names:
-                return None
+            return self._rebuilt_otherwise(cls, name)
+        if registry.is_subclass(cls, enum.Enum) and self._gives_data:
+            from_state = _member_or_value(stored_name, from_state)
+        return Registered(cls, stored_name, to_state, from_state)
+
+    def _rebuilt_otherwise(self, cls: type, name: Name) -> Registered | None:
+        ways = registry.secret_ways(cls)
+        if ways is None and self._serde is not None and self._is_allowed(name):
             serde = self._serde
             ways = (lambda value: list(serde.dumps_typed(value)), lambda state: serde.loads_typed(tuple(state)))
-        return Registered(cls, ":".join(name), *ways)
+        return Registered(cls, ":".join(name), *ways) if ways is not None else None
+
+
+_PASSING_MAX = 64
+
+_NOT_REBUILT = (
+    "because a saver does not rebuild objects of its class; call everstep.register(cls, to_state=..., from_state=...) "
+    "to have them rebuilt"
+)
+_DEFINED_IN_FUNCTION = (
+    "because its class is defined inside a function and is not known in this process, or there are several of that "
+    "name; define the class in a module and import that before reading, or pass it in allow=[...]"
+)
+_GONE = (
+    "because there is no such class in this process; import the module that defines it before reading, or, if it was "
+    "moved or renamed, call"
+)
+
+
+def _is_rebuilt(entry: Registered) -> bool:
+    """Whether objects come back as such, and not as something plainer."""
+    return entry.from_state is not plain_kinds.same and ":" in entry.name
+
+
+def _member_or_value(name: str, from_state: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a way to read members of an enum that gives the value of one which the class has no more."""
+
+    def member_or_value(state: Any) -> Any:
+        try:
+            return from_state(state)
+        except CheckpointCorrupted:
+            if type(state) is not list or len(state) != 2:
+                raise
+            value = plain_kinds.as_data(name, state)
+            plain_kinds.warn_once(name, "because its class has no such member now; give it one of that name or value")
+            return value
+
+    return member_or_value
+
+
+@functools.lru_cache(1024)
+def _is_there(module: str) -> bool:
+    """Whether there is such a module to import. Nothing is imported to find out."""
+    if module in sys.stdlib_module_names:
+        return True
+    path: Any = None
+    parts = module.split(".")
+    for number in range(1, len(parts) + 1):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:number]), path)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+        if path is None:
+            return number == len(parts)
+    return True
 
 
 def _refused(name: str, found: bool = False, strict: bool = False) -> UnregisteredType:
-    module = name.partition(":")[0]
+    module, separator, _ = name.partition(":")
+    if not separator:
+        return UnregisteredType(name)
     if not found and module in _SAFE_MODULES:
         return UnregisteredType(name, f"and there is no {module} here; install {module.partition('.')[0]}")
+    if not found and "<locals>" in name:
+        return UnregisteredType(name, f"which cannot be rebuilt, {_DEFINED_IN_FUNCTION}")
     if not found:
         return UnregisteredType(
             name,
@@ -311,20 +465,9 @@ def _special(cls: type) -> Registered | None:
         return _SPECIAL[cls]
     if _name(cls) in _SPECIAL_NAMED:
         return _SPECIAL_BY_NAME[":".join(_name(cls))]
-    if issubclass(cls, BaseException):
+    if issubclass(cls, BaseException) and registry.dataclass_fields(cls) is None:
         return _EXCEPTION
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(cls, numpy.generic) and not issubclass(cls, (numpy.object_, numpy.void)):
         return _SPECIAL_BY_NAME[_SCALAR]
-    return None
-
-
-def _plain(cls: type) -> Registered | None:
-    """Return how a subclass of a plain type is kept: as that type, which is what LangGraph's own savers do."""
-    is_one_of_ours = registry.dataclass_fields(cls) is not None or registry.class_attribute(cls, "_fields") is not None
-    if registry.is_subclass(cls, enum.Enum) or is_one_of_ours:
-        return None
-    for kind in (str, bytes, int, float, dict, list, tuple, set, frozenset):
-        if issubclass(cls, kind):
-            return Registered(cls, "=", kind, lambda state: state)
     return None

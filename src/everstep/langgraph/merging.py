@@ -40,7 +40,8 @@ from everstep.stores.protocol import Base, Draft, Key, Place, Query, Record, Roo
 from everstep.types import MISSING, Conflict, utc_now
 from everstep.values import codec, tree
 
-KINDS = Kinds()
+KINDS = Kinds().exact()
+"""The rules for classes where no graph says which saver's rules count."""
 """The classes that the values of a merge may have: those that are imported."""
 
 _STEPS_MAX = 10_000
@@ -134,8 +135,10 @@ class _Merger:
     ) -> None:
         self._repository, self._stored, self._base, self._graph = repository, sides, base, graph
         self._ancestry, self._known = ancestry, Ancestors(bases)
-        self._channels, self._messages = Channels(KINDS), Messages(KINDS)
-        self._writer = tree.Writer(packer=KINDS.codec)
+        kinds = _kinds_of(graph)
+        self._codec = kinds.codec
+        self._channels, self._messages = Channels(kinds), Messages(kinds)
+        self._writer = tree.Writer(packer=self._codec)
         self._decided: dict[str, Written | None] = {}
         """Channels that are not for the three-way rules; None: it is not there."""
         self._delta_names: set[str] = set()
@@ -214,7 +217,7 @@ class _Merger:
             resolve=self._lowering(resolve),
             uncertain=self._base.uncertain,
             ours_count=self._is_decided,
-            reader=KINDS.codec,
+            reader=self._codec,
         )
         found = await self._repository.walk(walk, [self._stored[0].family], self._base.objects)
         if found.conflicts or clashes:
@@ -361,7 +364,7 @@ class _Merger:
         objects = await self._repository.objects(self._stored[0].family, b"".join([write.children for write in writes]))
         values = [self._channels.plain(tree.Node(w.children, w.body[1:], w.size), objects) for w in writes]
         return tuple(
-            KINDS.codec.pack([write.task_id, write.body[0], value]) for write, value in zip(writes, values, strict=True)
+            self._codec.pack([write.task_id, write.body[0], value]) for write, value in zip(writes, values, strict=True)
         )
 
     def _made_of(
@@ -372,7 +375,7 @@ class _Merger:
         kept: dict[str, Written] = {}
         if seed is not None:
             kept[SEED + name] = self._channels.whole(self._writer, name, seed)
-        written = [KINDS.codec.unpack(item) for item in items]
+        written = [self._codec.unpack(item) for item in items]
         kept[WRITES + name] = self._channels.extended(self._writer, name, None, written)
         return None, kept
 
@@ -450,7 +453,7 @@ class _Merger:
 
     def _packed(self, name: str, value: Any) -> bytes:
         top = self._channels.stands_alone(name, value)
-        return self._channels.written(tree.Writer(packer=KINDS.codec), name, value, None, top=top).packed
+        return self._channels.written(tree.Writer(packer=self._codec), name, value, None, top=top).packed
 
     async def _steps(self, names: Collection[str]) -> _Steps:
         """Return what theirs wrote to these channels and the ancestor has not.
@@ -607,6 +610,12 @@ def _is_running(side: Side) -> bool:
 
 def _begin(longer: _Delta, shorter: _Delta) -> bool:
     return longer.items[: len(shorter.items)] == shorter.items
+
+
+def _kinds_of(graph: Any) -> Kinds:
+    """Return the rules for classes of the saver that a graph was compiled with."""
+    channels = getattr(getattr(graph, "checkpointer", None), "channels", None)
+    return channels.kinds.exact() if isinstance(channels, Channels) else KINDS
 
 
 def _gathering(graph: Any, *kinds: str) -> dict[str, Any]:

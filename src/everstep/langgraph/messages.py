@@ -42,6 +42,7 @@ _USUAL = {
     "FunctionMessageChunk": ("function", "FunctionMessageChunk"),
     "ChatMessageChunk": ("chat", "ChatMessageChunk"),
 }
+_CLASSES_MAX = 256
 _SET, _SET_WITH_ID = {"content"}, {"content", "id"}
 _OUT_OF_SHAPE = (TypeError, ValueError, AttributeError, LookupError)
 
@@ -152,6 +153,8 @@ class Messages:
         if known is None or registry.for_type(cls) is not None or ":" not in known.name:
             return None
         usual = [kind for kind, (module, name) in _USUAL.items() if known.name == _full(module, name)]
+        if len(self._classes) >= _CLASSES_MAX:
+            self._classes.clear()  # a function may define ever more of them
         entry = self._classes[cls] = _Class(usual[0] if usual else None, known.name, len(cls.model_fields))
         return entry
 
@@ -163,7 +166,12 @@ class Messages:
         given, usual = message.__pydantic_fields_set__, _SET if fields.get("id") is None else _SET_WITH_ID
         extra, private = message.__pydantic_extra__, message.__pydantic_private__
         if private is not None:
-            private = {k: v for k, v in private.items() if type(v).__name__ != "PydanticUndefinedType"}
+            keeps_all = self._kinds.strict
+            private = {
+                name: held
+                for name, held in private.items()
+                if type(held).__name__ != "PydanticUndefinedType" and (keeps_all or self._kinds.is_storable(held))
+            }
         mark = [
             entry.name if fields.get("type") != entry.type else None,
             sorted(given) if given != usual else None,
@@ -191,7 +199,7 @@ class Messages:
             if type(fields) is not dict:
                 raise CheckpointCorrupted("a stored message is out of shape")
             if MARK in fields:
-                found.append(self._unusual(fields).made())
+                append(self._unusual(fields).made())
                 continue
             kind = fields.get("type")
             if type(kind) is not str:  # to look up anything else would hash it
@@ -220,18 +228,31 @@ class Messages:
             return None
         if not is_installed():
             return [Bare(_bare(fields)) for fields in stored]
+        if type(stored) is list and any(self._may_get_another_class(fields) for fields in stored):
+            return None
         try:
             return [self._unusual(fields) for fields in stored]
         except _OUT_OF_SHAPE as exc:
             raise CheckpointCorrupted("a stored message is out of shape") from exc
 
+    def _may_get_another_class(self, fields: Any) -> bool:
+        mark = fields.get(MARK) if type(fields) is dict else None
+        name = mark[0] if type(mark) is list and mark else None
+        return type(name) is str and not self._kinds.is_certain(name)
+
     def decoded(self, packed: bytes) -> Any:
         """Return a packed message."""
         return self.built([self._kinds.codec.unpack(packed)])[0]
 
-    def _unusual(self, fields: Any) -> Template:
+    def _unusual(self, fields: Any) -> Template | Bare:
         name, given, extra, private = _popped_mark(fields)
-        cls = self._usual_class(fields)[0] if name is None else self._kinds.for_name(name).cls
+        if name is None:
+            cls = self._usual_class(fields)[0]
+        else:
+            entry = self._kinds.for_name(name)
+            cls = entry.cls
+            if cls is registry.Data:
+                return Bare(entry.from_state([fields, extra[0] if extra is not None else None, [], None]))
         base = base_class()
         if base is None or not registry.is_subclass(cls, base):
             raise UnregisteredType(str(name), "which is not a message")
@@ -300,7 +321,7 @@ class Packed:
 
 
 class Bare:
-    """A message to make copies of where LangChain is not installed: a dict."""
+    """A message to make copies of where LangChain is not installed, or its class is not known: a dict."""
 
     __slots__ = ("_fields",)
 
@@ -310,6 +331,10 @@ class Bare:
     def copy(self) -> Any:
         """Return a new dict."""
         return copied(self._fields)
+
+    def made(self) -> Any:
+        """Return the dict that this is the only copy of."""
+        return self._fields
 
 
 class Template:

@@ -45,10 +45,14 @@ def _keep(value: Any) -> Any:
 
 def _fields(state: Any) -> Any:
     """Return what is kept of an object as data: fields by name, the name of an enum's member, or a tuple."""
-    if isinstance(state, list) and len(state) == 4 and isinstance(state[0], dict):
+    if isinstance(state, list) and len(state) in (4, 5) and isinstance(state[0], dict):
         return state[0] | (state[1] or {})  # a pydantic model
     if isinstance(state, list) and len(state) == 1:
         return state[0]
+    if isinstance(state, list) and len(state) == 2 and isinstance(state[0], str) and isinstance(state[1], list):
+        return state[0]  # a member of an enum, with its value
+    if isinstance(state, list) and len(state) == 2 and isinstance(state[0], dict):
+        return state[0] | state[1]  # a named tuple with attributes
     if isinstance(state, list) and len(state) == 2 and state[0] is None:
         return state[1]
     return state

@@ -315,6 +315,8 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
             channels = Channels(self._channels.kinds.extended(extra), clone._custom)
             clone._use(self._threads.by(channels), channels)
             clone._clones = {}
+            if len(self._clones) >= _CLONES_MAX:
+                self._clones.pop(next(iter(self._clones)), None)
             self._clones[extra] = clone
         return cast(Self, clone)
 
@@ -343,6 +345,7 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         self.close()
 
 
+_CLONES_MAX = 64  # a graph that is built anew for every request may bring classes of its own each time
 _OWN_OPTIONS = ("serde", "strict", "allow", "retention", "is_secret")
 
 

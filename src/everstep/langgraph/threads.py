@@ -94,7 +94,7 @@ class _WrittenCheckpoint(NamedTuple):
     repeats: int | None = None
 
     def line(self, stored: Stored, checked_by: Channels) -> Line:
-        found = line_of(stored, self.channels, self.rest, checked_by)
+        found = line_of(stored, self.channels, self.rest, checked_by.rules)
         return found._replace(fresh=frozenset(self.values.objects), repeats=self.repeats)
 
 
@@ -269,7 +269,7 @@ class Threads:
         versions = dict(checkpoint.get("channel_versions") or {})
         written: dict[str, Written] = {}
         # A saver with other rules may have written the line: what it let through is looked at again, whole.
-        is_checked = line is not None and line.checked_by is channels
+        is_checked = line is not None and line.checked_by is channels.rules
         for name, value in dict(checkpoint.get("channel_values") or {}).items():
             checks.text(name, "the name of a channel")
             version, old = versions.get(name), line.channels.get(name) if line is not None else None
@@ -511,7 +511,7 @@ class Threads:
         saved = await self._saved(loaded, line)
         # Only now: what could not be read must not be continued as if it had been.
         if saved is not None and saved.stored.digest == line.base.digest:
-            self._lines.add(line._replace(checked_by=self._channels))
+            self._lines.add(line._replace(checked_by=self._channels.rules))
         return saved
 
     async def warm(self, key: Key) -> None:

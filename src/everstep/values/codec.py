@@ -487,6 +487,10 @@ class _Reader:
         self.types = types
         self.level, self.tagged = 0, False
         self.failure: BaseException | None = None
+        self.entries: dict[str, registry.Registered] = {}
+        """The classes that were asked for: each is looked up once."""
+        self.as_data: str | None = None
+        """A class the objects of which came back as plain data, if there is one."""
 
     def read(self, framed: list[bytes]) -> Any:
         """Return the value framed by an array of two and _END behind it."""
@@ -498,7 +502,8 @@ class _Reader:
                 raise EverstepError(
                     "the call stack is too deep here to read a stored value; call from higher up"
                 ) from None
-            if isinstance(cause, EverstepError) or not isinstance(cause, Exception):
+            # A warning gets here where the caller has made errors of warnings.
+            if isinstance(cause, (EverstepError, Warning)) or not isinstance(cause, Exception):
                 raise cause from None
             raise CheckpointCorrupted(f"a stored value cannot be decoded: {cause}") from cause
         if end != b"\xe5everstep.end":
@@ -517,6 +522,18 @@ class _Reader:
         found = self.content(data)
         if type(found) is not list:
             raise CheckpointCorrupted("a stored container is out of shape")
+        return found
+
+    def entry(self, name: str) -> registry.Registered:
+        """Return how objects stored under this name are rebuilt."""
+        found = self.entries.get(name)
+        if found is None:
+            found = self.types.for_name(name)
+            if found is None:
+                raise UnregisteredType(name)
+            if found.cls is registry.Data:
+                self.as_data = name
+            self.entries[name] = found
         return found
 
     def flat(self, data: bytes) -> list[Any]:
@@ -553,8 +570,28 @@ def _flat_part(tag: int, data: bytes) -> Any:
 
 
 def _read_map(data: bytes, reader: _Reader) -> dict[Any, Any]:
-    flat = iter(reader.items(data))
-    return dict(zip(flat, flat, strict=True))
+    items = reader.items(data)
+    flat = iter(items)
+    try:
+        return dict(zip(flat, flat, strict=True))
+    except TypeError as exc:
+        if reader.as_data is None:
+            raise
+        # The fields of an object cannot stand for it as a key.
+        raise UnregisteredType(
+            reader.as_data,
+            "which is a key of a dict and whose class is not known here; import it, or pass it in allow=",
+        ) from exc
+
+
+def _read_set(data: bytes, reader: _Reader, kind: type) -> Any:
+    items = reader.items(data)
+    try:
+        return kind(items)
+    except TypeError:
+        if reader.as_data is None:
+            raise
+        return items  # members whose class is not known here are dicts, which no set holds
 
 
 def _read_object(data: bytes, reader: _Reader) -> Any:
@@ -562,10 +599,7 @@ def _read_object(data: bytes, reader: _Reader) -> Any:
     if len(found) != 2 or type(found[0]) is not str:
         raise CheckpointCorrupted("a stored object is out of shape")
     name, state = found
-    entry = reader.types.for_name(name)
-    if entry is None:
-        raise UnregisteredType(name)
-    return entry.from_state(state)
+    return reader.entry(name).from_state(state)
 
 
 def _zone(data: Any) -> dt.tzinfo | None:
@@ -612,8 +646,8 @@ _READERS: dict[int, Callable[[bytes, _Reader], Any]] = {
     BYTEARRAY: lambda data, _: bytearray(data),
     MAP: _read_map,
     TUPLE: lambda data, reader: tuple(reader.items(data)),
-    SET: lambda data, reader: set(reader.items(data)),
-    FROZENSET: lambda data, reader: frozenset(reader.items(data)),
+    SET: lambda data, reader: _read_set(data, reader, set),
+    FROZENSET: lambda data, reader: _read_set(data, reader, frozenset),
     OBJECT: _read_object,
     DATETIME: _read_datetime,
     DATE: lambda data, reader: dt.date(*reader.flat(data)),

@@ -29,6 +29,7 @@ _mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 _vars: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
 _module_of: Callable[[type], Any] = type.__dict__["__module__"].__get__
 _qualname_of: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+_bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__bases__"].__get__
 _module_vars: Callable[[Any], dict[str, Any]] = vars(types.ModuleType)["__dict__"].__get__
 
 _MISSING = object()
@@ -46,6 +47,10 @@ class Registered(NamedTuple):
     name: str
     to_state: Callable[[Any], Any]
     from_state: Callable[[Any], Any]
+
+
+class Data:
+    """Stands for a class that is not rebuilt here: what was kept of the object comes back as plain data."""
 
 
 _by_type: dict[type, Registered] = {}
@@ -128,6 +133,12 @@ def class_attribute(cls: type, name: str) -> Any:
 
 def find_class(module: str, qualname: str) -> type | None:
     """Return the class of that name if its module is imported. Nothing is made because it is asked for."""
+    found = find_object(module, qualname)
+    return found if is_class(found) and not _has_odd_metaclass(found) else None
+
+
+def find_object(module: str, qualname: str) -> Any:
+    """Return what has that name in a module that is imported, or in a class in it; None if nothing has."""
     holder = sys.modules.get(module)
     if holder is None or not is_subclass(type(holder), types.ModuleType):
         return None
@@ -135,7 +146,27 @@ def find_class(module: str, qualname: str) -> type | None:
     found: Any = _module_vars(holder).get(first)
     for part in inner:
         found = _vars(found).get(part) if is_class(found) else None
-    return found if is_class(found) and not _has_odd_metaclass(found) else None
+    return found
+
+
+def has_newer_twin(cls: type) -> bool:
+    """Whether a class of the same module and name was made after this one, as a function that defines it does.
+
+    That is so too if one of its bases, defined inside the same function, was made again.
+    """
+    suspects = [base for base in _mro(cls) if base is cls or "<locals>" in _qualname_of(base)]
+    return any(_was_made_again(suspect) for suspect in suspects)
+
+
+def _was_made_again(cls: type) -> bool:
+    name = full_name(cls)
+    siblings: list[type] = type.__subclasses__(_bases_of(cls)[0])  # those that are alive, the oldest first
+    for sibling in reversed(siblings):
+        if sibling is cls:
+            return False
+        if full_name(sibling) == name:
+            return True
+    return False
 
 
 def _has_odd_metaclass(cls: Any) -> bool:
@@ -148,23 +179,41 @@ def _has_odd_metaclass(cls: Any) -> bool:
     return False
 
 
-def known_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return to_state and from_state for a dataclass, pydantic model, enum or named tuple; refuse any other class."""
+Ways = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+"""How objects of a class become plain state, and back."""
+
+
+def known_ways(cls: type, *, self_describing: bool = False, is_storable: Callable[[Any], bool] | None = None) -> Ways:
+    """Return to_state and from_state for a dataclass, pydantic model, enum or named tuple; refuse any other class.
+
+    With `self_describing` a state also says what a reader needs who does not have the class: the names of the fields
+    of a named tuple, and the value of an enum's member. Either kind of state is read.
+
+    With `is_storable` an object may hold what cannot be stored, as long as it is no field: what is private, excluded or
+    an attribute beside the fields is left out if need be.
+    """
+    is_kept = is_storable or _always
     if _has_odd_metaclass(cls):
         raise InvalidInput(
             f"the metaclass of {_origin(cls)} compares classes in its own way; pass to_state= and from_state="
         )
     if is_subclass(cls, enum.Enum):
-        return _enum_ways(cls)
+        return _enum_ways(cls, with_value=self_describing)
     if _is_pydantic(cls):
-        return _pydantic_ways(cls)
+        return _pydantic_ways(cls, is_kept)
+    if _is_pydantic_v1(cls):
+        return _pydantic_v1_ways(cls, is_kept)
     if dataclass_fields(cls) is not None and not any(is_subclass(cls, kind) for kind in _BUILT_IN):
-        return _dataclass_ways(cls)
+        return _dataclass_ways(cls, is_kept)
     if is_subclass(cls, tuple) and type(class_attribute(cls, "_fields")) is tuple:
-        return _named_tuple_ways(cls)
+        return _named_tuple_ways(cls, is_kept, with_names=self_describing)
     raise InvalidInput(
         f"{_origin(cls)} is not a dataclass, pydantic model, enum or named tuple; pass to_state= and from_state="
     )
+
+
+def _always(value: Any) -> bool:  # noqa: ARG001  # what `is_storable` is
+    return True
 
 
 _BUILT_IN = (str, bytes, int, float, list, dict, tuple, set)
@@ -181,6 +230,11 @@ def dataclass_fields(cls: type) -> list[dataclasses.Field[Any]] | None:
 
 def _out_of_shape(cls: type) -> CheckpointCorrupted:
     return CheckpointCorrupted(f"a stored {_origin(cls)} is out of shape")
+
+
+def _is_pydantic_v1(cls: type) -> bool:
+    module = sys.modules.get("pydantic.v1.main")
+    return module is not None and is_subclass(cls, _module_vars(module)["BaseModel"])
 
 
 def _is_pydantic(cls: type) -> bool:
@@ -220,29 +274,73 @@ def _own_constant(value: Any, what: str) -> Any:
 # -- the kinds of classes ----------------------------------------------------------------------------------------------
 
 
-def _named_tuple_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    def to_state(value: Any) -> tuple[Any, ...]:
-        if getattr(value, "__dict__", None):
-            raise TypeError("it has attributes beside its fields")
-        return tuple(value)
+def _named_tuple_ways(cls: type, is_kept: Callable[[Any], bool], *, with_names: bool) -> Ways:
+    names: tuple[Any, ...] = class_attribute(cls, "_fields")
+    defaults = class_attribute(cls, "_field_defaults")
+
+    def to_state(value: Any) -> Any:
+        attributes = getattr(value, "__dict__", None)
+        if not with_names:
+            if attributes:
+                raise TypeError("it has attributes beside its fields")
+            return tuple(value)
+        fields = dict(zip(names, tuple(value), strict=True))
+        kept = {name: held for name, held in (attributes or {}).items() if is_kept(held)}
+        return [fields, kept] if kept else fields
 
     def from_state(state: Any) -> Any:
-        if type(state) is not tuple:
+        if type(state) is tuple:
+            return tuple.__new__(cls, state)
+        attributes: Any = {}
+        if type(state) is list and len(state) == 2:
+            state, attributes = state
+        if type(state) is not dict or type(attributes) is not dict:
             raise _out_of_shape(cls)
-        return tuple.__new__(cls, state)
+        value: Any = tuple.__new__(cls, _values_of(state))
+        if attributes:
+            own = _attributes_of(cls)
+            if own is None:
+                raise _out_of_shape(cls)
+            own.__get__(value).update(attributes)
+        return value
+
+    def _values_of(state: dict[Any, Any]) -> list[Any]:
+        left = dict(state)
+        values: list[Any] = []
+        for name in names:
+            if name in left:
+                values.append(left.pop(name))
+            elif type(defaults) is dict and name in defaults:
+                # The field was added to the class after the value was saved.
+                values.append(_own_constant(defaults[name], f"{_origin(cls)}.{name}"))
+            else:
+                raise _out_of_shape(cls)
+        if left:
+            raise _out_of_shape(cls)
+        return values
 
     return to_state, from_state
 
 
-def _enum_ways(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _attributes_of(cls: type) -> Any:
+    """Return the descriptor of the `__dict__` of a class's objects; None if they have none."""
+    for base in _mro(cls):
+        held = _vars(base).get("__dict__")
+        if type(held) is types.GetSetDescriptorType:
+            return held
+    return None
+
+
+def _enum_ways(cls: Any, *, with_value: bool) -> Ways:
     members: dict[str, Any] = class_attribute(cls, "_member_map_")
 
     def to_state(member: enum.Enum) -> Any:
         name = member.name
         if name is not None and members.get(name) is member:
-            return [name]
+            return [name, [member.value]] if with_value and _is_constant(member.value) else [name]
         # A combined flag has no member of its own name: its value stands for it.
-        if not _has_plain_flags(cls) or _combined(cls, member.value) is not member:
+        is_found = _has_plain_flags(cls) and _combined(cls, member.value) is member
+        if not is_found and not (with_value and _is_constant(member.value)):
             raise TypeError("it is no member of its class by name, and cannot be found without calling _missing_")
         return [None, member.value]
 
@@ -258,6 +356,13 @@ def _enum_ways(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         return found
 
     return to_state, from_state
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether this is a number or a text, or made of such: what can be kept beside the name of a member."""
+    if type(value) in (list, tuple):
+        return all(_is_constant(item) for item in value)
+    return type(value) in (int, str, float, bytes, bool, type(None))
 
 
 def _combined(cls: Any, value: Any) -> Any:
@@ -299,18 +404,19 @@ def _has_plain_flags(cls: Any) -> bool:
     return member_type is object or member_type is int
 
 
-def _pydantic_ways(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _pydantic_ways(cls: Any, is_kept: Callable[[Any], bool]) -> Ways:
+    own_fields = {name for name, field in pydantic_fields(cls).items() if field.exclude is not True}
+    # That it is one is told in the state: without the class it reads as what it is the root of.
+    is_root = is_subclass(cls, sys.modules["pydantic"].RootModel)
+
     def to_state(model: Any) -> Any:
         # vars() keeps the order fields were set in, and fields_set is what exclude_unset reads.
+        values = {name: held for name, held in vars(model).items() if name in own_fields or is_kept(held)}
         private = model.__pydantic_private__
-        return [
-            dict(vars(model)),
-            model.__pydantic_extra__,
-            sorted(model.__pydantic_fields_set__),
-            None
-            if private is None
-            else {k: v for k, v in private.items() if type(v).__name__ != "PydanticUndefinedType"},
-        ]
+        if private is not None:
+            private = {name: held for name, held in private.items() if _is_set(held) and is_kept(held)}
+        state = [values, model.__pydantic_extra__, sorted(model.__pydantic_fields_set__), private]
+        return [*state, True] if is_root else state
 
     set_fields, set_extra, set_given, set_private = [
         slot_setter(name)
@@ -318,9 +424,9 @@ def _pydantic_ways(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
     ]
 
     def from_state(state: Any) -> Any:
-        if type(state) is not list or len(state) != 4:
+        if type(state) is not list or len(state) not in (4, 5):
             raise _out_of_shape(cls)
-        values, extra, given, private = state
+        values, extra, given, private = state[:4]
         fits = type(values) is dict and type(given) is list and all([type(name) is str for name in given])  # noqa: C419
         if not fits or not all([part is None or type(part) is dict for part in (extra, private)]):  # noqa: C419
             raise _out_of_shape(cls)
@@ -332,6 +438,88 @@ def _pydantic_ways(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
         return model
 
     return to_state, from_state
+
+
+def _is_set(value: Any) -> bool:
+    return type(value).__name__ != "PydanticUndefinedType"
+
+
+def as_plain(value: Any) -> Any:
+    """Return a value in which pydantic models and dataclasses are dicts. Runs nothing of their classes."""
+    kind = type(value)
+    if kind is dict:
+        return {key: as_plain(item) for key, item in value.items()}
+    if kind is list:
+        return [as_plain(item) for item in value]
+    if kind is tuple:
+        return tuple([as_plain(item) for item in value])
+    is_model = _is_pydantic(kind)
+    fields = None if is_model else dataclass_fields(kind)
+    if not is_model and fields is None:
+        return value
+    attributes = _attributes_of(kind)
+    own = dict(attributes.__get__(value)) if attributes is not None else {}
+    for field in fields or []:
+        slot = class_attribute(kind, field.name)
+        if type(slot) is types.MemberDescriptorType:
+            own[field.name] = slot.__get__(value)
+    if is_model:
+        own |= _vars(sys.modules["pydantic"].BaseModel)["__pydantic_extra__"].__get__(value) or {}
+        if is_subclass(kind, sys.modules["pydantic"].RootModel):
+            return as_plain(own.get("root"))
+    return as_plain(own)
+
+
+def _pydantic_v1_ways(cls: Any, is_kept: Callable[[Any], bool]) -> Ways:
+    base = _module_vars(sys.modules["pydantic.v1.main"])["BaseModel"]
+    set_given = _vars(base)["__fields_set__"].__set__
+    attributes = _attributes_of(cls)
+    slots: dict[str, Any] = {}  # of its private attributes
+    for above in reversed(_mro(cls)):
+        for name, held in _vars(above).items():
+            if type(held) is types.MemberDescriptorType and name != "__fields_set__":
+                slots[name] = held
+            else:
+                slots.pop(name, None)
+
+    def to_state(model: Any) -> Any:
+        private = {name: getattr(model, name) for name in slots if hasattr(model, name)}
+        kept = {name: held for name, held in private.items() if is_kept(held)}
+        return [dict(vars(model)), None, sorted(model.__fields_set__), kept or None]
+
+    def from_state(state: Any) -> Any:
+        if type(state) is not list or len(state) != 4:
+            raise _out_of_shape(cls)
+        values, _, given, private = state
+        fits = type(values) is dict and type(given) is list and all([type(name) is str for name in given])  # noqa: C419
+        if not fits or not (private is None or (type(private) is dict and private.keys() <= slots.keys())):
+            raise _out_of_shape(cls)
+        model: Any = object.__new__(cls)
+        attributes.__get__(model).update(values)
+        set_given(model, set(given))
+        for name, value in (private or {}).items():
+            slots[name].__set__(model, value)
+        return model
+
+    return to_state, from_state
+
+
+def secret_ways(cls: type) -> Ways | None:
+    """Return to_state and from_state for one of pydantic's secrets; None if it is none."""
+    module = sys.modules.get("pydantic.types")
+    base = _module_vars(module).get("_SecretBase") if module is not None else None
+    attributes = _attributes_of(cls)
+    if base is None or not is_subclass(cls, base) or attributes is None:
+        return None
+
+    def from_state(state: Any) -> Any:
+        if type(state) is not list or len(state) != 2 or state[0] is not None:
+            raise _out_of_shape(cls)
+        secret: Any = object.__new__(cls)
+        attributes.__get__(secret)["_secret_value"] = state[1]
+        return secret
+
+    return lambda secret: [None, secret.get_secret_value()], from_state
 
 
 def slot_setter(name: str) -> Callable[[Any, Any], None]:
@@ -355,8 +543,9 @@ def pydantic_default(cls: type, name: str, info: Any) -> Any:
     return default_of(_MISSING if undefined else info.default, info.default_factory, f"{_origin(cls)}.{name}")
 
 
-def _dataclass_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _dataclass_ways(cls: type, is_kept: Callable[[Any], bool]) -> Ways:
     fields = dataclass_fields(cls) or []
+    field_names = {field.name for field in fields}
     _check_layout(cls)
     slots: dict[str, Any] = {}
     guarded: set[str] = set()
@@ -377,7 +566,7 @@ def _dataclass_ways(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], An
         state = {name: getattr(value, name) for name in names if name not in guarded and hasattr(value, name)}
         state |= getattr(value, "__dict__", {})
         state.pop("__orig_class__", None)  # what a generic class was written with; no part of the value
-        return state
+        return {name: held for name, held in state.items() if name in field_names or is_kept(held)}
 
     def from_state(state: Any) -> Any:
         if type(state) is not dict or not all([type(name) is str for name in state]):  # noqa: C419
