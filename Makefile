@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS := $(if $(EVERSTEP_TEST_POSTGRES),0,2)  # a server that is given has one set of tables
 
-.PHONY: help demo test lint bench lock clean
+.PHONY: help demo test lint bench langgraph-tests lock clean
 
 help:
 	@echo "make demo    an agent is killed and resumes; its history is rewound, branched, merged and undone"
 	@echo "make test    lint, types and all tests; starts PostgreSQL and Valkey by itself"
 	@echo "make lint    lint and types only"
 	@echo "make bench   size and speed, beside what they are compared with"
+	@echo "make langgraph-tests   LangGraph's own tests against our saver; downloads them (LANGGRAPH_STORES='memory sqlite')"
 	@echo "make lock    renew requirements-dev.txt"
 
 demo: $(READY)
@@ -27,6 +28,9 @@ lint: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks.bench
+
+langgraph-tests: $(READY)
+	$(BIN)/python -m tests.langgraph_own $(LANGGRAPH_STORES)
 
 $(READY): requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Everstep needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
