@@ -813,7 +813,8 @@ def test_what_could_not_be_rebuilt_without_calling_it_is_read_as_data() -> None:
         CALLS.clear()
         found = HarnessCheckpointer(backend=saver.backend).get(at())["channel_values"]
         assert CALLS == []
-        assert found == {"rights": 3, "comparing": {"a": 1}}
+        # Python remembers the flags that were combined in this process.
+        assert found == {"rights": values["rights"], "comparing": {"a": 1}}
         for value in values.values():
             with pytest.raises(UnstorableValue):
                 HarnessCheckpointer(strict=True, allow=[type(value)]).put(at(), checkpoint("c1", {"x": value}))

@@ -189,8 +189,8 @@ def known_ways(cls: type, *, self_describing: bool = False, is_storable: Callabl
     With `self_describing` a state also says what a reader needs who does not have the class: the names of the fields
     of a named tuple, and the value of an enum's member. Either kind of state is read.
 
-    With `is_storable` an object may hold what cannot be stored, as long as it is no field: what is private, excluded or
-    an attribute beside the fields is left out if need be.
+    With `is_storable` less is refused: what is no field of an object (private, excluded, an attribute beside the fields)
+    is left out if it cannot be stored, and a member of an enum that only `_missing_` can make is kept as its value.
     """
     is_kept = is_storable or _always
     if _has_odd_metaclass(cls):
@@ -198,7 +198,7 @@ def known_ways(cls: type, *, self_describing: bool = False, is_storable: Callabl
             f"the metaclass of {_origin(cls)} compares classes in its own way; pass to_state= and from_state="
         )
     if is_subclass(cls, enum.Enum):
-        return _enum_ways(cls, with_value=self_describing)
+        return _enum_ways(cls, with_value=self_describing, or_value=is_storable is not None)
     if _is_pydantic(cls):
         return _pydantic_ways(cls, is_kept)
     if _is_pydantic_v1(cls):
@@ -331,7 +331,8 @@ def _attributes_of(cls: type) -> Any:
     return None
 
 
-def _enum_ways(cls: Any, *, with_value: bool) -> Ways:
+def _enum_ways(cls: Any, *, with_value: bool, or_value: bool) -> Ways:
+    # `or_value`: a member that cannot be found again is kept all the same, as its value.
     members: dict[str, Any] = class_attribute(cls, "_member_map_")
 
     def to_state(member: enum.Enum) -> Any:
@@ -340,7 +341,7 @@ def _enum_ways(cls: Any, *, with_value: bool) -> Ways:
             return [name, [member.value]] if with_value and _is_constant(member.value) else [name]
         # A combined flag has no member of its own name: its value stands for it.
         is_found = _has_plain_flags(cls) and _combined(cls, member.value) is member
-        if not is_found and not (with_value and _is_constant(member.value)):
+        if not is_found and not (or_value and _is_constant(member.value)):
             raise TypeError("it is no member of its class by name, and cannot be found without calling _missing_")
         return [None, member.value]
 
