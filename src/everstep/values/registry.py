@@ -189,8 +189,8 @@ def known_ways(cls: type, *, self_describing: bool = False, is_storable: Callabl
     With `self_describing` a state also says what a reader needs who does not have the class: the names of the fields
     of a named tuple, and the value of an enum's member. Either kind of state is read.
 
-    With `is_storable` less is refused: what is no field of an object (private, excluded, an attribute beside the fields)
-    is left out if it cannot be stored, and a member of an enum that only `_missing_` can make is kept as its value.
+    With `is_storable` less is refused: what is no field of an object (private, excluded, an attribute beside fields) is
+    left out if it cannot be stored, and a member of an enum that only `_missing_` can make is kept as its value.
     """
     is_kept = is_storable or _always
     if _has_odd_metaclass(cls):
