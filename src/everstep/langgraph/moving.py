@@ -564,7 +564,8 @@ class _Mover:
             limit = _fitting([plan.sizes[key] for key in keys])
             options = {"before": before, "limit": limit}
             try:
-                page = self._read(place, "list", _config(*place[:2]), **options)
+                with QUIET:
+                    page = self._read(place, "list", _config(*place[:2]), **options)
             except CheckpointCorrupted:
                 break  # one of them: each is looked at by itself
             if page:
@@ -664,8 +665,9 @@ class _Batch:
         parent_id = parent.checkpoint_id if parent is not None else None
         where: Literal["always", "never"] = "always" if moves else "never"
         try:
-            stored = await self._threads.put(key, parent_id, row.checkpoint, metadata, None, head=where)
-            await self._threads.attach(key, row.writes)
+            with QUIET:  # what is put is in memory, so nothing waits
+                stored = await self._threads.put(key, parent_id, row.checkpoint, metadata, None, head=where)
+                await self._threads.attach(key, row.writes)
         except EverstepError as exc:
             exc.add_note(f"thread {key.thread_id!r}, checkpoint {key.checkpoint_id!r}")
             raise

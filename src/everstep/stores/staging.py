@@ -92,6 +92,12 @@ class StagingStore(MemoryStore):
         self.size_bytes += added_bytes
         return super().insert(line, packed, run, added_bytes, is_head=is_head)
 
+    def _put(self, line: Line, packed: Packed, seq: int, run: int, added_bytes: int, pinned: bool) -> Stored:
+        family = self._threads[line.thread_id].family
+        made = Stored(packed.record, seq, family, pinned, digest=packed.digest, run=run, added_bytes=added_bytes)
+        self._made[packed.record.key] = made
+        return super()._put(line, packed, seq, run, added_bytes, pinned)
+
     def _in_commit(self, thread: _Thread, row: _Row) -> Stored:
         """What was made a moment ago is not unpacked for each commit that follows it."""
         found = self._made.get(row.key)
