@@ -560,3 +560,25 @@ def test_a_merge_follows_the_rules_of_the_graphs_saver() -> None:
             engine.merge_branch(branch, "t", graph=strict)
         engine.merge_branch(branch, "t", graph=graph)
         assert [item.text for item in graph.get_state(config).values["notes"]] == ["0", "1", "1"]
+
+
+# -- the rest of what LangGraph expects --------------------------------------------------------------------------------
+
+
+def test_counters_of_delta_channels_are_lists_as_with_the_stock_savers(saver: HarnessCheckpointer) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    metadata = {"counters_since_delta_snapshot": {"messages": (2, 4)}, "pair": (1, 2)}
+    saver.put(config, {"channel_values": {}}, metadata)
+
+    found: Any = saver.get_tuple(config)
+    assert found.metadata["counters_since_delta_snapshot"] == {"messages": [2, 4]}
+    assert found.metadata["pair"] == (1, 2)
+
+
+def test_the_error_of_a_serializer_can_be_caught_as_a_value_error() -> None:
+    class Faulty(JsonPlusSerializer):
+        def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+            raise ValueError("faulty serializer")
+
+    with HarnessCheckpointer(serde=Faulty()) as saver, pytest.raises(ValueError, match="faulty serializer"):
+        put(saver, 1)
