@@ -285,8 +285,9 @@ METADATA: dict[str, Any] = {
 async def test_metadata_comes_back_exactly(saver: FacedSaver) -> None:
     await saver.add("c1", {}, metadata=METADATA)
 
-    assert_same((await saver.get_tuple(at())).metadata, METADATA)
-    assert_same((await saver.listed(at()))[0].metadata, METADATA)
+    # A dict that reads by attribute too.
+    assert_same(dict((await saver.get_tuple(at())).metadata), METADATA)
+    assert_same(dict((await saver.listed(at()))[0].metadata), METADATA)
 
 
 @pytest.mark.parametrize("name", ["enum", "dataclass", "model", "message", "array", "deque"])
@@ -309,7 +310,7 @@ async def test_scalars_of_the_config_are_kept_as_plain_ones(saver: FacedSaver) -
     await saver.add("c1", {}, config={"configurable": given}, metadata={"source": OldWord.NO, "step": Level.LOW})
 
     assert_same(
-        (await saver.get_tuple(at())).metadata,
+        dict((await saver.get_tuple(at())).metadata),
         {
             "source": "no", "step": 1, "level": 1, "word": "yes", "old": "no", "ratio": 0.5, "text": "x", "number": 3,
             "flag": True, "string": "s",
