@@ -19,9 +19,9 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -69,6 +69,7 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.queue import CommitQueue, Job
 from everstep.stores.sqlite_files import can_write, has_space, is_unchanging, why_not_opened
+from everstep.stores.sqlite_full import Reserve, Steps
 from everstep.stores.sqlite_guard import FileGuard
 from everstep.stores.sqlite_raw import RawFile
 from everstep.stores.sqlite_rows import Rows
@@ -87,6 +88,8 @@ _PAGE_BYTES = 4096
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
 _RESERVED_BYTES = 8  # at the end of each page, for its checksum
 _WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 60, 400, 10  # a tenth of the file
+_RESERVE_FROM_PAGES = 256  # of the file: a smaller one has none
+_STEP_PAGES = 64  # that a small deletion writes
 _TIDY_PAGES = 64  # given back at once after a sweep in passing
 _READERS_IDLE_MAX = 8
 _FILE_MODE = 0o600
@@ -148,7 +151,7 @@ class SQLiteStore:
         return describe_on_store(self, self)
 
     async def size_bytes(self) -> int:
-        """Return what the files take on disk."""
+        """Return what the files take on disk, but for the reserve, which holds nothing."""
         files = (self.path, *(Path(f"{self.path}{end}") for end in ("-wal", "-shm")))
         return sum(file.stat().st_size for file in files if file.exists())
 
@@ -238,15 +241,32 @@ class SQLiteStore:
         spare: bool = False,
         operations: Collection[int] = (),
     ) -> Deleted:
-        deleted = await self._driver.write(
-            lambda tx: tx.delete(thread_id, keys, before_step, spare, operations), thread_id
-        )
+        def work(rows: Rows) -> Deleted:
+            # What does not fit leaves no room on the disk for anything else: so some is set aside before.
+            self._database.get().keep_reserve(leaving_bytes=0)
+            return rows.delete(thread_id, keys, before_step, spare, operations)
+
+        try:
+            deleted = await self._driver.write(work, thread_id)
+        except StoreFull:
+            async with self._steps() as steps:
+                deleted = await steps.delete(thread_id, keys, before_step, spare, operations)
+                await self._shrink(steps)
+            return deleted
         if deleted.checkpoints and not spare:
             await self._tidy()
         return deleted
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
-        swept, removed = await self._database.sweeps.run(self._driver, family, effort, pretend)
+        try:
+            swept, removed = await self._database.sweeps.run(self._driver, family, effort, pretend)
+        except StoreFull:
+            if effort is not None:
+                raise  # in passing, with a snapshot, which needs room itself
+            async with self._steps() as steps:
+                swept = await steps.sweep(family)
+                await self._shrink(steps)
+            return swept
         if removed and swept.finished and pretend is None:
             await self._tidy(_TIDY_PAGES if effort is not None else None)
         return swept
@@ -254,7 +274,29 @@ class SQLiteStore:
     async def _tidy(self, pages_max: int | None = None) -> None:
         """Shorten the file. On a full disk that may need space itself: what was deleted is deleted all the same."""
         try:
-            await self._driver.tidy(pages_max)
+            await self._driver.do(lambda database: database.give_space_back(pages_max))
+        except StoreFull:
+            async with self._steps() as steps:
+                await self._shrink(steps)
+
+    @asynccontextmanager
+    async def _steps(self) -> AsyncIterator[Steps]:
+        """Give what was set aside for it to a deletion that did not fit on the disk: see `sqlite_full`."""
+        held_bytes = await self._driver.do(_Database.give_up_reserve)
+        try:
+            yield Steps(self._driver)
+        except StoreFull as exc:
+            raise StoreFull(
+                f"{self.path}: the disk is too full to delete all of it; what is left is intact. Free some 2 MB on the "
+                "disk, then delete again"
+            ) from exc
+        finally:
+            await self._driver.do(lambda database: database.restore_reserve(held_bytes))
+
+    async def _shrink(self, steps: Steps) -> None:
+        try:
+            await steps.shrink()
+            await self.erase_deleted()  # the file gets shorter when the log is moved into it
         except StoreFull:
             _log.warning("%s: the disk is too full to shorten the file; a later collection does it", self.path)
 
@@ -266,7 +308,7 @@ class SQLiteStore:
 
     async def erase_deleted(self) -> None:
         """Leave nothing of what was deleted in the file and the log beside it."""
-        await self._driver.erase_deleted()
+        await self._driver.do(_Database.erase_deleted)
 
     async def close(self) -> None:
         await self._driver.close()
@@ -293,8 +335,7 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
 class _Driver(Protocol):
     async def read(self, work: Callable[[Rows], T]) -> T: ...
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T: ...
-    async def tidy(self, pages_max: int | None = None) -> None: ...
-    async def erase_deleted(self) -> None: ...
+    async def do(self, work: Callable[[_Database], T]) -> T: ...
     async def close(self) -> None: ...
 
 
@@ -312,13 +353,9 @@ class _BlockingDriver:
         with deferred():
             return self._handle.get().queue.do(self._handle.job(work, thread_id))
 
-    async def tidy(self, pages_max: int | None = None) -> None:
+    async def do(self, work: Callable[[_Database], T]) -> T:
         with deferred():
-            self._handle.get().give_space_back(pages_max)
-
-    async def erase_deleted(self) -> None:
-        with deferred():
-            self._handle.get().erase_deleted()
+            return work(self._handle.get())
 
     async def close(self) -> None:
         with deferred():
@@ -339,11 +376,8 @@ class _AsyncDriver:
         database = self._handle.get() if self._handle.is_open else await _offloaded(self._handle.get)
         return await database.queue.do_async(job)
 
-    async def tidy(self, pages_max: int | None = None) -> None:
-        await _offloaded(lambda: self._handle.get().give_space_back(pages_max))
-
-    async def erase_deleted(self) -> None:
-        await _offloaded(lambda: self._handle.get().erase_deleted())
+    async def do(self, work: Callable[[_Database], T]) -> T:
+        return await _offloaded(lambda: work(self._handle.get()))
 
     async def close(self) -> None:
         await _offloaded(self._handle.close)
@@ -480,6 +514,7 @@ class _Database:
         self._holds = 1
         self._wal_pages, self._wal_pages_max = 0, _WAL_PAGES_MIN
         self._wal_is_due = False
+        self._reserve = Reserve(path)
         self._connections: _Connections | None = None
         self._renewing = threading.Lock()
         self._is_replaced = False
@@ -667,6 +702,14 @@ class _Database:
         return _workers.get(f"commit {self._path}", 1)
 
     def _connect(self) -> _Connections:
+        try:
+            return self._connect_once()
+        except StoreFull:
+            if not self._reserve.lend():
+                raise
+            return self._connect_once()
+
+    def _connect_once(self) -> _Connections:
         with _translated(self._path):
             writer = _opened(self._path, self._busy_ms)
             writer.execute(f"PRAGMA synchronous={self._synchronous}")
@@ -735,7 +778,7 @@ class _Database:
             if not job.done:
                 self._try_together([job], connections)
 
-    def _try_together(self, batch: Sequence[Job[Any]], connections: _Connections) -> bool:
+    def _try_together(self, batch: Sequence[Job[Any]], connections: _Connections, *, has_cut_log: bool = False) -> bool:
         """Return whether every job has its outcome; if not, nothing was kept and each should be tried alone."""
         writer = connections.writer
         outcomes: list[tuple[Any, Exception | None]] = []
@@ -760,6 +803,8 @@ class _Database:
                 writer.execute("COMMIT")
         except Exception as exc:
             _roll_back(connections)
+            if isinstance(exc, StoreFull) and not has_cut_log and self._empty_wal(writer):
+                return self._try_together(batch, connections, has_cut_log=True)  # it may fit where the log was
             # Nothing of a full disk or a busy file is kept. After any other failed commit the log may hold it.
             if isinstance(exc, _ChecksumMismatch) and not committing:
                 raise
@@ -793,15 +838,16 @@ class _Database:
             self._wal_is_due = True
             self.queue.do(self._own_job(lambda _: None))
 
-    def _empty_wal(self, writer: apsw.Connection) -> None:
-        """Cut the WAL off, unless somebody reads from it all the time."""
+    def _empty_wal(self, writer: apsw.Connection) -> bool:
+        """Cut the WAL off, unless somebody reads from it all the time; return whether it was."""
         self._wal_is_due = False
         _wait_until(writer, time.monotonic() + _EMPTY_WAL_SECONDS)
         try:
             writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             self._wal_pages = 0
         except apsw.Error:
-            pass  # nothing is lost, and it will be tried again
+            return False  # nothing is lost, and it will be tried again
+        return True
 
     def _bound_wal(self, writer: apsw.Connection) -> None:
         """Keep the WAL in proportion to the file: small beside a small one, never more than 2 MB for long."""
@@ -812,9 +858,30 @@ class _Database:
         try:
             writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             pages: int = writer.pragma("page_count")
-            self._wal_pages, self._wal_pages_max = 0, max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages // _WAL_SHARE))
+            self._wal_pages, self._wal_pages_max = 0, _wal_pages_for(pages)
         except apsw.Error:
-            pass  # the commit is safe in the WAL; another one will move it
+            return  # the commit is safe in the WAL; another one will move it
+        self.keep_reserve()
+
+    def keep_reserve(self, leaving_bytes: int | None = None) -> None:
+        """Set room aside for deleting, if so much is left for others; None: as much again."""
+        pages = os.path.getsize(self._path) // _PAGE_BYTES
+        if pages >= _RESERVE_FROM_PAGES:
+            # The log may hold nothing but new pages, which the file has to take in, and a deletion needs a log itself.
+            size = (_wal_pages_for(pages) + _STEP_PAGES) * _PAGE_BYTES
+            self._reserve.keep(size, size if leaving_bytes is None else leaving_bytes)
+
+    def give_up_reserve(self) -> int:
+        return self._reserve.give_up()
+
+    def restore_reserve(self, size_bytes: int) -> None:
+        """Set as much aside as was given up; what else a deletion gave back is for others."""
+        self._reserve.keep(size_bytes, leaving_bytes=_STEP_PAGES * _PAGE_BYTES)
+
+
+def _wal_pages_for(pages: int) -> int:
+    """Return how long the WAL of a file of so many pages may get before it is moved into it."""
+    return max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages // _WAL_SHARE))
 
 
 def _unknown(job: Job[Any], result: object, cause: Exception) -> CommitUnknown:
@@ -1089,7 +1156,9 @@ def _translated(path: Path) -> Iterator[None]:
     except EverstepError:
         raise
     except apsw.FullError as exc:
-        raise StoreFull(f"{path}: no space left; nothing was written, what was stored is intact") from exc
+        raise StoreFull(
+            f"{path}: no space left; nothing was written, what was stored is intact. Free some, or delete threads"
+        ) from exc
     except (apsw.BusyError, apsw.LockedError) as exc:
         raise StoreUnavailable(f"{path}: another process held the file locked for too long; try again") from exc
     except apsw.ReadOnlyError as exc:

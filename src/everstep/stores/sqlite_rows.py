@@ -62,7 +62,7 @@ from everstep.stores.records import (
     unpack_write,
 )
 from everstep.stores.sqlite_verify import seal
-from everstep.stores.transaction import Candidate, Line, Packed, delete, now_micros, prune
+from everstep.stores.transaction import Candidate, Line, Packed, delete, delete_some, doomed_keys, now_micros, prune
 from everstep.values.tree import FORMAT, hashes
 
 # Covers do not overlap: the first one that ends at a seq or later has it, or none has.
@@ -974,6 +974,16 @@ class Rows:
         self.forget()
         self._keep_counters()
         return delete(self, thread_id, keys, before_step, spare, operations)
+
+    def doomed_keys(
+        self, thread_id: str, keys: Collection[Key] | None, before_step: int | None, spare: bool
+    ) -> list[Key]:
+        return doomed_keys(self, thread_id, keys, before_step, spare)
+
+    def delete_some(self, thread_id: str, keys: Collection[Key], spare: bool) -> int:
+        self.forget()
+        self._keep_counters()
+        return delete_some(self, thread_id, keys, spare)
 
     def lines(self, thread_id: str) -> list[Line]:
         rows = self._execute(

@@ -220,16 +220,47 @@ def delete(
     tx.drop_operations(thread_id, operations)
     count = 0
     for line in tx.lines(thread_id):
-        named = None
-        if keys is not None:
-            named = {key.checkpoint_id for key in keys if key[:2] == (thread_id, line.namespace)}
-        count += _delete_from(tx, line, named, before_step, spare)
+        count += _delete_from(tx, line, _named(line, keys), before_step, spare)
         _settle(tx, line)
     if not tx.lines(thread_id):
         tx.drop_thread(thread_id)
     if tx.drop_family(family) or not count:
         return Deleted(count, frozenset())
     return Deleted(count, frozenset({family}))
+
+
+def doomed_keys(
+    tx: Removal, thread_id: str, keys: Collection[Key] | None, before_step: int | None, spare: bool
+) -> list[Key]:
+    """Return what `delete` would delete, the oldest first, then the writes whose checkpoint is not stored."""
+    ages: dict[Key, int] = {}
+    early: list[Key] = []
+    for line in tx.lines(thread_id):
+        found = tx.candidates(line, ids=_named(line, keys), before_step=before_step if keys is None else None)
+        for each in found:
+            if not (spare and each.is_protected):
+                ages[Key(thread_id, line.namespace, each.checkpoint_id)] = each.seq
+        if keys is None and before_step is None:
+            stored = {each.checkpoint_id for each in found}
+            early += [Key(thread_id, line.namespace, name) for name in tx.written(line) if name not in stored]
+    return sorted(ages, key=ages.__getitem__) + early
+
+
+def delete_some(tx: Removal, thread_id: str, keys: Collection[Key], spare: bool) -> int:
+    """Delete checkpoints, and leave the thread and its namespaces even if they are empty then: `delete` drops them."""
+    count = 0
+    for line in tx.lines(thread_id):
+        count += _delete_from(tx, line, _named(line, keys), None, spare)
+        tx.fall_back(line)
+        tx.drop_idle_stretches(line)
+    return count
+
+
+def _named(line: Line, keys: Collection[Key] | None) -> set[str] | None:
+    """Return the names of the checkpoints of a namespace among the keys; None: all."""
+    if keys is None:
+        return None
+    return {key.checkpoint_id for key in keys if key[:2] == (line.thread_id, line.namespace)}
 
 
 def _delete_from(tx: Removal, line: Line, named: Collection[str] | None, before_step: int | None, spare: bool) -> int:
