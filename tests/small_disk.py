@@ -11,7 +11,9 @@ from typing import Any
 import apsw
 
 import everstep
+from everstep.stores import sqlite
 
+sqlite._RESERVE_FROM_PAGES = 256  # a small disk is filled quickly
 DISK_BYTES = 4 << 20
 _STEPS = {"large": 6, "small": 2, "other": 1}
 

@@ -26,6 +26,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "agent.db"
 
 
+@pytest.fixture(autouse=True)
+def _small_files_have_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "_RESERVE_FROM_PAGES", 256)
+
+
 @pytest.fixture
 def engine(path: Path) -> Iterator[everstep.SyncEngine]:
     with everstep.open(path, synchronous="off").sync as engine:
