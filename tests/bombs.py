@@ -77,15 +77,40 @@ def empty_groups(levels: int) -> tuple[tree.Node, Forge]:
     return tree.Node(key, body, 1 << 20), forge
 
 
-def long_text(levels: int) -> tuple[tree.Node, Forge]:
-    """Return a text whose pieces are the same one."""
+def in_list(node: tree.Node, forge: Forge) -> tuple[tree.Node, Forge]:
+    """Return a list of one item: messages must be a list."""
+    key = node.children if node.body == tree.REF_BODY else forge.add(node.children, node.body)
+    size = node.size + 1
+    return tree.Node(key, bytes((tree.LIST, 1)) + NUMBER(size) + b"\x01\x02\x00", size), forge
+
+
+def in_pieces(packed: bytes, head: bytes, levels: int) -> tuple[tree.Node, Forge]:
+    """Return a value whose pieces are all the same one; `head` stands before them."""
     forge = Forge()
-    key = forge.add(forge.leaf(b"x" * 30_000) * 16, bytes((tree.NODES, 16)))
-    for _ in range(levels - 1):
+    key = forge.add(b"", packed)
+    for _ in range(levels):
         key = forge.add(key * 16, bytes((tree.NODES,)))
-    size = 30_000 * 16**levels + 5
-    body = bytes((tree.TEXT,)) + NUMBER(size) + NUMBER(levels + 1) + b"\x01" + b"\x00" * levels
-    return tree.Node(key, body, size), forge
+    size = len(head) + len(packed) * 16**levels
+    body = bytes((tree.PIECES,)) + NUMBER(size) + NUMBER(levels + 1) + b"\x01" + head
+    return in_list(tree.Node(key, body, size), forge)
+
+
+def header(first: int, size: int) -> bytes:
+    return bytes((first,)) + min(size, 0xFFFFFFFF).to_bytes(4, "big")
+
+
+def long_text(levels: int) -> tuple[tree.Node, Forge]:
+    return in_pieces(b"x" * 420_000, header(0xDB, 11 + 420_000 * 16**levels) + b"x" * 11, levels)
+
+
+def packed_dicts(levels: int) -> tuple[tree.Node, Forge]:
+    """Return a list of empty dicts: one byte each when packed, and 72 in memory."""
+    return in_pieces(b"\x80" * 1_000, header(0xDD, 11 + 1_000 * 16**levels) + b"\x80" * 11, levels)
+
+
+def small_pieces(levels: int) -> tuple[tree.Node, Forge]:
+    """Return a list of numbers, each of which is a piece."""
+    return in_pieces(b"\x01", header(0xDD, 11 + 16**levels) + b"\x01" * 11, levels)
 
 
 def nested_maps(levels: int) -> tuple[tree.Node, Forge]:
@@ -94,11 +119,12 @@ def nested_maps(levels: int) -> tuple[tree.Node, Forge]:
     node = tree.Node(forge.leaf(codec.pack("x" * 100)), tree.REF_BODY, 102)
     for _ in range(levels):
         keys = [codec.pack(f"k{n:02}") for n in range(16)]
-        parts = b"".join([NUMBER(len(key)) + key + tree.REF_BODY for key in keys])
+        parts = b"".join([b"\x00" + NUMBER(len(key)) + key + tree.REF_BODY for key in keys])
         size = 3 + 16 * (4 + node.size)
         below = node.children if node.body == tree.REF_BODY else forge.add(node.children, node.body)
-        node = tree.Node(below * 16, bytes((tree.MAP, 16)) + NUMBER(size) + b"\x01\x10" + parts, size)
-    return node, forge
+        body = bytes((tree.MAP, 16)) + NUMBER(size) + b"\x10" + parts + tree.EMPTY_MAP.body
+        node = tree.Node(below * 16, body, size)
+    return in_list(node, forge)
 
 
 def small_claim(levels: int) -> tuple[tree.Node, Forge]:
@@ -126,6 +152,8 @@ BOMBS: dict[str, Callable[[int], tuple[tree.Node, Forge]]] = {
     "nested maps": nested_maps,
     "empty groups": empty_groups,
     "long text": long_text,
+    "packed dicts": packed_dicts,
+    "small pieces": small_pieces,
     "small claim": small_claim,
 }
 

@@ -430,10 +430,14 @@ def test_the_depth_limit_is_exact(name: str) -> None:
         return value
 
     fits = codec.DEPTH_MAX // levels
-    codec.check_depth(codec.pack(nested(fits)), 0, "v")
     assert codec.depth(codec.pack(nested(fits))) == fits * levels
+    assert same(codec.unpack(codec.pack(nested(fits))), nested(fits))
     with pytest.raises(UnstorableValue, match="deeper"):
-        codec.check_depth(codec.pack(nested(fits + 1)), 0, "v")
+        codec.pack(nested(fits + 1), "v")
+    for above in (1, 5, 30):  # what nests little is looked at no less
+        codec.pack(nested(fits - above), "v", above * levels)
+        with pytest.raises(UnstorableValue, match="deeper"):
+            codec.pack(nested(fits - above + 1), "v", above * levels)
 
 
 @given(values())

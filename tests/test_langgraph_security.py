@@ -295,7 +295,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
 class RawMessages(Channels):
     """Stores plain dicts as if they had been messages."""
 
-    def written(self, writer: Any, name: str, value: Any, old: Any, *, top: bool = False) -> Any:
+    def written(self, writer: Any, name: str, value: Any, old: Any, objects: Any = None, *, top: bool = False) -> Any:
         written = super().written(writer, name, value, None, top=top)
         return written._replace(form=CHAT) if name == "messages" else written
 
@@ -319,14 +319,17 @@ class RawCodec:
     def __init__(self, kinds: Kinds, packed: bytes) -> None:
         self._codec, self._packed = kinds.codec, packed
 
-    def pack(self, value: Any, path: str = "") -> bytes:
-        return self._packed if value == "raw" else self._codec.pack(value, path)
+    def pack(self, value: Any, path: str = "", depth_above: int = 0) -> bytes:
+        return self._packed if value == "raw" else self._codec.pack(value, path, depth_above)
+
+    def pack_items(self, items: list[Any], path: str, first: int = 0) -> bytes:
+        return b"".join([self.pack(item, f"{path}[{first + n}]") for n, item in enumerate(items)])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._codec, name)
 
 
-@pytest.mark.parametrize("tag", [0, 9, 15, 22, 31, 38, 64, 100, 127])
+@pytest.mark.parametrize("tag", [0, 10, 15, 22, 31, 38, 64, 100, 127])
 def test_unknown_tags_are_refused(tag: int) -> None:
     with HarnessCheckpointer() as saver:
         kinds = Kinds()
@@ -596,7 +599,7 @@ class Raw:
 class RawPacker(RawCodec):
     """Writes `Raw` as it is, in lists and dicts too."""
 
-    def pack(self, value: Any, path: str = "") -> bytes:
+    def pack(self, value: Any, path: str = "", depth_above: int = 0) -> bytes:
         if type(value) is Raw:
             return value.packed
         if type(value) is list:

@@ -22,6 +22,7 @@ from everstep.retention import Item
 from everstep.stores import sqlite_rows, sweeping
 from everstep.stores.protocol import Base, Key, Swept
 from everstep.stores.sweeping import Sweep, Sweeps
+from everstep.values import tree
 
 
 def test_the_oldest_lines_go_when_there_are_too_many() -> None:
@@ -88,7 +89,7 @@ def test_a_langgraph_thread_is_forgotten_without_a_look_at_others() -> None:
     held = lines.Lines()
     held._lines = _Steps()
     for n in range(100):
-        held.add(lines.Line(Base(Key(f"t{n}", "", "id"), b""), {}, {}, 10))
+        held.add(lines.Line(Base(Key(f"t{n}", "", "id"), b""), {}, {}, tree.EMPTY_MAP, 10))
     _Steps.steps = 0
     held.forget("t5")
     assert _Steps.steps == 0

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis as redis_py
+from langgraph.checkpoint.base import empty_checkpoint
 
 from everstep import (
     CheckpointCorrupted,
@@ -31,6 +32,7 @@ from everstep import (
 )
 from everstep.errors import BaseGone, DurabilityWarning, StoreFull, StoreReadOnly
 from everstep.faces import run_to_end as go
+from everstep.langgraph import HarnessCheckpointer
 from everstep.stores import redis_link
 from everstep.stores.protocol import (
     Base,
@@ -1447,6 +1449,22 @@ def counted(store: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(link, "_exchange", counts)
     return sizes
+
+
+def test_a_saver_puts_in_one_round_trip(own_shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = own_shelf.open()
+    saver = HarnessCheckpointer(backend=store)
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    trips: list[int] = []
+    for step in range(6):
+        if step == 3:
+            trips = counted(store, monkeypatch)
+        checkpoint = empty_checkpoint()
+        checkpoint["id"] = str(9 - step)  # what follows the head is newer than it, whatever its id
+        checkpoint["channel_values"] = {"n": step}
+        config = saver.put(config, checkpoint, {"step": step}, {"n": step})
+    assert trips == [1, 1, 1]
+    assert go(store.read("t")).stored.record.key.checkpoint_id == "4"
 
 
 def test_many_are_read_in_few_round_trips(own_shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from everstep.errors import CheckpointCorrupted, EverstepError, UnstorableValue
 from everstep.repository import squeezed_objects, verified
 from everstep.stores import records
 from everstep.stores.protocol import Key, Object, Record
-from everstep.values import codec, compress, tree
+from everstep.values import codec, compress, overlap, tree
 from tests.test_codec import Point, check_read, same, values
 
 
@@ -27,12 +27,17 @@ def written_list(items: list[Any], known: Any = frozenset()) -> tuple[tree.Node,
     return writer.list_node(items, "v"), writer
 
 
+def listed(items: list[Any]) -> bytes:
+    """Return a list as it is packed item by item."""
+    return b"".join([codec.array_header(len(items)), *map(codec.pack, items)])
+
+
 def joined(node: tree.Node, objects: dict[bytes, tree.Content]) -> bytes:
     return b"".join(tree.Reader(objects, node.size).fields(node.children, node.body, 1)[0])
 
 
 def large_values() -> st.SearchStrategy[Any]:
-    """Values that are really split."""
+    """Values that are really in pieces."""
     text = st.text(max_size=40).map(lambda t: (t + "ab.\n") * 1200)
     item = values() | text | st.binary(max_size=20).map(lambda b: b * 2000)
     return st.one_of(
@@ -55,7 +60,7 @@ def test_joining_gives_back_the_packed_bytes(value: Any) -> None:
 
 
 @given(values() | large_values())
-def test_equal_values_have_equal_trees(value: Any) -> None:
+def test_equal_values_without_a_history_have_equal_trees(value: Any) -> None:
     node, writer = written(value)
     again, other = written(codec.unpack(codec.pack(value)))
     assert (node, writer.objects) == (again, other.objects)
@@ -84,12 +89,12 @@ def test_extending_a_list_leaves_it_as_it_was(added: int) -> None:
         node, writer = written_list(start)
         longer, _ = written_list(start + other)
         writer.extended(node, more, "v")
-        writer.extended_packed(node, [codec.pack(item) for item in more], "v")
+        writer.extended_packed(node, [codec.pack(item) for item in more])
         with pytest.raises(UnstorableValue):
             writer.extended(node, [*more, object()], "v")
         assert node == written_list(start)[0]
         assert writer.extended(node, other, "v") == longer
-        assert writer.extended_packed(node, [codec.pack(item) for item in other], "v") == longer
+        assert writer.extended_packed(node, [codec.pack(item) for item in other]) == longer
 
 
 def message(n: int) -> dict[str, str]:
@@ -143,25 +148,86 @@ def test_an_edit_anywhere_re_uses_the_rest(edit: str, make: Any, at: int, seed: 
     assert joined(node, writer.objects | new.objects) == codec.pack(changed)
 
 
+@pytest.mark.parametrize("edit", EDITS)
+@given(at=st.integers(0, 4_000), length=st.sampled_from([1, 5, 60, 700, 4_000]))
+@settings(max_examples=12)
+def test_a_list_written_over_the_old_one_is_the_list_written_anew(edit: str, at: int, length: int) -> None:
+    items = [message(n) for n in range(length)]
+    node, writer = written_list(items)
+    changed = EDITS[edit](items, at, message(-1))
+    old, new = (overlap.chunked(each, codec.DEFAULT, "v") for each in (items, changed))
+    over = tree.Writer()
+    found = over.replaced(node, overlap.overlap(new, old), len(new.packed()), writer.objects)
+    whole, _ = written_list(changed)
+    assert found[:3] == whole[:3]
+    assert len(over.objects) <= 30
+    assert joined(found, writer.objects | over.objects) == codec.pack(changed)
+
+
+def over_it(value: Any, old: tree.Node) -> tuple[tree.Node, tree.Writer]:
+    """Write a value over the pieces of the one before it."""
+    writer = tree.Writer()
+    return writer.value(value, "v", old=tree.made_of(old)), writer
+
+
 @given(at=st.integers(0, 2_999))
 @settings(max_examples=20)
 def test_changing_one_key_of_a_mapping_re_uses_the_rest(at: int) -> None:
     mapping: dict[str, Any] = {f"key {n}": message(n) for n in range(3_000)}
-    _, writer = written(mapping)
+    node, writer = written(mapping)
     changed = mapping | {f"key {at}": message(-1)}
-    other, new = written(changed, set(writer.objects))
-    assert len(new.objects) <= 9
+    other, new = over_it(changed, node)
+    assert len(new.objects) <= 5
     assert joined(other, writer.objects | new.objects) == codec.pack(changed)
 
 
 def test_adding_and_removing_keys_re_uses_the_rest() -> None:
     mapping: dict[str, Any] = {f"key {n}": message(n) for n in range(3_000)}
-    _, writer = written(mapping)
+    node, writer = written(mapping)
     added = {f"new {n}": n for n in range(3)} | mapping
     removed = {k: v for k, v in mapping.items() if k != "key 1500"}
-    for changed in (added, removed):
-        _, new = written(changed, set(writer.objects))
-        assert len(new.objects) <= 20
+    far_apart = mapping | {f"key {n}": "changed" for n in (5, 900, 1800, 2999)}
+    for changed in (added, removed, far_apart):
+        other, new = over_it(changed, node)
+        assert len(new.objects) <= 12
+        assert joined(other, writer.objects | new.objects) == codec.pack(changed)
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_value_laid_over_any_other_joins_to_itself(data: st.DataObject) -> None:
+    """Whatever the old pieces are, and whoever left them."""
+    rng = random.Random(data.draw(st.integers(0, 1000)))
+    sizes = st.sampled_from([5_000, 70_000, 600_000, 3_000_000])
+    text = _prose(rng, data.draw(sizes))
+    node, writer = written(text)
+    objects = dict(writer.objects)
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = rng.randrange(len(text))
+        cut = rng.choice([0, 1, 50, 5_000, len(text) // 2])
+        text = text[:at] + "new" * rng.choice([0, 1, 40, 4_000]) + text[at + cut :] + "x" * 5_000
+        node, new = over_it(text, node)
+        objects |= new.objects
+        assert joined(node, objects) == codec.pack(text)
+        opened = tree.in_pieces(node, objects)
+        assert opened == node.made
+        assert opened is not None
+        assert opened.packed() == codec.pack(text)
+
+
+def test_what_is_added_again_and_again_leaves_few_small_pieces() -> None:
+    value = ["x" * 300_000]
+    node, writer = written(value)
+    objects, added = dict(writer.objects), 0
+    for n in range(1_000):
+        value.append(f"a line of a log, number {n}")
+        node, new = over_it(value, node)
+        objects |= new.objects
+        added += sum(len(body) for children, body in new.objects.values() if not children)
+    assert joined(node, objects) == codec.pack(value)
+    pieces = tree.made_of(node).levels[0].pieces  # type: ignore[union-attr]  # it is in pieces
+    assert len([piece for piece in pieces if len(piece) < 2_000]) <= 12
+    assert added < 12 * 35_000  # each byte is written a few times
 
 
 def _prose(rng: random.Random, size: int) -> str:
@@ -191,13 +257,13 @@ def test_an_edit_in_a_long_text_re_uses_the_rest(kind: Any) -> None:
     for seed in range(10):
         rng = random.Random(seed)
         text = kind(rng, 300_000)
-        _, writer = written(text)
+        node, writer = written(text)
         at = rng.randrange(len(text))
         new_part = "changed" if isinstance(text, str) else b"changed"
         for changed in (text[:at] + new_part + text[at:], text[:at] + text[at + 9 :], text + new_part):
-            node, new = written(changed, set(writer.objects))
-            assert new.added_bytes <= 60_000
-            assert joined(node, writer.objects | new.objects) == codec.pack(changed)
+            other, new = over_it(changed, node)
+            assert new.added_bytes <= 15_000
+            assert joined(other, writer.objects | new.objects) == codec.pack(changed)
 
 
 def test_equal_items_do_not_degenerate() -> None:
@@ -337,8 +403,11 @@ def test_a_tree_that_unfolds_without_end_is_stopped() -> None:
 def test_nodes_that_claim_too_much_are_stopped() -> None:
     huge = tree._number(1 << 40)
     for body in (
-        bytes((tree.TEXT,)) + huge + b"\x01\x00",
-        bytes((tree.TEXT, 50, 1)) + huge,
+        bytes((tree.PIECES,)) + huge + b"\x01\x00" + bytes(16),
+        bytes((tree.PIECES, 50, 1)) + huge + bytes(16),
+        bytes((tree.PIECES, 50)) + huge + b"\x00" + bytes(16),
+        bytes((tree.MAP,)) + huge + b"\x32\x00\x00\x01\x80",
+        bytes((tree.MAP, 50, 50)) + huge,
         bytes((tree.LIST,)) + huge + b"\x32\x01\x00",
         bytes((tree.LIST, 50)) + huge + b"\x01\x00",
     ):
@@ -352,7 +421,7 @@ def test_nodes_that_claim_too_much_are_stopped() -> None:
         key = tree.address(children, bytes((tree.NODES,)))
         objects[key] = children, bytes((tree.NODES,))
     with pytest.raises(CheckpointCorrupted):
-        tree.Reader(objects, 1000).fields(key, bytes((tree.TEXT, 50, 9, 1, 0, 0, 0, 0, 0, 0, 0, 0)), 1)
+        tree.Reader(objects, 1000).fields(key, bytes((tree.PIECES, 50, 9, 1)) + bytes(16), 1)
 
 
 def test_missing_objects_are_named() -> None:

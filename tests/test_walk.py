@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.errors import CheckpointCorrupted, EverstepError
+from everstep.repository import packed_whole
 from everstep.values import codec, tree, walk
 from tests.test_codec import values
 from tests.test_tree import large_values, message
@@ -28,7 +29,7 @@ class Shelf:
     ) -> walk.Root:
         fields = [list(messages), {} if state is None else state, {} if tools_result is None else tools_result]
         writer = tree.Writer(objects=self.objects)
-        nodes = [writer.whole(fields, "checkpoint")] if whole else written(writer, fields)
+        nodes = [writer.whole(packed_whole(fields))] if whole else written(writer, fields)
         return walk.Root(
             b"".join(n.children for n in nodes), b"".join(n.body for n in nodes), tuple(n.size for n in nodes)
         )
@@ -64,14 +65,6 @@ def node_of(value: Any, shelf: Shelf) -> tree.Node:
 # -- packed bytes
 
 
-@given(values() | large_values(), st.sampled_from([tree.ENTRY_MAX, tree.ITEM_MAX]))
-@settings(max_examples=50)
-def test_writing_packed_bytes_is_writing_their_value(value: Any, whole_max: int) -> None:
-    plain, packed = tree.Writer(), tree.Writer()
-    assert packed.packed(codec.pack(value), "v", whole_max) == plain.value(value, "v", whole_max)
-    assert packed.objects == plain.objects
-
-
 @given(st.lists(values(), max_size=8), st.dictionaries(st.text(max_size=4), values(), max_size=6))
 @settings(max_examples=20)
 def test_the_items_of_packed_bytes_are_their_values(items: list[Any], mapping: dict[str, Any]) -> None:
@@ -79,9 +72,23 @@ def test_the_items_of_packed_bytes_are_their_values(items: list[Any], mapping: d
     assert codec.items(codec.pack(mapping)) == [codec.pack(part) for pair in mapping.items() for part in pair]
 
 
+@given(
+    st.lists(values(), max_size=8) | st.lists(st.tuples(st.integers(), st.text()), max_size=5),
+    st.dictionaries(st.text(max_size=4) | st.integers() | st.tuples(st.integers()), values(), max_size=6),
+)
+@settings(max_examples=40)
+def test_packed_parts_are_put_together_as_the_packer_does(items: list[Any], mapping: dict[Any, Any]) -> None:
+    parts = [codec.pack(item) for item in items]
+    assert codec.listed(codec.pack(items)) == parts
+    assert codec.list_of(parts) == codec.pack(items)
+    pairs = [(codec.pack(key), codec.pack(value)) for key, value in mapping.items()]
+    assert codec.pairs(codec.pack(mapping)) == pairs
+    assert codec.mapping_of(pairs) == codec.pack(mapping)
+
+
 @given(st.binary(min_size=1, max_size=60))
 def test_any_bytes_taken_for_packed_ones_end_in_an_error_of_ours(packed: bytes) -> None:
-    for read in (codec.items, codec.untagged):
+    for read in (codec.items, codec.untagged, codec.listed, codec.pairs):
         try:
             read(packed)
         except EverstepError:
@@ -155,7 +162,37 @@ def test_a_mapping_opens_into_entries(mapping: dict[Any, Any]) -> None:
     entries = shelf.run(walker.entries(node_of(mapping, shelf)))
     expected = {codec.pack(key): walk.bare(node_of(value, shelf)) for key, value in mapping.items()}
     assert list(entries.nodes.items()) == list(expected.items())
-    assert entries.size == sum(len(codec.pack(key)) + len(codec.pack(value)) for key, value in mapping.items())
+
+
+@given(st.dictionaries(st.text(max_size=8), values() | st.text(min_size=1).map(lambda t: t * 5000), max_size=20))
+@settings(max_examples=20)
+def test_a_mapping_of_items_joins_and_opens_in_its_order(mapping: dict[str, Any]) -> None:
+    shelf = Shelf()
+    writer = tree.Writer(objects=shelf.objects)
+    entries: list[tuple[bytes, bytes | tree.Node]] = []
+    for key, value in mapping.items():
+        packed = codec.pack(value)
+        entries.append((codec.pack(key), packed if len(packed) < 100 else writer.packed(packed)))
+    node = writer.placed(writer.mapping(entries))
+    assert node.size == len(codec.pack(mapping))
+    assert shelf.run(walk.Walker().packed([node])) == [codec.pack(mapping)]
+    found = shelf.run(walk.Walker().entries(node))
+    expected = {codec.pack(key): walk.bare(node_of(value, shelf)) for key, value in mapping.items()}
+    assert list(found.nodes.items()) == list(expected.items())
+    alone = {codec.pack(key) for key, value in mapping.items() if len(codec.pack(value)) >= 100}
+    assert found.stands_alone == alone
+
+
+def test_a_value_in_pieces_is_compared_as_a_value() -> None:
+    """Its pieces depend on what it was before."""
+    shelf, walker = Shelf(), walk.Walker()
+    writer = tree.Writer(objects=shelf.objects)
+    before = writer.value("x" * 9_000, "v")
+    other = writer.value("y" + "x" * 9_000, "v", old=tree.made_of(before))
+    anew = writer.value("y" + "x" * 9_000, "v")
+    assert walk.bare(other) != walk.bare(anew)
+    same, also, different = shelf.run(walker.alike([walk.bare(node) for node in (other, anew, before)]))
+    assert same == also != different
 
 
 @pytest.mark.parametrize(

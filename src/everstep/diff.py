@@ -1,7 +1,8 @@
 """What changed between two checkpoints, path by path. Pure; asks for objects as `values.walk` says.
 
-Equal nodes are never opened: the cost is that of what changed. A list is matched by content first, and only what
-finds no match is compared item by item; its index counts from the end where that saves opening what stands before.
+Equal nodes are never opened: the cost is that of what changed, or of the value in pieces in which it is. A list is
+matched by content first, and only what finds no match is compared item by item; its index counts from the end where
+that saves opening what stands before.
 The law: nothing is reported exactly when the values are equal. So where two different containers show no difference
 inside (the order of keys), the container itself is reported.
 """
@@ -67,16 +68,17 @@ def _value(walker: Walker, path: str, a: Node | None, b: Node | None) -> Need[li
         return [_Change(path, a, b)]
     changes: list[_Change] = []
     mappings = yield from together([walker.entries(a), walker.entries(b)])
-    lists = yield from together([walker.list_of(a), walker.list_of(b)])
     if mappings[0] is not None and mappings[1] is not None:
         changes = yield from _mapping(walker, path, mappings[0], mappings[1])
-    elif lists[0] is not None and lists[1] is not None:
-        changes = yield from _list(walker, path, lists[0], lists[1])
+    else:
+        lists = yield from together([walker.list_of(a), walker.list_of(b)])
+        if lists[0] is not None and lists[1] is not None:
+            changes = yield from _list(walker, path, lists[0], lists[1])
     return changes or (yield from _unlike(walker, path, a, b))
 
 
 def _unlike(walker: Walker, path: str, a: Node, b: Node) -> Need[list[_Change]]:
-    """Report two nodes as a whole, unless they are the same value, grouped in other ways by two releases."""
+    """Report two nodes as a whole, unless they are the same value: its pieces depend on what it was before."""
     before, after = yield from walker.packed([a, b])
     return [] if before == after else [_Change(path, a, b)]
 

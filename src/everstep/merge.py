@@ -4,10 +4,10 @@ First a plan is made without reading values: for each path the node of one side,
 parts are planned in turn. A side that left a path alone gives way to the other, whose node is taken unopened. Then
 conflicts are settled, and only then is anything written.
 
-What a maintainer would get wrong: the result must be, byte for byte, what writing the merged value anew would give.
-Else equal values have different trees, and every later comparison sees changes that are none. So a mapping that has
-become small is packed whole, one that has grown is split, and groups of a list are kept only where they would begin
-anew.
+What a maintainer would get wrong: a merged conversation must be, byte for byte, what writing it anew would give. Else
+equal messages have different nodes, and every later comparison sees changes that are none. So groups of a list are
+kept only where they would begin anew, and an item is written without a look at what it was. A value in pieces has no
+such law: two nodes that differ are compared as values (`Walker.alike`) before anything is said about them.
 """
 
 from __future__ import annotations
@@ -59,13 +59,15 @@ class _Container:
     """A mapping or list whose parts are planned one by one."""
 
     path: str
+    node: Node
+    """As ours have it."""
     own: dict[Key, Node]
     """The parts of ours, in order."""
-    size: int
-    """Of the parts of ours, packed, keys included."""
     parts: dict[Key, _Plan]
     """The parts of the result, in order."""
     is_list: bool
+    stands_alone: frozenset[bytes] | None = None
+    """For a mapping of items: the keys of values that stand alone in ours or theirs."""
 
 
 _Plan: TypeAlias = "Node | _Clash | _Container | _Conversation | None"
@@ -159,8 +161,13 @@ class _Planner:
         certain = certain and path not in self._uncertain
         if ours == theirs or (self._ours_count is not None and self._ours_count(path)):
             return ours
-        if certain and base in (ours, theirs) and not self._is_opened(path):
-            return theirs if ours == base else ours
+        b, o, t = base, ours, theirs
+        if not certain or base not in (ours, theirs):
+            b, o, t = yield from self._walker.alike([base, ours, theirs])
+        if o == t:
+            return ours
+        if certain and b in (o, t) and not self._is_opened(path):
+            return theirs if o == b else ours
         if ours is not None and theirs is not None:
             container = yield from self._mapping(path, base, ours, theirs, certain)
             container = container or (yield from self._list(path, base, ours, theirs, certain))
@@ -170,7 +177,8 @@ class _Planner:
 
     def tools_result(self, base: Node, ours: Node, theirs: Node) -> Need[_Plan]:
         """Plan the results of tool calls. The record of one captured call is not mixed with another's: ours counts."""
-        if ours != theirs and base not in (ours, theirs):
+        b, o, t = yield from self._walker.alike([base, ours, theirs])
+        if o != t and b not in (o, t):
             opened = yield from together([self._walker.entries(node) for node in (ours, theirs)])
             if any(entries is not None and entries.nodes.keys() >= _CALL_RECORD for entries in opened):
                 return ours
@@ -191,7 +199,9 @@ class _Planner:
         )
         if o is None or t is None or (b is None and base is not None and certain):
             return None
-        container = _Container(path, _keyed(o.nodes), o.size, {}, is_list=False)
+        container = _Container(path, ours, _keyed(o.nodes), {}, is_list=False)
+        if o.stands_alone is not None or t.stands_alone is not None:
+            container.stands_alone = (o.stands_alone or frozenset()) | (t.stands_alone or frozenset())
         yield from self._parts(container, _keyed(b.nodes if b is not None else {}), _keyed(t.nodes), certain)
         return container
 
@@ -206,7 +216,7 @@ class _Planner:
         if not _same_places(*nodes):
             return None
         b, o, t = [dict[Key, Node](enumerate(items)) for items in nodes]
-        container = _Container(path, o, lists[1].size, {}, is_list=True)
+        container = _Container(path, ours, o, {}, is_list=True)
         yield from self._parts(container, b, t, certain)
         return container
 
@@ -353,14 +363,14 @@ class _Builder:
         """Build one of the three values of a checkpoint."""
         if name == "messages" and isinstance(plan, _Clash) and plan.value is not MISSING:
             return self._writer.list_node(plan.value, name)
-        node = yield from self._node(plan, tree.ENTRY_MAX, 0)
+        node = yield from self._node(plan, 0)
         if node is None:
             raise CheckpointCorrupted(f"the {name} of a stored checkpoint is missing")
         return node
 
     def _conversation(self, plan: _Conversation) -> Need[Node]:
         ours, replaced = plan.woven.ours, plan.woven.replaced
-        built = yield from self._built(plan.plans, tree.ITEM_MAX, 1)
+        built = yield from self._built(plan.plans, 1)
         node_of = dict(zip(plan.loose, built, strict=True))
         for slot in plan.loose:
             if slot.call is not None and _is_lost(slot, node_of[slot.call]):
@@ -375,57 +385,50 @@ class _Builder:
         length = ours.length - len(replaced) + len(new)
         return (yield from self._walker.list_node(parts, length, ours.size - gone_size + new_size))
 
-    def _built(self, plans: Iterable[_Plan], whole_max: int, depth: int) -> Need[list[Node | None]]:
+    def _built(self, plans: Iterable[_Plan], depth: int) -> Need[list[Node | None]]:
         """Build the parts of something, side by side."""
         nodes = yield from together(
-            ready(plan) if plan is None or isinstance(plan, Node) else self._node(plan, whole_max, depth)
-            for plan in plans
+            ready(plan) if plan is None or isinstance(plan, Node) else self._node(plan, depth) for plan in plans
         )
         return [node and bare(node) for node in nodes]
 
-    def _node(self, plan: _Plan, whole_max: int, depth: int) -> Need[Node | None]:
+    def _node(self, plan: _Plan, depth: int) -> Need[Node | None]:
         if isinstance(plan, _Container):
-            return (yield from self._container(plan, whole_max, depth))
+            return (yield from self._container(plan, depth))
         if isinstance(plan, _Conversation):
             return (yield from self._conversation(plan))
         if not isinstance(plan, _Clash):
             return plan
         if plan.value is MISSING:
             return plan.node
-        return self._writer.value(plan.value, plan.path, whole_max, depth)
+        return self._writer.value(plan.value, plan.path, depth)
 
-    def _container(self, plan: _Container, whole_max: int, depth: int) -> Need[Node]:
-        part_max = tree.ITEM_MAX if plan.is_list else tree.ENTRY_MAX
-        built = yield from self._built(plan.parts.values(), part_max, depth + 1)
+    def _container(self, plan: _Container, depth: int) -> Need[Node]:
+        built = yield from self._built(plan.parts.values(), depth + 1)
         parts = {key: node for key, node in zip(plan.parts, built, strict=True) if node is not None}
-        length = len(parts)
-        plain = all(isinstance(key, int) or codec.is_text(key) for key in parts)
-        header = codec.array_header(length) if plan.is_list else codec.map_header(length)
-        size = len(header) + (yield from self._size(plan, parts))
-        if size <= whole_max or not plain:
-            packed = yield from self._packed(parts, plan.is_list, plain)
-            return self._writer.packed(packed, plan.path, whole_max, depth)
-        if plan.is_list:
-            return self._writer.list_of(parts.values(), length, size)
-        return self._writer.map_of(((_key(key), node) for key, node in parts.items()), length, size)
-
-    def _size(self, plan: _Container, parts: dict[Key, Node]) -> Need[int]:
-        """Return the size of the parts, packed. Looks only at those that are not as in ours."""
-        gone = {key: node for key, node in plan.own.items() if parts.get(key) != node}
-        new = {key: node for key, node in parts.items() if plan.own.get(key) != node}
-        gone_size, new_size = yield from together([self._walker.sizes_of(part.values()) for part in (gone, new)])
-        return plan.size + new_size - gone_size + sum(map(_key_size, new)) - sum(map(_key_size, gone))
-
-    def _packed(self, parts: dict[Key, Node], is_list: bool, plain: bool) -> Need[bytes]:
-        """Return the container as packed bytes. It is small, or a mapping whose keys are not all text."""
+        if plan.stands_alone is not None:
+            return (yield from self._mapping(plan.stands_alone, parts))
         values = yield from self._walker.packed(list(parts.values()))
-        if is_list:
-            return codec.array_header(len(values)) + b"".join(values)
-        content = b"".join(_key(key) + value for key, value in zip(parts, values, strict=True))
-        if plain:
-            return codec.map_header(len(values)) + content
-        content = codec.array_header(2 * len(values)) + content
-        return codec.tag_header(codec.MAP, len(content)) + content
+        if plan.is_list:
+            packed = codec.list_of(values)
+        else:
+            packed = codec.mapping_of([(_key(key), value) for key, value in zip(parts, values, strict=True)])
+        if depth == 0:
+            return self._writer.packed(packed, (yield from self._walker.in_pieces(plan.node)))
+        return self._writer.packed(packed)
+
+    def _mapping(self, stands_alone: frozenset[bytes], parts: dict[Key, Node]) -> Need[Node]:
+        """Write a mapping of items; what stands alone in one of the sides does so here."""
+        together = {_key(key): node for key, node in parts.items() if _key(key) not in stands_alone}
+        packed = yield from self._walker.packed(list(together.values()))
+        small = dict(zip(together, packed, strict=True))
+        alone = [node for key, node in parts.items() if _key(key) in stands_alone]
+        sizes = iter((yield from self._walker.each_size(alone)))
+        entries: list[tuple[bytes, bytes | Node]] = []
+        for part, node in parts.items():
+            key = _key(part)
+            entries.append((key, small[key] if key in small else node._replace(size=next(sizes))))
+        return self._writer.placed(self._writer.mapping(entries))
 
 
 def _is_lost(result: Slot, call: Node | None) -> bool:
@@ -438,7 +441,3 @@ def _is_lost(result: Slot, call: Node | None) -> bool:
 
 def _key(key: Key) -> bytes:
     return b"" if isinstance(key, int) else key
-
-
-def _key_size(key: Key) -> int:
-    return len(_key(key))

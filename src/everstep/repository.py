@@ -47,7 +47,8 @@ from everstep.stores.protocol import (
 )
 from everstep.turns import Beaten, until_done
 from everstep.types import Checkpoint, CheckpointMetadata
-from everstep.values import codec, compress, costs, tree
+from everstep.values import codec, compress, tree
+from everstep.values.overlap import NOTHING, Chunked, chunked, chunked_packed, extended, overlap
 from everstep.values.walk import Need
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class Encoded(NamedTuple):
     base: Base | None
     repeats: int | None = None
     """For the record; see there."""
+    messages: Chunked | None = None
+    """Of an engine's checkpoint, packed, if they are at hand: the next ones are compared with them."""
 
     def draft(self, record: Record) -> Draft:
         """Return `record` (made without values) with these values, ready for a store."""
@@ -90,12 +93,22 @@ class Encoded(NamedTuple):
         return Draft(record, self.squeezed, (self.base,) if self.base is not None else ())
 
 
-class _Written(NamedTuple):
-    """Values written down, with the checkpoint whose objects were left out."""
+class _Packed(NamedTuple):
+    """The values of a checkpoint, packed: nothing that happens to them later changes it."""
 
+    whole: bytes | None
+    """As one value, if they are kept so."""
+    messages: Chunked
+    others: Sequence[bytes]
+
+
+class _Head(NamedTuple):
+    """The head of a thread, with what its successor is written from."""
+
+    stored: Stored
     nodes: Sequence[tree.Node]
-    writer: tree.Writer
-    base: Base | None
+    messages: Chunked | None
+    """None: not at hand."""
 
 
 class _Added:
@@ -106,17 +119,19 @@ class _Added:
 
     def __init__(self, messages: list[Any]) -> None:
         self.messages = messages
+        self.packed: list[bytes] = []
+        self.writer = tree.Writer()
+        """Has what was written so."""
         self._parts: list[tree.Node] | None = None
-        self._objects: dict[bytes, tree.Content] = {}
 
     def written_onto(self, node: tree.Node, known: Collection[bytes]) -> tuple[tree.Node, tree.Writer]:
         """Return a list node with the messages at its end, and the writer that has its objects but for `known` ones."""
-        writer = tree.Writer(known, dict(self._objects))
         if self._parts is None:
-            self._parts = writer.items_of(node, self.messages, "messages")
-            self._objects = dict(writer.objects)
-        else:
-            writer.leave_out(known)
+            length = tree.list_length(node)
+            self.packed = [codec.pack(item, f"messages[{length + n}]", 1) for n, item in enumerate(self.messages)]
+            self._parts = [self.writer.packed(item) for item in self.packed]
+        writer = tree.Writer(known, dict(self.writer.objects))
+        writer.leave_out(known)
         return writer.extended_by(node, self._parts), writer
 
 
@@ -127,22 +142,22 @@ class Memory:
 
     def __init__(self, bytes_max: int | None = None) -> None:
         self._lock = threading.Lock()
-        self._heads: Recent[tuple[Stored, Sequence[tree.Node]]] = Recent(_HEADS_MAX, _HEADS_BYTES_MAX)
+        self._heads: Recent[_Head] = Recent(_HEADS_MAX, _HEADS_BYTES_MAX)
         self._objects: dict[bytes, tree.Content] = {}
         self._bytes, self._bytes_max = 0, _CACHE_BYTES_MAX if bytes_max is None else bytes_max
         forks.register(self)
 
     def head(self, thread_id: str, namespace: str) -> Stored | None:
         found = self._heads.get((thread_id, namespace))
-        return found[0] if found is not None else None
+        return found.stored if found is not None else None
 
-    def nodes(self, head: Stored) -> list[tree.Node]:
-        """Return the nodes of the head's values, as they were written if that was here."""
+    def opened_head(self, head: Stored) -> _Head:
+        """Return the head with the nodes of its values, as they were written if that was here."""
         found = self._heads.get(head.record.key[:2])
-        if found is not None and found[0] is head and found[1]:
-            return list(found[1])
+        if found is not None and found.stored is head and found.nodes:
+            return found
         record = head.record
-        return tree.nodes(record.children, record.body, record.sizes)
+        return _Head(head, tree.nodes(record.children, record.body, record.sizes), None)
 
     def rest(self) -> None:
         self._lock.acquire()
@@ -150,11 +165,13 @@ class Memory:
     def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._lock.release()
 
-    def remember(self, stored: Stored, nodes: Sequence[tree.Node] = ()) -> None:
+    def remember(self, stored: Stored, nodes: Sequence[tree.Node] = (), messages: Chunked | None = None) -> None:
         root = len(stored.record.body) + len(stored.record.children)
         size = (2 * root if nodes else root) + _HEAD_OVERHEAD  # the nodes hold the same bytes once more
+        if messages is not None:
+            size += sum(map(len, messages.chunks))
         with self._lock:
-            self._heads.put(stored.record.key[:2], (stored, nodes), size)
+            self._heads.put(stored.record.key[:2], _Head(stored, nodes, messages), size)
 
     def forget(self, thread_id: str) -> None:
         with self._lock:
@@ -229,18 +246,13 @@ class Repository:
 
         With `make_new_id` the record's id is one made by chance: it replaces nothing, and is made anew if it is taken.
         """
-        # Values are encoded before the first wait: what the caller changes later belongs to a later step.
-        written = self._write(values, self.memory.head(thread_id, namespace), split)
+        # Values are packed before the first wait: what the caller changes later belongs to a later step.
+        packed = self._pack(values, self.memory.head(thread_id, namespace), split)
 
         async def attempt(store: Store, is_first: bool) -> tuple[Stored, Encoded]:
-            nonlocal written
             repository = self.over(store)
-            if not is_first:
-                # All objects are needed after all. They were in memory when values were written down, and mostly still
-                # are; only otherwise the values are written again, as they are by now.
-                written = self._whole(written) or self._write(values, None, split)
-                await repository._fresh_head(thread_id, namespace)
-            encoded = await repository._encoded(written, thread_id, namespace, size_bytes_max)
+            find = repository._recent_head if is_first else repository._fresh_head
+            encoded = await repository._encoded(packed, await find(thread_id, namespace), size_bytes_max)
             try:
                 stored = await repository._commit(
                     thread_id, namespace, expect, encoded, record, prune, make_new_id, commons
@@ -314,8 +326,8 @@ class Repository:
 
         The head is looked at inside the commit, so nobody comes in between.
         """
-        # Values are encoded before the first wait: if they cannot be stored, nothing has begun.
-        written = self._write(save.values[:3], self.memory.head(thread_id, ""), split)
+        # Values are packed before the first wait: if they cannot be stored, nothing has begun.
+        packed = self._pack(save.values[:3], self.memory.head(thread_id, ""), split)
 
         def following(head: Stored | None) -> Record:
             save.check_follows(head.record.key.checkpoint_id if head is not None else None)
@@ -325,13 +337,14 @@ class Repository:
             repository = self.over(store)
             expect: str | AnyHead | None = ANY
             record: Callable[[Stored | None], Record] = following
-            fitting = written
+            fitting = packed
             if not is_first:
                 expect, values = await repository._merged_onto(thread_id, save)
                 step.go_on_with(values.next_node)
                 record = step.record
-                fitting = repository._write(values[:3], repository.memory.head(thread_id, ""), split)
-            encoded = await repository._encoded(fitting, thread_id, "", size_bytes_max)
+                fitting = repository._pack(values[:3], repository.memory.head(thread_id, ""), split)
+            head = await repository._recent_head(thread_id, "")
+            encoded = await repository._encoded(fitting, head, size_bytes_max)
             try:
                 stored = await repository._commit(thread_id, "", expect, encoded, record, prune, step.make_new_id)
             except (BaseGone, HeadMoved):
@@ -460,72 +473,90 @@ class Repository:
         self.memory.add(encoded.objects)
         last = self.memory.head(*stored.record.key[:2])
         if last is None or stored.seq > last.seq:  # a checkpoint that was replaced or put again is not the head
-            self.memory.remember(stored, encoded.nodes)
+            self.memory.remember(stored, encoded.nodes, encoded.messages)
         return stored
 
     # -- values in
 
-    def _write(self, values: Sequence[Any], head: Stored | None, split: bool) -> _Written:
-        """Write values down, leaving out what `head` has if everything below it is in memory."""
-        base, known = None, set[bytes]()
-        if head is not None:
-            found, unknown = tree.reachable(head.record.children, self.memory.children_of)
-            if not unknown:
-                base, known = Base(head.record.key, head.digest), found
-        writer = tree.Writer(known)
-        with _stack_checked():
-            return self._nodes(values, writer, base, split)
-
-    def _whole(self, written: _Written) -> _Written | None:
-        """Return what was written with every object it needs, if they are at hand."""
-        objects = dict(written.writer.objects)
-        children = b"".join(node.children for node in written.nodes)
-        if self._gather(tree.hashes(children), objects):
-            return None
-        return _Written(written.nodes, tree.Writer(objects=objects), None)
-
-    def _nodes(self, values: Sequence[Any], writer: tree.Writer, base: Base | None, split: bool) -> _Written:
+    def _pack(self, values: Sequence[Any], head: Stored | None, split: bool) -> _Packed:
+        """Pack values, which mostly are those of `head` with some changes."""
         if not split:
-            return _Written([writer.whole(list(values), "checkpoint")], writer, base)
+            return _Packed(packed_whole(values), NOTHING, ())
+        before = self.memory.opened_head(head).messages if head is not None else None
         messages, state, tools_result = values
-        nodes = [
-            writer.list_node(messages, "messages"),
-            writer.value(state, "state"),
-            writer.value(tools_result, "tools_result"),
-        ]
-        return _Written(nodes, writer, base)
+        return _Packed(
+            None,
+            chunked(messages, codec.DEFAULT, "messages", before or NOTHING),
+            [codec.pack(state, "state"), codec.pack(tools_result, "tools_result")],
+        )
 
-    async def _encoded(self, written: _Written, thread_id: str, namespace: str, size_bytes_max: int | None) -> Encoded:
-        """Return what was written, less what the head has: that need not be sent, and does not count as added."""
-        if written.base is None:
-            head = await self._recent_head(thread_id, namespace)
-            base, known = await self._known(head)
-            # A copy, since all objects may be needed after all.
-            writer = tree.Writer(objects=dict(written.writer.objects))
-            writer.leave_out(known)
-            written = written._replace(writer=writer, base=base)
-        return await self._bounded(encoded(*written, size_bytes_max), thread_id, namespace)
+    async def _encoded(self, packed: _Packed, head: Stored | None, size_bytes_max: int | None) -> Encoded:
+        """Return packed values ready to be committed, less what the head has: that does not count as added."""
+        writer = tree.Writer()
+        base = Base(head.record.key, head.digest) if head is not None else None
+        if packed.whole is not None:
+            nodes = [writer.whole(packed.whole)]
+            writer.leave_out(await self._known(head))
+        else:
+            nodes = await self._written_over(writer, packed, head)
+        found = encoded(nodes, writer, base, size_bytes_max)._replace(messages=packed.messages)
+        return await self._bounded(found, head)
+
+    async def _written_over(self, writer: tree.Writer, packed: _Packed, head: Stored | None) -> list[tree.Node]:
+        """Write values over those of the head, of which is kept what is still the same."""
+        if head is not None and not head.record.kind and len(head.record.sizes) == len(_FIELDS):
+            try:
+                return await self._kept_and_written(writer, packed, head)
+            except tree.MissingObject:
+                pass  # the store has lost some of it
+        messages = writer.extended_packed(tree.EMPTY_LIST, codec.items(packed.messages.packed()))
+        nodes = [messages, *[writer.packed(value) for value in packed.others]]
+        writer.leave_out(await self._known(head))
+        return nodes
+
+    async def _kept_and_written(self, writer: tree.Writer, packed: _Packed, head: Stored) -> list[tree.Node]:
+        last = self.memory.opened_head(head)
+        nodes = [await self._list_over(writer, packed.messages, last)]
+        for value, node in zip(packed.others, last.nodes[1:], strict=True):
+            pieces = tree.made_of(node)
+            if pieces is None and node.children:
+                pieces = tree.in_pieces(node, await self.objects(head.family, node.children))
+            nodes.append(writer.packed(value, pieces))
+        writer.leave_out(tree.hashes(b"".join([node.children for node in last.nodes[1:]])))
+        return nodes
+
+    async def _list_over(self, writer: tree.Writer, messages: Chunked, last: _Head) -> tree.Node:
+        """Write messages over those of the head."""
+        node, before, family = last.nodes[0], last.messages, last.stored.family
+        size = len(codec.array_header(messages.length)) + sum(map(len, messages.chunks))
+        if before is None:
+            joined = self._joined(node, await self.objects(family, node.children))
+            before = chunked_packed(codec.items(joined))
+        common = overlap(messages, before)
+        if common.front == before.length:
+            return writer.extended_packed(node, common.added)
+        written = writer.replaced(node, common, size, await self.objects(family, node.children))
+        writer.leave_out(tree.reachable(node.children, self.memory.children_of)[0])
+        return written
 
     async def _bounded(
         self,
         encoded: Encoded,
-        thread_id: str,
-        namespace: str,
+        head: Stored | None,
         before: int | None = None,
-        added: Sequence[Any] = (),
+        writers: Sequence[tree.Writer] = (),
     ) -> Encoded:
         """Return values with what repetition in them costs at most; raise UnstorableValue if they could not be read.
 
-        They have grown by `added` from values for which that was `before`. All that is added may be a repetition. Only
-        when that would be too much everything is looked at, and what is found counts from then on.
+        They were made from values for which that was `before`, with what `writers` wrote: all of that may be a
+        repetition. Only when that would be too much everything is looked at, and what is found counts from then on.
         """
         if sum(encoded.sizes) < tree.REPEATS_FREE:
             return encoded
         if before is not None:
-            bound = before + sum([costs.weight(codec.pack(value)) for value in added])
+            bound = before + sum([writer.weight_at_most() for writer in writers])
             if bound <= tree.writable_repeats(tree.REPEATS_MAX):
                 return encoded._replace(repeats=bound)
-        head = await self._recent_head(thread_id, namespace)
         families = [head.family] if head is not None else []
         return encoded._replace(repeats=await self.repeats_of(encoded.nodes, encoded.objects, families))
 
@@ -577,36 +608,37 @@ class Repository:
         _check_own(head)
         messages = added.messages
         if head is None:
-            written = self._write([messages, *(u or {} for u in updates)], None, split)
-            first = encoded(*written, size_bytes_max)
-            return first._replace(repeats=await self.repeats_of(first.nodes, first.objects, ()))
+            packed = self._pack([messages, *(u or {} for u in updates)], None, split)
+            return await self._encoded(packed, None, size_bytes_max)
         record = head.record
         if not split or len(record.sizes) != len(_FIELDS):
             old = self._decode(record, await self.objects(head.family, record.children))
             values = [old[0] + messages, *(_updated(o, u, replace) for o, u in zip(old[1:], updates, strict=True))]
-            written = self._write(values, None, split)
-            written.writer.leave_out((await self._known(head))[1])
-            whole = encoded(written.nodes, written.writer, Base(record.key, head.digest), size_bytes_max)
-            return whole._replace(repeats=await self.repeats_of(whole.nodes, whole.objects, [head.family]))
-        nodes = self.memory.nodes(head)
+            return await self._encoded(self._pack(values, None, split), head, size_bytes_max)
+        last = self.memory.opened_head(head)
+        nodes = list(last.nodes)
         known: set[bytes] = set()
         changed: dict[int, Any] = {}
+        pieces: dict[int, tree.InPieces | None] = {}
         for place, update in enumerate(updates, 1):
             if update or (replace and update is not None):
                 objects = await self.objects(head.family, nodes[place].children)
                 known |= set(objects)
                 changed[place] = _updated(None if replace else self._unpack(nodes[place], objects), update, replace)
+                pieces[place] = tree.in_pieces(nodes[place], objects)
         with _stack_checked():
             nodes[0], writer = added.written_onto(nodes[0], known)
             for place, value in changed.items():
-                nodes[place] = writer.value(value, _FIELDS[place])
+                nodes[place] = writer.value(value, _FIELDS[place], old=pieces.get(place))
         grown = encoded(nodes, writer, Base(record.key, head.digest), size_bytes_max)
-        return await self._bounded(grown, *record.key[:2], record.repeats, [messages, *changed.values()])
+        if last.messages is not None:
+            grown = grown._replace(messages=extended(last.messages, added.packed))
+        return await self._bounded(grown, head, record.repeats, (writer, added.writer))
 
-    async def _known(self, head: Stored | None) -> tuple[Base | None, set[bytes]]:
-        """Return the head as a base, and every hash below it."""
+    async def _known(self, head: Stored | None) -> set[bytes]:
+        """Return every hash below the head."""
         if head is None:
-            return None, set()
+            return set()
         known, unknown = tree.reachable(head.record.children, self.memory.children_of)
         if unknown:
             fetched = await self._fetch(head.family, unknown)
@@ -614,7 +646,7 @@ class Repository:
                 head.record.children, lambda key: fetched[key][0] if key in fetched else self.memory.children_of(key)
             )
             known -= set(missing)  # the store has lost them: send them again
-        return Base(head.record.key, head.digest), known
+        return known
 
     # -- values out
 
@@ -692,9 +724,11 @@ class Repository:
         return values
 
     def _unpack(self, node: tree.Node, objects: dict[bytes, tree.Content]) -> Any:
+        return codec.unpack(self._joined(node, objects))
+
+    def _joined(self, node: tree.Node, objects: dict[bytes, tree.Content]) -> bytes:
         with _stack_checked():
-            parts = tree.Reader(objects, node.size).fields(node.children, node.body, 1)
-        return codec.unpack_parts(parts[0])
+            return b"".join(tree.Reader(objects, node.size).fields(node.children, node.body, 1)[0])
 
 
 def _check_own(head: Stored | None) -> None:
@@ -786,12 +820,16 @@ class _stack_checked:  # noqa: N801  # used like a function
             raise EverstepError("the call stack is too deep here for so nested a value; call from higher up") from error
 
 
+def packed_whole(values: Sequence[Any]) -> bytes:
+    """Return the values of a checkpoint that is kept as one object."""
+    return codec.array_header(len(values)) + codec.pack_items(list(values), "checkpoint", depth_above=0)
+
+
 def copied(value: Any, path: str) -> Any:
     """Return a deep copy of a storable value: what is saved must not change with the caller's own."""
     if not value:
         return type(value)()
     packed = codec.pack(value, path)
-    codec.check_depth(packed, 0, path)
     return codec.unpack(packed)
 
 

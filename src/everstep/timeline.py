@@ -36,7 +36,7 @@ from everstep.ledger import Save
 from everstep.merge import Merged
 from everstep.merge import merge as merge_roots
 from everstep.names import new_token, under_new_name
-from everstep.repository import copied, reclaim, to_checkpoint, to_metadata
+from everstep.repository import copied, packed_whole, reclaim, to_checkpoint, to_metadata
 from everstep.steps import Step, checkpoint_id, new_record
 from everstep.stores.protocol import (
     AnyHead,
@@ -719,7 +719,7 @@ class StoreTimeline:
         need = read_values(root_of_nodes(merged.nodes))
         values = await self._repository.walk(need, [family], merged.objects)
         writer = tree.Writer()
-        return Merged([writer.whole(values, "checkpoint")], writer.objects, [])
+        return Merged([writer.whole(packed_whole(values))], writer.objects, [])
 
     async def _commit_merge(self, ours: Stored, theirs: Stored, drafts: Sequence[Draft], thread: Thread) -> Stored:
         into, namespace, head = ours.record.key

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, EverstepError, UnstorableValue
@@ -16,6 +17,7 @@ from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.messages import Bare, Messages, Packed, Shape, Template, fields_of, shape_of
 from everstep.langgraph.quiet import QUIET
 from everstep.values import codec, compress, tree
+from everstep.values.overlap import NOTHING, Chunked, Overlap, chunked, chunked_packed, extended, overlap
 
 PLAIN: Final = 0
 CHAT: Final = 1
@@ -35,6 +37,7 @@ _TEMPLATES_BYTES_MAX = 32 << 20
 _MANY_BYTES = 1 << 16
 _LENGTH_FREE = 1 << 16  # a conversation up to this length is read without asking how much of it is the same
 _ROOT_BYTES = 128  # a mapping up to this size stands in the root itself
+_TOGETHER_MAX = 1024  # values up to this size stand together
 
 
 def repeats_max() -> int:
@@ -51,28 +54,36 @@ class Written(NamedTuple):
 
     form: Form
     size: int
-    packed: bytes
-    """The whole value, packed."""
+    whole: bytes | None
+    """The whole value, packed; None if it is in pieces, which the node has, or a list of items."""
     node: tree.Node | None
-    """As a part of a mapping, None as long as it has not been one; a list node if it `is_list`."""
-    length: int = -1
-    """How many items a list has; -1: it is none, or is kept whole."""
-    has_bytes: bool = True
-    """Whether a list may hold bytes values, which are compared with more care."""
+    """None: it is small, and stands together with others; a list node if it `is_list`."""
+    items: Chunked | None = None
+    """The items of a list; None: it is none, or is kept packed."""
     top: bool = False
     """It stands by itself, not in a mapping."""
     shape: Shape | None = None
     """Of a list of messages all of which are usual: they are compared in few steps."""
     copies: Copies | None = None
     """Of a list of messages."""
-    split: bool = False
-    """A mapping around it is split too, however small: its messages are objects of their own."""
     version: Any = None
+
+    @property
+    def packed(self) -> bytes:
+        """The whole value, packed."""
+        if self.whole is not None:
+            return self.whole
+        if self.items is not None:
+            return self.items.packed()
+        made = tree.made_of(self.node)
+        if made is None:
+            raise RuntimeError("a value that was written is not at hand")
+        return made.packed()
 
     @property
     def is_list(self) -> bool:
         """Whether `node` is a list node that can be extended."""
-        return self.length >= 0
+        return self.items is not None
 
 
 class Copies:
@@ -114,129 +125,152 @@ class Channels:
         """Whether a channel is the conversation, which has a place of its own."""
         return name == LIST_CHANNEL and type(value) is list and self._custom is None
 
-    def written(self, writer: tree.Writer, name: str, value: Any, old: Written | None, *, top: bool = False) -> Written:
-        """Write a value; `old` is what stood there before; `top`: a list stands by itself, not in a mapping."""
-        if old is not None and old.is_list and old.shape is not None and type(value) is list:
-            grown = self._grown(writer, name, value, old, old.shape)
-            if grown is not None:
-                return grown
+    def written(
+        self,
+        writer: tree.Writer,
+        name: str,
+        value: Any,
+        old: Written | None,
+        objects: Mapping[bytes, tree.Content] = MappingProxyType({}),
+        *,
+        top: bool = False,
+    ) -> Written:
+        """Write a value; `old` is what stood there before, of objects some of which are in `objects`.
+
+        With `top` a list stands by itself, not in a mapping.
+        """
+        grown = self._grown(value, old)
+        if grown is not None:
+            lowered, shape = grown
+            return self._list(writer, CHAT, old, lowered, name, objects, top=top)._replace(shape=shape)
         form, lowered = self.lowered(value, name)
         if isinstance(form, dict):
             return self._mixed(writer, name, form, lowered)
-        if type(lowered) is not list:
-            packed = self._codec.pack(lowered, name)
-            if old is not None and old.form == form and old.packed == packed:
-                return old
-            if len(packed) <= tree.ENTRY_MAX:
-                return Written(form, len(packed), packed, None)
-            # From the bytes: another thread may be changing the value, and all of its parts are to be of one moment.
-            node = writer.packed(packed, name, tree.ENTRY_MAX, 1)
-            return Written(form, node.size, packed, node)
-        kept = old.length if old is not None and old.is_list and old.form == form and old.length <= len(lowered) else 0
-        if old is not None and not (kept and self._is_same(lowered[:kept], old, name)):
-            old, kept = None, 0
-        fresh = lowered[kept:]
-        if old is not None and not fresh:
-            return old
-        added = [self._codec.pack(item, f"{name}[{kept + n}]") for n, item in enumerate(fresh)]
-        before = memoryview(old.packed)[len(codec.array_header(kept)) :] if old is not None else b""
-        has_bytes = codec.holds_bytes(lowered if old is not None and old.has_bytes else fresh)
-        shape = shape_of(value, lowered) if form == CHAT and not has_bytes else None
-        copies = Copies(self.rules) if form == CHAT else None
-        written = self._list(writer, name, form, old, before, added, top)
-        return written._replace(has_bytes=has_bytes, shape=shape, copies=copies)
+        if form not in (CHAT, MESSAGE) and not top:
+            return self._in_bulk(writer, form, self._codec.pack(lowered, name, 1), old)
+        written = self._list(writer, form, old, lowered, name, objects, top=top)
+        return written._replace(shape=shape_of(value, lowered)) if form == CHAT else written
 
-    def _grown(self, writer: tree.Writer, name: str, value: list[Any], old: Written, shape: Shape) -> Written | None:
-        """Return a conversation that has grown, or is as it was; None if something else happened to it."""
-        kept = old.length
-        fields = fields_of(value[:kept], shape) if len(value) >= kept else None
-        if fields is None or not self._codec.packs_to(fields, old.packed):
+    def _grown(self, value: Any, old: Written | None) -> tuple[list[Any], Shape | None] | None:
+        """Return what is packed for a conversation of the same shape as before, which may have grown, and its shape.
+
+        None: it may be something else. That looks at each message; this takes few steps.
+        """
+        if old is None or old.items is None or old.shape is None or type(value) is not list:
             return None
+        kept = old.items.length
+        fields = fields_of(value[:kept], old.shape) if len(value) >= kept else None
+        if fields is None or len(value) == kept:
+            return None if fields is None else (fields, old.shape)
         fresh = value[kept:]
-        if not fresh:
-            return old
         lowered = self._messages.lowered(fresh)
         if lowered is None:
             return None
-        added = [self._codec.pack(item, f"{name}[{kept + n}]") for n, item in enumerate(lowered)]
-        before = memoryview(old.packed)[len(codec.array_header(kept)) :]
-        has_bytes, new = codec.holds_bytes(lowered), shape_of(fresh, lowered)
-        written = self._list(writer, name, CHAT, old, before, added, old.top)
-        return written._replace(
-            has_bytes=has_bytes,
-            shape=shape.with_more(new) if new is not None and not has_bytes else None,
-            copies=old.copies.grown(added) if old.copies is not None else None,
-        )
+        more = shape_of(fresh, lowered)
+        return fields + lowered, old.shape.with_more(more) if more is not None else None
+
+    def _in_bulk(self, writer: tree.Writer, form: Form, packed: bytes, old: Written | None) -> Written:
+        """Write a value as packed bytes, over the pieces of the old one."""
+        size = len(packed)
+        if old is not None and old.form == form and old.whole == packed:
+            return old
+        if size <= _TOGETHER_MAX:
+            return Written(form, size, packed, None)
+        before = old.node if old is not None else None
+        # From the bytes: another thread may be changing the value, and all of its parts are to be of one moment.
+        node = writer.packed(packed, tree.made_of(before))
+        if old is not None and before is not None and old.form == form and node[:2] == before[:2]:
+            writer.leave_out({before.children})
+            return old
+        return Written(form, size, None if tree.made_of(node) is not None else packed, node)
 
     def _mixed(self, writer: tree.Writer, name: str, forms: dict[str, int], lowered: dict[str, Any]) -> Written:
         """Write a dict that holds messages, each as an object of its own: the same ones come again in other places."""
         parts = [codec.map_header(len(lowered))]
-        entries: list[tuple[bytes, tree.Node]] = []
+        entries: list[tuple[bytes, bytes | tree.Node]] = []
         for key, item in lowered.items():
             packed_key, path = self._codec.pack(key), codec.join_path(name, key)
             if key in forms:
-                items = [self._codec.pack(message, path) for message in item]
+                items = [self._codec.pack(message, path, 3) for message in item]
                 packed = b"".join([codec.array_header(len(items)), *items])
-                node = writer.placed(writer.extended_packed(tree.EMPTY_LIST, items, path, 2))
+                node = writer.placed(writer.extended_packed(tree.EMPTY_LIST, items))
+                entries.append((packed_key, node))
             else:
-                packed = self._codec.pack(item, path)
-                node = writer.packed(packed, path, tree.ENTRY_MAX, 2)
+                packed = self._codec.pack(item, path, 2)
+                entries.append((packed_key, packed if len(packed) <= _TOGETHER_MAX else writer.packed(packed)))
             parts += [packed_key, packed]
-            entries.append((packed_key, node))
         whole = b"".join(parts)
-        node = writer.map_of(entries, len(entries), len(whole))
-        return Written(forms, len(whole), whole, node, split=True)
-
-    def _is_same(self, items: list[Any], old: Written, name: str) -> bool:
-        """Whether these items are exactly those that were written."""
-        if not old.has_bytes:
-            return self._codec.packs_to(items, old.packed)
-        return self._codec.pack(items, name) == old.packed
+        return Written(forms, len(whole), whole, writer.placed(writer.mapping(entries)))
 
     def extended(self, writer: tree.Writer, name: str, old: Written | None, items: Sequence[Any]) -> Written:
         """Write a plain list with items added at its end, without looking at those it has."""
-        before, length = b"", 0
+        before = NOTHING
         if old is not None:
-            length = codec.length(old.packed)
-            before = old.packed[len(codec.array_header(length)) :]
-        added = [self._codec.pack(item, f"{name}[{length + n}]") for n, item in enumerate(items)]
-        if old is not None and not old.is_list:  # it was kept whole so far
-            added, before = [*codec.items(old.packed), *added], b""
-            old = None
-        return self._list(writer, name, PLAIN, old, before, added, top=False)
+            before = old.items if old.items is not None else chunked_packed(codec.items(old.packed))
+        added = [self._codec.pack(item, f"{name}[{before.length + n}]", 2) for n, item in enumerate(items)]
+        return self._listed(writer, PLAIN, old, extended(before, added), {}, top=False)
 
     def _list(
         self,
         writer: tree.Writer,
-        name: str,
         form: Form,
         old: Written | None,
-        before: bytes | memoryview,
-        added: list[bytes],
+        items: list[Any],
+        name: str,
+        objects: Mapping[bytes, tree.Content],
+        *,
         top: bool,
     ) -> Written:
-        """Write a list: that of `old`, whose items packed are `before`, and what is added."""
-        length = (old.length if old is not None else 0) + len(added)
-        packed = b"".join([codec.array_header(length), before, *added])
-        if not top and len(packed) <= tree.ENTRY_MAX:
-            return Written(form, len(packed), packed, None)
-        start = old.node if old is not None and old.node is not None else tree.EMPTY_LIST
-        node = writer.extended_packed(start, added, name, 0 if top else 1)
-        return Written(form, len(packed), packed, node, length, top=top)
+        """Write a list item by item."""
+        if old is not None and (old.form != form or old.top != top):
+            old = None
+        before = old.items if old is not None and old.items is not None else NOTHING
+        return self._listed(writer, form, old, chunked(items, self._codec, name, before), objects, top=top)
 
-    def whole(self, writer: tree.Writer, name: str, old: Written) -> Written:
+    def _listed(
+        self,
+        writer: tree.Writer,
+        form: Form,
+        old: Written | None,
+        items: Chunked,
+        objects: Mapping[bytes, tree.Content],
+        *,
+        top: bool,
+    ) -> Written:
+        """Write a list of packed items; what it has in common with the old one stays as it is."""
+        size = len(codec.array_header(items.length)) + sum(map(len, items.chunks))
+        if not top and size <= _TOGETHER_MAX:
+            packed = items.packed()
+            return old if old is not None and old.whole == packed else Written(form, size, packed, None)
+        copies = Copies(self.rules) if form == CHAT else None
+        if old is None or old.node is None or old.items is None:
+            node = writer.extended_packed(tree.EMPTY_LIST, codec.items(items.packed()))
+            return Written(form, size, None, node, items, top, copies=copies)
+        common = overlap(items, old.items)
+        if common.front == items.length == old.items.length:
+            return old
+        if common.front == old.items.length:
+            node = writer.extended_packed(old.node, common.added)
+            copies = old.copies.grown(common.added) if old.copies is not None else None
+        else:
+            node = _edited(writer, old.node, items, common, size, objects)
+        return Written(form, size, None, node, items, top, copies=copies)
+
+    def anew(self, writer: tree.Writer, old: Written) -> Written:
         """Write a value again whose objects may be gone."""
-        return old._replace(node=writer.packed_list(old.packed, name, 1) if old.is_list else None, top=False)
+        if old.is_list:
+            return old._replace(node=writer.extended_packed(tree.EMPTY_LIST, codec.items(old.packed)), top=False)
+        return self._in_bulk(writer, old.form, old.packed, None)
 
     def pending(self, writer: tree.Writer, name: str, value: Any) -> tuple[int, tree.Node]:
         """Write a pending write: its form and its node."""
         form, lowered = self.lowered(value, name)
         if isinstance(form, dict):
-            return PLAIN, writer.packed(self._codec.pack(value, name), name)
+            return PLAIN, writer.packed(self._codec.pack(value, name))
         if form in (CHAT, MESSAGE):  # as a list node, whose items are the same objects as those of the conversation
-            packed = [self._codec.pack(message, name) for message in lowered]
-            return form, writer.extended_packed(tree.EMPTY_LIST, packed, name)
-        return form, writer.packed(self._codec.pack(lowered, name), name)
+            packed = [self._codec.pack(message, name, 1) for message in lowered]
+            return form, writer.extended_packed(tree.EMPTY_LIST, packed)
+        return form, writer.packed(self._codec.pack(lowered, name))
 
     def packed(self, value: Any, name: str) -> tuple[Form, bytes]:
         """Return a value that is kept by itself: its form and its bytes. `unpacked` gives it back."""
@@ -277,26 +311,20 @@ class Channels:
                 lowered[key], forms[key] = messages, form
         return (forms, lowered) if forms else (PLAIN, value)
 
-    def mapping(self, writer: tree.Writer, values: dict[str, Written]) -> tree.Node:
-        """Write a mapping of written values: the node that `Writer.value` makes of it. Values get their nodes."""
-        keys = {name: _packed_name(name) for name in values}
-        header = codec.map_header(len(values))
-        size = len(header) + sum([len(keys[name]) + value.size for name, value in values.items()])
-        if size <= tree.ENTRY_MAX and not any(value.split for value in values.values()):
-            parts = [part for name, value in values.items() for part in (keys[name], value.packed)]
-            try:
-                return writer.packed(b"".join([header, *parts]), "checkpoint")
-            except UnstorableValue:
-                for name, value in values.items():
-                    codec.check_depth(value.packed, 1, name)
-                raise
-        entries: list[tuple[bytes, tree.Node]] = []
+    def mapping(self, writer: tree.Writer, values: Mapping[str, Written], old: tree.Node | None = None) -> tree.Node:
+        """Write a mapping of written values; `old` is the node of the one before it."""
+        entries: list[tuple[bytes, bytes | tree.Node]] = []
+        alone = False
         for name, value in values.items():
             if value.node is None:
-                value = values[name] = value._replace(node=writer.packed(value.packed, name, tree.ENTRY_MAX, 1))
-            node = value.node or tree.EMPTY_LIST
-            entries.append((keys[name], writer.placed(node) if value.is_list else node))
-        return writer.map_of(entries, len(entries), size, inline_max=_ROOT_BYTES)
+                entries.append((_packed_name(name), value.packed))
+                continue
+            alone = True
+            entries.append((_packed_name(name), writer.placed(value.node) if value.is_list else value.node))
+        if alone:
+            return writer.placed(writer.mapping(entries, old), _ROOT_BYTES)
+        packed = b"".join([codec.map_header(len(entries)), *[key + value for key, value in entries]])  # type: ignore[operator]  # all are bytes
+        return writer.packed(packed, tree.made_of(old))
 
     def envelope(self, writer: tree.Writer, rest: dict[str, Any], kept: dict[str, Written]) -> tree.Node:
         """Write what a checkpoint is besides its values.
@@ -304,16 +332,12 @@ class Channels:
         It differs from step to step, so it stands in the root, compressed; as a mapping if it holds trees (`kept`).
         """
         whole = self._codec.pack(rest, "checkpoint")
-        if not kept and len(whole) <= tree.ENTRY_MAX:
-            return writer.inline(self._codec.pack(compress.squeeze_fast(whole)))
+        if not kept and len(whole) <= tree.WHOLE_MAX:
+            return tree.inline(self._codec.pack(compress.squeeze_fast(whole)))
         written: dict[str, Written] = {}
         for name, value in rest.items():
-            packed = self._codec.pack(value, name)
-            written[name] = Written(PLAIN, len(packed), packed, None)
-        written.update(kept)
-        node = self.mapping(writer, written)
-        kept.update({name: written[name] for name in kept})
-        return node
+            written[name] = self._in_bulk(writer, PLAIN, self._codec.pack(value, name, 1), None)
+        return self.mapping(writer, {**written, **kept})
 
     # -- reading
 
@@ -425,11 +449,8 @@ class Channels:
             squeezed = self.plain(node, objects)
             if type(squeezed) is bytes:
                 return _checked_envelope(self._codec.unpack(compress.expand(squeezed))), {}
-        entries = tree.entries(node, objects)
-        if entries is None:  # kept whole, being small, its trees as well
-            parts = codec.items(_joined(node, objects))
-            entries = {key: tree.inline(value) for key, value in zip(parts[::2], parts[1::2], strict=True)}
-        named = {_unpacked_name(key): value for key, value in entries.items()}
+        entries = self._entries(node, objects)
+        named = {name: value if isinstance(value, tree.Node) else tree.inline(value) for name, value in entries.items()}
         kept = {name: value for name, value in named.items() if name.startswith(KEPT)}
         if sum([_size_of(value, objects) for value in kept.values()]) >= tree.REPEATS_FREE:
             # They are read one by one, and any number of them may be the same.
@@ -488,14 +509,31 @@ class Channels:
         self, forms: Mapping[str, Form], node: tree.Node, objects: Mapping[bytes, tree.Content]
     ) -> dict[str, Written]:
         """Return the values of a mapping as they were written."""
-        entries = tree.entries(node, objects)
-        if entries is not None:
-            named = {_unpacked_name(key): value for key, value in entries.items()}
-            return {name: self.thawed(forms.get(name, PLAIN), value, objects) for name, value in named.items()}
-        flat = codec.items(_joined(node, objects))
-        names = [_unpacked_name(key) for key in flat[::2]]
-        values = zip(names, flat[1::2], strict=True)
-        return {name: Written(forms.get(name, PLAIN), len(packed), packed, None) for name, packed in values}
+        found: dict[str, Written] = {}
+        for name, value in self._entries(node, objects).items():
+            form = forms.get(name, PLAIN)
+            if isinstance(value, tree.Node):
+                found[name] = self.thawed(form, value, objects)
+            else:
+                found[name] = Written(form, len(value), value, None)
+        return found
+
+    def _entries(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> dict[str, bytes | tree.Node]:
+        """Return the values of a mapping by name: packed, or the nodes of those that stand alone."""
+        mapped = tree.entries(node, objects)
+        entries: Sequence[tuple[bytes, bytes | tree.Node]] | None
+        if mapped is not None:
+            entries = mapped.ordered(_joined(mapped.together, objects))
+        else:
+            entries = codec.pairs(_joined(node, objects))
+        if entries is None:
+            raise CheckpointCorrupted("a stored mapping is out of shape")
+        return {_unpacked_name(key): value for key, value in entries}
+
+    def thawed_mapping(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> tree.Node:
+        """Return the node of a mapping that was read, so that the next one can be written over it."""
+        mapped = tree.entries(node, objects)
+        return node._replace(made=tree.in_pieces(node if mapped is None else mapped.together, objects))
 
     def thawed(
         self, form: Form, node: tree.Node, objects: Mapping[bytes, tree.Content], *, top: bool = False
@@ -504,25 +542,26 @@ class Channels:
         packed = _joined(node, objects)
         inner = tree.Node(*tree.content_of(node.children, objects), 0) if node.body == tree.REF_BODY else node
         if tree.is_list(inner):
-            written = Written(
-                form, len(packed), packed, inner._replace(size=len(packed)), codec.length(packed), top=top
-            )
-            return written._replace(copies=Copies(self.rules)) if form == CHAT else written
-        return Written(form, len(packed), packed, node._replace(size=len(packed)) if node.children else None)
+            items = chunked_packed(codec.items(packed))
+            copies = Copies(self.rules) if form == CHAT else None
+            return Written(form, len(packed), None, inner._replace(size=len(packed)), items, top, copies=copies)
+        made = tree.in_pieces(node, objects)
+        return Written(form, len(packed), packed if made is None else None, node._replace(size=len(packed), made=made))
 
 
-def added_to(value: Written, old: Written | None) -> bytes:
-    """Return the bytes by which a value has grown: all of them, unless a list has more items at its end."""
-    if old is None:
-        return value.packed
-    if value.packed == old.packed:
-        return b""
-    if old.is_list and value.is_list:
-        start = len(codec.array_header(value.length))
-        before = old.packed[len(codec.array_header(old.length)) :]
-        if value.packed.startswith(before, start):
-            return value.packed[start + len(before) :]
-    return value.packed
+def _edited(
+    writer: tree.Writer,
+    node: tree.Node,
+    items: Chunked,
+    common: Overlap,
+    size: int,
+    objects: Mapping[bytes, tree.Content],
+) -> tree.Node:
+    """Write a list in the middle or at the beginning of which something has changed."""
+    try:
+        return writer.replaced(node, common, size, objects)
+    except tree.MissingObject:  # its groups are not in memory any more
+        return writer.extended_packed(tree.EMPTY_LIST, codec.items(items.packed()))
 
 
 @functools.lru_cache(4096)  # channels have few names

@@ -11,6 +11,7 @@ from everstep import forks
 from everstep.langgraph.channels import Written
 from everstep.recent import Recent
 from everstep.stores.protocol import Base, Key, Stored
+from everstep.values import tree
 
 _LINES_BYTES_MAX = 64 << 20
 _LINE_OVERHEAD = 2048
@@ -23,6 +24,8 @@ class Line(NamedTuple):
     base: Base
     channels: Mapping[str, Written]
     rest: Mapping[str, Written]
+    state: tree.Node
+    """The mapping of the channels."""
     size: int
     fresh: frozenset[bytes] = frozenset()
     """The objects that came with it."""
@@ -33,12 +36,16 @@ class Line(NamedTuple):
 
 
 def line_of(
-    stored: Stored, channels: Mapping[str, Written], rest: Mapping[str, Written], checked_by: object = None
+    stored: Stored,
+    channels: Mapping[str, Written],
+    rest: Mapping[str, Written],
+    state: tree.Node,
+    checked_by: object = None,
 ) -> Line:
     """Return the line of a checkpoint with these values."""
     # Twice: as bytes, and as what copies are made from.
-    size = 2 * sum([len(value.packed) for value in (*channels.values(), *rest.values())]) + _LINE_OVERHEAD
-    return Line(Base(stored.record.key, stored.digest), channels, rest, size, checked_by=checked_by)
+    size = 2 * sum([value.size for value in (*channels.values(), *rest.values())]) + _LINE_OVERHEAD
+    return Line(Base(stored.record.key, stored.digest), channels, rest, state, size, checked_by=checked_by)
 
 
 class Lines:

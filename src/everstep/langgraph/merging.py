@@ -245,8 +245,9 @@ class _Merger:
         forms = [side.form for side in sides]
         if any(isinstance(form, dict) for form in forms):
             return {key: kind for form in forms if isinstance(form, dict) for key, kind in form.items()}
-        # An empty list has no form of its own.
-        return max([form for form in forms if isinstance(form, int)], default=PLAIN) if value.length else PLAIN
+        if value.items is not None and value.items.length == 0:  # an empty list has no form of its own
+            return PLAIN
+        return max([form for form in forms if isinstance(form, int)], default=PLAIN)
 
     def _opaque(self, resolve: Resolve, clashes: list[Conflict]) -> None:
         """Decide the channels that a serializer of somebody's own packed: nobody can look into them."""
@@ -374,7 +375,7 @@ class _Merger:
             return seed, {}
         kept: dict[str, Written] = {}
         if seed is not None:
-            kept[SEED + name] = self._channels.whole(self._writer, name, seed)
+            kept[SEED + name] = self._channels.anew(self._writer, seed)
         written = [self._codec.unpack(item) for item in items]
         kept[WRITES + name] = self._channels.extended(self._writer, name, None, written)
         return None, kept

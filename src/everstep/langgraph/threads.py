@@ -25,7 +25,6 @@ from everstep.langgraph.channels import (
     WRITES,
     Channels,
     Written,
-    added_to,
     repeats_max,
 )
 from everstep.langgraph.lines import Line, Lines, line_of
@@ -91,10 +90,12 @@ class _WrittenCheckpoint(NamedTuple):
     values: Encoded
     channels: Mapping[str, Written]
     rest: Mapping[str, Written]
+    state: tree.Node
+    """The mapping of the channels."""
     repeats: int | None = None
 
     def line(self, stored: Stored, checked_by: Channels) -> Line:
-        found = line_of(stored, self.channels, self.rest, checked_by.rules)
+        found = line_of(stored, self.channels, self.rest, self.state, checked_by.rules)
         return found._replace(fresh=frozenset(self.values.objects), repeats=self.repeats)
 
 
@@ -280,7 +281,8 @@ class Threads:
                 written[name] = old
                 continue
             top = channels.stands_alone(name, value)
-            written[name] = channels.written(writer, name, value, old, top=top)._replace(version=version)
+            made = channels.written(writer, name, value, old, self._repository.memory.contents, top=top)
+            written[name] = made._replace(version=version)
         conversation = written.get(LIST_CHANNEL)
         if conversation is not None and not conversation.top:
             conversation = None
@@ -295,28 +297,30 @@ class Threads:
         for name, delta in deltas.items():
             rest.update(self._delta_written(writer, name, delta, whole=line is None))
         node = conversation.node if conversation is not None else None
-        nodes = [node or tree.EMPTY_LIST, channels.mapping(writer, others), channels.envelope(writer, envelope, rest)]
+        state = channels.mapping(writer, others, line.state if line is not None else None)
+        nodes = [node or tree.EMPTY_LIST, state, channels.envelope(writer, envelope, rest)]
         if line is not None and len(writer.objects) > _FEW_OBJECTS:
             for name, old in line.channels.items():
-                if old.node is not None and not old.is_list and written.get(name) is not old:
+                if old.node is not None and written.get(name) is not old:
                     writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
         values = encoded(nodes, writer, line.base if line is not None else None, thorough=True)
-        found = _WrittenCheckpoint(values, {**written, **others}, rest)
+        found = _WrittenCheckpoint(values, written, rest, state)
         if sum(values.sizes) < tree.REPEATS_FREE:
             return found
-        return self._bounded(found, line, channels.kinds.codec.pack(envelope, "checkpoint"))
+        added = writer.weight_at_most() + costs.weight(channels.kinds.codec.pack(envelope, "checkpoint"))
+        if line is not None:  # what stood elsewhere in the parent may now stand here as well
+            moved = [value.packed for name, value in rest.items() if name not in line.rest]
+            added += sum([costs.weight_at_most(packed) for packed in moved])
+        return self._bounded(found, line, added)
 
-    def _bounded(self, written: _WrittenCheckpoint, line: Line | None, envelope: bytes) -> _WrittenCheckpoint | None:
+    def _bounded(self, written: _WrittenCheckpoint, line: Line | None, added: int) -> _WrittenCheckpoint | None:
         """Return a large checkpoint with what repetition in it costs at most; raise if it could not be read.
 
         All that is new may be a repetition. Only when that would be too much all of it is looked at; None: that cannot
         be done with what is in memory.
         """
         if line is not None and line.repeats is not None:
-            bound = line.repeats + costs.weight(envelope)
-            before = {**line.channels, **line.rest}
-            for name, value in (*written.channels.items(), *written.rest.items()):
-                bound += costs.weight(added_to(value, before.get(name)))
+            bound = line.repeats + added
             if bound <= tree.writable_repeats(repeats_max()):
                 return written._replace(repeats=bound)
         fresh, held = written.values.objects, self._repository.memory.contents
@@ -416,9 +420,9 @@ class Threads:
         found: dict[str, Written] = {}
         if seed is not None:
             # What stood by itself stands in a mapping here, where it is written one level deeper.
-            found[SEED + name] = self._channels.whole(writer, name, seed) if whole or seed.top else seed
+            found[SEED + name] = self._channels.anew(writer, seed) if whole or seed.top else seed
         if whole and before is not None:
-            before = self._channels.whole(writer, name, before)
+            before = self._channels.anew(writer, before)
         found[WRITES + name] = self._channels.extended(writer, name, before, delta.items)
         return found
 
@@ -709,7 +713,7 @@ class Threads:
             name: channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
             for name, node in opened.rest.items()
         }
-        return line_of(stored, found, rest)
+        return line_of(stored, found, rest, channels.thawed_mapping(opened.state, objects))
 
     def _written_values(self, loaded: Loaded, objects: Mapping[bytes, tree.Content]) -> list[tuple[str, str, Any]]:
         return [

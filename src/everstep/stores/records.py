@@ -46,7 +46,6 @@ def pack_record(record: Record) -> tuple[bytes, bytes]:
         codec.pack(dict(record.metadata), "metadata")  # by its own path
         raise
     if record.metadata:
-        codec.check_depth(info, 0, "metadata")
         _refuse_objects(record.metadata, "metadata")
     name = _name(record.key, record.step)
     root = digest(name, record.children, record.body) + record.body

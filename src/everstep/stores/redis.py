@@ -648,7 +648,8 @@ class _Server:
             build = functools.partial(_noted, drafts, build)
             change = change._replace(build=build)
         try:
-            if build is not None and is_plain(change) and change.head == "always":
+            # What follows the head is newer than it, whatever its id.
+            if build is not None and is_plain(change) and change.head != "never":
                 stored = self._put(change, build, lost, at, turn)
                 if stored is not None:
                     return stored

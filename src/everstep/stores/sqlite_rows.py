@@ -289,9 +289,10 @@ class Rows:
         return self._objects(family, tuple(wanted)) if wanted else []
 
     def _objects(self, family: str, wanted: tuple[bytes, ...]) -> list[Object]:
+        # By their numbers: what was written together lies together in the file.
         rows = self._execute(
-            """SELECT o.hash, o.children, o.body FROM carray(?) k CROSS JOIN objects o
-               ON o.family = ? AND o.hash = k.value""",
+            """SELECT hash, children, body FROM objects WHERE id IN
+               (SELECT o.id FROM carray(?) k CROSS JOIN objects o ON o.family = ? AND o.hash = k.value)""",
             (apsw.carray(wanted), int(family)),
         ).fetchall()
         return list(map(Object._make, rows))

@@ -5,6 +5,10 @@ apart (a tuple from a list, a bytearray from bytes). Equal values with equal typ
 everything above compares bytes, never Python values. Two ways lead to the same bytes: the fast one hands the value
 to the packer whole; the careful one walks it, is used when the fast one may be inexact, and names the path of what
 cannot be stored. Unpacking builds plain types and registered classes; it never imports or looks up anything else.
+
+What people keep in bulk has no step of the interpreter for each of its items: a list of tuples of plain values is one
+extension (ROWS), a mapping with keys of other types is its keys and then its values, and a set of texts or of numbers
+is sorted as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import fractions
+import functools
+import gc
 import itertools
 import pathlib
 import pickle  # for the name of an error; nothing is ever unpickled
@@ -20,7 +26,8 @@ import struct
 import threading
 import uuid
 import zoneinfo
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import ormsgpack
@@ -31,7 +38,7 @@ from everstep.values import registry
 DEPTH_MAX = 100
 """How deep containers may nest, counted from the value that is saved."""
 
-INT, STR, BYTEARRAY, MAP, TUPLE, SET, FROZENSET, OBJECT = 1, 2, 3, 4, 5, 6, 7, 8
+INT, STR, BYTEARRAY, MAP, TUPLE, SET, FROZENSET, OBJECT, ROWS = 1, 2, 3, 4, 5, 6, 7, 8, 9
 DATETIME, DATE, TIME, TIMEDELTA, TIMEZONE, ZONE = 16, 17, 18, 19, 20, 21
 UUID, DECIMAL, COMPLEX, RANGE, FRACTION, PATH = 32, 33, 34, 35, 36, 37
 
@@ -44,18 +51,21 @@ _OPTIONS = (
     | ormsgpack.OPT_PASSTHROUGH_TUPLE
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
+_ROWS_OPTIONS = _OPTIONS & ~ormsgpack.OPT_PASSTHROUGH_TUPLE
+_FAST_DEPTHS = (36, 20, 12, 8, 5, 5, 5, 5)
+"""How deep a value may nest, and what is in so many tagged containers: together not too deep for anybody.
+
+What nests deeper needs the careful way.
+"""
+_ABOVE_MAX = DEPTH_MAX - sum(_FAST_DEPTHS)
 _hidden = threading.local()  # an interrupt that the packer hides
 _PLAIN = frozenset((type(None), bool, float, bytes))
 _COPIED = frozenset((list, dict))
+_SIZED = frozenset((list, dict, tuple, set, frozenset))
+_BUFFERS = frozenset((bytearray, memoryview))
+_BYTES = frozenset((bytes, bytearray, memoryview))
+_ROW_PARTS = frozenset((type(None), bool, int, float, str, bytes))
 _END = ormsgpack.packb(b"\xe5everstep.end")  # follows a value when it is unpacked, so that rubbish behind it shows
-
-
-def check_depth(packed: bytes, depth_above: int, path: str) -> None:
-    """Raise UnstorableValue if these bytes, `depth_above` containers down, nest deeper than DEPTH_MAX."""
-    if depth_above + len(packed) <= DEPTH_MAX:
-        return
-    if depth_above + _containers_at_most(packed) > DEPTH_MAX and depth_above + depth(packed) > DEPTH_MAX:
-        raise UnstorableValue(path, "a value", f"it nests deeper than {DEPTH_MAX} levels")
 
 
 def has_text_keys(mapping: dict[Any, Any]) -> bool:
@@ -134,18 +144,98 @@ def untagged(packed: bytes) -> tuple[int, bytes] | None:
 
 def items(packed: bytes) -> list[bytes]:
     """Return the packed items of a list, or the keys and values of a mapping in turn, each exactly as written."""
-    found: list[bytes] = []
-    try:
-        at, count = _token(packed, 0)
-        for _ in range(count):
-            end = _end(packed, at)
-            found.append(packed[at:end])
-            at = end
-    except IndexError as exc:
-        raise CheckpointCorrupted("a stored value is cut short") from exc
-    if at != len(packed):
-        raise CheckpointCorrupted("a stored value has a wrong size")
+    opened = _opened_one_level(packed)
+    if type(opened) is dict:
+        flat = [part for pair in opened.items() for part in pair]
+        if len(flat) != _token(packed, 0)[1]:
+            raise CheckpointCorrupted("a stored mapping has the same keys twice")
+        opened = flat
+    if type(opened) is not list:
+        raise CheckpointCorrupted("a stored list is out of shape")
+    pack_one = ormsgpack.packb
+    return [pack_one(item) for item in opened]
+
+
+def part_count(packed: bytes) -> int:
+    """Return how many items `listed` would return, or keys and values `pairs`, by what the bytes say; 0 for others."""
+    tag, content = untagged(packed) or (0, b"")
+    if tag in (MAP, ROWS) and content:
+        packed = content
+    if not is_list(packed) and not is_mapping(packed):
+        return 0
+    return _token(packed, 0)[1]
+
+
+def listed(packed: bytes) -> list[bytes] | None:
+    """Return the packed items of a list; None if the value is something else."""
+    if is_list(packed):
+        return items(packed)
+    tag, content = untagged(packed) or (0, b"")
+    if tag != ROWS:
+        return None
+    found = []
+    for row in items(content):
+        if not is_list(row):
+            raise CheckpointCorrupted("a stored list is out of shape")
+        found.append(tag_header(TUPLE, len(row)) + row)
     return found
+
+
+def pairs(packed: bytes) -> list[tuple[bytes, bytes]] | None:
+    """Return the packed keys and values of a mapping; None if the value is something else."""
+    if is_mapping(packed):
+        flat = items(packed)
+        return list(zip(flat[::2], flat[1::2], strict=True))
+    tag, content = untagged(packed) or (0, b"")
+    if tag != MAP:
+        return None
+    parts = items(content)
+    count = len(parts) // 2
+    if len(parts) % 2 or not is_list(content):
+        raise CheckpointCorrupted("a stored mapping is out of shape")
+    return list(zip(parts[:count], parts[count:], strict=True))
+
+
+def mapping_of(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return the packed mapping of these packed keys and values."""
+    if all(is_text(key) for key, _ in entries):
+        return b"".join([map_header(len(entries)), *[part for pair in entries for part in pair]])
+    parts = [array_header(2 * len(entries)), *[key for key, _ in entries], *[value for _, value in entries]]
+    content = b"".join(parts)
+    return tag_header(MAP, len(content)) + content
+
+
+def list_of(items: Sequence[bytes]) -> bytes:
+    """Return the packed list of these packed items."""
+    rows = _packed_rows(items)
+    if rows is not None:
+        return rows
+    return b"".join([array_header(len(items)), *items])
+
+
+def _packed_rows(items: Sequence[bytes]) -> bytes | None:
+    """Return a list of tuples of plain values as it is packed; None if it is something else."""
+    rows: list[bytes] = []
+    for item in items:
+        tag, row = untagged(item) or (0, b"")
+        if tag != TUPLE or not all(type(part) in _ROW_PARTS for part in _opened_one_level(row)):
+            return None
+        rows.append(row)
+    if not rows:
+        return None
+    content = b"".join([array_header(len(rows)), *rows])
+    return tag_header(ROWS, len(content)) + content
+
+
+def _opened_one_level(packed: bytes) -> Any:
+    """Return the value of these bytes with what is tagged left as it is: packed again, it gives the same bytes."""
+    try:
+        value, end = ormsgpack.unpackb(b"".join([b"\x92", packed, _END]), ext_hook=ormsgpack.Ext)
+    except Exception as exc:
+        raise CheckpointCorrupted(f"a stored value cannot be decoded: {exc}") from exc
+    if end != b"\xe5everstep.end":
+        raise CheckpointCorrupted("a stored value has bytes behind its end")
+    return value
 
 
 def length(packed: bytes) -> int:
@@ -164,23 +254,6 @@ def payload(packed: bytes) -> bytes:
     """Return the bytes inside a packed string or bytes value."""
     first = packed[0]
     return packed[1 if 0xA0 <= first < 0xC0 else 1 + _LENGTHS[first][0] :]
-
-
-def _end(packed: bytes, at: int) -> int:
-    """Return where the value that begins at `at` ends."""
-    values = 1
-    while values:
-        if packed[at] in _EXT_FIRST:
-            header, size = _ext_span(packed, at)
-            at += header + size
-            values -= 1
-        else:
-            size, inside = _token(packed, at)
-            at += size
-            values += inside - 1
-    if at > len(packed):
-        raise IndexError
-    return at
 
 
 def _ext_span(packed: bytes, at: int) -> tuple[int, int]:
@@ -210,25 +283,38 @@ class Codec:
     def __init__(self, types: Types, advice: str) -> None:
         self.types, self.advice = types, advice
 
-    def pack(self, value: Any, path: str = "value") -> bytes:
-        """Return the canonical bytes of `value`; `path` is what errors call it. Raises UnstorableValue."""
-        try:
-            return self._pack_fast(value)
-        except (TypeError, EverstepError, RuntimeError):  # the packer's own errors are TypeErrors and hide their cause
-            interrupt, _hidden.interrupt = getattr(_hidden, "interrupt", None), None
-            if interrupt is not None:
-                raise interrupt from None
-            return ormsgpack.packb(self._lower(value, path, []), option=_OPTIONS)
+    def pack(self, value: Any, path: str = "value", depth_above: int = 0) -> bytes:
+        """Return the canonical bytes of `value`; `path` is what errors call it. Raises UnstorableValue.
 
-    def packs_to(self, value: Any, packed: bytes) -> bool:
-        """Whether `value` packs to these bytes, which hold no bytes value: then a quick look is an exact one."""
+        It stands `depth_above` containers down, where it may nest so much less deep.
+        """
         try:
-            return self._packed_at_once(value) == packed
-        except (TypeError, EverstepError, RuntimeError):  # `pack` will say what is wrong
-            interrupt, _hidden.interrupt = getattr(_hidden, "interrupt", None), None
-            if interrupt is not None:
-                raise interrupt from None
-            return False
+            packed = self._pack_fast(value)
+            if depth_above <= _ABOVE_MAX or depth_above + depth(packed) <= DEPTH_MAX:
+                return packed
+            raise UnstorableValue(path, "a value", f"it nests deeper than {DEPTH_MAX} levels")
+        except (TypeError, EverstepError, RuntimeError):  # the packer's own errors are TypeErrors and hide their cause
+            _raise_hidden()
+            return ormsgpack.packb(self._lower(value, path, [0] * depth_above), option=_OPTIONS)
+
+    def pack_items(self, items: list[Any], path: str, first: int = 0, depth_above: int = 1) -> bytes:
+        """Return the bytes of each of these items one after the other; the first is `path[first]`."""
+        try:
+            packed = self.pack_items_quickly(items)
+            if packed is None:
+                packed = self._packed_own(self._own_items(items, 0, 0), 0)[len(array_header(len(items))) :]
+            self._refuse_buffers(packed, items)
+            return packed
+        except (TypeError, EverstepError, RuntimeError):
+            _raise_hidden()
+        return b"".join([self.pack(item, f"{path}[{first + n}]", depth_above) for n, item in enumerate(items)])
+
+    def pack_items_quickly(self, items: list[Any]) -> bytes | None:
+        """Return what `pack_items` does, but that there may be buffers among the items; None if they are not plain."""
+        try:
+            return _packed_within(items, None, 0, len(array_header(len(items))))
+        except TypeError:
+            return None
 
     def unpack(self, packed: bytes) -> Any:
         """Return the value that `pack` turned into these bytes."""
@@ -243,19 +329,19 @@ class Codec:
         reader = _Reader(self.types)
         return reader.read([b"\x92", *parts, _END]), not reader.tagged
 
-    def opened(self, value: Any, path: str) -> tuple[int, list[Any]]:
-        """Return (tag, items) of a value that is stored as a tagged list, so that a large one can be split."""
-        tag, content = self._opened(value, path)
-        if tag in (SET, FROZENSET):
-            content.sort(key=lambda item: self.pack(item, path))
-        return tag, content
-
     def _pack_fast(self, value: Any) -> bytes:
         packed = self._packed_at_once(value)
-        # The packer writes a bytearray as bytes. Where the bytes marker cannot be seen there is none.
-        if (0xC4 in packed or 0xC5 in packed or 0xC6 in packed) and _holds_buffer(value):
-            raise TypeError("a bytearray needs the careful way")
+        self._refuse_buffers(packed, value)
         return packed
+
+    @staticmethod
+    def _refuse_buffers(packed: bytes, value: Any) -> None:
+        """Raise TypeError if there is a bytearray in a value: the packer writes it as bytes.
+
+        Where the bytes marker cannot be seen there is none.
+        """
+        if may_hold_bytes(packed) and _holds(value, _BUFFERS):
+            raise TypeError("a bytearray needs the careful way")
 
     def _packed_at_once(self, value: Any) -> bytes:
         """Return what the packer makes of `value`, though another thread may be changing it.
@@ -263,12 +349,65 @@ class Codec:
         Without a callback nothing else runs meanwhile. With one it does, and the packer reads beyond the end of a list
         that has shrunk, so it gets containers of its own.
         """
+        if type(value) not in _COPIED:
+            return self._packed_tagged(value, 0)
         try:
-            return ormsgpack.packb(value, None, _OPTIONS)
+            return _packed_within(value, None, 0)
         except TypeError:
-            return ormsgpack.packb(_own_containers(value, 0), self._tagged_fast, _OPTIONS)
+            return self._packed_tagged(value, 0)
 
-    def _tagged_fast(self, value: Any) -> ormsgpack.Ext:
+    def _packed_tagged(self, value: Any, level: int) -> bytes:
+        """Return what the packer makes of a value that is in `level` tagged containers."""
+        if level >= len(_FAST_DEPTHS):
+            raise TypeError("so many tagged containers inside one another need the careful way")
+        return self._packed_own(self._own_containers(value, 0, level), level)
+
+    def _packed_own(self, own: Any, level: int) -> bytes:
+        """Return what the packer makes of a value that nobody else can change."""
+        if type(own) is dict or (type(own) is list and not _COPIED.isdisjoint(map(type, own))):
+            return _packed_within(own, self._hook(level), level)
+        return ormsgpack.packb(own, self._hook(level), _OPTIONS)
+
+    def _hook(self, level: int) -> Callable[[Any], ormsgpack.Ext]:
+        return functools.partial(self._tagged_fast, level)
+
+    def _own_containers(self, value: Any, depth: int, level: int) -> Any:
+        """Return `value` with new lists and dicts; those that the packer would not take as they are, packed."""
+        kind = type(value)
+        if depth > DEPTH_MAX:
+            raise TypeError("a value that nests too deep, or contains itself, needs the careful way")
+        if kind is list:
+            own = value.copy()
+            kinds = set(map(type, own))
+            if tuple in kinds and len(kinds) == 1:
+                rows = _rows(own)
+                if rows is not None:
+                    return ormsgpack.Ext(ROWS, rows)
+            return own if kinds.isdisjoint(_COPIED) else self._own_items(own, depth, level)
+        if kind is dict:
+            own = value.copy()
+            if own and set(map(type, own)) != {str}:
+                return ormsgpack.Ext(MAP, self._packed_content([*own, *own.values()], level + 1))
+            if set(map(type, own.values())).isdisjoint(_COPIED):
+                return own
+            for key, item in own.items():
+                if type(item) in _COPIED:
+                    own[key] = self._own_containers(item, depth + 1, level)
+            return own
+        return value
+
+    def _own_items(self, items: list[Any], depth: int, level: int) -> list[Any]:
+        return [self._own_containers(item, depth + 1, level) if type(item) in _COPIED else item for item in items]
+
+    def _packed_content(self, content: list[Any], level: int) -> bytes:
+        """Return the items of a tagged container, packed."""
+        if level >= len(_FAST_DEPTHS):
+            raise TypeError("so many tagged containers inside one another need the careful way")
+        packed = self._packed_own(self._own_items(content, 0, level), level)
+        self._refuse_buffers(packed, content)
+        return packed
+
+    def _tagged_fast(self, level: int, value: Any) -> ormsgpack.Ext:
         """Return the extension value for `value`; the packer calls this for what it does not know."""
         make = _MAKERS.get(type(value))
         if make is not None:
@@ -281,8 +420,10 @@ class Codec:
             _hidden.interrupt = exc
             raise
         if tag in (SET, FROZENSET):
-            return ormsgpack.Ext(tag, _packed_set([self._pack_fast(item) for item in content]))
-        return ormsgpack.Ext(tag, self._pack_fast(content))
+            if _is_sortable(content):
+                return ormsgpack.Ext(tag, ormsgpack.packb(sorted(content), None, _OPTIONS))
+            return ormsgpack.Ext(tag, _packed_set([self._packed_tagged(item, level + 1) for item in content]))
+        return ormsgpack.Ext(tag, self._packed_content(content, level + 1))
 
     def _opened(self, value: Any, path: str) -> tuple[int, list[Any]]:
         """Return the tag and the content of a tagged container; raise UnstorableValue for an unknown type."""
@@ -292,7 +433,8 @@ class Codec:
         if kind is set or kind is frozenset:
             return (SET if kind is set else FROZENSET), list(value)
         if kind is dict:
-            return MAP, [part for pair in list(value.items()) for part in pair]
+            own = value.copy()
+            return MAP, [*own, *own.values()]
         entry = self.types.for_type(kind)
         if entry is None:
             raise UnstorableValue(path, f"a {kind.__module__}.{kind.__qualname__}", self._advice(value))
@@ -319,12 +461,16 @@ class Codec:
             return ormsgpack.Ext(*_MAKERS[kind](value, path))
         if id(value) in above:
             raise UnstorableValue(path, f"a {kind.__name__}", "it contains itself")
-        if len(above) >= DEPTH_MAX:
+        if len(above) >= DEPTH_MAX and (kind not in _SIZED or value):
             raise UnstorableValue(path, f"a {kind.__name__}", f"it nests deeper than {DEPTH_MAX} levels")
         above.append(id(value))
         try:
             if kind is list:
-                return [self._lower(item, f"{path}[{n}]", above) for n, item in enumerate(list(value))]
+                own = value.copy()
+                rows = _rows(own) if own and all(type(item) is tuple for item in own) else None
+                if rows is not None and len(above) < DEPTH_MAX:
+                    return ormsgpack.Ext(ROWS, rows)
+                return [self._lower(item, f"{path}[{n}]", above) for n, item in enumerate(own)]
             if kind is dict and has_text_keys(value):
                 return {key: self._lower(item, join_path(path, key), above) for key, item in list(value.items())}
             return ormsgpack.Ext(*self._lower_tagged(value, path, above))
@@ -334,13 +480,16 @@ class Codec:
     def _lower_tagged(self, value: Any, path: str, above: list[int]) -> tuple[int, bytes]:
         tag, content = self._opened(value, path)
         if tag == MAP:
-            paths = [p for key in content[::2] for p in (f"{path} (key {_shown(key)})", join_path(path, key))]
+            keys = content[: len(content) // 2]
+            paths = [f"{path} (key {_shown(key)})" for key in keys] + [join_path(path, key) for key in keys]
         elif tag == TUPLE:
             paths = [f"{path}[{n}]" for n in range(len(content))]
         else:  # a set has no positions; the fields of an object read as `path.field`
             paths = [path] * len(content)
         lowered = [self._lower(item, where, above) for item, where in zip(content, paths, strict=True)]
         if tag in (SET, FROZENSET):
+            if _is_sortable(lowered):
+                return tag, ormsgpack.packb(sorted(lowered), option=_OPTIONS)
             return tag, _packed_set([ormsgpack.packb(item, option=_OPTIONS) for item in lowered])
         return tag, ormsgpack.packb(lowered, option=_OPTIONS)
 
@@ -348,50 +497,136 @@ class Codec:
 DEFAULT = Codec(registry, "its class is not registered; call everstep.register(cls), or store plain data")
 """With the classes that were registered."""
 
-pack, unpack, unpack_parts, opened = DEFAULT.pack, DEFAULT.unpack, DEFAULT.unpack_parts, DEFAULT.opened
+pack, pack_items, unpack, unpack_parts = DEFAULT.pack, DEFAULT.pack_items, DEFAULT.unpack, DEFAULT.unpack_parts
 
 
-def _own_containers(value: Any, depth: int) -> Any:
-    """Return `value` with new lists and dicts; what they hold is the same."""
-    kind = type(value)
-    if depth > DEPTH_MAX:
-        raise TypeError("a value that nests too deep, or contains itself, needs the careful way")
-    if kind is list:
-        return [_own_containers(item, depth + 1) if type(item) in _COPIED else item for item in value.copy()]
-    if kind is dict:
-        pairs = value.copy().items()
-        return {key: _own_containers(item, depth + 1) if type(item) in _COPIED else item for key, item in pairs}
-    return value
+def _raise_hidden() -> None:
+    """Raise an interrupt that the packer has hidden."""
+    interrupt, _hidden.interrupt = getattr(_hidden, "interrupt", None), None
+    if interrupt is not None:
+        raise interrupt from None
+
+
+def _rows(rows: list[Any]) -> bytes | None:
+    """Return tuples of plain values, packed as lists; None if there is something else in them."""
+    if not _ROW_PARTS.issuperset(map(type, gc.get_referents(*rows))):
+        return None
+    try:
+        return ormsgpack.packb(rows, None, _ROWS_OPTIONS)
+    except TypeError:  # a number or text that the packer does not take
+        return None
+
+
+def _is_sortable(members: list[Any]) -> bool:
+    """Whether the members of a set are all texts or all numbers, which have an order by themselves."""
+    kinds = set(map(type, members))
+    return kinds == {str} or kinds == {int}
+
+
+class _Wrapper:
+    """Lists in lists: the packer refuses what nests deeper than it goes, so a value in here may nest less deep."""
+
+    def __init__(self, levels: int) -> None:
+        self.innermost: list[Any] = [None]
+        self.outermost = self.innermost
+        for _ in range(levels - 1):
+            self.outermost = [self.outermost]
+        self.header = b"\x91" * levels
+
+
+def _packer_depth() -> int:
+    """Return how deep a value may nest that the packer takes."""
+    value: list[Any] = []
+    depth = 1
+    while depth < 4096:
+        try:
+            ormsgpack.packb(value)
+        except TypeError:
+            return depth - 1
+        value = [value]
+        depth += 1
+    raise ImportError("this release of ormsgpack does not limit how deep a value nests")
+
+
+_PACKER_DEPTH = _packer_depth()
+_wrappers: list[deque[_Wrapper]] = [deque(maxlen=16) for _ in _FAST_DEPTHS]
+"""Those that nobody uses, by level."""
+
+
+def _packed_within(value: Any, hook: Callable[[Any], Any] | None, level: int, skip: int = 0) -> bytes:
+    """Return what the packer makes of a container; TypeError if it nests deeper than is surely right at this level.
+
+    To walk a large value for that takes many times as long as packing it. The first `skip` bytes are left out.
+    """
+    idle = _wrappers[level]
+    try:
+        wrapper = idle.pop()
+    except IndexError:
+        wrapper = _Wrapper(_PACKER_DEPTH - _FAST_DEPTHS[level])
+    wrapper.innermost[0] = value
+    try:
+        packed = ormsgpack.packb(wrapper.outermost, hook, _OPTIONS)
+    finally:
+        wrapper.innermost[0] = None
+        idle.append(wrapper)
+    return packed[len(wrapper.header) + skip :]
 
 
 def _packed_set(items: list[bytes]) -> bytes:
     return array_header(len(items)) + b"".join(sorted(items))
 
 
-def _holds_buffer(value: Any) -> bool:
-    """Whether a bytearray or memoryview is in the parts of `value` that the packer writes by itself."""
-    return _holds(value, (bytearray, memoryview))
+def may_hold_bytes(packed: bytes) -> bool:
+    """Whether there may be a bytes value in these bytes: if its marker cannot be seen there is none."""
+    return 0xC4 in packed or 0xC5 in packed or 0xC6 in packed
 
 
 def holds_bytes(value: Any) -> bool:
     """Whether bytes, or what the packer takes for bytes, are in the parts of `value` that it writes by itself."""
-    return _holds(value, (bytes, bytearray, memoryview))
+    return _holds(value, _BYTES)
 
 
-def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
+def _holds(value: Any, kinds: frozenset[type]) -> bool:
+    """Whether there is something of these types in the parts of `value` that the packer writes by itself."""
+    if type(value) in kinds:
+        return True
     # Level by level, so that a list of many small mappings takes few steps of the interpreter.
-    level = [value]
-    while level:
-        found = set(map(type, level))
+    dicts = [value] if type(value) is dict else []
+    lists = [value] if type(value) is list else []
+    while dicts or lists:
+        if not dicts and _are_numbers(lists):
+            return False
+        found = set(map(type, _parts(dicts, lists)))
         if not found.isdisjoint(kinds):
             return True
-        below: list[Any] = []
-        if dict in found:
-            below += itertools.chain.from_iterable([item.values() for item in level if type(item) is dict and item])
-        if list in found:
-            below += itertools.chain.from_iterable([item for item in level if type(item) is list and item])
-        level = below
+        below = list(_parts(dicts, lists)) if not found.isdisjoint(_COPIED) else []
+        dicts = _of_type(dict, below, found)
+        lists = _of_type(list, below, found)
     return False
+
+
+def _of_type(kind: type, values: list[Any], found: set[type]) -> list[Any]:
+    """Return those of the values that are of this type; `found` has the types of all of them."""
+    if kind not in found:
+        return []
+    return values if len(found) == 1 else [value for value in values if type(value) is kind]
+
+
+def _parts(dicts: list[dict[Any, Any]], lists: list[list[Any]]) -> Iterator[Any]:
+    """Return all that is in these containers, without a step of the interpreter for each."""
+    values = itertools.chain.from_iterable(map(dict.values, dicts))
+    return itertools.chain(values, itertools.chain.from_iterable(lists))
+
+
+def _are_numbers(lists: list[list[Any]]) -> bool:
+    """Whether there are only numbers in these lists, in the least time that it takes to look."""
+    if not lists[0] or type(lists[0][0]) not in (int, float):
+        return False
+    try:
+        sum(itertools.chain.from_iterable(lists))
+    except (TypeError, OverflowError):
+        return False
+    return True
 
 
 def join_path(path: str, key: Any) -> str:
@@ -472,9 +707,6 @@ _PATHS = (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pat
 for _n, _kind in enumerate(_PATHS):
     # As text: nothing is opened or resolved, and a lone surrogate in a file name survives.
     _MAKERS[_kind] = lambda v, path, n=_n: (PATH, pack([n, _path_text(v, path)], path))  # type: ignore[misc]  # n is bound early
-
-UNSPLIT = frozenset(_MAKERS)
-"""Types that are one piece however large."""
 
 
 # -- unpacking ---------------------------------------------------------------------------------------------------------
@@ -570,10 +802,10 @@ def _flat_part(tag: int, data: bytes) -> Any:
 
 
 def _read_map(data: bytes, reader: _Reader) -> dict[Any, Any]:
-    items = reader.items(data)
-    flat = iter(items)
+    parts = reader.items(data)
+    count = len(parts) // 2
     try:
-        return dict(zip(flat, flat, strict=True))
+        return dict(zip(parts[:count], parts[count:], strict=True))
     except TypeError as exc:
         if reader.as_data is None:
             raise
@@ -592,6 +824,13 @@ def _read_set(data: bytes, reader: _Reader, kind: type) -> Any:
         if reader.as_data is None:
             raise
         return items  # members whose class is not known here are dicts, which no set holds
+
+
+def _read_rows(data: bytes, reader: _Reader) -> list[Any]:
+    rows = reader.items(data)
+    if set(map(type, rows)) != {list}:
+        raise CheckpointCorrupted("a stored list of tuples is out of shape")
+    return list(map(tuple, rows))
 
 
 def _read_object(data: bytes, reader: _Reader) -> Any:
@@ -649,6 +888,7 @@ _READERS: dict[int, Callable[[bytes, _Reader], Any]] = {
     SET: lambda data, reader: _read_set(data, reader, set),
     FROZENSET: lambda data, reader: _read_set(data, reader, frozenset),
     OBJECT: _read_object,
+    ROWS: _read_rows,
     DATETIME: _read_datetime,
     DATE: lambda data, reader: dt.date(*reader.flat(data)),
     TIME: _read_time,
@@ -667,7 +907,7 @@ _READERS: dict[int, Callable[[bytes, _Reader], Any]] = {
 # -- depth -------------------------------------------------------------------------------------------------------------
 
 _CONTAINER_BYTES = bytes((*range(0x80, 0xA0), 0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9), 0xDC, 0xDD, 0xDE, 0xDF))
-TREE_TAGS = frozenset((MAP, TUPLE, SET, FROZENSET, OBJECT))
+TREE_TAGS = frozenset((MAP, TUPLE, SET, FROZENSET, OBJECT, ROWS))
 """Tags whose content is a packed list."""
 
 

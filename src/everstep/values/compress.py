@@ -24,6 +24,7 @@ _HEADER_BYTES = 18  # of a frame, at most
 _WORTH_BYTES = 48
 _FEW = 32
 _SMALL_BYTES = 1 << 16
+_DICTIONARY_BYTES = 2048
 _OUTPUT_FREE = 1 << 20
 _RATIO_MAX = 256
 """A body may grow to 1 MiB, or to 256 times its stored size: what `squeeze` never exceeds, `expand` never allows."""
@@ -38,7 +39,7 @@ class _Contexts:
 
     @functools.cached_property
     def compress(self) -> Callable[[bytes], bytes]:
-        return zstandard.ZstdCompressor(level=3, write_checksum=False).compress
+        return zstandard.ZstdCompressor(level=1, write_checksum=False).compress
 
     # With the dictionary level 1 is as small as level 3, in less than half the time; level 6 saves a tenth more and
     # takes five times as long; for what is shorter than the dictionary's own pieces level 4 is nearly as good.
@@ -130,7 +131,7 @@ def squeeze_all(bodies: Sequence[bytes], *, thorough: bool = False) -> list[byte
                 found.append(PLAIN + body)
                 continue
             # The dictionary helps small bodies; a large one finds its own repetitions.
-            small = size <= _SMALL_BYTES
+            small = size < _DICTIONARY_BYTES
             packed = compress_small(body) if small else contexts.compress(body)
             if len(packed) >= size - size // 10 or size > max(_SMALL_BYTES, _RATIO_MAX * len(packed)):
                 found.append(PLAIN + body)

@@ -10,10 +10,11 @@ from everstep.values import codec
 
 LIST, PAIR, TEXT, TAGGED = 96, 60, 64, 500
 MAPPING = 136
-LONG = 16_384
-"""A text beyond this is kept in pieces, which are weighed without knowing the others."""
 BYTE_MAX = 170
 """What a packed byte weighs at most: a tag with nothing in it takes three."""
+_LONG = 16_384  # what the letters of a longer text take is not looked at
+_LARGE = 1 << 20  # what is larger is weighed with a quick look, unless it seems to weigh much
+_QUICK_MAX = 16 << 20
 _SLOT = 12  # a place in a list, and what is not made anew
 _NUMBER = 40
 
@@ -37,13 +38,52 @@ _LENGTH_SIZES = {
 _LISTS, _MAPPINGS, _TAGS = frozenset((0xDC, 0xDD)), frozenset((0xDE, 0xDF)), frozenset((0xC7, 0xC8, 0xC9))
 
 
-def weight(packed: bytes) -> int:
-    """Return what it takes to build the value of these bytes, which may be forged."""
+_MAPPING_FIRSTS = bytes((*range(0x81, 0x90), *_MAPPINGS))
+_TAG_FIRSTS = bytes((*_TAGS, *range(0xD4, 0xD9)))
+_SMALL_FIRSTS = bytes((*range(0x80), *range(0xC0, 0xC4)))
+_NUMBER_FIRSTS = bytes((*range(0xCA, 0xD4), *range(0xE0, 0x100)))
+_OTHER_FIRSTS = bytes(range(0x100)).translate(None, _MAPPING_FIRSTS + _TAG_FIRSTS + _SMALL_FIRSTS + _NUMBER_FIRSTS)
+_QUICK = (
+    (1 + _SLOT, _SMALL_FIRSTS),
+    (9 + _NUMBER, _NUMBER_FIRSTS),
+    (5 + LIST, _OTHER_FIRSTS),
+    (5 + MAPPING, _MAPPING_FIRSTS),
+    (5 + TAGGED, _TAG_FIRSTS),
+)
+"""What a part weighs at most without what is in it, by the bytes that it may begin with."""
+
+
+def weight_at_most(packed: bytes) -> int:
+    """Return a weight that a value is not above, without a step for each of its parts.
+
+    Each byte counts as if a part began with it.
+    """
+    size = len(packed)
+    has_mappings = len(packed.translate(None, _MAPPING_FIRSTS)) < size
+    total = PAIR // 2 * size if has_mappings else 0  # a pair takes two bytes at least
+    for each, firsts in _QUICK:
+        total += each * (size - len(packed.translate(None, firsts)))
+    return total
+
+
+def weight_in_pieces(packed: bytes, most: int) -> int:
+    """Return what a value weighs that may be large, about; something above `most` if that is more."""
+    if len(packed) > _LARGE:
+        quick = weight_at_most(packed)
+        if quick <= _QUICK_MAX:
+            return quick
+    return weight(packed, most)
+
+
+def weight(packed: bytes, most: int | None = None) -> int:
+    """Return what it takes to build the value of these bytes, which may be forged; not much above `most`."""
     total = 0
     pending = [(0, len(packed))]
     while pending:
         at, end = pending.pop()
         while at < end:
+            if most is not None and total > most:
+                return total
             first = packed[at]
             step = _STEPS[first]
             if step is not None:
@@ -77,7 +117,7 @@ def weight(packed: bytes) -> int:
 
 def _bytes_weight(data: bytes) -> int:
     """Return what the bytes of a text take: as they are, and in a text that has up to 4 for each of its letters."""
-    if len(data) > LONG or data.isascii():
+    if len(data) > _LONG or data.isascii():
         return 2 * len(data)
     highest = max(data)
     if highest >= 0xF0:

@@ -45,8 +45,7 @@ def type_name(kind: type) -> str:
 def _storable(value: Any, above: int, inside: tuple[int, ...]) -> Any:
     """`inside` names the containers around it that were opened here."""
     try:
-        packed = codec.pack(value)
-        codec.check_depth(packed, above, "value")
+        packed = codec.pack(value, "value", above)
         return codec.unpack(packed)
     except Exception:  # then some part of it cannot be stored
         kind, item = type(value), functools.partial(_storable, above=above + 1, inside=(*inside, id(value)))

@@ -1,10 +1,13 @@
-"""Packed values as trees of objects: split, extend, join, walk. Pure: bytes in, bytes out.
+"""Packed values as objects: write, extend, join, walk. Pure: bytes in, bytes out.
 
-A value is written as a node: its own bytes if it is small, else a reference to an object, or a list, mapping or long
-text whose parts are nodes again. The parts of a list stand in groups, the groups in groups of groups. Where a group
-ends depends on the content of its last part (and on the level), with a least and a greatest length, so an edit in the
-middle moves no boundary far away, and equal items cannot degenerate. Only finished groups become objects: the open
-end of every level stays inside the list's own node, which is why an append writes one short node and the new item.
+A value has one of two forms. **Items**: a list whose items are added, edited and merged one by one, as a conversation
+is; and a mapping whose large values stand by themselves (the channels of a graph). **Packed bytes**: everything else,
+as the packer made them; in one object if they are small, in pieces if they are not (see `pieces`).
+
+The items of a list stand in groups, the groups in groups of groups. Where a group ends depends on the content of its
+last part (and on the level), with a least and a greatest length, so an edit in the middle moves no boundary far away,
+and equal items cannot degenerate. Only finished groups become objects: the open end of every level stays inside the
+list's own node, which is why an append writes one short node and the new item.
 
 An object is (hash, children, body): the hashes it refers to stand in `children`, in order of use; the body only says
 "next child". A store can walk and mark trees without ever opening a body. Joining gives back exactly the bytes that
@@ -13,22 +16,24 @@ An object is (hash, children, body): the hashes it refers to stand in `children`
 Equal parts are one object, however often they occur. So a few stored bytes can stand for a value of any size, and what
 that costs a reader is bounded: see `repeats`.
 
-Every split node says how large its value is when packed, so that a size is never more than one object away. A node is
-a function of its value and of the place it stands in (ITEM_MAX in a list, ENTRY_MAX elsewhere), and of nothing else:
-compare and merge rest on that.
+A list, and each of its items, is a function of its value. A value in pieces is not: its pieces depend on what it was
+before, unless it is written without that. Equal nodes mean equal values; of different ones nobody knows without
+reading both. Every node that is not small says how large its value is when packed, so that a size is never more than
+one object away.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.values import codec, costs
+from everstep.values.overlap import Overlap
+from everstep.values.pieces import Layer, piece_size
 
 FORMAT = 1
 """The address function: the first 16 bytes of SHA-256 over format, children and body. Belongs to a family."""
@@ -38,11 +43,14 @@ VALUE_BYTES_MAX = 1 << 30
 """The largest value that is saved, packed: what cannot be read back in one piece is not accepted."""
 
 _INLINE_MAX = 48  # a part up to this size stands in its parent, where it is written again with each change beside it
-ITEM_MAX = 4096  # an item of a list is written once, so it is kept whole up to this size
-ENTRY_MAX = 1024  # a value of a mapping is changed in place, so it is split sooner
-_TEXT_MAX = 16384  # strings and bytes beyond this are cut by content
+WHOLE_MAX = 4096
+"""A value up to this size is one object; a larger one is kept in pieces."""
+_HEAD_BYTES = 16  # of a value in pieces; they stand in its node, since counts change there
+_PIECES_MAX = 48  # so many pieces are listed in the node itself
+_PIECES_IN_GROUP = 32
+_PIECE_MIN = 64  # on average; a writer makes larger ones
 _GROUP_MIN, _GROUP_MAX = 4, 32
-_GROUP_ODDS, _PAIRS_ODDS = 96, 32  # in 256: that a group ends after a part; a mapping has no open end that is rewritten
+_GROUP_ODDS = 96  # in 256: that a group ends after a part
 _LEVELS_MAX = 32
 
 REPEATS_MAX = int(os.environ.get("EVERSTEP_REPEATS_MAX", 192 << 20))
@@ -50,16 +58,38 @@ REPEATS_MAX = int(os.environ.get("EVERSTEP_REPEATS_MAX", 192 << 20))
 REPEATS_FREE = 1 << 20
 """Bytes that occur again without anybody looking closer, so what is smaller is written without a look."""
 
-PACKED, REF, LIST, MAP, TEXT, BYTES, TAG, REST, GROUP, PAIRS, NODES, WHOLE, RAW = range(13)
+PACKED, REF, LIST, MAP, PIECES, REST, GROUP, NODES, WHOLE = range(9)
 
 REF_BODY = bytes((REF,))
 _REST_BODY = bytes((REST,))
+_NODES_BODY = bytes((NODES,))
 _LEAF_SEED = b"\x010:" + _REST_BODY
 _sha256 = hashlib.sha256
 
 
 Content = tuple[bytes, bytes]
 """An object's (children, body)."""
+
+Tails = tuple[tuple[list["Node"], list[int]], ...]
+"""The open ends of a list, lowest level first, with a byte for each part (see `Levels`). Never changed."""
+
+
+class Level(NamedTuple):
+    """The pieces of a value and their hashes; or, above that, groups of hashes and the hashes of these groups."""
+
+    pieces: list[bytes]
+    keys: list[bytes]
+
+
+class InPieces(NamedTuple):
+    """A value in pieces, opened: what its next version is laid over."""
+
+    head: bytes
+    levels: list[Level]
+
+    def packed(self) -> bytes:
+        """Return the whole value, packed."""
+        return b"".join([self.head, *self.levels[0].pieces])
 
 
 class Node(NamedTuple):
@@ -69,8 +99,8 @@ class Node(NamedTuple):
     body: bytes
     size: int
     """0 where it is not known without looking at an object: see `packed_size`."""
-    tails: tuple[tuple[list[Node], list[int]], ...] = ()
-    """A list's open ends (see `Levels`), if they are at hand: saves reading them back. Never changed."""
+    made: Tails | InPieces | None = None
+    """How a list or a value in pieces was made, if that is at hand: its next version is written from it."""
 
 
 def address(children: bytes, body: bytes) -> bytes:
@@ -110,55 +140,46 @@ class Writer:
         self._known, self._codec = known, packer
         self.objects = objects if objects is not None else {}
         self.added_bytes = sum(len(children) + len(body) for children, body in self.objects.values())
+        self._whole: list[bytes] = []
+        self._pieces: list[bytes] = []
 
-    def whole(self, value: Any, path: str) -> Node:
-        """Write `value` as one object, however large."""
-        packed = self._codec.pack(value, path)
-        return Node(self._leaf(packed, -1, path), bytes((WHOLE,)), len(packed))  # the list around is not the caller's
+    def whole(self, packed: bytes) -> Node:
+        """Write a packed value as one object, however large."""
+        return Node(self._leaf(packed), bytes((WHOLE,)), len(packed))
 
-    def value(self, value: Any, path: str, whole_max: int = ENTRY_MAX, depth: int = 0) -> Node:
-        """Write `value`, split where it is larger than `whole_max`."""
-        packed = self._codec.pack(value, path)
+    def value(self, value: Any, path: str, depth: int = 0, old: InPieces | None = None) -> Node:
+        """Write `value`, which stands `depth` containers down; `old` is what stood there before."""
+        return self.packed(self._codec.pack(value, path, depth), old)
+
+    def packed(self, packed: bytes, old: InPieces | None = None) -> Node:
+        """Write a value that is packed already."""
         size = len(packed)
-        if size <= whole_max or (size <= _TEXT_MAX and type(value) in (str, bytes)):
-            return self._atom(packed, depth, path)
-        if depth >= codec.DEPTH_MAX:
-            raise UnstorableValue(path, f"a {type(value).__name__}", f"it nests deeper than {codec.DEPTH_MAX} levels")
-        return self.placed(self._split(value, packed, path, depth))
+        if size > WHOLE_MAX:
+            return self.placed(self._in_pieces(packed, old))
+        if size > _INLINE_MAX:
+            return Node(self._leaf(packed), REF_BODY, size)
+        self._whole.append(packed)
+        return Node(b"", b"%c%c%b" % (PACKED, size, packed), size)
 
-    def list_node(self, items: Iterable[Any], path: str, depth: int = 0) -> Node:
+    def list_node(self, items: Iterable[Any], path: str) -> Node:
         """Write a list as a list node, whatever its size."""
-        return self.extended(EMPTY_LIST, items, path, depth)
+        return self.extended(EMPTY_LIST, items, path)
 
-    def extended(self, node: Node, items: Iterable[Any], path: str, depth: int = 0) -> Node:
+    def extended(self, node: Node, items: Iterable[Any], path: str) -> Node:
         """Return the list node `node` with `items` added at its end."""
-        count, size, tails, cuts = _read_list(node)
-        list_ = Levels(self, tails, cuts, GROUP)
-        size -= len(codec.array_header(count))
+        length = list_length(node)
+        packed: list[bytes] = []
         for item in items:
             try:
-                part = self.value(item, "", ITEM_MAX, depth + 1)
+                packed.append(self._codec.pack(item, "", 1))
             except UnstorableValue as exc:  # paths cost time and are rarely needed: put together on the way up
-                raise exc.under(f"{path}[{count}]") from exc
-            list_.add(part, part.children[0] if part.body is REF_BODY else _cut(part))
-            size += part.size
-            count += 1
-        return list_.list_node(count, size + len(codec.array_header(count)))
-
-    def items_of(self, node: Node, items: Iterable[Any], path: str) -> list[Node]:
-        """Write items to be added to the list node `node`, or to another: see `extended_by`."""
-        parts: list[Node] = []
-        for item in items:
-            try:
-                parts.append(self.value(item, "", ITEM_MAX, 1))
-            except UnstorableValue as exc:
-                raise exc.under(f"{path}[{_read_list(node)[0] + len(parts)}]") from exc
-        return parts
+                raise exc.under(f"{path}[{length + len(packed)}]") from exc
+        return self.extended_packed(node, packed)
 
     def extended_by(self, node: Node, parts: Iterable[Node]) -> Node:
         """Return the list node `node` with items added at its end that are written already."""
         count, size, tails, cuts = _read_list(node)
-        list_ = Levels(self, tails, cuts, GROUP)
+        list_ = Levels(self, tails, cuts)
         size -= len(codec.array_header(count))
         for part in parts:
             list_.add_part(part)
@@ -166,46 +187,61 @@ class Writer:
             count += 1
         return list_.list_node(count, size + len(codec.array_header(count)))
 
-    def extended_packed(self, node: Node, items: Iterable[bytes], path: str, depth: int = 0) -> Node:
+    def extended_packed(self, node: Node, items: Iterable[bytes]) -> Node:
         """Return the list node `node` with items added at its end that are packed already."""
-        count, size, tails, cuts = _read_list(node)
-        list_ = Levels(self, tails, cuts, GROUP)
-        size -= len(codec.array_header(count))
-        for item in items:
-            list_.add_part(self.packed(item, path, ITEM_MAX, depth + 1))
-            size += len(item)
-            count += 1
-        return list_.list_node(count, size + len(codec.array_header(count)))
+        return self.extended_by(node, [self.packed(item) for item in items])
 
-    def packed(self, packed: bytes, path: str, whole_max: int = ENTRY_MAX, depth: int = 0) -> Node:
-        """Write a value that is packed already: the node that `value` makes of it, without building the value."""
-        size = len(packed)
-        if size <= whole_max or (size <= _TEXT_MAX and (codec.is_text(packed) or codec.is_bytes(packed))):
-            return self._atom(packed, depth, path)
-        if depth >= codec.DEPTH_MAX:
-            raise UnstorableValue(path, "a value", f"it nests deeper than {codec.DEPTH_MAX} levels")
-        return self.placed(self._split_packed(packed, path, depth))
+    def replaced(self, node: Node, common: Overlap, size: int, objects: Mapping[bytes, Content]) -> Node:
+        """Return a list node of this size, packed, of which `common` says what it is made of, by the one before it.
 
-    def packed_list(self, packed: bytes, path: str, depth: int = 0) -> Node:
+        Groups that are kept stay as they are; `objects` must have all groups of the old list, but not its items.
+        """
+        found = opened(node.children, node.body)
+        cutter = _Cutter(Levels(self, [[]], [[]]), objects)
+        cutter.take(found.parts, common.skip, common.skip + common.front)
+        for item in common.added:
+            cutter.levels.add_part(self.packed(item))
+        cutter.take(found.parts, found.length - common.back, found.length)
+        self.leave_out(cutter.lengths.keys())
+        return cutter.levels.list_node(common.front + len(common.added) + common.back, size)
+
+    def packed_list(self, packed: bytes) -> Node:
         """Write a list that is packed already as a list node, whatever its size."""
-        return self.extended_packed(EMPTY_LIST, codec.items(packed), path, depth)
+        return self.extended_packed(EMPTY_LIST, codec.items(packed))
 
-    def list_of(self, parts: Iterable[Node], count: int, size: int) -> Node:
-        """Write a list whose items are written already, as items; `size` is that of the list, packed."""
-        list_ = Levels(self, [[]], [[]], GROUP)
-        for part in parts:
-            list_.add_part(part)
-        return self.placed(list_.list_node(count, size))
+    def mapping(self, entries: Iterable[tuple[bytes, bytes | Node]], old: Node | None = None) -> Node:
+        """Write a mapping of packed text keys. Values that are given as nodes stand alone, the others together.
 
-    def map_of(
-        self, entries: Iterable[tuple[bytes, Node]], count: int, size: int, *, inline_max: int = _INLINE_MAX
-    ) -> Node:
-        """Write a mapping of packed text keys whose values are written already, as entries of a mapping."""
-        return self.placed(self._map_of(entries, count, size), inline_max)
+        `old` is the node that this made of the values that stood together before.
+        """
+        alone: list[Node] = []
+        together: list[bytes] = []
+        count = size = before = 0
+        for key, value in entries:
+            count += 1
+            size += len(key)
+            if isinstance(value, Node):
+                body = _number(before) + _number(len(key)) + key + value.body
+                alone.append(Node(value.children, body, value.size))
+                size += value.size
+                before = 0
+            else:
+                together += (key, value)
+                size += len(value)
+                before += len(key) + len(value)
+        size += len(codec.map_header(count))
+        small = self.packed(codec.map_header(len(together) // 2) + b"".join(together), made_of(old))
+        children = b"".join([part.children for part in alone]) + small.children
+        parts = [bytes((MAP,)), _number(count), _number(size), _number(len(alone))]
+        return Node(children, b"".join([*parts, *[part.body for part in alone], small.body]), size, small.made)
+
+    def weight_at_most(self) -> int:
+        """Return what all weighs that was written and not kept from before, at most: it may repeat what is there."""
+        whole = sum([costs.weight(packed) for packed in self._whole])
+        return whole + sum([costs.weight_at_most(piece) for piece in self._pieces])
 
     def leave_out(self, known: Collection[bytes]) -> None:
         """Forget the objects that turn out to be known."""
-        self._known = known
         for key in [key for key in self.objects if key in known]:
             children, body = self.objects.pop(key)
             self.added_bytes -= len(children) + len(body)
@@ -218,100 +254,56 @@ class Writer:
             self.added_bytes += len(children) + len(body)
         return key
 
-    def _leaf(self, packed: bytes, depth: int, path: str) -> bytes:
+    def _leaf(self, packed: bytes) -> bytes:
+        self._whole.append(packed)
         key = _sha256(_LEAF_SEED + packed).digest()[:HASH_BYTES]  # address(b"", REST + packed), with one copy less
         if key not in self._known and key not in self.objects:
-            codec.check_depth(packed, depth, path)
             self.objects[key] = b"", _REST_BODY + packed
             self.added_bytes += len(packed) + 1
         return key
 
-    def _atom(self, packed: bytes, depth: int, path: str) -> Node:
-        size = len(packed)
-        if size > _INLINE_MAX:
-            return Node(self._leaf(packed, depth, path), REF_BODY, size)
-        codec.check_depth(packed, depth, path)
-        return Node(b"", b"%c%c%b" % (PACKED, size, packed), size)
+    def _in_pieces(self, packed: bytes, old: InPieces | None) -> Node:
+        levels = [self._level(packed, _HEAD_BYTES, piece_size(len(packed)), 1, _level_of(old, 0))]
+        while len(levels[-1].keys) > _PIECES_MAX:
+            listed = b"".join(levels[-1].keys)
+            size = _PIECES_IN_GROUP * HASH_BYTES
+            levels.append(self._level(listed, 0, size, HASH_BYTES, _level_of(old, len(levels))))
+        made = InPieces(packed[:_HEAD_BYTES], levels)
+        numbers = _number(len(packed)) + _number(len(levels)) + _number(len(levels[-1].keys))
+        body = bytes((PIECES,)) + numbers + made.head
+        return Node(b"".join(levels[-1].keys), body, len(packed), made)
 
-    def inline(self, packed: bytes) -> Node:
-        """Write a packed value where it stands, whatever its size."""
-        return inline(packed)
+    def _level(self, data: bytes, start: int, size: int, unit: int, old: Level) -> Level:
+        """Cut pieces, or groups of hashes, and store those that are new."""
+        layer = Layer(data, start, old.pieces, size, unit)
+        keys: list[bytes] = []
+        for piece, kept in zip(layer.pieces, layer.kept, strict=True):
+            if kept >= 0:
+                keys.append(old.keys[kept])
+            elif start:
+                self._pieces.append(piece)
+                keys.append(self.store(b"", piece))
+            else:
+                keys.append(self.store(piece, _NODES_BODY))
+        return Level(layer.pieces, keys)
 
     def placed(self, node: Node, inline_max: int = _INLINE_MAX) -> Node:
         """Return `node` itself if it is small, else a reference to it as an object."""
         if len(node.children) + len(node.body) <= inline_max:
             return node
-        return Node(self.store(node.children, node.body), REF_BODY, node.size)
-
-    def _split(self, value: Any, packed: bytes, path: str, depth: int) -> Node:
-        kind = type(value)
-        if kind is list:
-            return self.list_node(value, path, depth)
-        if kind is dict and codec.has_text_keys(value):
-            return self._map_node(value, path, depth)
-        if kind is str and packed[0] in b"\xda\xdb":
-            return self._cut_node(TEXT, value.encode(), len(packed))
-        if kind is bytes:
-            return self._cut_node(BYTES, value, len(packed))
-        if kind is bytearray:
-            return _tagged(codec.BYTEARRAY, self._cut_node(RAW, bytes(value), len(value)))
-        if kind in codec.UNSPLIT:
-            return Node(self._leaf(packed, depth, path), REF_BODY, len(packed))
-        tag, items = self._codec.opened(value, path)
-        return _tagged(tag, self.list_node(items, path, depth))
-
-    def _split_packed(self, packed: bytes, path: str, depth: int) -> Node:
-        """Do what `_split` does, from the bytes alone."""
-        if codec.is_list(packed):
-            return self.packed_list(packed, path, depth)
-        if codec.is_mapping(packed):
-            flat = codec.items(packed)
-            nodes = [self.packed(item, path, ENTRY_MAX, depth + 1) for item in flat[1::2]]
-            return self._map_of(zip(flat[::2], nodes, strict=True), len(nodes), len(packed))
-        if codec.is_text(packed) or codec.is_bytes(packed):
-            return self._cut_node(TEXT if codec.is_text(packed) else BYTES, codec.payload(packed), len(packed))
-        tag, content = codec.untagged(packed) or (0, b"")
-        if tag == codec.BYTEARRAY:
-            return _tagged(tag, self._cut_node(RAW, content, len(content)))
-        if tag in codec.TREE_TAGS:
-            return _tagged(tag, self.packed_list(content, path, depth))
-        return Node(self._leaf(packed, depth, path), REF_BODY, len(packed))
-
-    def _map_node(self, mapping: dict[str, Any], path: str, depth: int) -> Node:
-        pairs = list(mapping.items())  # whoever changes the mapping meanwhile changes it for the next snapshot
-        size = len(codec.map_header(len(pairs)))
-        entries: list[tuple[bytes, Node]] = []
-        for key, item in pairs:
-            packed_key = codec.pack(key, path)
-            try:
-                part = self.value(item, "", ENTRY_MAX, depth + 1)
-            except UnstorableValue as exc:
-                raise exc.under(codec.join_path(path, key)) from exc
-            entries.append((packed_key, part))
-            size += len(packed_key) + part.size
-        return self._map_of(entries, len(entries), size)
-
-    def _map_of(self, entries: Iterable[tuple[bytes, Node]], count: int, size: int) -> Node:
-        pairs = Levels(self, [[]], [[]], PAIRS)
-        for key, part in entries:
-            entry = Node(part.children, _number(len(key)) + key + part.body, 0)
-            # The key alone decides where a group ends: a changed value moves no boundary.
-            pairs.add(entry, zlib.crc32(key) & 0xFF)
-        children, body = pairs.written()
-        return Node(children, bytes((MAP,)) + _number(count) + _number(size) + body, size)
-
-    def _cut_node(self, op: int, data: bytes, size: int) -> Node:
-        pieces = Levels(self, [[]], [[]], NODES)
-        for piece in _pieces(data):
-            key = self.store(b"", _REST_BODY + piece)
-            pieces.add(Node(key, REF_BODY, len(piece)), key[0])
-        children, body = pieces.written()
-        return Node(children, bytes((op,)) + _number(size) + body, size)
+        return Node(self.store(node.children, node.body), REF_BODY, node.size, node.made)
 
 
-def _tagged(tag: int, inner: Node) -> Node:
-    size = len(codec.tag_header(tag, inner.size)) + inner.size
-    return Node(inner.children, bytes((TAG, tag)) + inner.body, size)
+def _level_of(old: InPieces | None, height: int) -> Level:
+    if old is None or height >= len(old.levels):
+        return Level([], [])
+    return old.levels[height]
+
+
+def made_of(node: Node | None) -> InPieces | None:
+    """Return what the next version of a value in pieces is laid over, if that is at hand."""
+    made = node.made if node is not None else None
+    return made if isinstance(made, InPieces) else None
 
 
 class Levels:
@@ -321,9 +313,8 @@ class Levels:
     that even a list of booleans has places to end at.
     """
 
-    def __init__(self, writer: Writer, tails: list[list[Node]], cuts: list[list[int]], kind: int) -> None:
-        self._writer, self.tails, self.cuts, self._kind = writer, tails, cuts, kind
-        self._odds = _PAIRS_ODDS if kind == PAIRS else _GROUP_ODDS
+    def __init__(self, writer: Writer, tails: list[list[Node]], cuts: list[list[int]]) -> None:
+        self._writer, self.tails, self.cuts = writer, tails, cuts
 
     def takes(self, level: int) -> bool:
         """Whether a finished group of this level can be added as it is: nothing below it is open."""
@@ -334,15 +325,15 @@ class Levels:
         while len(self.tails) <= level:
             self.tails.append([])
             self.cuts.append([])
-        self.add(part, _cut(part, level), level)
+        self._add(part, _cut(part, level), level)
 
     def list_node(self, count: int, size: int) -> Node:
         """Return the list node that is written so far, of `count` items and this packed size."""
-        children, body = self.written()
+        children, body = self._written()
         body = bytes((LIST,)) + _number(count) + _number(size) + body
         return Node(children, body, size, tuple(zip(self.tails, self.cuts, strict=True)))
 
-    def add(self, part: Node, cut: int, level: int = 0) -> None:
+    def _add(self, part: Node, cut: int, level: int) -> None:
         tail, cuts = self.tails[level], self.cuts[level]
         tail.append(part)
         cuts.append(cut)
@@ -350,35 +341,69 @@ class Levels:
         if count < _GROUP_MIN:
             return
         mixed = cuts[-1] * 0x9E3B + cuts[-2] * 0x79B1 + cuts[-3] * 0x85EB + cuts[-4] * 0xC2B3
-        if (mixed >> 8) & 0xFF >= self._odds and count < _GROUP_MAX:
+        if (mixed >> 8) & 0xFF >= _GROUP_ODDS and count < _GROUP_MAX:
             return
-        children, body = self._written(level)
-        key = self._writer.store(children, bytes((self._kind if level == 0 else NODES,)) + body)
+        children = b"".join([part.children for part in tail])
+        body = _NODES_BODY if level else bytes((GROUP,)) + _runs(tail)
+        key = self._writer.store(children, body)
         self.tails[level], self.cuts[level] = [], []
         if level + 1 == len(self.tails):
             self.tails.append([])
             self.cuts.append([])
         # Each level looks at another byte of the hash, so that one unlucky hash does not end every level at once.
-        self.add(Node(key, REF_BODY, 0), key[(level + 1) % HASH_BYTES], level + 1)
+        self._add(Node(key, REF_BODY, 0), key[(level + 1) % HASH_BYTES], level + 1)
 
-    def written(self) -> Content:
+    def _written(self) -> Content:
         """Return the children and bytes of all open ends, the highest level first."""
-        children, body = self._written(0)
-        all_children, numbers = [children], [_number(len(self.tails))]
+        children: list[bytes] = []
+        numbers = [_number(len(self.tails))]
         for tail in self.tails[:0:-1]:
             numbers.append(_number(len(tail)))
-            all_children.insert(-1, b"".join([part.children for part in tail]))
-        return b"".join(all_children), b"".join(numbers) + body
+            children.extend([part.children for part in tail])
+        children.extend([part.children for part in self.tails[0]])
+        return b"".join(children), b"".join(numbers) + _runs(self.tails[0])
 
-    def _written(self, level: int) -> Content:
-        tail = self.tails[level]
-        children = b"".join([part.children for part in tail])
-        if level > 0:
-            return children, b""
-        if self._kind == GROUP:
-            return children, _runs(tail)
-        body = _number(len(tail))
-        return children, body if self._kind == NODES else body + b"".join([part.body for part in tail])
+
+class _Cutter:
+    """Adds stretches of an old list to a new one, in groups where they fit."""
+
+    def __init__(self, levels: Levels, objects: Mapping[bytes, Content]) -> None:
+        self.levels, self._objects = levels, objects
+        self.lengths: dict[bytes, int] = {}
+        """How many items there are in each group that was looked at."""
+
+    def take(self, parts: Sequence[Part], first: int, last: int) -> None:
+        """Add the items from `first` up to `last`, counted from the beginning of these parts."""
+        at = 0
+        for part in parts:
+            if at >= last:
+                return
+            length = self._length(part)
+            if at + length > first:
+                is_inside = first <= at and at + length <= last
+                if is_inside and self.levels.takes(part.level):
+                    self.levels.add_part(part.node, part.level)
+                else:
+                    self.take(self._group(part), first - at, last - at)
+            at += length
+
+    def _group(self, part: Part) -> list[Part]:
+        return opened_group(part.level, *content_of(part.node.children, self._objects))
+
+    def _length(self, part: Part) -> int:
+        if part.level == 0:
+            return 1
+        key = part.node.children
+        length = self.lengths.get(key)
+        if length is None:
+            children, body = content_of(key, self._objects)
+            count = len(children) // HASH_BYTES
+            if part.level == 1 and body == b"%c%b\0" % (GROUP, _number(2 * count)):
+                length = count  # none of them stands in the group itself
+            else:
+                length = sum([self._length(below) for below in self._group(part)])
+            self.lengths[key] = length
+        return length
 
 
 def _runs(parts: Sequence[Node]) -> bytes:
@@ -410,26 +435,6 @@ def _number(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-_PIECE_MIN, _PIECE_MAX, _PIECE_MASK = 2048, 32768, 0x7F
-# A piece may end after some of these: found fast, and not too common in prose, numbers, base64, other scripts' UTF-8
-# and binary data alike.
-_PIECE_ENDS = re.compile(rb"[c3S\x03\x8b\xab\xe3\xf3]")
-
-
-def _pieces(data: bytes) -> Iterable[bytes]:
-    """Cut long data where its content says so: the same stretch of bytes is cut the same wherever it stands."""
-    start, end = 0, len(data)
-    while start < end:
-        cut = min(start + _PIECE_MAX, end)
-        for found in _PIECE_ENDS.finditer(data, start + _PIECE_MIN, cut):
-            at = found.end()
-            if zlib.crc32(data[at - 32 : at]) & _PIECE_MASK == 0:
-                cut = at
-                break
-        yield data[start:cut]
-        start = cut
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -560,13 +565,12 @@ class Reader:
             self._emit(out, cursor.take(len(cursor.body) - cursor.at))
         elif op in (REF, WHOLE):
             self._reference(cursor.refs(1)[0], out)
-        elif op == TAG:
-            tag, left, content = cursor.byte(), self._left, list[bytes]()
-            self._node(cursor, content)
-            self._emit(out, codec.tag_header(tag, left - self._left))
-            out.extend(content)
-        elif op in (LIST, MAP, TEXT, BYTES, RAW):
-            self._split(op, cursor, out)
+        elif op == LIST:
+            self._list(cursor, out)
+        elif op == MAP:
+            self._mapping(cursor, out)
+        elif op == PIECES:
+            self._pieces(cursor, out)
         else:
             raise CheckpointCorrupted(f"a stored node is of the unknown kind {op}")
 
@@ -582,60 +586,92 @@ class Reader:
         self._node(inner, out)
         inner.finish()
 
-    def _split(self, op: int, cursor: _Cursor, out: list[bytes]) -> None:
-        """Join the parts of a split node, which says how large they are together."""
-        count = cursor.number() if op in (LIST, MAP) else 0
-        size, left = cursor.number(), self._left
+    def _claimed(self, size: int) -> int:
+        """Allow as many bytes as a node says it has, and return how many were allowed before."""
+        left = self._left
         if size > left:
             raise CheckpointCorrupted("a stored value is larger than its record says")
-        self._left = size  # not one byte more than it says
-        if op == LIST:
-            self._emit(out, codec.array_header(count))
-            self._levels(cursor, out, self._group)
-        elif op == MAP:
-            self._emit(out, codec.map_header(count))
-            self._levels(cursor, out, self._pairs)
-        else:
-            inner: list[bytes] = []
-            self._levels(cursor, inner, self._refs)
-            header = {TEXT: codec.text_header, BYTES: codec.bytes_header}.get(op)
-            self._emit(out, header(size - self._left) if header else b"")
-            out.extend(inner)
+        self._left = size
+        return left
+
+    def _claim_met(self, size: int, left: int) -> None:
+        """Check that a node has all the bytes that it says it has."""
         if self._left:
             raise CheckpointCorrupted("a stored value is not of the size its node says")
         self._left = left - size
 
-    def _levels(self, cursor: _Cursor, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]) -> None:
+    def _list(self, cursor: _Cursor, out: list[bytes]) -> None:
+        count, size = cursor.number(), cursor.number()
+        left = self._claimed(size)
+        self._emit(out, codec.array_header(count))
         top = cursor.number() - 1
         if not 0 <= top < _LEVELS_MAX:
             raise CheckpointCorrupted("a stored list has an impossible height")
         for level in range(top, 0, -1):
             for key in cursor.refs(cursor.number()):
-                self._finished(key, level, out, parts)
-        parts(cursor, out)
+                self._finished(key, level, out, self._group)
+        self._group(cursor, out)
+        self._claim_met(size, left)
 
-    def _finished(
-        self, key: bytes, level: int, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]
-    ) -> None:
+    def _pieces(self, cursor: _Cursor, out: list[bytes]) -> None:
+        size, height, count = _pieces_numbers(cursor)
+        left = self._claimed(size)
+        self._emit(out, cursor.take(_HEAD_BYTES))
+        for key in cursor.refs(count):
+            self._finished(key, height - 1, out, None)
+        self._claim_met(size, left)
+
+    def _mapping(self, cursor: _Cursor, out: list[bytes]) -> None:
+        """Join a mapping: the values that stand together are cut apart where another stands between them."""
+        count, size = cursor.number(), cursor.number()
+        left = self._claimed(size)
+        self._emit(out, codec.map_header(count))
+        alone: list[tuple[int, list[bytes]]] = []
+        for _ in range(cursor.number()):
+            before, parts = cursor.number(), list[bytes]()
+            self._emit(parts, cursor.take(cursor.number()))
+            self._node(cursor, parts)
+            alone.append((before, parts))
+        header = codec.map_header(max(count - len(alone), 0))
+        self._left += len(header)  # it stands before those that stand together, and not in what is joined
+        parts = list[bytes]()
+        self._node(cursor, parts)
+        together = b"".join(parts)
+        if not together.startswith(header):
+            raise CheckpointCorrupted("a stored mapping is out of shape")
+        at = len(header)
+        for before, one in alone:
+            out.append(together[at : at + before])
+            out.extend(one)
+            at += before
+        if at > len(together):
+            raise CheckpointCorrupted("a stored mapping is out of shape")
+        out.append(together[at:])
+        self._claim_met(size, left)
+
+    def _finished(self, key: bytes, level: int, out: list[bytes], items: _JoinItems | None) -> None:
+        """Join a finished group of a list; or a piece (level 0) or a group of pieces of a value, without `items`."""
         if key in self._seen:
-            self._again(key, (level, parts), out, lambda joined: self._join_group(key, level, joined, parts))
+            again = (level, items is None)
+            self._again(key, again, out, lambda joined: self._join_group(key, level, joined, items))
             return
         self._seen.add(key)
-        self._join_group(key, level, out, parts)
+        self._join_group(key, level, out, items)
 
-    def _join_group(
-        self, key: bytes, level: int, out: list[bytes], parts: Callable[[_Cursor, list[bytes]], None]
-    ) -> None:
+    def _join_group(self, key: bytes, level: int, out: list[bytes], items: _JoinItems | None) -> None:
         left = self._left
         group = self._object(key)
-        kind = group.byte()
-        if level == 1 and kind in (GROUP, PAIRS, NODES):
-            parts(group, out)
-        elif kind == NODES:
-            for child in group.refs(len(group.children) // HASH_BYTES):
-                self._finished(child, level - 1, out, parts)
+        if level == 0:
+            self._emit(out, group.take(len(group.body)))
         else:
-            raise CheckpointCorrupted("a stored list is out of shape")
+            kind = group.byte()
+            if level == 1 and kind == GROUP and items is not None:
+                items(group, out)
+            elif kind == NODES:
+                for child in group.refs(len(group.children) // HASH_BYTES):
+                    self._finished(child, level - 1, out, items)
+            else:
+                raise CheckpointCorrupted("a stored list is out of shape")
         group.finish()
         if self._left == left:  # no writer makes a group of nothing
             raise CheckpointCorrupted("a stored list has an empty group")
@@ -669,21 +705,38 @@ class Reader:
         for key in keys:
             self._reference(key, out)
 
-    def _pairs(self, cursor: _Cursor, out: list[bytes]) -> None:
-        for _ in range(cursor.number()):
-            self._emit(out, cursor.take(cursor.number()))
-            self._node(cursor, out)
 
-    def _refs(self, cursor: _Cursor, out: list[bytes]) -> None:
-        for key in cursor.refs(cursor.number()):
-            self._piece(key, out)
+_JoinItems = Callable[[_Cursor, list[bytes]], None]
 
-    def _piece(self, key: bytes, out: list[bytes]) -> None:
-        if key in self._seen:
-            self._again(key, RAW, out, lambda parts: self._node(self._object(key), parts))
-            return
-        self._seen.add(key)
-        self._node(self._object(key), out)
+
+def _pieces_numbers(cursor: _Cursor) -> tuple[int, int, int]:
+    """Read of a value in pieces its size, how many levels of pieces and groups it has, and how many of the highest."""
+    size, height, count = cursor.number(), cursor.number(), cursor.number()
+    if not 0 < height <= _LEVELS_MAX:
+        raise CheckpointCorrupted("a stored value has an impossible height")
+    return size, height, count
+
+
+def in_pieces(node: Node, objects: Mapping[bytes, Content]) -> InPieces | None:
+    """Open a value in pieces that has been read; None if it is kept otherwise."""
+    children, body = node.children, node.body
+    if body == REF_BODY:
+        children, body = content_of(children, objects)
+    if body[:1] != bytes((PIECES,)):
+        return None
+    cursor = _Cursor(children, body)
+    cursor.byte()
+    size, height, count = _pieces_numbers(cursor)
+    head, keys = cursor.take(_HEAD_BYTES), cursor.refs(count)
+    levels: list[Level] = []
+    for _ in range(height - 1):
+        groups = [content_of(key, objects)[0] for key in keys]
+        levels.insert(0, Level(groups, keys))
+        if sum(map(len, groups)) > HASH_BYTES * (_PIECES_MAX + size // _PIECE_MIN):
+            return None  # no writer makes such small pieces
+        keys = hashes(b"".join(groups))
+    levels.insert(0, Level([content_of(key, objects)[1] for key in keys], keys))
+    return InPieces(head, levels)
 
 
 # -- what repetition costs ---------------------------------------------------------------------------------------------
@@ -693,44 +746,90 @@ def repeats(children: bytes, body: bytes, content: Callable[[bytes], Content | N
     """Return what it costs to build the values of these nodes beyond building each object below them once.
 
     That is 0 for a value no part of which occurs twice, however large it is. Of an object that occurs n times, n - 1
-    count, weighed by what it is made of (see `costs`). Objects that are not at hand count nothing. Takes time by the
-    number of objects, not by how often they occur.
+    count, weighed by what it is made of (see `costs`). A value in pieces is weighed as a whole, and of that counts the
+    share that its pieces have in what occurs again. Objects that are not at hand count nothing. Takes time by the
+    number of objects, not by how often they occur; and by the size of values in pieces that repeat themselves.
     """
     roots = hashes(children)
     below = _opened_all(roots, content)
     if len(roots) + sum([len(keys) for keys in below.values()]) == len(below):
         return 0  # each is referred to once
-    times = dict.fromkeys(below, 0)
-    for key in roots:
-        times[key] += 1
-    cost = 0
-    pieces: set[bytes] = set()
-    values: set[bytes] = set()
-    for key, is_piece in zip(roots, _pieces_among(children, body), strict=True):
-        (pieces if is_piece else values).add(key)
+    tally = _Tally(content)
+    tally.count(roots, _notes_of(children, body, is_object=False), 1)
     for key in reversed(below):  # whoever refers to it comes first
-        found = content(key)
-        if found is None:
+        found, times = content(key), tally.times.get(key, 0)
+        if found is None or times == 0 or (times == 1 and not below[key]):
             continue
-        is_piece = key in pieces and key not in values
-        inside = below[key]
-        weight, raw = _weighed(found, is_piece) if inside or times[key] > 1 else (0, ())
-        cost += (times[key] - 1) * weight
-        for place, child in enumerate(inside):
-            times[child] += times[key]
-            (pieces if is_piece or any(place in run for run in raw) else values).add(child)
-    return cost
+        notes = _notes_of(*found, is_object=True)
+        tally.cost += (times - 1) * notes.weight
+        tally.count(below[key], notes, times)
+    return tally.cost + sum([tally.cost_in_pieces(*found) for found in tally.in_pieces.items()])
 
 
-def _pieces_among(children: bytes, body: bytes) -> list[bool]:
-    """Return of each child of these nodes whether it is a piece of a text."""
-    cursor, notes = _Cursor(children, body), _Notes()
-    try:
-        while cursor.at < len(body):
-            _skip(cursor, notes)
-    except IndexError as exc:
-        raise CheckpointCorrupted("a stored node cannot be read") from exc
-    return [any(place in run for run in notes.raw) for place in range(len(children) // HASH_BYTES)]
+class _Tally:
+    """How often objects occur, and what that costs."""
+
+    def __init__(self, content: Callable[[bytes], Content | None]) -> None:
+        self._content = content
+        self.times: dict[bytes, int] = {}
+        self.in_pieces: dict[_PiecesNote, int] = {}
+        self.cost = 0
+        self._seen: set[bytes] = set()
+
+    def count(self, children: Sequence[bytes], notes: _Notes, times: int) -> None:
+        """Count what a node or object refers to that occurs so often."""
+        times_of = self.times
+        at = 0
+        for note in notes.in_pieces:
+            for child in children[at : note.first]:
+                times_of[child] = times_of.get(child, 0) + times
+            at = note.first + len(note.keys) // HASH_BYTES
+            alike = note._replace(first=0)
+            self.in_pieces[alike] = self.in_pieces.get(alike, 0) + times
+        for child in children[at:]:
+            times_of[child] = times_of.get(child, 0) + times
+
+    def cost_in_pieces(self, note: _PiecesNote, times: int) -> int:
+        """Return what a value in pieces costs that occurs so often, beyond building each piece once."""
+        new_bytes = _HEAD_BYTES + sum([self._new_bytes(key, note.height - 1) for key in hashes(note.keys)])
+        if times == 1 and new_bytes >= note.size:
+            return 0
+        weight = note.size  # which is too much already if it is not weighed
+        if note.size <= REPEATS_MAX:
+            weight = costs.weight_in_pieces(self._join(note), REPEATS_MAX)
+        return weight * times - weight * min(new_bytes, note.size) // max(note.size, 1)
+
+    def _new_bytes(self, key: bytes, level: int) -> int:
+        """Return how many bytes there are in pieces that have not been met yet."""
+        if key in self._seen:
+            return 0
+        self._seen.add(key)
+        found = self._content(key)
+        if found is None:
+            return 0
+        if level == 0:
+            return len(found[1])
+        return sum([self._new_bytes(child, level - 1) for child in hashes(found[0])])
+
+    def _join(self, note: _PiecesNote) -> bytes:
+        """Return a value in pieces as a whole, and not much more of it than it says it has."""
+        joined: dict[tuple[bytes, int], bytes] = {}
+
+        def join(keys: bytes, level: int) -> bytes:
+            parts: list[bytes] = []
+            size = 0
+            for key in hashes(keys):
+                part = joined.get((key, level))
+                if part is None:
+                    below, body = self._content(key) or (b"", b"")
+                    part = joined[key, level] = join(below, level - 1) if level else body
+                parts.append(part)
+                size += len(part)
+                if size > note.size:
+                    break
+            return b"".join(parts)
+
+        return note.head + join(note.keys, note.height - 1)
 
 
 def _opened_all(roots: Sequence[bytes], content: Callable[[bytes], Content | None]) -> dict[bytes, list[bytes]]:
@@ -793,14 +892,24 @@ def check_repeats(cost: int, limit: int, size: int, path: str) -> None:
         )
 
 
+class _PiecesNote(NamedTuple):
+    """A value in pieces that is met when a node is stepped over."""
+
+    keys: bytes
+    height: int
+    size: int
+    head: bytes
+    first: int
+    """The number of its first child."""
+
+
 class _Notes:
     """What is met when a node is stepped over."""
 
-    __slots__ = ("raw", "weight")
+    __slots__ = ("in_pieces", "weight")
 
     def __init__(self) -> None:
-        self.raw: list[range] = []
-        """Which children are pieces of texts."""
+        self.in_pieces: list[_PiecesNote] = []
         self.weight = 0
 
 
@@ -819,29 +928,22 @@ class _Weigher(_Cursor):
         return data
 
 
-def _weighed(content: Content, is_piece: bool) -> tuple[int, Sequence[range]]:
-    """Return what an object costs by itself, and which of its children are pieces of texts."""
-    children, body = content
-    if is_piece:
-        return 2 * len(body), ()
-    if body[:1] == _REST_BODY:
-        return costs.weight(body[1:]), ()
+def _notes_of(children: bytes, body: bytes, *, is_object: bool) -> _Notes:
+    """Return what an object, or nodes one after the other, cost by themselves, and which values in pieces are there."""
     cursor = _Weigher(children, body)
     try:
-        _skip_object(cursor, cursor.notes)
+        if is_object and body[:1] == _REST_BODY:
+            cursor.byte()
+            cursor.take(len(body) - 1)
+        elif is_object and body[:1] == bytes((GROUP,)):
+            cursor.byte()
+            _skip_items(cursor, cursor.notes)
+        elif not is_object or body != _NODES_BODY:
+            while cursor.at < len(body):
+                _skip(cursor, cursor.notes)
     except IndexError as exc:
         raise CheckpointCorrupted("a stored node cannot be read") from exc
-    return cursor.notes.weight, cursor.notes.raw
-
-
-def _skip_object(cursor: _Cursor, notes: _Notes) -> None:
-    """Step over an object."""
-    kind = cursor.body[0]
-    if kind in (GROUP, PAIRS):
-        cursor.byte()
-        _skip_parts(cursor, LIST if kind == GROUP else MAP, notes)
-    elif kind != NODES:
-        _skip(cursor, notes)
+    return cursor.notes
 
 
 def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
@@ -858,6 +960,17 @@ def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
     return found
 
 
+def list_length(node: Node) -> int:
+    """Return how many items a list node has."""
+    cursor = _Cursor(node.children, node.body)
+    try:
+        if cursor.byte() != LIST:
+            raise CheckpointCorrupted("a stored list is out of shape")
+        return cursor.number()
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored list cannot be read") from exc
+
+
 def is_list(node: Node) -> bool:
     """Whether `extended` can add to this node."""
     return node.body[0] == LIST
@@ -868,26 +981,12 @@ def inline(packed: bytes) -> Node:
     return Node(b"", bytes((PACKED,)) + _number(len(packed)) + packed, len(packed))
 
 
-def entries(node: Node, objects: Mapping[bytes, Content]) -> dict[bytes, Node] | None:
-    """Return the values of a mapping node by packed key, without opening them; None if it is kept whole."""
+def entries(node: Node, objects: Mapping[bytes, Content]) -> Mapped | None:
+    """Return the values of a mapping node, without opening those that stand alone; None if it is kept otherwise."""
     children, body = node.children, node.body
     if body == REF_BODY:
         children, body = content_of(children, objects)
-    if body[:1] != bytes((MAP,)):
-        return None
-    pending, found = opened(children, body).parts[::-1], dict[bytes, Node]()
-    groups = set[bytes]()
-    while pending:
-        level, part = pending.pop()
-        if level == 0:
-            key, value = pair(part)
-            found[key] = value
-        else:
-            if part.children in groups:  # no key of a mapping occurs twice, so no group does
-                raise CheckpointCorrupted("a stored mapping has the same keys twice")
-            groups.add(part.children)
-            pending.extend(opened_group(level, *content_of(part.children, objects))[::-1])
-    return found
+    return opened_mapping(children, body) if body[:1] == bytes((MAP,)) else None
 
 
 def content_of(key: bytes, objects: Mapping[bytes, Content]) -> Content:
@@ -923,54 +1022,46 @@ def _skip(cursor: _Cursor, notes: _Notes | None = None) -> None:
         cursor.take(cursor.number())
     elif op in (REF, WHOLE):
         cursor.refs(1)
-    elif op in (LIST, MAP):
+    elif op == LIST:
         cursor.number()
         cursor.number()
         if notes is not None:
-            notes.weight += costs.LIST if op == LIST else costs.MAPPING
-        _skip_levels(cursor, op, notes)
-    elif op in (TEXT, BYTES, RAW):
-        start = cursor.child
-        cursor.number()
-        _skip_levels(cursor, op, notes)
+            notes.weight += costs.LIST
+        height = cursor.number()
+        if height > _LEVELS_MAX:
+            raise CheckpointCorrupted("a stored list has an impossible height")
+        for _ in range(height - 1):
+            cursor.refs(cursor.number())
+        _skip_items(cursor, notes)
+    elif op == MAP:
+        count, _ = cursor.number(), cursor.number()
         if notes is not None:
-            notes.weight += costs.TEXT
-            notes.raw.append(range(start // HASH_BYTES, cursor.child // HASH_BYTES))
-    elif op == TAG:
-        cursor.byte()
-        if notes is not None:
-            notes.weight += costs.TAGGED
+            notes.weight += costs.MAPPING + costs.PAIR * min(count, len(cursor.body))
+        for _ in range(cursor.number()):
+            cursor.number()
+            cursor.take(cursor.number())
+            _skip(cursor, notes)
         _skip(cursor, notes)
+    elif op == PIECES:
+        size, height, count = _pieces_numbers(cursor)
+        head = _Cursor.take(cursor, _HEAD_BYTES)
+        child = cursor.child
+        cursor.refs(count)
+        if notes is not None:
+            keys = cursor.children[child : cursor.child]
+            notes.in_pieces.append(_PiecesNote(keys, height, size, head, child // HASH_BYTES))
     else:
         raise CheckpointCorrupted(f"a stored node is of the unknown kind {op}")
 
 
-def _skip_levels(cursor: _Cursor, op: int, notes: _Notes | None) -> None:
-    height = cursor.number()
-    if height > _LEVELS_MAX:
-        raise CheckpointCorrupted("a stored list has an impossible height")
-    for _ in range(height - 1):
-        cursor.refs(cursor.number())
-    _skip_parts(cursor, op, notes)
-
-
-def _skip_parts(cursor: _Cursor, op: int, notes: _Notes | None) -> None:
-    if op == LIST:
-        while run := cursor.number():
-            if run & 1:
-                for _ in range(run >> 1):
-                    _skip(cursor, notes)
-            else:
-                cursor.refs(run >> 1)
-    elif op == MAP:
-        pairs = cursor.number()
-        if notes is not None:
-            notes.weight += costs.PAIR * min(pairs, len(cursor.body))
-        for _ in range(pairs):
-            cursor.take(cursor.number())
-            _skip(cursor, notes)
-    else:
-        cursor.refs(cursor.number())
+def _skip_items(cursor: _Cursor, notes: _Notes | None) -> None:
+    """Step over the items of a list that stand here."""
+    while run := cursor.number():
+        if run & 1:
+            for _ in range(run >> 1):
+                _skip(cursor, notes)
+        else:
+            cursor.refs(run >> 1)
 
 
 def packed_size(children: bytes, body: bytes) -> int:
@@ -980,44 +1071,90 @@ def packed_size(children: bytes, body: bytes) -> int:
         op = cursor.byte()
         if op == REST:
             return len(body) - 1
-        tag = cursor.byte() if op == TAG else None
-        inner = cursor.byte() if op == TAG else op
-        if inner not in (PACKED, LIST, MAP, TEXT, BYTES, RAW):
-            raise CheckpointCorrupted(f"a stored node of the kind {inner} has no size")
-        if inner in (LIST, MAP):
+        if op not in (PACKED, LIST, MAP, PIECES):
+            raise CheckpointCorrupted(f"a stored node of the kind {op} has no size")
+        if op in (LIST, MAP):
             cursor.number()
-        size = cursor.number()
+        return cursor.number()
     except IndexError as exc:
         raise CheckpointCorrupted("a stored node cannot be read") from exc
-    return size if tag is None else len(codec.tag_header(tag, size)) + size
 
 
 class Part(NamedTuple):
-    """A part of a list or mapping: an item or pair (level 0), or a finished group of parts of the level below."""
+    """A part of a list: an item (level 0), or a finished group of parts of the level below."""
 
     level: int
     node: Node
 
 
 class Parts(NamedTuple):
-    """A list or mapping, opened one step."""
+    """A list, opened one step."""
 
     length: int
-    """How many items or pairs it has."""
+    """How many items it has."""
     size: int
     """Of the whole, packed."""
     parts: list[Part]
 
 
-def opened(children: bytes, body: bytes) -> Parts:
-    """Return the parts of a list or mapping node, in order; the groups among them stay closed."""
+class Mapped(NamedTuple):
+    """A mapping, opened one step."""
+
+    length: int
+    size: int
+    """Of the whole, packed."""
+    alone: list[tuple[int, bytes, Node]]
+    """The values that stand alone: how many bytes of the others stand before it, its packed key, and its node."""
+    together: Node
+    """The other ones: a mapping, packed."""
+
+    def ordered(self, together: bytes) -> list[tuple[bytes, bytes | Node]]:
+        """Return all packed keys with their values, in order; `together` is that node's value."""
+        flat = codec.items(together) if codec.is_mapping(together) else None
+        if flat is None or len(flat) // 2 + len(self.alone) != self.length:
+            raise CheckpointCorrupted("a stored mapping is out of shape")
+        pairs = list(zip(flat[::2], flat[1::2], strict=True))
+        found: list[tuple[bytes, bytes | Node]] = []
+        at = 0
+        for before, key, node in self.alone:
+            while before > 0 and at < len(pairs):
+                found.append(pairs[at])
+                before -= len(pairs[at][0]) + len(pairs[at][1])
+                at += 1
+            if before:
+                raise CheckpointCorrupted("a stored mapping is out of shape")
+            found.append((key, node))
+        found.extend(pairs[at:])
+        return found
+
+
+def opened_mapping(children: bytes, body: bytes) -> Mapped:
+    """Open a mapping node one step."""
     cursor = _Cursor(children, body)
     try:
-        op = cursor.byte()
-        if op not in (LIST, MAP):
+        if cursor.byte() != MAP:
+            raise CheckpointCorrupted("a stored mapping is out of shape")
+        length, size = cursor.number(), cursor.number()
+        alone: list[tuple[int, bytes, Node]] = []
+        for _ in range(cursor.number()):
+            before = cursor.number()
+            key = cursor.take(cursor.number())
+            alone.append((before, key, _read_node(cursor)))
+        together = _read_node(cursor)
+        cursor.finish()
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored mapping cannot be read") from exc
+    return Mapped(length, size, alone, together)
+
+
+def opened(children: bytes, body: bytes) -> Parts:
+    """Return the parts of a list node, in order; the groups among them stay closed."""
+    cursor = _Cursor(children, body)
+    try:
+        if cursor.byte() != LIST:
             raise CheckpointCorrupted("a stored list is out of shape")
         length, size = cursor.number(), cursor.number()
-        tails = _read_tails(cursor, GROUP if op == LIST else PAIRS)
+        tails = _read_tails(cursor)
     except IndexError as exc:
         raise CheckpointCorrupted("a stored list cannot be read") from exc
     levels = range(len(tails) - 1, -1, -1)
@@ -1025,12 +1162,12 @@ def opened(children: bytes, body: bytes) -> Parts:
 
 
 def opened_group(level: int, children: bytes, body: bytes) -> list[Part]:
-    """Return the parts of a finished group: of a list, or the pairs of a mapping."""
+    """Return the parts of a finished group of a list."""
     cursor = _Cursor(children, body)
     try:
         kind = cursor.byte()
-        if level == 1 and kind in (GROUP, PAIRS):
-            parts = [Part(0, node) for node in _lowest(cursor, kind)]
+        if level == 1 and kind == GROUP:
+            parts = [Part(0, node) for node in _read_items(cursor)]
         elif level > 1 and kind == NODES:
             parts = [Part(level - 1, Node(key, REF_BODY, 0)) for key in cursor.refs(len(children) // HASH_BYTES)]
         else:
@@ -1043,41 +1180,31 @@ def opened_group(level: int, children: bytes, body: bytes) -> list[Part]:
     return parts
 
 
-def pair(entry: Node) -> tuple[bytes, Node]:
-    """Return the packed key and the value of a mapping's part at level 0."""
-    cursor = _Cursor(entry.children, entry.body)
-    key = cursor.take(cursor.number())
-    return key, Node(entry.children, entry.body[cursor.at :], 0)
+def _read_node(cursor: _Cursor) -> Node:
+    """Read the node that stands here, without opening what it refers to."""
+    at, child = cursor.at, cursor.child
+    _skip(cursor)
+    return Node(cursor.children[child : cursor.child], cursor.body[at : cursor.at], 0)
 
 
-def _lowest(cursor: _Cursor, kind: int) -> list[Node]:
-    """Read the items of a list or the pairs of a mapping that stand here."""
+def _read_items(cursor: _Cursor) -> list[Node]:
+    """Read the items of a list that stand here."""
     found: list[Node] = []
-    if kind == PAIRS:
-        for _ in range(cursor.number()):
-            at, child = cursor.at, cursor.child
-            cursor.take(cursor.number())
-            _skip(cursor)
-            found.append(Node(cursor.children[child : cursor.child], cursor.body[at : cursor.at], 0))
-        return found
     while run := cursor.number():
         if run & 1:
-            for _ in range(run >> 1):
-                at, child = cursor.at, cursor.child
-                _skip(cursor)
-                found.append(Node(cursor.children[child : cursor.child], cursor.body[at : cursor.at], 0))
+            found.extend([_read_node(cursor) for _ in range(run >> 1)])
         else:
             found.extend([Node(key, REF_BODY, 0) for key in cursor.refs(run >> 1)])
     return found
 
 
-def _read_tails(cursor: _Cursor, kind: int) -> list[list[Node]]:
+def _read_tails(cursor: _Cursor) -> list[list[Node]]:
     """Read the open ends that stand here, and return them with the lowest level first."""
     height = cursor.number()
     if not 0 < height <= _LEVELS_MAX:
         raise CheckpointCorrupted("a stored list has an impossible height")
     tails = [[Node(key, REF_BODY, 0) for key in cursor.refs(cursor.number())] for _ in range(height - 1)]
-    tails.append(_lowest(cursor, kind))
+    tails.append(_read_items(cursor))
     cursor.finish()
     return tails[::-1]
 
@@ -1089,9 +1216,9 @@ def _read_list(node: Node) -> tuple[int, int, list[list[Node]], list[list[int]]]
         if cursor.byte() != LIST:
             raise CheckpointCorrupted("a stored list is out of shape")
         count = cursor.number()
-        if node.tails:
-            return count, node.size, [tail.copy() for tail, _ in node.tails], [cuts.copy() for _, cuts in node.tails]
-        size, tails = cursor.number(), _read_tails(cursor, GROUP)
+        if isinstance(node.made, tuple) and not isinstance(node.made, InPieces):
+            return count, node.size, [tail.copy() for tail, _ in node.made], [cuts.copy() for _, cuts in node.made]
+        size, tails = cursor.number(), _read_tails(cursor)
     except IndexError as exc:
         raise CheckpointCorrupted("a stored list cannot be read") from exc
     return count, size, tails, [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]

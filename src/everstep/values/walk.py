@@ -4,10 +4,9 @@ Whatever may need objects is a generator: it yields the hashes it wants to see, 
 an object's children are hashes again). Each yield is a round trip to a server, so ask for everything that is known to
 be needed at once: `together` runs many generators side by side, and their wishes go out as one.
 
-Nodes in here are bare, without size and tails, so that two nodes are equal exactly when their values are, as long as
-both stand in the same kind of place: an entry of a mapping and an item of a list are split at different sizes. A small
-mapping that is kept packed is therefore opened by writing its entries as entries, in memory. That also makes a
-mapping that has just outgrown its packed form comparable with the one it was.
+Nodes in here are bare, without size and history. A value that is kept packed is opened by writing its parts, in
+memory, as values without a history: such nodes, and the items of lists, are equal exactly when their values are. A
+value in pieces that was stored is not like that: its pieces depend on what it was before. `alike` writes it anew.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class Entries(NamedTuple):
     """A mapping, opened: the values as entries, by packed key, in order."""
 
     nodes: dict[bytes, Node]
-    size: int
-    """Of all keys and values, packed."""
+    stands_alone: frozenset[bytes] | None = None
+    """The keys of values that stand alone in a mapping of items; None: the mapping is kept packed."""
 
 
 class Items(NamedTuple):
@@ -109,6 +108,7 @@ class Walker:
         self.writer = tree.Writer(objects=self.objects, packer=self._codec)
         self._answer: Mapping[bytes, Content] = {}
         self._lengths: dict[bytes, int] = {}
+        self._stored_bytes = self._mapped = 0
         self._size_max = sum([sum(root.sizes) for root in roots]) or tree.VALUE_BYTES_MAX
 
     # -- nodes
@@ -122,6 +122,7 @@ class Walker:
         if answer is not self._answer:  # it also holds what others asked for at the same time: all of it, and once
             self.objects.update(answer)
             self._answer = answer
+            self._stored_bytes += sum([len(body) for _, body in answer.values()])
         for key in unknown:
             if key not in self.objects:
                 raise CheckpointCorrupted(f"the object {key.hex()} is missing")
@@ -138,9 +139,13 @@ class Walker:
         inner = yield from self.resolve(node)
         return tree.packed_size(inner.children, inner.body)
 
+    def each_size(self, nodes: Iterable[Node]) -> Need[list[int]]:
+        """Return how large the value of each node is."""
+        return (yield from together([self.size_of(node) for node in nodes]))
+
     def sizes_of(self, nodes: Iterable[Node]) -> Need[int]:
         """Return how large the nodes' values are together."""
-        return sum((yield from together([self.size_of(node) for node in nodes])))
+        return sum((yield from self.each_size(nodes)))
 
     def values(self, root: Root) -> Need[Values]:
         """Return the values of a checkpoint, split if they are kept whole."""
@@ -158,8 +163,7 @@ class Walker:
     def _split(self, fields: list[bytes]) -> list[Node]:
         if len(fields) != len(Values._fields) or not codec.is_list(fields[0]):
             raise CheckpointCorrupted("a stored checkpoint is out of shape")
-        rest = [self.writer.packed(field, name) for name, field in zip(Values._fields[1:], fields[1:], strict=True)]
-        return [self.writer.packed_list(fields[0], "messages"), *rest]
+        return [self.writer.packed_list(fields[0]), *[self.writer.packed(field) for field in fields[1:]]]
 
     def _content(self, key: bytes) -> Content:
         children, body = self.objects[key]
@@ -170,35 +174,39 @@ class Walker:
     # -- mappings
 
     def entries(self, node: Node) -> Need[Entries | None]:
-        """Open a mapping with all its groups; None if the value is something else. The values stay closed."""
+        """Open a mapping; None if the value is something else. The values stay closed."""
         inner = yield from self.resolve(node)
         if inner.body[0] == tree.MAP:
-            return (yield from self._pairs(inner))
-        if inner.body[:2] == bytes((tree.TAG, codec.MAP)):  # its keys are not all text: rare
-            packed: bytes | None = (yield from self.packed([inner]))[0]
-        else:
-            packed = whole(inner)
-        if packed is None:
+            return (yield from self._opened_mapping(inner))
+        packed = yield from self._packed_unless_list(inner)
+        if packed is not None:
+            self._check_parts(codec.part_count(packed))
+        pairs = codec.pairs(packed) if packed is not None else None
+        if pairs is None:
             return None
-        if codec.is_mapping(packed):
-            return self._entries(codec.items(packed))
-        tagged = codec.untagged(packed)
-        return self._entries(codec.items(tagged[1])) if tagged and tagged[0] == codec.MAP else None
+        nodes = {key: bare(self.writer.packed(value)) for key, value in pairs}
+        if len(nodes) != len(pairs):
+            raise CheckpointCorrupted("a stored mapping is out of shape")
+        return Entries(nodes)
 
-    def _pairs(self, inner: Node) -> Need[Entries]:
-        found = tree.opened(inner.children, inner.body)
-        self._check(found)
-        parts = yield from self._opened(found.parts, found.length)
-        nodes = dict(tree.pair(part.node) for part in parts)
+    def _opened_mapping(self, inner: Node) -> Need[Entries]:
+        found = tree.opened_mapping(inner.children, inner.body)
+        self._check(found.length, found.size)
+        self._mapped += found.length
+        self._check_parts(self._mapped)  # together: mappings of mappings of mappings, which nobody writes
+        (together,) = yield from self.packed([found.together])
+        nodes: dict[bytes, Node] = {}
+        for key, value in found.ordered(together):
+            nodes[key] = value if isinstance(value, Node) else bare(self.writer.packed(value))
         if len(nodes) != found.length:
             raise CheckpointCorrupted("a stored mapping is out of shape")
-        return Entries(nodes, found.size - len(codec.map_header(found.length)))
+        return Entries(nodes, frozenset([key for _, key, _ in found.alone]))
 
-    def _entries(self, flat: list[bytes]) -> Entries:
-        nodes = {key: bare(self.writer.packed(item, "value")) for key, item in zip(flat[::2], flat[1::2], strict=True)}
-        if len(nodes) * 2 != len(flat):
-            raise CheckpointCorrupted("a stored mapping is out of shape")
-        return Entries(nodes, sum(map(len, flat)))
+    def _packed_unless_list(self, inner: Node) -> Need[bytes | None]:
+        """Return the packed value of a node; None if it is a list of items."""
+        if inner.body[0] == tree.PIECES:
+            return (yield from self.packed([inner]))[0]
+        return whole(inner)
 
     # -- lists
 
@@ -207,13 +215,15 @@ class Walker:
         inner = yield from self.resolve(node)
         if inner.body[0] == tree.LIST:
             found = tree.opened(inner.children, inner.body)
-            self._check(found)
+            self._check(found.length, found.size)
             return Items(found.parts, found.length, found.size - len(codec.array_header(found.length)))
-        packed = whole(inner)
-        if packed is None or not codec.is_list(packed):
+        packed = yield from self._packed_unless_list(inner)
+        if packed is not None:
+            self._check_parts(codec.part_count(packed))
+        items = codec.listed(packed) if packed is not None else None
+        if items is None:
             return None
-        items = codec.items(packed)
-        parts = [Part(0, bare(self.writer.packed(item, "value", tree.ITEM_MAX))) for item in items]
+        parts = [Part(0, bare(self.writer.packed(item))) for item in items]
         return Items(parts, len(parts), sum(map(len, items)))
 
     def messages(self, node: Node) -> Need[Items]:
@@ -255,12 +265,12 @@ class Walker:
         return opened
 
     def _check_parts(self, count: int) -> None:
-        """Refuse a list of which a few objects make more parts than there is memory for."""
-        if count > _PARTS_FREE + _PARTS_PER_OBJECT * len(self.objects):
+        """Refuse a container of which a few objects make more parts than there is memory for."""
+        if count > _PARTS_FREE + _PARTS_PER_OBJECT * len(self.objects) + self._stored_bytes:
             raise CheckpointCorrupted("a stored list repeats parts of itself too often to be compared; it can be read")
 
-    def _check(self, found: tree.Parts) -> None:
-        if not found.length <= found.size <= self._size_max:
+    def _check(self, length: int, size: int) -> None:
+        if not length <= size <= self._size_max:
             raise CheckpointCorrupted("a stored value is larger than its record says")
 
     def align(self, base: Items, *others: Items) -> Need[tuple[list[Items], list[dict[int, int]]]]:
@@ -330,7 +340,7 @@ class Walker:
         Where a group ends depends on what stands in it alone. So a finished group that begins where a group may begin
         is taken as it is; any other is opened.
         """
-        levels = tree.Levels(self.writer, [[]], [[]], tree.GROUP)
+        levels = tree.Levels(self.writer, [[]], [[]])
         pending, ahead, count = parts[::-1], 1, 0
         while pending:
             part = pending.pop()
@@ -359,6 +369,23 @@ class Walker:
         # What is new is no larger than all roots and all that was written, but for small values, which stand inline.
         size_max = self._size_max + self.writer.added_bytes + _SMALL_VALUES_MAX
         return [b"".join(tree.Reader(self.objects, size_max).fields(node.children, node.body, 1)[0]) for node in nodes]
+
+    def alike(self, nodes: Sequence[Node | None]) -> Need[list[Node | None]]:
+        """Return nodes that are equal exactly if their values are: those in pieces are written anew."""
+        stored = [node for node in nodes if node is not None]
+        opened = yield from together([self.resolve(node) for node in stored])
+        cut = [node for node, inner in zip(stored, opened, strict=True) if inner.body[0] in (tree.PIECES, tree.MAP)]
+        packed = yield from self.packed(cut)
+        anew = {node: bare(self.writer.packed(value)) for node, value in zip(cut, packed, strict=True)}
+        return [node if node is None else anew.get(node, node) for node in nodes]
+
+    def in_pieces(self, node: Node) -> Need[tree.InPieces | None]:
+        """Open a value in pieces; None if it is kept otherwise."""
+        inner = yield from self.resolve(node)
+        if inner.body[0] != tree.PIECES:
+            return None
+        yield from self.packed([inner])
+        return tree.in_pieces(inner, self.objects)
 
     def read(self, nodes: Sequence[Node | None], absent: Any = None) -> Need[list[Any]]:
         """Return the Python values of nodes, and `absent` for None."""
