@@ -890,7 +890,7 @@ def test_a_table_of_somebody_else_is_not_touched(own: OwnPostgres, schema: str) 
 def test_tables_that_are_gone_are_named(own: OwnPostgres, schema: str) -> None:
     store = PostgresStore(own.url, schema=schema).blocking
     run(store.commit(follow("t", "c")))
-    own.do(f"DROP TABLE {schema}.everstep_checkpoints")
+    own.do(f"DROP TABLE {schema}.everstep_checkpoints CASCADE")
     with pytest.raises(StoreMismatch, match="everstep_checkpoints"):
         run(store.read("t"))
     run(store.close())
@@ -1364,7 +1364,7 @@ def test_only_what_is_asked_for_is_looked_at(make: Any, url: str, analyzed: bool
 
 def test_entries_of_the_same_label_are_told_apart(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("postgres", "postgres_rows"):
-        monkeypatch.setattr(f"everstep.stores.{name}.labels", lambda metadata: [7] if metadata else None)
+        monkeypatch.setattr(f"everstep.stores.{name}.labels", lambda metadata, tags=(): [7] if metadata else None)
     store = make()
     for n in range(9):
         run(store.commit(put(make_record(f"c{n}", metadata={"k": n % 3}))))
@@ -1375,7 +1375,7 @@ def test_entries_of_the_same_label_are_told_apart(make: Any, monkeypatch: pytest
         assert ids(run(store.list_checkpoints(replace(query, limit=9)))) == ["c7", "c4", "c1"]
 
 
-def labels_of_before(metadata: Any) -> list[int]:
+def labels_of_before(metadata: Any, tags: Any = ()) -> list[int]:
     """Return the labels of schema 1, one per entry."""
     return [label for key, value in metadata.items() for label in labels({key: value}) or [hash(key)]]
 
