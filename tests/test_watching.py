@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import everstep
-from everstep import tracing
+from everstep import calls, tracing
 from everstep.faces import run_to_end
 from everstep.langgraph import HarnessCheckpointer
 from everstep.stores.memory import MemoryStore
@@ -161,6 +163,29 @@ def test_a_lost_connection_counts_as_a_try(kind: str, face: str, caplog: pytest.
             engine.sync.close()
     assert engine.stats().calls["append"].retries == 1
     assert "trying again" in caplog.text
+
+
+@pytest.mark.parametrize("number", range(1, 25))
+def test_ctrl_c_at_any_moment_leaves_no_call_behind(number: int) -> None:
+    """A call that never ended would be part of every later one, with a deadline that has passed."""
+    engine = everstep.open("memory://").sync
+    left = [number]
+
+    def strike(frame: FrameType, _event: str, _arg: object) -> None:
+        """Python looks for signals where something is called and where it returns."""
+        if frame.f_code.co_filename == calls.__file__:
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+
+    sys.setprofile(strike)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            engine.append("t", WORDS)
+    finally:
+        sys.setprofile(None)
+    assert left[0] <= 0
+    assert calls.under_way() is None
 
 
 # -- spans

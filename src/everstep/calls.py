@@ -130,11 +130,14 @@ def public_call(
                 return await method(self, *args, **kwargs)
             thread = args[place] if place < len(args) else kwargs.get("thread_id")
             entered = Call(name, self.limit_seconds if has_deadline else None, _thread_id(thread))
-            with_span = tracing.begin(name)
-            _current.set(entered)
-            started = time.perf_counter()
+            span: tracing.Span | None = None
             error: BaseException | None = None
+            started = time.perf_counter()
             try:
+                # In here, so that Ctrl-C at any moment leaves nothing behind: a call that never ends would be part of
+                # every later one, and its deadline that of all of them.
+                _current.set(entered)
+                span = tracing.begin(name)
                 return await method(self, *args, **kwargs)
             except BaseException as exc:
                 error = exc
@@ -144,8 +147,8 @@ def public_call(
                 _current.set(outer)  # not `reset`: a coroutine that is thrown away may end in another context
                 figures = self.figures
                 figures.add(entered, time.perf_counter() - started, failed=error is not None)
-                if with_span is not None:
-                    with_span.end(entered, figures.store, error)
+                if span is not None:
+                    span.end(entered, figures.store, error)
 
         return call
 

@@ -98,7 +98,7 @@ def test_single_bit_flips_in_a_file_that_another_program_wrote_are_never_silentl
         wrong, loud = wrong_after(bytes(flipped), truth, tmp_path / "flipped.db")
         assert wrong == [], f"seed {seed}: bit {bit} of byte {at}"
         noticed += loud
-    assert noticed > FLIPS // 4  # the others are in places that hold nothing
+    assert noticed > FLIPS // 10  # the others are in places that hold nothing: most of a small file with many tables
 
 
 ROWS = {
