@@ -6,6 +6,7 @@ Each method is written once, as a coroutine over a store; the blocking twin driv
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -252,6 +253,9 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
 
     def put_writes(self, config: Config, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
         """Attach a task's results to the checkpoint that `config` names, which may come later."""
+        # The graph is about to give new messages their ids, on another thread: let it. Without an id a message is kept
+        # twice, here and in its channel.
+        time.sleep(0)
         run_to_end(_put_writes(self._blocking, config, writes, task_id, task_path))
 
     async def aput_writes(
