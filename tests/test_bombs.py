@@ -31,6 +31,7 @@ from tests.test_tree import large_values
 
 MEMORY_BYTES = 1 << 30
 """For the whole process, its libraries included. Without a bound the bombs take many times as much."""
+PEAK_MB = 800
 CPU_SECONDS = 120
 """For all bombs together: they take about 20. Without a bound one of the larger takes as much."""
 
@@ -44,6 +45,8 @@ def test_a_bomb_of_any_size_is_read_or_refused(kind: str) -> None:
     refused = {(bomb, way) for bomb, _, way, outcome, *_ in outcomes if outcome == "CheckpointCorrupted"}
     assert {bomb for bomb, _ in refused} == set(BOMBS)
     assert {("texts", "get"), ("texts", "diff")} <= refused
+    # Whoever uses up all memory is told so by the packer, which looks like a refusal.
+    assert max(int(peak_mb) for *_, peak_mb in outcomes) < PEAK_MB
 
 
 class Counted(dict[bytes, tree.Content]):

@@ -66,11 +66,14 @@ def weight_at_most(packed: bytes) -> int:
     return total
 
 
-def weight_in_pieces(packed: bytes, most: int) -> int:
-    """Return what a value weighs that may be large, about; something above `most` if that is more."""
+def weight_in_pieces(packed: bytes, most: int, share: float) -> int:
+    """Return what a value weighs that may be large, about; something above `most` if that is more.
+
+    Only a share of the weight counts: where that is little, a quick look is enough.
+    """
     if len(packed) > _LARGE:
         quick = weight_at_most(packed)
-        if quick <= _QUICK_MAX:
+        if quick * share <= _QUICK_MAX:
             return quick
     return weight(packed, most)
 

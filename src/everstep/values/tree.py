@@ -794,10 +794,13 @@ class _Tally:
         new_bytes = _HEAD_BYTES + sum([self._new_bytes(key, note.height - 1) for key in hashes(note.keys)])
         if times == 1 and new_bytes >= note.size:
             return 0
-        weight = note.size  # which is too much already if it is not weighed
-        if note.size <= REPEATS_MAX:
-            weight = costs.weight_in_pieces(self._join(note), REPEATS_MAX)
-        return weight * times - weight * min(new_bytes, note.size) // max(note.size, 1)
+        repeated_bytes = max(note.size * times - min(new_bytes, note.size), 1)
+        if note.size > REPEATS_MAX:
+            return repeated_bytes  # which is too much already, if it is not weighed
+        # What is weighed up to here costs more than any reader allows, though only its repeated share counts.
+        most = (REPEATS_MAX + 1) * note.size // repeated_bytes + 1
+        weight = costs.weight_in_pieces(self._join(note), most, repeated_bytes / max(note.size, 1))
+        return weight * repeated_bytes // max(note.size, 1)
 
     def _new_bytes(self, key: bytes, level: int) -> int:
         """Return how many bytes there are in pieces that have not been met yet."""
