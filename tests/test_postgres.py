@@ -310,7 +310,7 @@ CALLS: dict[str, tuple[Callable[[PostgresStore], Any], type[Exception]]] = {
 @pytest.mark.parametrize("face", ["async", "blocking"])
 def test_a_network_that_swallows_everything_ends_at_the_deadline(proxy: Wire, call: str, face: str) -> None:
     work, error = CALLS[call]
-    store = PostgresStore(proxy.url, timeout_seconds=0.5)
+    store = PostgresStore(proxy.url, timeout_seconds=1.5)
     run(store.blocking.commit(follow("t", "c")))
     proxy.is_hole = True
     drive, side = (asyncio.run, store) if face == "async" else (run, store.blocking)
@@ -323,7 +323,7 @@ def test_a_network_that_swallows_everything_ends_at_the_deadline(proxy: Wire, ca
 
 def test_connecting_has_a_deadline(make: Any, proxy: Wire) -> None:
     proxy.is_hole = True
-    store = make(proxy.url, timeout_seconds=0.3)
+    store = make(proxy.url, timeout_seconds=2)
     with pytest.raises(StoreUnavailable, match="in time"):
         run(store.list_threads(1, 0))
     proxy.is_hole = False
@@ -423,7 +423,7 @@ def test_a_store_outlives_restarts_of_the_server() -> None:
     assert ids(run(store.blocking.list_checkpoints(Query(thread_id="t")))) == ["c-3", "c-2", "c-1"]
 
     server.stop()
-    short = PostgresStore(server.url, timeout_seconds=0.3)
+    short = PostgresStore(server.url, timeout_seconds=3)
     with pytest.raises(StoreUnavailable):
         run(short.blocking.read("t"))
     server.start()

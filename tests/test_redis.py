@@ -1282,7 +1282,7 @@ def test_a_server_that_comes_back_is_used_again() -> None:
         server.start()
         go(store.commit(follow("t", "3")))
         assert the_ids(store) == ["3", "1"]
-        slow = RedisStore(server.url, timeout_seconds=0.3).blocking
+        slow = RedisStore(server.url, timeout_seconds=2).blocking
         go(slow.commit(follow("t", "4")))
         server.pause()
         with pytest.raises(CommitUnknown) as caught:
