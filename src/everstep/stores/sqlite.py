@@ -19,10 +19,11 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import apsw
@@ -656,9 +657,11 @@ class _Database:
 
     # -- connections
 
-    @contextmanager
-    def _used(self) -> Iterator[_Connections]:
+    def _used(self) -> _Use:
         """Hold the connections open: neither a fork nor a close comes between."""
+        return _Use(self)
+
+    def enter(self) -> _Connections:
         with self._idle:
             if self._resting:
                 self._idle.wait_for(lambda: not self._resting)
@@ -666,15 +669,14 @@ class _Database:
                 raise StoreClosed(f"the store {self._path} is closed")
             if self._connections is None:
                 self._connections = self._connect()
-            connections = self._connections
             self._users += 1
-        try:
-            yield connections
-        finally:
-            with self._idle:
-                self._users -= 1
-                if self._users == 0:
-                    self._idle.notify_all()
+            return self._connections
+
+    def leave(self) -> None:
+        with self._idle:
+            self._users -= 1
+            if self._users == 0:
+                self._idle.notify_all()
 
     def rest(self) -> None:
         """Before a fork: finish, and close every connection. SQLite forbids carrying one across."""
@@ -879,6 +881,23 @@ class _Database:
         self._reserve.keep(size_bytes, leaving_bytes=_STEP_PAGES * _PAGE_BYTES)
 
 
+class _Use:
+    """A use of the connections of a database, from its beginning to its end."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: _Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> _Connections:
+        return self._database.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._database.leave()
+
+
 def _wal_pages_for(pages: int) -> int:
     """Return how long the WAL of a file of so many pages may get before it is moved into it."""
     return max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages // _WAL_SHARE))
@@ -968,6 +987,9 @@ def _connection(path: Path, busy_ms: int) -> apsw.Connection:
     connection.set_busy_timeout(busy_ms)
     connection.setlk_timeout(busy_ms, 0)
     add_functions(connection)
+    # Otherwise a statement with a join is compiled anew for each execution, to see whether its values suggest another
+    # plan: that takes ten times as long as to run it, and there is nothing here that they could suggest.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     return connection
 
 
@@ -1148,40 +1170,58 @@ def _is_checksum_mismatch(error: apsw.Error) -> bool:
     return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS)
 
 
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
+class _translated:  # noqa: N801  # used like a function
     """Turn APSW's errors into ours."""
-    try:
-        yield
-    except EverstepError:
-        raise
-    except apsw.FullError as exc:
-        raise StoreFull(
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, apsw.Error):
+            raise _translation(self._path, error) from error
+        if isinstance(error, OSError) and not isinstance(error, EverstepError):
+            raise StoreError(f"{self._path}: {error}") from error
+
+
+def _translation(path: Path, error: apsw.Error) -> EverstepError:
+    """Return what callers are told about an error of APSW's."""
+    if isinstance(error, apsw.FullError):
+        return StoreFull(
             f"{path}: no space left; nothing was written, what was stored is intact. Free some, or delete threads"
-        ) from exc
-    except (apsw.BusyError, apsw.LockedError) as exc:
-        raise StoreUnavailable(f"{path}: another process held the file locked for too long; try again") from exc
-    except apsw.ReadOnlyError as exc:
-        raise StoreReadOnly(f"{path} cannot be written; check its permissions and those of its folder") from exc
-    except (apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError) as exc:
-        raise why_not_opened(path) from exc
-    except apsw.NotADBError as exc:
-        raise StoreMismatch(f"{path} is not a SQLite database, or its first page is damaged") from exc
-    except (apsw.CorruptError, apsw.FormatError, apsw.SchemaChangeError) as exc:
-        raise CheckpointCorrupted(f"{path} is damaged: {exc}") from exc
-    except apsw.IOError as exc:
-        if _is_checksum_mismatch(exc):
-            raise _ChecksumMismatch(f"{path} is damaged: a page does not match its checksum") from exc
-        if getattr(exc, "extendedresult", 0) in _FAILED_READS:
-            raise StoreReadFailed(
-                f"{path}: the disk could not be read ({exc}); nothing was changed. Try again; if it comes again, look "
-                "at the machine's log and save what can still be read with everstep.copy"
-            ) from exc
-        if getattr(exc, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE and not has_space(path):
-            raise StoreFull(f"{path}: there is no space left for the index of its log, some 32 KB; free some") from exc
-        raise StoreError(f"{path}: the disk failed: {exc}") from exc
-    except apsw.Error as exc:
-        # A damaged schema reads as wrong SQL: we send no other.
-        raise CheckpointCorrupted(f"{path} cannot be read: {type(exc).__name__}: {exc}") from exc
-    except OSError as exc:
-        raise StoreError(f"{path}: {exc}") from exc
+        )
+    if isinstance(error, (apsw.BusyError, apsw.LockedError)):
+        return StoreUnavailable(f"{path}: another process held the file locked for too long; try again")
+    if isinstance(error, apsw.ReadOnlyError):
+        return StoreReadOnly(f"{path} cannot be written; check its permissions and those of its folder")
+    if isinstance(error, (apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError)):
+        return why_not_opened(path)
+    if isinstance(error, apsw.NotADBError):
+        return StoreMismatch(f"{path} is not a SQLite database, or its first page is damaged")
+    if isinstance(error, (apsw.CorruptError, apsw.FormatError, apsw.SchemaChangeError)):
+        return CheckpointCorrupted(f"{path} is damaged: {error}")
+    if isinstance(error, apsw.IOError):
+        return _translated_failure(path, error)
+    # A damaged schema reads as wrong SQL: we send no other.
+    return CheckpointCorrupted(f"{path} cannot be read: {type(error).__name__}: {error}")
+
+
+def _translated_failure(path: Path, error: apsw.IOError) -> EverstepError:
+    """The same for errors of the disk."""
+    code = getattr(error, "extendedresult", 0)
+    if _is_checksum_mismatch(error):
+        return _ChecksumMismatch(f"{path} is damaged: a page does not match its checksum")
+    if code in _FAILED_READS:
+        return StoreReadFailed(
+            f"{path}: the disk could not be read ({error}); nothing was changed. Try again; if it comes again, look "
+            "at the machine's log and save what can still be read with everstep.copy"
+        )
+    if code == apsw.SQLITE_IOERR_SHMSIZE and not has_space(path):
+        return StoreFull(f"{path}: there is no space left for the index of its log, some 32 KB; free some")
+    return StoreError(f"{path}: the disk failed: {error}")
