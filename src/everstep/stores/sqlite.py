@@ -91,6 +91,7 @@ _RESERVED_BYTES = 8  # at the end of each page, for its checksum
 _WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 60, 400, 10  # a tenth of the file
 _RESERVE_FROM_PAGES = 1024  # of the file: a smaller one has none, which would take as much as it does
 _STEP_PAGES = 64  # that a small deletion writes
+_SHRINK_PAGES = 1000  # given back in one commit
 _TIDY_PAGES = 64  # given back at once after a sweep in passing
 _READERS_IDLE_MAX = 8
 _FILE_MODE = 0o600
@@ -242,19 +243,22 @@ class SQLiteStore:
         spare: bool = False,
         operations: Collection[int] = (),
     ) -> Deleted:
-        def work(rows: Rows) -> Deleted:
+        def work(rows: Rows) -> tuple[Deleted, bool]:
             # What does not fit leaves no room on the disk for anything else: so some is set aside before.
             self._database.get().keep_reserve(leaving_bytes=0)
-            return rows.delete(thread_id, keys, before_step, spare, operations)
+            deleted = rows.delete(thread_id, keys, before_step, spare, operations)
+            # The file is shortened in the same commit: another one would take as long again.
+            is_more_free = bool(deleted.checkpoints) and not spare and rows.shrink(_SHRINK_PAGES)
+            return deleted, is_more_free
 
         try:
-            deleted = await self._driver.write(work, thread_id)
+            deleted, is_more_free = await self._driver.write(work, thread_id)
         except StoreFull:
             async with self._steps() as steps:
                 deleted = await steps.delete(thread_id, keys, before_step, spare, operations)
                 await self._shrink(steps)
             return deleted
-        if deleted.checkpoints and not spare:
+        if is_more_free:
             await self._tidy()
         return deleted
 
@@ -648,7 +652,7 @@ class _Database:
         if pages_max is not None:
             self.queue.do(self._own_job(lambda rows: rows.shrink(pages_max)))
             return
-        while self.queue.do(self._own_job(lambda rows: rows.shrink(1000))):
+        while self.queue.do(self._own_job(lambda rows: rows.shrink(_SHRINK_PAGES))):
             pass
 
     def _own_job(self, work: Callable[[Rows], T]) -> Job[T]:
@@ -986,6 +990,8 @@ def _connection(path: Path, busy_ms: int) -> apsw.Connection:
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
     connection.set_busy_timeout(busy_ms)
     connection.setlk_timeout(busy_ms, 0)
+    # One plan for each statement: otherwise some are compiled anew for every value that is bound to them.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     add_functions(connection)
     # Otherwise a statement with a join is compiled anew for each execution, to see whether its values suggest another
     # plan: that takes ten times as long as to run it, and there is nothing here that they could suggest.

@@ -1240,8 +1240,7 @@ class Rows:
 
     def _keep_counters(self) -> None:
         """Remember the highest numbers before rows go, so that none is given twice."""
-        for table, number in (("checkpoints", "seq"), ("operations", "seq"), ("objects", "id")):
-            self._execute(f"UPDATE counters SET value = {_next(table, number)} - 1 WHERE name = '{table}'")
+        self._execute(_KEEP_COUNTERS)
 
     # -- sweeping: see `sweeping`
 
@@ -1346,6 +1345,11 @@ _NUMBER_MAX = (1 << 63) - 1
 _HEADS_BYTES_MAX = 32 << 20
 _INSERT = """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root, seal)
              VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?)"""
+_KEEP_COUNTERS = """UPDATE counters SET value = highest.number FROM
+                    (SELECT 'checkpoints' AS name, (SELECT max(seq) FROM checkpoints) AS number
+                     UNION ALL SELECT 'operations', (SELECT max(seq) FROM operations)
+                     UNION ALL SELECT 'objects', (SELECT max(id) FROM objects)) AS highest
+                    WHERE counters.name = highest.name AND counters.value < highest.number"""
 _NEXT_WRITE = "(SELECT 1 + value FROM counters WHERE name = 'writes')"
 _INSERT_WRITE = f"""INSERT INTO writes (line, checkpoint, task, idx, seq, info, children, seal)
                     SELECT ?1, ?2, ?3, ?4, n, ?5, ?6, seal(?1, ?2, ?3, ?4, n)

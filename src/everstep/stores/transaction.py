@@ -284,11 +284,12 @@ def _delete_from(tx: Removal, line: Line, named: Collection[str] | None, before_
 
 
 def _settle(tx: Removal, line: Line) -> None:
-    """After deletion: let the head fall back if it is gone, and drop what nothing is left of."""
-    tx.fall_back(line)
+    """After deletion: drop what nothing is left of, and let the head fall back if it is gone."""
     tx.drop_idle_stretches(line)
     if tx.is_empty(line):
         tx.drop_line(line)
+    else:
+        tx.fall_back(line)
 
 
 def prune(tx: Removal, line: Line, seqs: Sequence[int]) -> None:
