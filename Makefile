@@ -30,7 +30,7 @@ bench: $(READY)
 	@$(BIN)/python -m benchmarks.bench
 
 langgraph-tests: $(READY)
-	$(BIN)/python -m tests.langgraph_own $(LANGGRAPH_STORES)
+	$(BIN)/python -m tests.langgraph.own $(LANGGRAPH_STORES)
 
 $(READY): requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Everstep needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -13,7 +13,7 @@ from typing import Any
 
 import everstep
 from benchmarks.common import KEEP_ALL, paired, ratio, report
-from tests import servers
+from tests.tools import servers
 
 Opener = Callable[[everstep.SnapshotConfig], everstep.SyncEngine]
 HELLO = [{"role": "user", "content": "hello"}]

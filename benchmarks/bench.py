@@ -24,7 +24,7 @@ import everstep
 from benchmarks import after_many, finding, on_langgraph, on_servers
 from benchmarks import shapes as many_shapes
 from benchmarks.common import KEEP_ALL, RNG, durable, files_bytes, message, paired, ratio, report, words
-from everstep.faces import run_to_end
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Query
 from everstep.values import codec, compress, tree
 

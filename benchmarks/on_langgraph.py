@@ -42,7 +42,7 @@ from benchmarks import plots
 from benchmarks.common import files_bytes, ratio, report
 from benchmarks.savers import chat, closing_saver, everstep_saver, schema, take_turn
 from everstep.langgraph import HarnessCheckpointer, ImportReport, import_langgraph
-from tests import servers
+from tests.tools import servers
 
 QUICK = bool(os.environ.get("EVERSTEP_BENCH_QUICK"))
 SCALE = 10 if QUICK else 1

@@ -20,8 +20,8 @@ import redis
 
 import everstep
 from benchmarks.common import KEEP_ALL, durable, message, paired, ratio, report, words
-from tests import servers
 from tests.faults.proxy import Proxy
+from tests.tools import servers
 
 
 def postgres(_: Path) -> None:

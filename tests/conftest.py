@@ -14,14 +14,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import everstep
-from everstep.faces import run_to_end
-from everstep.stores import sqlite, sqlite_verify
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.memory import MemoryStore
-from everstep.stores.postgres import PostgresStore
+from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import Store
-from everstep.stores.redis import RedisStore
-from everstep.stores.sqlite import SQLiteStore
-from tests import servers
+from everstep.stores.redis.store import RedisStore
+from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import verify as sqlite_verify
+from everstep.stores.sqlite.store import SQLiteStore
+from tests.tools import servers
 
 # The same examples in every run, so that a red run is red everywhere; EVERSTEP_TEST_RANDOM=1 looks for new ones.
 settings.register_profile(
@@ -173,7 +174,7 @@ def engine(make_engine: Callable[..., Any]) -> Any:
 def make_saver(place: Place, face: str) -> Iterator[Callable[..., Any]]:
     """A saver for LangGraph with the options given, on the store under test: the same one for every saver."""
     from everstep.langgraph import HarnessCheckpointer
-    from tests.langgraph_tools import FacedSaver
+    from tests.langgraph.tools import FacedSaver
 
     store = place.open()
     yield lambda **options: FacedSaver(HarnessCheckpointer(backend=store, **options), face)
@@ -188,7 +189,7 @@ def saver(make_saver: Callable[..., Any]) -> Any:
 @pytest.fixture
 def begin(place: Place, face: str) -> Iterator[Callable[..., Any]]:
     """A story with a graph on the store under test; see `tests.langgraph_stories`."""
-    from tests.langgraph_stories import Story
+    from tests.langgraph.stories import Story
 
     store = place.open()
     yield lambda told, **options: Story(store, told, face, **options)

@@ -9,11 +9,9 @@ from everstep.backends import (
     StoreBackend,
     SyncBackend,
 )
-from everstep.capture import on_thread
+from everstep.capture.decorators import on_thread
+from everstep.capture.live import LiveThread, SyncLiveThread
 from everstep.config import CheckpointGC, SnapshotConfig, SnapshotTrigger
-from everstep.copying import copy as copy
-from everstep.copying import copy_async
-from everstep.drawing import draw
 from everstep.engine import CheckpointEngine, SyncEngine
 from everstep.errors import (
     AmbiguousCheckpoint,
@@ -43,7 +41,9 @@ from everstep.errors import (
 )
 from everstep.factory import create_checkpoint_engine, create_checkpointer
 from everstep.factory import open as open  # noqa: A004  # read as everstep.open
-from everstep.live import LiveThread, SyncLiveThread
+from everstep.history.drawing import draw
+from everstep.transfer.copying import copy as copy
+from everstep.transfer.copying import copy_async
 from everstep.types import (
     MISSING,
     CallStats,
@@ -66,8 +66,7 @@ from everstep.types import (
     TreeNode,
 )
 from everstep.values.registry import register
-
-__version__ = "0.1.0"
+from everstep.version import __version__ as __version__
 
 # Without `open` and `copy`: `from everstep import *` must not take the place of the builtin and the module.
 __all__ = [  # noqa: RUF022  # the plain order of sorted()

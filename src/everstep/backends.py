@@ -12,15 +12,22 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from everstep import checks
-from everstep.addresses import Address, file_path
-from everstep.calls import Figures, public_call
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
-from everstep.faces import Closing, SyncFace, blocking, describe_on_store
-from everstep.finding import check_deletion, every_thread, make_search, page_of, sizes_of_all, sizes_of_thread
-from everstep.options import resolved
-from everstep.repository import Repository, copied, reclaim, to_checkpoint, to_metadata
-from everstep.steps import check_messages
+from everstep.opening.addresses import Address, file_path
+from everstep.opening.options import resolved
+from everstep.repository.finding import (
+    check_deletion,
+    every_thread,
+    make_search,
+    page_of,
+    sizes_of_all,
+    sizes_of_thread,
+)
+from everstep.repository.repository import Repository, copied, reclaim, to_checkpoint, to_metadata
+from everstep.repository.step import check_messages
+from everstep.runtime import checks
+from everstep.runtime.blocking import Closing, SyncFace, blocking, describe_on_store
+from everstep.runtime.calls import Figures, public_call
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Query, Record, Store
 from everstep.types import Checkpoint, CheckpointMetadata, DeletedThreads, Sizes, ThreadPage
@@ -282,7 +289,7 @@ class SQLiteCheckpointer(StoreBackend):
         """`options`: `synchronous` ("full", "normal", "off") and `busy_timeout_seconds`."""
         own = resolved("sqlite", type(self).__name__, _unless(path, _SQLITE_PATH), options)
         own["path"] = file_path(own.get("path", path))
-        from everstep.stores.sqlite import SQLiteStore  # imported when used: the driver takes a moment to load
+        from everstep.stores.sqlite.store import SQLiteStore  # imported when used: the driver takes a moment to load
 
         super().__init__(SQLiteStore(**own))
 
@@ -297,7 +304,7 @@ class PostgresCheckpointer(StoreBackend):
         `prepare_threshold`, and a few names that drivers have for them: see `everstep.options`.
         """
         own = resolved("postgres", type(self).__name__, _unless(dsn, ""), pool_options)
-        from everstep.stores.postgres import PostgresStore  # imported when used: the driver is optional
+        from everstep.stores.postgres.store import PostgresStore  # imported when used: the driver is optional
 
         super().__init__(PostgresStore(**own))
 
@@ -318,7 +325,7 @@ class RedisCheckpointer(StoreBackend):
         `options`: `wait_replicas`, `timeout_seconds`, `allow_eviction`, `max_threads`.
         """
         own = resolved("redis", type(self).__name__, _unless(url, _REDIS_URL), options)
-        from everstep.stores.redis import RedisStore  # imported when used: the driver is optional
+        from everstep.stores.redis.store import RedisStore  # imported when used: the driver is optional
 
         super().__init__(RedisStore(key_prefix=key_prefix, ttl_seconds=ttl_seconds, **own))
 

@@ -1,8 +1,9 @@
 """The engine: what a person with an agent loop does with checkpoints. Reads like the feature list.
 
-Arguments are checked here and triggers decide here; the work is done by a timeline, on a store (`timeline.py`) or on a
-backend of somebody's own (`plain.py`). Each method ends within the store's time limit as a whole (`deadlines.py`), but
-for `collect`, whose work may be large: there each call of the store does.
+Arguments are checked here and triggers decide here. The work is done by a timeline: on a store
+(`timeline/timeline.py`), or on a backend of somebody's own (`timeline/foreign.py`). Each method ends within the
+store's time limit as a whole (`runtime/deadlines.py`), but for `collect`, whose work may be large: there each call of
+the store does.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Concatenate, Literal, ParamSpec
 
-from everstep import checks
 from everstep.backends import CheckpointBackend, StoreBackend, SyncBackend
-from everstep.calls import Figures, public_call
-from everstep.capture import Capture, F, Scope
+from everstep.capture.decorators import Capture, F, Scope
+from everstep.capture.live import LiveThread, SyncLiveThread
 from everstep.config import SnapshotConfig, SnapshotTrigger
 from everstep.errors import InvalidInput
-from everstep.faces import Closing, SyncFace, blocking, describe_on_store
-from everstep.ledger import Save
-from everstep.live import LiveThread, SyncLiveThread
-from everstep.steps import Step, check_values
+from everstep.repository.ledger import Save
+from everstep.repository.step import Step, check_values
+from everstep.runtime import checks
+from everstep.runtime.blocking import Closing, SyncFace, blocking, describe_on_store
+from everstep.runtime.calls import Figures, public_call
 from everstep.stores.protocol import ANY, AnyHead, Key
-from everstep.timeline import Resolve, StoreTimeline, Timeline
+from everstep.timeline.timeline import Resolve, StoreTimeline, Timeline
 from everstep.types import (
     Checkpoint,
     CheckpointMetadata,
@@ -561,7 +562,7 @@ class SyncEngine(SyncFace[CheckpointEngine]):
 def _timeline(checkpointer: CheckpointBackend, config: SnapshotConfig) -> Timeline:
     if isinstance(checkpointer, StoreBackend):
         return StoreTimeline(checkpointer, config)
-    from everstep.plain import PlainTimeline  # rarely needed
+    from everstep.timeline.foreign import PlainTimeline  # rarely needed
 
     return PlainTimeline(checkpointer, config)
 

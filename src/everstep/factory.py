@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection
 from typing import Any, Unpack
 
-from everstep.addresses import Address, file_path, place_of, shown_name
 from everstep.backends import (
     MemoryCheckpointer,
     PostgresCheckpointer,
@@ -17,7 +16,8 @@ from everstep.backends import (
 from everstep.config import SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
-from everstep.options import PlacedOptions, StoreOptions, resolved
+from everstep.opening.addresses import Address, file_path, place_of, shown_name
+from everstep.opening.options import PlacedOptions, StoreOptions, resolved
 
 DEFAULT_URL = "sqlite:///checkpoints.db"
 _BACKENDS: dict[str, Callable[..., StoreBackend]] = {

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from everstep import renumber
 from everstep.errors import (
     BaseGone,
     CheckpointCorrupted,
@@ -30,8 +29,8 @@ from everstep.errors import (
     UnregisteredType,
     UnstorableValue,
 )
-from everstep.faces import run_to_end
-from everstep.repository import Repository
+from everstep.repository.repository import Repository
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import (
     ANY,
@@ -61,6 +60,7 @@ from everstep.stores.protocol import (
     Swept,
     Write,
 )
+from everstep.transfer import renumber
 from everstep.values import codec, tree
 from everstep.values.compress import squeeze
 

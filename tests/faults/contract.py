@@ -9,13 +9,13 @@ import pytest
 
 from everstep import CheckpointEngine
 from everstep.errors import CommitUnknown, StoreUnavailable
-from everstep.faces import run_to_end
+from everstep.runtime.blocking import run_to_end
 from tests.conftest import FACES
 from tests.faults import outcomes
 from tests.faults.outcomes import CHANGES, READS, Call
 from tests.faults.proxy import Proxy
 from tests.faults.servers_harness import Attempt, Writers, check, save
-from tests.servers import Server, wait_until
+from tests.tools.servers import Server, wait_until
 
 OpenEngine = Callable[..., CheckpointEngine]
 """Opens an engine that keeps all, on data of the test's own; takes a port to go through and the store's options."""

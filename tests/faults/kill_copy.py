@@ -22,9 +22,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import everstep
-from everstep import copying
-from everstep.stores import sqlite
-from tests.histories import Walker, seen
+from everstep.stores.sqlite import store as sqlite
+from everstep.transfer import copying
+from tests.timeline.histories import Walker, seen
 
 KILLS = 4
 

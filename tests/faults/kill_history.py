@@ -38,9 +38,9 @@ import apsw
 import everstep
 from everstep import CannotUndo, CheckpointNotFound, MergeConflict, SnapshotConfig
 from everstep.engine import SyncEngine
-from everstep.faces import run_to_end
-from everstep.stores import sqlite
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Query, Stored
+from everstep.stores.sqlite import store as sqlite
 from everstep.values.tree import hashes
 
 KEEP = 6

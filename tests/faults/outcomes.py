@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from everstep import Checkpoint, CheckpointEngine, CheckpointMetadata, StoreBackend
 from everstep.errors import CommitUnknown, StoreUnavailable
-from everstep.faces import run_to_end
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Key, Store, Thread, Write
 from tests.conftest import FACES, OneFace
 from tests.faults.proxy import Proxy
-from tests.servers import wait_until
+from tests.tools.servers import wait_until
 
 JOIN_SECONDS = 20
 

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, Self
 
 from everstep import CheckpointEngine
 from everstep.errors import CommitUnknown, HeadRegressed, StoreUnavailable
-from everstep.faces import run_to_end
-from tests.servers import wait_until
+from everstep.runtime.blocking import run_to_end
+from tests.tools.servers import wait_until
 
 JOIN_SECONDS = 60
 Outcome = Literal["acknowledged", "unknown", "refused", "regressed"]

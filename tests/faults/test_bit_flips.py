@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep.faces import run_to_end
-from everstep.stores import sqlite
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Change, Hidden, Key, Operation, Pin, Query, Write
-from everstep.stores.sqlite import SQLiteStore
+from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite.store import SQLiteStore
 
 
 def fill(path: Path) -> SQLiteStore:

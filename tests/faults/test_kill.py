@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from everstep.stores import sqlite
+from everstep.stores.sqlite import store as sqlite
 from tests.faults.harness import run
 
 HARNESS = "kill_writers.py"

@@ -16,9 +16,10 @@ import pytest
 
 import everstep
 from everstep import CheckpointCorrupted
-from everstep.faces import run_to_end
-from everstep.stores import sqlite, sqlite_verify
-from everstep.stores.sqlite import SQLiteStore
+from everstep.runtime.blocking import run_to_end
+from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import verify as sqlite_verify
+from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow
 from tests.faults.files import COPIES, back_up, vacuum_into, write_and_be_killed
 from tests.faults.test_bit_flips import everything, wrong_after

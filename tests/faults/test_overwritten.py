@@ -17,8 +17,8 @@ import pytest
 
 import everstep
 from everstep import StoreError
-from everstep.stores import sqlite
-from everstep.stores.sqlite_raw import RawFile
+from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite.raw import RawFile
 
 KEEP_ALL = everstep.SnapshotConfig(gc_policy="keep_all")
 CALLS: dict[str, Callable[[everstep.SyncEngine], Any]] = {

@@ -14,7 +14,7 @@ import everstep
 from everstep import CheckpointEngine, SnapshotConfig
 from tests.faults.contract import OpenEngine, ServerFaults, assert_nothing_lost, proxy, rng
 from tests.faults.servers_harness import Writers
-from tests.servers import PostgresServer
+from tests.tools.servers import PostgresServer
 
 __all__ = ["proxy", "rng"]
 BACKENDS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"

@@ -13,11 +13,11 @@ import pytest
 import everstep
 from everstep import CheckpointEngine, SnapshotConfig
 from everstep.errors import CommitUnknown, HeadRegressed
-from everstep.faces import run_to_end
-from everstep.stores.redis_items import bucket_of
+from everstep.runtime.blocking import run_to_end
+from everstep.stores.redis.items import bucket_of
 from tests.faults.contract import OpenEngine, ServerFaults, proxy
 from tests.faults.servers_harness import Attempt, Writers, check, save
-from tests.servers import LOOPBACK, ValkeyCluster, ValkeyServer
+from tests.tools.servers import LOOPBACK, ValkeyCluster, ValkeyServer
 
 __all__ = ["proxy"]
 

@@ -25,9 +25,9 @@ import apsw
 import everstep
 from everstep import CheckpointEngine, CheckpointNotFound, SnapshotConfig, SQLiteCheckpointer
 from everstep.engine import SyncEngine
-from everstep.faces import run_to_end
-from everstep.stores import sqlite
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Query, Store, Stored
+from everstep.stores.sqlite import store as sqlite
 from everstep.values.tree import hashes
 
 KEEP = 20

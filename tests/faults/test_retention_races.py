@@ -10,9 +10,9 @@ import pytest
 
 from everstep import CheckpointEngine, SnapshotConfig, SQLiteCheckpointer
 from everstep.engine import SyncEngine
-from everstep.faces import run_to_end
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Change, Query, Store
-from everstep.stores.sqlite import SQLiteStore
+from everstep.stores.sqlite.store import SQLiteStore
 
 
 def opened(path: Path, keep: int | None = None) -> CheckpointEngine:

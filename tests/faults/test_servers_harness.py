@@ -9,10 +9,10 @@ import pytest
 import everstep
 from everstep import CheckpointEngine, SnapshotConfig
 from everstep.errors import CommitUnknown, StoreUnavailable
-from everstep.faces import run_to_end
+from everstep.runtime.blocking import run_to_end
 from tests.faults import outcomes
 from tests.faults.servers_harness import Attempt, Writers, check, save
-from tests.servers import wait_until
+from tests.tools.servers import wait_until
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """Everstep as a checkpointer for LangGraph. Start at `saver`."""
 
 from everstep.errors import PendingTurnFailed, SendError, ThreadBusy, ThreadLost
+from everstep.langgraph.importing import ImportProgress, ImportReport, aimport_langgraph, import_langgraph
 from everstep.langgraph.models import CheckpointBackend, CheckpointerConfig, CheckpointMetadata, CheckpointRecord
-from everstep.langgraph.moving import ImportProgress, ImportReport, aimport_langgraph, import_langgraph
-from everstep.langgraph.saver import HarnessCheckpointer
-from everstep.langgraph.sending import asend, send
-from everstep.langgraph.views import (
+from everstep.langgraph.record_backends import (
     MemoryBackend,
     PostgresBackend,
     RecordBackend,
@@ -13,6 +11,8 @@ from everstep.langgraph.views import (
     SQLiteBackend,
     StoreRecordBackend,
 )
+from everstep.langgraph.saver import HarnessCheckpointer
+from everstep.langgraph.sending import asend, send
 
 __all__ = [
     "CheckpointBackend",

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, EverstepError, UnstorableValue
-from everstep.langgraph.kinds import Kinds
+from everstep.langgraph.classes import Kinds
+from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.messages import Bare, Messages, Packed, Shape, Template, fields_of, shape_of
-from everstep.langgraph.quiet import QUIET
 from everstep.values import codec, compress, tree
 from everstep.values.overlap import NOTHING, Chunked, Overlap, chunked, chunked_packed, extended, overlap
 

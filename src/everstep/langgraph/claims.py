@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from everstep.errors import HeadMoved, TaskLost, TaskRunning
-from everstep.faces import run_to_end
-from everstep.names import new_token
-from everstep.repository import Repository
-from everstep.steps import new_record
+from everstep.repository.new_names import new_token
+from everstep.repository.repository import Repository
+from everstep.repository.step import new_record
+from everstep.repository.turns import BEATEN_MAX, overtaken
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Base, Key, Query, Record, Store, Stored
-from everstep.turns import BEATEN_MAX, overtaken
 from everstep.types import TASK_NAMESPACE, utc_now
 
 logger = logging.getLogger("everstep")

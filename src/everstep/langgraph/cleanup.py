@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, cast
 
-from everstep import checks
 from everstep.backends import CheckpointBackend, StoreBackend
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput, UnsupportedByBackend
-from everstep.faces import run_to_end
-from everstep.keeper import Keeper, Scope
-from everstep.langgraph.threads import KIND, is_call
+from everstep.langgraph.checkpoints import KIND, is_call
+from everstep.retention.keeper import Keeper, Scope
+from everstep.runtime import checks
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Store, Stored
 from everstep.types import GCReport
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from everstep import checks
 from everstep.errors import InvalidInput
+from everstep.runtime import checks
 
 REQUEST_ID = "everstep_request_id"
 """Under this name the checkpoints of a turn have the name that the caller of `send` gave to it."""

@@ -13,13 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from everstep.ancestry import Ancestry
-from everstep.bases import MergeBase, root_of_nodes
-from everstep.deadlines import held_by_caller
 from everstep.errors import CheckpointCorrupted, InvalidInput, MergeConflict, StoreError
-from everstep.history import Ancestors, is_unmoved
-from everstep.langgraph import plainly
-from everstep.langgraph.base import new_checkpoint_id, next_version, number_of
+from everstep.history.ancestry import Ancestry
+from everstep.history.checkpoint_tree import Ancestors, is_unmoved
+from everstep.history.merge_base import MergeBase, root_of_nodes
+from everstep.history.three_way import Resolve, merge
+from everstep.langgraph import display
 from everstep.langgraph.channels import (
     FOREIGN,
     LIST_CHANNEL,
@@ -31,11 +30,12 @@ from everstep.langgraph.channels import (
     Written,
     repeats_max,
 )
-from everstep.langgraph.kinds import Kinds
+from everstep.langgraph.checkpoints import KIND
+from everstep.langgraph.classes import Kinds
+from everstep.langgraph.compat import new_checkpoint_id, next_version, number_of
 from everstep.langgraph.messages import Messages, base_class
-from everstep.langgraph.threads import KIND
-from everstep.merge import Resolve, merge
-from everstep.repository import Repository, squeezed_objects
+from everstep.repository.repository import Repository, squeezed_objects
+from everstep.runtime.deadlines import held_by_caller
 from everstep.stores.protocol import Base, Draft, Key, Place, Query, Record, Root, Store, Stored, Write
 from everstep.types import MISSING, Conflict, utc_now
 from everstep.values import codec, tree
@@ -231,9 +231,9 @@ class _Merger:
 
     def _is_decided(self, path: str) -> bool:
         """Whether a path is not for the three-way rules: LangGraph's own, and what reducers decided."""
-        if plainly.is_internal_path(path):
+        if display.is_internal_path(path):
             return True
-        decided = {plainly.path_of(name) for name in self._decided.keys() | self._delta_names}
+        decided = {display.path_of(name) for name in self._decided.keys() | self._delta_names}
         return path in decided or (path == LIST_CHANNEL and LIST_CHANNEL in self._decided)
 
     def _form(self, name: str, value: Written) -> Form:
@@ -253,7 +253,7 @@ class _Merger:
         """Decide the channels that a serializer of somebody's own packed: nobody can look into them."""
         for name in {**self._ours.channels, **self._theirs.channels}:
             before, ours, theirs = [side.channels.get(name) for side in (self._before, self._ours, self._theirs)]
-            if FOREIGN not in [side.form for side in (ours, theirs) if side is not None] or plainly.is_internal(name):
+            if FOREIGN not in [side.form for side in (ours, theirs) if side is not None] or display.is_internal(name):
                 continue
             packed = [side.packed if side is not None else None for side in (before, ours, theirs)]
             if packed[2] in packed[:2] or resolve == "ours":
@@ -262,7 +262,7 @@ class _Merger:
                 self._decided[name] = theirs
             else:
                 self._decided[name] = ours  # for a person, that is: not path by path
-                clashes.append(Conflict(plainly.path_of(name), MISSING, MISSING, MISSING))
+                clashes.append(Conflict(display.path_of(name), MISSING, MISSING, MISSING))
 
     def _lowering(self, resolve: Resolve) -> Resolve:
         """Return `resolve` with messages among its values as they are kept."""
@@ -338,7 +338,7 @@ class _Merger:
             elif theirs not in (before, ours) and resolve != "ours":
                 new = await self._new_items(name, before, theirs)
                 if new is None:
-                    clashes.append(Conflict(plainly.path_of(name), MISSING, MISSING, MISSING))
+                    clashes.append(Conflict(display.path_of(name), MISSING, MISSING, MISSING))
                     continue
                 chosen = ours._replace(items=ours.items + new)
             if chosen != ours:
@@ -606,7 +606,7 @@ def _goes_on(record: Record) -> bool:
 
 def _is_running(side: Side) -> bool:
     """Whether nodes come next."""
-    return any(plainly.starts_nodes(name) and value.packed not in _EMPTY for name, value in side.channels.items())
+    return any(display.starts_nodes(name) and value.packed not in _EMPTY for name, value in side.channels.items())
 
 
 def _begin(longer: _Delta, shorter: _Delta) -> bool:
@@ -628,7 +628,7 @@ def _gathering(graph: Any, *kinds: str) -> dict[str, Any]:
         name: spec
         for name, spec in channels.items()
         if isinstance(name, str)
-        and not plainly.is_internal(name)
+        and not display.is_internal(name)
         and any(cls.__name__ in kinds for cls in type(spec).__mro__)
     }
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, MissingDependency, UnregisteredType
-from everstep.langgraph.kinds import Kinds, safe_class
+from everstep.langgraph.classes import Kinds, safe_class
 from everstep.values import codec, registry
 
 try:

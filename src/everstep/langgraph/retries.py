@@ -10,11 +10,11 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from everstep import checks
 from everstep.errors import InvalidInput, SnapshotTooLarge, StoreClosed, TaskError, UnregisteredType, UnstorableValue
-from everstep.faces import run_to_end
 from everstep.langgraph import configs
 from everstep.langgraph.graphs import AsyncGraph, Graph
+from everstep.runtime import checks
+from everstep.runtime.blocking import run_to_end
 
 logger = logging.getLogger("everstep")
 

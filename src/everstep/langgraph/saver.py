@@ -22,25 +22,22 @@ from collections.abc import (
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast
 
-from everstep import checks
-from everstep.addresses import Address
 from everstep.backends import StoreBackend
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
-from everstep.faces import run_to_end
 from everstep.factory import backend_from_url
-from everstep.keeper import Keeper
 from everstep.langgraph import configs
-from everstep.langgraph.base import (
+from everstep.langgraph.channels import Channels
+from everstep.langgraph.checkpoints import Fence, Saved, Threads, is_call
+from everstep.langgraph.classes import Kinds
+from everstep.langgraph.compat import (
     BaseCheckpointSaver,
     SavedTuple,
     maybe_add_typed_methods,
     new_checkpoint_id,
     next_version,
 )
-from everstep.langgraph.channels import Channels
-from everstep.langgraph.kinds import Kinds
 from everstep.langgraph.models import (
     CheckpointerConfig,
     CheckpointRecord,
@@ -49,9 +46,12 @@ from everstep.langgraph.models import (
     backend_of,
     record_of,
 )
-from everstep.langgraph.threads import Fence, Saved, Threads, is_call
-from everstep.names import under_new_name
-from everstep.options import StoreOptions
+from everstep.opening.addresses import Address
+from everstep.opening.options import StoreOptions
+from everstep.repository.new_names import under_new_name
+from everstep.retention.keeper import Keeper
+from everstep.runtime import checks
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Key, Query, Store
 
 T = TypeVar("T")

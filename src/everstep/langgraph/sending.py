@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from everstep import checks
 from everstep.errors import (
     EverstepError,
     HeadMoved,
@@ -24,12 +23,13 @@ from everstep.errors import (
     ThreadBusy,
     ThreadLost,
 )
-from everstep.faces import run_to_end
 from everstep.langgraph import configs, runs
 from everstep.langgraph.claims import FAILED, Claim, Task
 from everstep.langgraph.queues import queues
 from everstep.langgraph.runs import Awaiting, Blocking, Face
 from everstep.langgraph.saver import HarnessCheckpointer
+from everstep.runtime import checks
+from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Query, Stored
 
 if TYPE_CHECKING:

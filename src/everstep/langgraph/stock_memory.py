@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from everstep.langgraph.quiet import QUIET
-from everstep.langgraph.stock import Attached, Entry, Row, Source, entry_of, out_of_shape, refusing, remembering
-from everstep.langgraph.threads import Pending
+from everstep.langgraph.checkpoints import Pending
+from everstep.langgraph.gc_pause import QUIET
+from everstep.langgraph.stock_savers import Attached, Entry, Row, Source, entry_of, out_of_shape, refusing, remembering
 from everstep.stores.protocol import Key
 
 

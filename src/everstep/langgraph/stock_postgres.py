@@ -11,8 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import MissingDependency, StoreError, StoreMismatch, StoreUnavailable
-from everstep.langgraph.quiet import QUIET
-from everstep.langgraph.stock import Attached, Entry, Row, TableSource, needed_to_verify, out_of_shape, remembering
+from everstep.langgraph.gc_pause import QUIET
+from everstep.langgraph.stock_savers import (
+    Attached,
+    Entry,
+    Row,
+    TableSource,
+    needed_to_verify,
+    out_of_shape,
+    remembering,
+)
 from everstep.stores.protocol import Key
 
 _TASKS = "__pregel_tasks"
@@ -33,7 +41,7 @@ class PostgresSource(TableSource):
             import psycopg
         except ImportError as exc:
             raise MissingDependency("psycopg", "postgres") from exc
-        from everstep.stores.postgres_pool import checked_dsn
+        from everstep.stores.postgres.pool import checked_dsn
 
         checked_dsn(url)
         self._driver = psycopg

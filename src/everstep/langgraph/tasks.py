@@ -18,7 +18,6 @@ from typing import Any, Final, Generic, Literal, NotRequired, TypedDict
 
 from typing_extensions import TypeVar  # pydantic brings it: the standard one has no defaults yet
 
-from everstep import checks
 from everstep.errors import (
     CheckpointNotFound,
     HeadMoved,
@@ -32,7 +31,6 @@ from everstep.errors import (
     TaskRunning,
     UnstorableValue,
 )
-from everstep.faces import run_to_end
 from everstep.langgraph import runs
 from everstep.langgraph.claims import FAILED, RETURNED, Claim, Found
 from everstep.langgraph.cleanup import cleanup_old_checkpoints, cleanup_old_checkpoints_sync
@@ -40,8 +38,10 @@ from everstep.langgraph.graphs import Builder, Graph
 from everstep.langgraph.retries import asafe_invoke, safe_invoke
 from everstep.langgraph.runs import Face
 from everstep.langgraph.saver import HarnessCheckpointer
-from everstep.names import under_new_name
-from everstep.turns import BEATEN_MAX, overtaken
+from everstep.repository.new_names import under_new_name
+from everstep.repository.turns import BEATEN_MAX, overtaken
+from everstep.runtime import checks
+from everstep.runtime.blocking import run_to_end
 
 __all__ = [
     "TaskCheckpoint",

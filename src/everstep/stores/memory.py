@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from everstep import forks
 from everstep.errors import StoreClosed
-from everstep.faces import describe_on_store, run_to_end
+from everstep.runtime import forks
+from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.stores.covers import Covers
 from everstep.stores.facts import Wanted, kept, new_facts, prefix_end
 from everstep.stores.newest import descent, newest_of

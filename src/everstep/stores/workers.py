@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
-from everstep import deadlines, forks
+from everstep.runtime import deadlines, forks
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""What an agent does is saved while it does it: decorated calls, scopes, live threads."""

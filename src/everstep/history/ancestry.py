@@ -1,0 +1,55 @@
+"""Walks through the ancestry of a family, driven over a store: each asks for the runs it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import TypeVar
+
+from everstep.history import checkpoint_tree
+from everstep.history.checkpoint_tree import Runs, Walk
+from everstep.stores.protocol import Place, Store
+
+T = TypeVar("T")
+
+_OLDER_MIN, _OLDER_MAX = 8, 4096  # runs that are read in advance
+
+
+class Ancestry:
+    """What runs of one family follow, read as it is needed and remembered."""
+
+    def __init__(self, read: Callable[[Collection[int], int], Awaitable[Runs]]) -> None:
+        """`read` gives what these runs follow, and so many that began just before."""
+        self._read = read
+        self._known: dict[int, tuple[Place, ...]] = {}
+        self._older = _OLDER_MIN
+
+    async def walk(self, walk: Walk[T]) -> T:
+        """Run a walk and return its result."""
+        try:
+            wanted = next(walk)
+            while True:
+                await self._learn(wanted)
+                wanted = walk.send(self._known)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def common(self, ours: Iterable[Place], theirs: Iterable[Place]) -> list[Place]:
+        """Return the best common ancestors of some places and some others, newest first."""
+        return await self.walk(checkpoint_tree.common_ancestors(ours, theirs))
+
+    async def _learn(self, runs: Collection[int]) -> None:
+        missing = [run for run in runs if run not in self._known]
+        if not missing:
+            return
+        found = await self._read(missing, self._older)
+        self._older = min(self._older * 2, _OLDER_MAX)  # whoever walks far is likely to go on
+        for run, follows in found.items():
+            self._known[run] = tuple(follows)
+        for run in missing:
+            self._known.setdefault(run, ())
+
+
+def ancestry_of(store: Store, family: str) -> Ancestry:
+    """Return the ancestry of a family."""
+    return Ancestry(lambda runs, older: store.runs(family, runs, older=older))

@@ -1,0 +1,82 @@
+"""What a merge is done against: the last common ancestor, or several of them merged into one.
+
+Two threads that were merged into one another crosswise have two common ancestors, and neither alone is right: merging
+against one would take the other's changes for news. So they are merged first, against their own common ancestors. Where
+they conflict nobody knows what the base is; such paths are uncertain, and a merge treats any difference there as a
+conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from everstep.errors import InvalidInput
+from everstep.history.three_way import Merged, merge
+from everstep.types import Conflict
+from everstep.values import tree
+from everstep.values.codec import Codec
+from everstep.values.walk import Need, Root
+
+P = TypeVar("P")
+
+
+class MergeBase(NamedTuple):
+    """The values to merge against."""
+
+    root: Root
+    uncertain: frozenset[str] = frozenset()
+    objects: Mapping[bytes, tree.Content] = MappingProxyType({})
+    """Those of its objects that are not stored."""
+
+
+class Bases(Generic[P]):
+    """Makes the base from common ancestors, which are named by a P."""
+
+    def __init__(
+        self,
+        root_of: Callable[[P], Awaitable[Root]],
+        below: Callable[[Sequence[P], P], Awaitable[Sequence[P]]],
+        walk: Callable[[Need[Merged], Mapping[bytes, tree.Content]], Awaitable[Merged]],
+        view: Callable[[Root], Root] = lambda root: root,
+        reader: Codec | None = None,
+    ) -> None:
+        """`below` gives the best common ancestors of some checkpoints taken together and another one.
+
+        `view` gives the part of a checkpoint's values that is merged, `reader` reads them.
+        """
+        self._root_of, self._below, self._walk, self._view, self._reader = root_of, below, walk, view, reader
+
+    async def merged(self, ancestors: Sequence[P]) -> MergeBase:
+        """Return the base that all of these make together."""
+        base = MergeBase(await self._root_of(ancestors[0]))
+        for done, ancestor in enumerate(ancestors[1:], 1):
+            older = await self._below(ancestors[:done], ancestor)
+            if not older:
+                raise InvalidInput("the common ancestors of these threads have no ancestor in common themselves")
+            base = await self._joined(await self.merged(older), base, await self._root_of(ancestor))
+        return base
+
+    async def _joined(self, older: MergeBase, one: MergeBase, other: Root) -> MergeBase:
+        uncertain = older.uncertain | one.uncertain
+        seen: list[str] = []
+
+        def note(conflict: Conflict) -> Any:
+            seen.append(conflict.path)
+            return conflict.ours
+
+        objects = {**older.objects, **one.objects}
+        roots = [self._view(root) for root in (older.root, one.root, other)]
+        need = merge(roots[0], roots[1], roots[2], resolve=note, uncertain=uncertain, reader=self._reader)
+        found = await self._walk(need, objects)
+        return MergeBase(root_of_nodes(found.nodes), uncertain | frozenset(seen), {**objects, **found.objects})
+
+
+def root_of_nodes(nodes: Sequence[tree.Node]) -> Root:
+    """Return the root that holds these nodes."""
+    return Root(
+        b"".join(node.children for node in nodes),
+        b"".join(node.body for node in nodes),
+        tuple(node.size for node in nodes),
+    )

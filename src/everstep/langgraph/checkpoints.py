@@ -1,0 +1,972 @@
+"""Checkpoints of LangGraph in and out of a store: the one way that every method of the saver takes.
+
+What was put or read last is remembered as lines: the values of a checkpoint as they were written. The next checkpoint
+is written from its parent's line, so that only what changed is packed into new objects. The store checks inside the
+commit that the parent is still what the line says; if not, everything is written anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput, StoreUnavailable
+from everstep.langgraph.channels import (
+    CHAT,
+    LIST_CHANNEL,
+    PLAIN,
+    SEED,
+    WRITES,
+    Channels,
+    Written,
+    repeats_max,
+)
+from everstep.langgraph.gc_pause import QUIET
+from everstep.langgraph.last_written import Line, Lines, line_of
+from everstep.repository.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
+from everstep.repository.turns import BEATEN_MAX
+from everstep.retention.keeper import Keeper
+from everstep.runtime import calls, checks
+from everstep.runtime.calls import Figures, public_call
+from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Object, Query, Record, Store, Stored, Write
+from everstep.types import TASK_NAMESPACE, utc_now
+from everstep.values import costs, tree
+
+logger = logging.getLogger("everstep")
+
+T = TypeVar("T")
+
+KIND = "langgraph"
+"""The `kind` of every record that is written here."""
+
+SPECIAL_WRITES = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__resume__": -4}
+"""Channels of which a task has one write, the last one; other writes are numbered by their place."""
+
+_FEW_OBJECTS = 32  # so many are sent sooner than those of the parent are looked up
+_PAGE_FIRST, _PAGE_MAX = 16, 128
+_AHEAD_MAX = 8  # checkpoints decoded before they are asked for
+_LOOKS_MAX = 4  # at a checkpoint that others replace or write to meanwhile
+_OWN_FIELDS = ("id", "ts", "channel_values", "channel_versions", "versions_seen", "updated_channels", "v")
+
+
+class Saved(NamedTuple):
+    """A checkpoint with its values."""
+
+    stored: Stored
+    checkpoint: dict[str, Any]
+    writes: list[tuple[str, str, Any]]
+    """(task, channel, value), in the order in which LangGraph applies them."""
+    absent: tuple[str, ...] = ()
+    """What was not in the checkpoint when it was put, and has been filled in."""
+    odd: Mapping[str, Any] = MappingProxyType({})
+    """What was in the checkpoint but not as LangGraph has it."""
+
+
+class Pending(NamedTuple):
+    """A write of a task, with its number and the place of the task."""
+
+    task_id: str
+    idx: int
+    channel: str
+    value: Any
+    task_path: str = ""
+
+
+class Delta(NamedTuple):
+    """What the value of a channel without one is made from."""
+
+    seed: Written | None
+    """The last value that was stored."""
+    before: Written | None
+    """The writes since, as the parent keeps them."""
+    items: list[Any]
+    """The parent's own: [task, form, value]."""
+
+
+class _WrittenCheckpoint(NamedTuple):
+    values: Encoded
+    channels: Mapping[str, Written]
+    rest: Mapping[str, Written]
+    state: tree.Node
+    """The mapping of the channels."""
+    repeats: int | None = None
+
+    def line(self, stored: Stored, checked_by: Channels) -> Line:
+        found = line_of(stored, self.channels, self.rest, self.state, checked_by.rules)
+        return found._replace(fresh=frozenset(self.values.objects), repeats=self.repeats)
+
+
+class _Copied(NamedTuple):
+    """A checkpoint that was copied to another thread, and the objects that it has there."""
+
+    base: Base
+    objects: set[bytes]
+
+
+class _Opened(NamedTuple):
+    """A stored checkpoint, opened one step."""
+
+    conversation: tree.Node
+    state: tree.Node
+    envelope: dict[str, Any]
+    rest: Mapping[str, tree.Node]
+    """What delta channels are made from."""
+
+
+class Fence(Protocol):
+    """A checkpoint that must be stored for anything to be put: whoever takes it away stops the writer behind it."""
+
+    @property
+    def base(self) -> Base:
+        """Where the fence stands now."""
+
+    async def find(self, store: Store) -> None:
+        """Look where it stands now; raise what the writer is to be told if it is gone."""
+
+
+class Threads:
+    """Puts, reads, lists and deletes over one face of a store."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        channels: Channels,
+        keeper: Keeper | None = None,
+        lines: Lines | None = None,
+        fence: Fence | None = None,
+    ) -> None:
+        self._repository, self._channels, self._keeper = repository, channels, keeper
+        self._lines = lines or Lines()
+        self._fence = fence
+        self._store = repository.store
+
+    def over(self, repository: Repository) -> Threads:
+        """Return the same over another face of the store."""
+        return Threads(repository, self._channels, self._keeper, self._lines, self._fence)
+
+    def by(self, channels: Channels) -> Threads:
+        """Return the same by other rules for values."""
+        return Threads(self._repository, channels, self._keeper, self._lines, self._fence)
+
+    def behind(self, fence: Fence) -> Threads:
+        """Return the same as one that puts nothing once the fence is gone. The store checks it in the same commit."""
+        return Threads(self._repository, self._channels, self._keeper, self._lines, fence)
+
+    @property
+    def figures(self) -> Figures:
+        """Where calls are counted: with those of everything else on the same backend."""
+        return self._repository.figures
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """How long putting or reading one checkpoint may take. Listing, deleting and copying go step by step."""
+        return self._store.limit_seconds
+
+    # -- putting
+
+    @public_call("saver.put")
+    async def put(
+        self,
+        key: Key,
+        parent_id: str | None,
+        checkpoint: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        new_versions: Mapping[str, Any] | None,
+        *,
+        odd: Mapping[str, Any] = MappingProxyType({}),
+        created_at: str | None = None,
+        head: Literal["always", "newer", "never"] = "newer",
+        fresh: bool = False,
+    ) -> Stored:
+        """Put a checkpoint. A channel that `new_versions` does not name is as in the parent; None: look at all.
+
+        With `fresh` its id was made by chance: IdTaken if it is in use already.
+        `odd` holds fields that are not of LangGraph's shape: they are kept with the checkpoint, beside its own.
+        """
+        parent = key._replace(checkpoint_id=parent_id) if parent_id is not None else None
+        line = self._lines.get(parent) if parent is not None else None
+        record = _record(key, parent, checkpoint, metadata, created_at)
+        names = _delta_channels(checkpoint, metadata)
+        deltas: dict[str, Delta] = {}
+        if names and parent is not None:
+            line, deltas = await self._deltas(parent, line, names)
+        written = self._write(checkpoint, new_versions, line, deltas, odd)
+        if written is None:
+            written = self._whole(checkpoint, deltas, odd)
+        try:
+            stored = await self._commit(record, written.values, head, fresh)
+        except BaseGone:
+            written = self._whole(checkpoint, deltas, odd)
+            stored = await self._refenced(lambda: self._commit(record, written.values, head, fresh))
+        self._repository.memory.add(written.values.objects)
+        self._lines.add(written.line(stored, self._channels))
+        if parent is not None and stored.run != stored.seq:
+            self._lines.drop(parent)  # it has been continued: rarely needed again
+        if self._keeper is not None:
+            if stored.run == stored.seq:
+                self._keeper.forget(key.thread_id)  # the head was moved, maybe by somebody else: plan anew
+            await self._keeper.upkeep(self._store, stored)
+        return stored
+
+    async def _refenced(self, put: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what `put` does; the fence may have been moved by its owner meanwhile."""
+        for _ in range(BEATEN_MAX):
+            try:
+                return await put()
+            except BaseGone:
+                if self._fence is None:
+                    raise
+                await self._fence.find(self._store)
+        raise StoreUnavailable("the claim of the task is renewed faster than anything can be put; try again")
+
+    async def _commit(
+        self, record: Record, values: Encoded, moves: Literal["always", "newer", "never"], fresh: bool
+    ) -> Stored:
+        thread_id, namespace, _ = record.key
+        fences = (self._fence.base,) if self._fence is not None else ()
+        due = self._keeper.due((thread_id, namespace)) if self._keeper is not None else []
+
+        def build(head: Stored | None) -> Draft:
+            if head is not None:
+                _check_kind(head)
+            draft = values.draft(record)
+            return draft._replace(bases=(*draft.bases, *fences)) if fences else draft
+
+        prune = [item.seq for item in due]
+        change = Change(thread_id, namespace, build=build, head=moves, prune=prune, fresh=fresh)
+        try:
+            stored = await self._store.commit(change)
+        except BaseException:
+            if self._keeper is not None:
+                self._keeper.give_back((thread_id, namespace), due)
+            raise
+        if stored is None:
+            raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        calls.added(stored.added_bytes, len(values.squeezed))
+        return stored
+
+    def _whole(
+        self, checkpoint: Mapping[str, Any], deltas: Mapping[str, Delta], odd: Mapping[str, Any]
+    ) -> _WrittenCheckpoint:
+        """Write a checkpoint with every object that it needs."""
+        written = self._write(checkpoint, None, None, deltas, odd)
+        if written is None:
+            raise RuntimeError("an object of a checkpoint that was just written is not at hand")
+        return written
+
+    def _write(
+        self,
+        checkpoint: Mapping[str, Any],
+        new_versions: Mapping[str, Any] | None,
+        line: Line | None,
+        deltas: Mapping[str, Delta],
+        odd: Mapping[str, Any],
+    ) -> _WrittenCheckpoint | None:
+        """Write a checkpoint; None: all of `line` would have to be looked at, and it is not in memory any more."""
+        channels, writer = self._channels, tree.Writer(packer=self._channels.kinds.codec)
+        versions = dict(checkpoint.get("channel_versions") or {})
+        written: dict[str, Written] = {}
+        # A saver with other rules may have written the line: what it let through is looked at again, whole.
+        is_checked = line is not None and line.checked_by is channels.rules
+        for name, value in dict(checkpoint.get("channel_values") or {}).items():
+            checks.text(name, "the name of a channel")
+            version, old = versions.get(name), line.channels.get(name) if line is not None else None
+            if old is not None and not is_checked:
+                old = old._replace(version=None, shape=None)
+            known = old is not None and version is not None and old.version == version
+            if old is not None and known and new_versions is not None and name not in new_versions:
+                written[name] = old
+                continue
+            top = channels.stands_alone(name, value)
+            made = channels.written(writer, name, value, old, self._repository.memory.contents, top=top)
+            written[name] = made._replace(version=version)
+        conversation = written.get(LIST_CHANNEL)
+        if conversation is not None and not conversation.top:
+            conversation = None
+        others = {name: value for name, value in written.items() if value is not conversation}
+        envelope = _envelope(checkpoint, versions, written, conversation is not None)
+        seeds = {name: delta.seed.form for name, delta in deltas.items() if delta.seed is not None and delta.seed.form}
+        if seeds:
+            envelope["seeds"] = seeds
+        if odd:
+            envelope["odd"] = dict(odd)
+        rest: dict[str, Written] = {}
+        for name, delta in deltas.items():
+            rest.update(self._delta_written(writer, name, delta, whole=line is None))
+        node = conversation.node if conversation is not None else None
+        state = channels.mapping(writer, others, line.state if line is not None else None)
+        nodes = [node or tree.EMPTY_LIST, state, channels.envelope(writer, envelope, rest)]
+        if line is not None and len(writer.objects) > _FEW_OBJECTS:
+            for name, old in line.channels.items():
+                if old.node is not None and written.get(name) is not old:
+                    writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
+        values = encoded(nodes, writer, line.base if line is not None else None, thorough=True)
+        found = _WrittenCheckpoint(values, written, rest, state)
+        if sum(values.sizes) < tree.REPEATS_FREE:
+            return found
+        added = writer.weight_at_most() + costs.weight(channels.kinds.codec.pack(envelope, "checkpoint"))
+        if line is not None:  # what stood elsewhere in the parent may now stand here as well
+            moved = [value.packed for name, value in rest.items() if name not in line.rest]
+            added += sum([costs.weight_at_most(packed) for packed in moved])
+        return self._bounded(found, line, added)
+
+    def _bounded(self, written: _WrittenCheckpoint, line: Line | None, added: int) -> _WrittenCheckpoint | None:
+        """Return a large checkpoint with what repetition in it costs at most; raise if it could not be read.
+
+        All that is new may be a repetition. Only when that would be too much all of it is looked at; None: that cannot
+        be done with what is in memory.
+        """
+        if line is not None and line.repeats is not None:
+            bound = line.repeats + added
+            if bound <= tree.writable_repeats(repeats_max()):
+                return written._replace(repeats=bound)
+        fresh, held = written.values.objects, self._repository.memory.contents
+        children = written.values.children
+
+        def content(key: bytes) -> tree.Content | None:
+            return fresh.get(key) or held.get(key)
+
+        def below(key: bytes) -> bytes | None:
+            found = content(key)
+            return None if found is None else found[0]
+
+        if tree.reachable(children, below)[1]:
+            return None
+        cost = tree.repeats(children, written.values.body, content)
+        tree.check_repeats(cost, repeats_max(), sum(written.values.sizes), "checkpoint")
+        return written._replace(repeats=cost)
+
+    async def put_writes(self, key: Key, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Attach a task's writes to a checkpoint, which may not be there yet."""
+        rows: dict[int, Pending] = {}
+        for position, (channel, value) in enumerate(writes):
+            idx = SPECIAL_WRITES.get(channel, position)
+            rows[idx] = Pending(task_id, idx, channel, value, task_path)
+        await self.attach(key, list(rows.values()))
+
+    @public_call("saver.put_writes")
+    async def attach(self, key: Key, pending: Sequence[Pending]) -> None:
+        """Attach writes of any tasks to a checkpoint, which may not be there yet."""
+        if pending:
+            rows, objects = self.written(pending)
+            await self._attach(key, rows, objects)
+            self._repository.memory.add(objects)
+
+    def written(self, pending: Sequence[Pending]) -> tuple[list[Write], dict[bytes, tree.Content]]:
+        """Return writes as they are stored, and the objects they are made of."""
+        writer = tree.Writer(packer=self._channels.kinds.codec)
+        rows: list[Write] = []
+        for task_id, idx, channel, value, task_path in pending:
+            form, node = self._channels.pending(writer, channel, value)
+            if node.size >= tree.REPEATS_FREE:
+                cost = tree.repeats(node.children, node.body, writer.objects.get)
+                tree.check_repeats(cost, repeats_max(), node.size, channel)
+            rows.append(Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path))
+        return rows, writer.objects
+
+    async def _attach(self, key: Key, writes: Sequence[Write], objects: Mapping[bytes, tree.Content]) -> None:
+        """Put writes; what came with the checkpoint itself, as an input does, is not sent again."""
+        if self._fence is not None:  # the one base that a store looks at
+            fence, packed = self._fence, squeezed_objects(objects, thorough=True)
+            await self._refenced(lambda: self._send_writes(key, writes, packed, fence.base))
+            return
+        line = self._lines.get(key)
+        if line is not None and not line.fresh.isdisjoint(objects):
+            new = {name: content for name, content in objects.items() if name not in line.fresh}
+            try:
+                await self._send_writes(key, writes, squeezed_objects(new, thorough=True), line.base)
+                return
+            except BaseGone:
+                pass  # deleted or replaced meanwhile
+        await self._send_writes(key, writes, squeezed_objects(objects, thorough=True))
+
+    async def _send_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+    ) -> None:
+        await self._store.put_writes(key, writes, objects, base)
+        size = sum([len(write.children) + len(write.body) for write in writes])
+        size += sum([len(made.children) + len(made.body) for made in objects])
+        calls.added(size, len(objects))
+
+    # -- delta channels: their values live in the writes of ancestors, so each checkpoint keeps the list of these
+
+    async def _deltas(
+        self, parent: Key, line: Line | None, names: Sequence[str]
+    ) -> tuple[Line | None, dict[str, Delta]]:
+        """Return the parent's line, and what the values of these channels are made from."""
+        loaded = await self._store.read(*parent, writes=True)
+        if loaded is None:
+            return None, {}
+
+        def gather(found: Loaded, objects: Mapping[bytes, tree.Content]) -> tuple[Line, dict[str, Delta]]:
+            items: dict[str, list[Any]] = {name: [] for name in names}
+            for write in found.writes:
+                if write.channel in items:
+                    value = self._channels.plain(_node(write), objects)
+                    items[write.channel].append([write.task_id, write.body[0], value])
+            current = line
+            if current is None or current.base.digest != found.stored.digest:
+                current = self._thaw(found.stored, objects)
+            return current, {name: _delta(current, name, items[name]) for name in names}
+
+        gathered = await self._decoded(loaded, gather)
+        return gathered if gathered is not None else (None, {})
+
+    def _delta_written(self, writer: tree.Writer, name: str, delta: Delta, *, whole: bool) -> dict[str, Written]:
+        seed, before = delta.seed, delta.before
+        found: dict[str, Written] = {}
+        if seed is not None:
+            # What stood by itself stands in a mapping here, where it is written one level deeper.
+            found[SEED + name] = self._channels.anew(writer, seed) if whole or seed.top else seed
+        if whole and before is not None:
+            before = self._channels.anew(writer, before)
+        found[WRITES + name] = self._channels.extended(writer, name, before, delta.items)
+        return found
+
+    @public_call("saver.get_delta_channel_history")
+    async def history(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, names: Sequence[str], *, opened: bool = True
+    ) -> dict[str, dict[str, Any]]:
+        """Return what the values of channels at a checkpoint (None: the head) are made from: a seed, and writes.
+
+        Unless `opened`, a seed that the checkpoint itself keeps is given as its node.
+        """
+        loaded = await self._store.read(thread_id, namespace, checkpoint_id)
+        found: dict[str, dict[str, Any]] = {}
+        if loaded is not None:
+            kept = await self._decoded(
+                loaded, lambda each, objects: (each, self._kept(each.stored.record, objects, names, opened))
+            )
+            loaded, found = kept if kept is not None else (None, {})
+        missing = [name for name in names if name not in found]
+        walked = await self._walked(loaded, missing) if missing else {}
+        return {name: found.get(name) or walked[name] for name in names}
+
+    def _kept(
+        self, record: Record, objects: Mapping[bytes, tree.Content], names: Sequence[str], opened: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Return what the checkpoint itself keeps of these channels' history."""
+        channels, checkpoint = self._channels, self._open(record, objects)
+        forms, found = checkpoint.envelope.get("seeds", {}), dict[str, dict[str, Any]]()
+        for name in names:
+            writes, seed = checkpoint.rest.get(WRITES + name), checkpoint.rest.get(SEED + name)
+            if writes is not None:
+                items = channels.delta_items(writes, objects)
+                found[name] = {"writes": [(task, name, channels.read(form, value)) for task, form, value in items]}
+                if seed is not None:
+                    form = forms.get(name, PLAIN)
+                    found[name]["seed"] = channels.value(form, seed, objects) if opened else seed
+        return found
+
+    async def _walked(self, target: Loaded | None, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return what `history` does from the ancestors themselves: for checkpoints that keep no list."""
+        writes: dict[str, list[tuple[str, str, Any]]] = {name: [] for name in names}
+        seeds: dict[str, Any] = {}
+        remaining, seen = set(names), set[Key]()
+        parents = target.stored.record.parents if target is not None else ()
+        while parents and remaining and parents[0] not in seen:
+            seen.add(parents[0])
+            saved = await self.get(*parents[0])
+            if saved is None:
+                break
+            for write in reversed(saved.writes):
+                if write[1] in remaining:
+                    writes[write[1]].append(write)
+            for name in remaining & saved.checkpoint["channel_values"].keys():
+                seeds[name] = saved.checkpoint["channel_values"][name]
+                remaining.discard(name)
+            parents = saved.stored.record.parents
+        found: dict[str, dict[str, Any]] = {name: {"writes": writes[name][::-1]} for name in names}
+        for name, seed in seeds.items():
+            found[name]["seed"] = seed
+        return found
+
+    # -- reading
+
+    @public_call("saver.get_tuple")
+    async def get(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None = None, *, writes: bool = True
+    ) -> Saved | None:
+        """Return a checkpoint (None: the head) with its values and, unless told not to, its writes."""
+        for _ in range(_LOOKS_MAX):
+            cold = not self._lines.has(thread_id, namespace)
+            loaded = await self._store.read(thread_id, namespace, checkpoint_id, objects=cold, writes=writes)
+            if loaded is None:
+                return None
+            if loaded.objects:
+                self._repository.memory.add(verified(loaded.objects))
+            saved = await self._read_line(loaded)
+            if saved is not None or checkpoint_id is not None:
+                return saved
+            # A head that was deleted just now: the one before it is the head.
+        return None
+
+    async def _read_line(self, loaded: Loaded) -> Saved | None:
+        """Return a checkpoint that was read, and remember its line. None: it was deleted since."""
+        line = self._lines.get(loaded.stored.record.key)
+        if line is not None and line.base.digest == loaded.stored.digest:
+            return await self._saved(loaded, line)
+        line = await self._decoded(loaded, lambda found, objects: self._thaw(found.stored, objects))
+        if line is None:
+            return None
+        saved = await self._saved(loaded, line)
+        # Only now: what could not be read must not be continued as if it had been.
+        if saved is not None and saved.stored.digest == line.base.digest:
+            self._lines.add(line._replace(checked_by=self._channels.rules))
+        return saved
+
+    async def warm(self, key: Key) -> None:
+        """Have a checkpoint at hand, if it is there: the next one is written from it."""
+        if self._lines.get(key) is None:
+            await self.get(*key, writes=False)
+
+    async def listed(self, query: Query, limit: int | None) -> AsyncIterator[Saved]:
+        """Yield checkpoints, the greatest id first; a few are decoded ahead. The store holds nothing meanwhile."""
+        page, left, ahead = _PAGE_FIRST, limit, 1
+        while left is None or left > 0:
+            keys, loaded, last = await self._page(query.thread_id, query, page, left)
+            while loaded:
+                for saved in await self._saved_some(loaded[:ahead]):
+                    yield saved
+                loaded, ahead = loaded[ahead:], min(ahead * 2, _AHEAD_MAX)
+            if left is not None:
+                left -= len(keys)
+            if last is None or query.checkpoint_id is not None:
+                return
+            query, page = replace(query, before_id=last), min(page * 2, _PAGE_MAX)
+
+    @public_call("saver.list", has_deadline=False)
+    async def _page(
+        self,
+        thread_id: str | None,  # noqa: ARG002  # for the figures
+        query: Query,
+        page: int,
+        left: int | None,
+    ) -> tuple[list[Key], list[Loaded], str | None]:
+        """Return the keys of a page, what is there of it, and the last id; None: nothing comes after it."""
+        size = page if left is None else min(page, left)
+        listed = await self._store.list_checkpoints(replace(query, limit=size))
+        last = listed[-1].record.key.checkpoint_id if len(listed) == size else None
+        if last is not None and query.checkpoint_id is None:
+            # The same id may stand in several threads and namespaces; the next page begins below it.
+            ties = await self._store.list_checkpoints(replace(query, checkpoint_id=last, limit=None))
+            known = {stored.record.key for stored in listed}
+            listed += [stored for stored in ties if stored.record.key not in known]
+        keys = [stored.record.key for stored in listed if stored.record.kind == KIND][:left]
+        loaded = await self._store.read_many(keys, writes=True)
+        await self._prepare(loaded)
+        return keys, loaded, last
+
+    async def read_some(self, keys: Sequence[Key]) -> list[Saved]:
+        """Return these checkpoints with their values and writes; what is missing is left out. All are in memory."""
+        loaded = await self._store.read_many(keys, writes=True)
+        await self._prepare(loaded)
+        return await self._saved_some(loaded)
+
+    async def newest(self, thread_id: str, limit: int | None) -> list[Saved]:
+        """Return a thread's checkpoints in all namespaces, the one that was put last first. Without their writes."""
+        keys, found = list[Key](), list[Saved]()
+        query = Query(thread_id=thread_id, namespace=None, limit=limit)
+        while limit is None or len(keys) < limit:
+            listed = await self._store.list_checkpoints(query)
+            keys += [stored.record.key for stored in _own(listed)]
+            if limit is None or len(listed) < limit:
+                break
+            query = replace(query, offset=query.offset + limit)
+        keys = keys[:limit]
+        for start in range(0, len(keys), _PAGE_MAX):
+            some = await self._store.read_many(keys[start : start + _PAGE_MAX])
+            for loaded in some:
+                saved = await self._saved(loaded)
+                if saved is not None:
+                    found.append(saved)
+        return found
+
+    async def _saved(self, loaded: Loaded, line: Line | None = None) -> Saved | None:
+        """Return a checkpoint that was read, with its values; `line` is what is remembered of it.
+
+        None: it was deleted since.
+        """
+        if loaded.writes:  # to have their objects at hand; those of the checkpoint mostly are
+            await self._repository.objects(loaded.stored.family, _written_children(loaded))
+        return await self._decoded(loaded, lambda found, objects: self._assembled(found, line, objects))
+
+    def _assembled(self, loaded: Loaded, line: Line | None, objects: Mapping[bytes, tree.Content]) -> Saved:
+        # Writes first: these are small, and values would be made for nothing if one of them is not at hand.
+        writes = self._written_values(loaded, objects)
+        if line is not None and line.base.digest != loaded.stored.digest:
+            line = None
+        envelope, values = self._values(line, loaded.stored.record, objects)
+        return _assembled(loaded.stored, envelope, values, writes)
+
+    async def _prepare(self, page: Sequence[Loaded]) -> None:
+        """Fetch what these checkpoints and their writes need, at once."""
+        held, missing = self._repository.memory.contents, dict[str, set[bytes]]()
+        for loaded in page:
+            for children in (loaded.stored.record.children, *(write.children for write in loaded.writes)):
+                unknown = [key for key in tree.hashes(children) if key not in held]
+                missing.setdefault(loaded.stored.family, set()).update(unknown)
+        for family, keys in missing.items():
+            if keys:
+                fetched = await self._store.fetch(family, keys)
+                try:
+                    self._repository.memory.add(verified(fetched))
+                except CheckpointCorrupted:
+                    pass  # said when the checkpoint is read that needs it
+
+    async def _saved_some(self, some: Sequence[Loaded]) -> list[Saved]:
+        """Return checkpoints that were read, with their values: what is at hand in one pause of the collector."""
+        found: list[Saved] = []
+        position = 0
+        while position < len(some):
+            with QUIET:
+                for loaded in some[position:]:
+                    saved = self._at_hand(loaded)
+                    if saved is None:
+                        break
+                    found.append(saved)
+                    position += 1
+            if position < len(some):
+                saved = await self._saved(some[position])
+                if saved is not None:  # else it was deleted meanwhile
+                    found.append(saved)
+                position += 1
+        return found
+
+    def _at_hand(self, loaded: Loaded) -> Saved | None:
+        """Return a checkpoint with its values if all of it is in memory, and right."""
+        try:
+            _check_kind(loaded.stored)
+            return self._assembled(loaded, None, self._repository.memory.contents)
+        except EverstepError:
+            return None  # `_saved` fetches what is missing, and says what is wrong
+
+    async def _decoded(self, loaded: Loaded, work: Callable[[Loaded, Mapping[bytes, tree.Content]], T]) -> T | None:
+        """Return what `work` makes of a checkpoint and its objects, fetching what is not at hand.
+
+        If it was replaced or written to between its record and its objects, `work` gets it as it is by now. None: it
+        was deleted.
+        """
+        key = loaded.stored.record.key
+        _check_kind(loaded.stored)
+        try:
+            try:
+                return work(loaded, self._repository.memory.contents)
+            except tree.MissingObject:
+                objects = await self._repository.objects(loaded.stored.family, _children(loaded))
+            for _ in range(_LOOKS_MAX - 1):
+                try:
+                    return work(loaded, objects)
+                except tree.MissingObject:
+                    again = await self._store.read(*key, objects=True, writes=True)
+                if again is None:
+                    return None
+                loaded = again
+                _check_kind(loaded.stored)
+                objects = await self._repository.objects(loaded.stored.family, _children(loaded))
+                objects |= verified(loaded.objects)
+            return work(loaded, objects)
+        except CheckpointCorrupted as exc:
+            raise exc.located(key.thread_id, key.checkpoint_id) from exc
+
+    def _open(self, record: Record, objects: Mapping[bytes, tree.Content]) -> _Opened:
+        if len(record.sizes) != 3:
+            raise CheckpointCorrupted("a stored checkpoint is out of shape")
+        conversation, state, rest = tree.nodes(record.children, record.body, record.sizes)
+        envelope, kept = self._channels.opened_envelope(rest, objects)
+        if not envelope.keys() >= {"v", "channel_versions", "versions_seen"}:
+            raise CheckpointCorrupted("a stored checkpoint is out of shape")
+        return _Opened(conversation, state, envelope, kept)
+
+    def _values(
+        self, line: Line | None, record: Record, objects: Mapping[bytes, tree.Content]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what a checkpoint is besides its values, and these."""
+        opened, channels = self._open(record, objects), self._channels
+        if line is not None:
+            return opened.envelope, {name: channels.unwritten(value) for name, value in line.channels.items()}
+        values = channels.mapping_of(opened.state, objects)
+        for name, form in opened.envelope.get("forms", {}).items():
+            if name in values:
+                values[name] = channels.read(form, values[name])
+            elif name == LIST_CHANNEL and form == CHAT:
+                values[name] = channels.conversation(opened.conversation, objects)
+            elif name == LIST_CHANNEL:
+                values[name] = channels.value(form, opened.conversation, objects)
+        return opened.envelope, values
+
+    def _thaw(self, stored: Stored, objects: Mapping[bytes, tree.Content]) -> Line:
+        """Return a checkpoint that was read as it was written."""
+        opened, channels = self._open(stored.record, objects), self._channels
+        forms, versions = opened.envelope.get("forms", {}), opened.envelope["channel_versions"]
+        found = channels.opened(forms, opened.state, objects)
+        if LIST_CHANNEL in forms and LIST_CHANNEL not in found and tree.is_list(opened.conversation):
+            found[LIST_CHANNEL] = channels.thawed(forms[LIST_CHANNEL], opened.conversation, objects, top=True)
+        # Versions are compared when the next checkpoint is written: only those without a way to compare of their own.
+        known = {name: version for name, version in versions.items() if type(version) in (int, float, str)}
+        found = {name: value._replace(version=known.get(name)) for name, value in found.items()}
+        seeds = opened.envelope.get("seeds", {})
+        rest = {
+            name: channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
+            for name, node in opened.rest.items()
+        }
+        return line_of(stored, found, rest, channels.thawed_mapping(opened.state, objects))
+
+    def _written_values(self, loaded: Loaded, objects: Mapping[bytes, tree.Content]) -> list[tuple[str, str, Any]]:
+        return [
+            (write.task_id, write.channel, self._channels.value(write.body[0], _node(write), objects))
+            for write in loaded.writes
+        ]
+
+    # -- deleting and copying
+
+    @public_call("saver.delete_thread", has_deadline=False)
+    async def delete_thread(self, thread_id: str) -> int:
+        """Delete a thread with all its namespaces, and return how many checkpoints it had."""
+        others = await self._store.count(Query(thread_id=thread_id, namespace=TASK_NAMESPACE, hidden="also"))
+        deleted = await self._store.delete(thread_id)
+        self._forget(thread_id)
+        await reclaim(self._store, deleted, thread_id)
+        count = max(deleted.checkpoints - others, 0)
+        logger.info("thread %r deleted (whole): %d checkpoints", thread_id, count)
+        return count
+
+    @public_call("saver.delete_for_runs", has_deadline=False)
+    async def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints that these runs wrote, in all threads."""
+        keys: dict[str, list[Key]] = {}
+        for run_id in dict.fromkeys(run_ids):
+            query = Query(namespace=None, filter={"run_id": run_id}, hidden="also")
+            for stored in await self._store.list_checkpoints(query):
+                if stored.record.kind == KIND:
+                    keys.setdefault(stored.record.key.thread_id, []).append(stored.record.key)
+        for thread_id, doomed in keys.items():
+            await self._delete(thread_id, doomed)
+
+    @public_call("saver.prune", has_deadline=False)
+    async def prune(self, thread_ids: Sequence[str]) -> None:
+        """Keep the newest checkpoint of each namespace of these threads, with its writes."""
+        for thread_id in dict.fromkeys(thread_ids):
+            thread = await self._store.thread(thread_id)
+            if thread is None:
+                continue
+            query = Query(thread_id=thread_id, namespace=None, hidden="also")
+            listed = _own(await self._store.list_checkpoints(query))
+            for stored in listed[:1]:
+                _check_kind(stored)
+            heads = {(namespace, head[0]) for namespace, head in thread.heads.items()}
+            await self._delete(thread_id, [s.record.key for s in listed if s.record.key[1:] not in heads])
+
+    async def _delete(self, thread_id: str, keys: Sequence[Key]) -> None:
+        deleted = await self._store.delete(thread_id, keys=keys)
+        self._forget(thread_id)
+        await reclaim(self._store, deleted, thread_id)
+        logger.info("thread %r: %d checkpoints deleted", thread_id, deleted.checkpoints)
+
+    def _forget(self, thread_id: str) -> None:
+        self._lines.forget(thread_id)
+        if self._keeper is not None:
+            self._keeper.forget(thread_id)
+
+    @public_call("saver.copy_thread", has_deadline=False)
+    async def copy_thread(self, source: str, target: str) -> None:
+        """Copy all that is visible of a thread into another: the same ids, in the same order."""
+        every = Query(thread_id=source, namespace=None, hidden="also")
+        there = {stored.record.key for stored in await self._store.list_checkpoints(every)}
+        raw = await self._store.raw(source)
+        if raw is None or source == target:
+            return
+        for namespace in raw.lines:
+            if namespace == TASK_NAMESPACE:
+                continue  # who runs this one does not run its copy
+            query = Query(thread_id=source, namespace=namespace, order="oldest")
+            keys = [stored.record.key for stored in await self._store.list_checkpoints(query)]
+            last: _Copied | None = None
+            for start in range(0, len(keys), _PAGE_MAX):
+                for loaded in await self._store.read_many(keys[start : start + _PAGE_MAX], writes=True):
+                    last = await self._copy(loaded, target, last) or last
+        there |= {stored.record.key for stored in await self._store.list_checkpoints(every)}
+        early: dict[Key, list[Write]] = {}  # writes whose checkpoint has not come yet
+        for key, write in raw.writes:
+            if key not in there:
+                early.setdefault(key, []).append(write)
+        for key, writes in early.items():
+            await self._copy_early(raw.family, key, writes, target)
+        self._forget(target)
+
+    async def _copy_early(self, family: str, key: Key, writes: Sequence[Write], target: str) -> None:
+        """Copy the writes of a checkpoint that has not come yet, unless they were deleted meanwhile."""
+        children = b"".join([write.children for write in writes])
+        try:
+            objects = _complete(children, await self._repository.objects(family, children))
+        except tree.MissingObject as exc:
+            raw = await self._store.raw(key.thread_id)
+            if raw is None or all((key, write) not in raw.writes for write in writes):
+                return
+            raise exc.located(key.thread_id, key.checkpoint_id) from exc
+        await self._send_writes(key._replace(thread_id=target), writes, squeezed_objects(objects, thorough=True))
+
+    async def _copy(self, loaded: Loaded, target: str, last: _Copied | None) -> _Copied | None:
+        """Copy a checkpoint with its writes; `last` is the one that was copied before it. None: it was deleted."""
+        gathered = await self._decoded(loaded, _gather_all)
+        if gathered is None:
+            return None
+        loaded, objects, written = gathered
+        record = loaded.stored.record
+        parents = [parent for parent in record.parents if parent.thread_id == record.key.thread_id]
+        record = record._replace(
+            key=record.key._replace(thread_id=target),
+            parents=tuple(parent._replace(thread_id=target) for parent in parents),
+        )
+        try:
+            stored = await self._commit_copy(record, objects, last)
+        except BaseGone:  # the copy is being deleted, or written to
+            stored = await self._commit_copy(record, objects, None)
+        if loaded.writes:
+            await self._send_writes(record.key, loaded.writes, squeezed_objects(written, thorough=True))
+        return _Copied(Base(record.key, stored.digest), set(objects))
+
+    async def _commit_copy(self, record: Record, objects: Mapping[bytes, tree.Content], last: _Copied | None) -> Stored:
+        known = last.objects if last is not None else ()
+        sent = {key: content for key, content in objects.items() if key not in known}
+        bases = (last.base,) if last is not None else ()
+        draft = Draft(record, squeezed_objects(sent, thorough=True), bases)
+        change = Change(record.key.thread_id, record.key.namespace, build=lambda _: draft, head="newer")
+        stored = await self._store.commit(change)
+        if stored is None:
+            raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        calls.added(stored.added_bytes, len(draft.objects))
+        return stored
+
+
+def _gather_all(
+    loaded: Loaded, objects: Mapping[bytes, tree.Content]
+) -> tuple[Loaded, dict[bytes, tree.Content], dict[bytes, tree.Content]]:
+    """Return a checkpoint with every object that it needs, and those that its writes need."""
+    written = _complete(_written_children(loaded), objects)
+    return loaded, _complete(loaded.stored.record.children, objects), written
+
+
+def _complete(children: bytes, objects: Mapping[bytes, tree.Content]) -> dict[bytes, tree.Content]:
+    """Return all objects at or below `children`; MissingObject if one is not among these."""
+    found: dict[bytes, tree.Content] = {}
+    pending = tree.hashes(children)
+    while pending:
+        key = pending.pop()
+        if key in found:
+            continue
+        content = objects.get(key)
+        if content is None:
+            raise tree.MissingObject(key)
+        found[key] = content
+        pending.extend(tree.hashes(content[0]))
+    return found
+
+
+def _assembled(
+    stored: Stored, envelope: Mapping[str, Any], values: dict[str, Any], writes: list[tuple[str, str, Any]]
+) -> Saved:
+    """Return a checkpoint in LangGraph's shape."""
+    record = stored.record
+    checkpoint = {
+        "v": envelope["v"],
+        "id": record.key.checkpoint_id,
+        "ts": record.created_at,
+        "channel_values": values,
+        "channel_versions": envelope["channel_versions"],
+        "versions_seen": envelope["versions_seen"],
+    }
+    if "updated_channels" in envelope:
+        checkpoint["updated_channels"] = envelope["updated_channels"]
+    checkpoint.update(envelope.get("more", {}))
+    return Saved(stored, checkpoint, writes, tuple(envelope.get("absent", ())), envelope.get("odd", {}))
+
+
+def _delta(line: Line, name: str, items: list[Any]) -> Delta:
+    """Return what the value of a channel is made from that has these writes in the checkpoint of the line."""
+    seed = line.channels.get(name)
+    if seed is not None:
+        return Delta(seed, None, items)
+    return Delta(line.rest.get(SEED + name), line.rest.get(WRITES + name), items)
+
+
+def _children(loaded: Loaded) -> bytes:
+    """Return the hashes of what a checkpoint and its writes need."""
+    return loaded.stored.record.children + _written_children(loaded)
+
+
+def _written_children(loaded: Loaded) -> bytes:
+    return b"".join([write.children for write in loaded.writes])
+
+
+def _node(write: Write) -> tree.Node:
+    return tree.Node(write.children, write.body[1:], write.size)
+
+
+def _record(
+    key: Key, parent: Key | None, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any], created_at: str | None
+) -> Record:
+    step, ts = metadata.get("step"), checkpoint.get("ts", created_at)
+    return Record(
+        key=key,
+        step=step if type(step) is int and -(2**62) <= step < 2**62 else 0,  # metadata keeps any other
+        parents=(parent,) if parent is not None else (),
+        created_at=checks.text(ts, "ts") if ts is not None else utc_now(),
+        children=b"",
+        body=b"",
+        sizes=(),
+        kind=KIND,
+        metadata=metadata,
+    )
+
+
+def _envelope(
+    checkpoint: Mapping[str, Any], versions: dict[str, Any], written: Mapping[str, Written], conversation: bool
+) -> dict[str, Any]:
+    """Return what there is of a checkpoint besides values, id and time."""
+    envelope: dict[str, Any] = {
+        "v": checkpoint.get("v", 1),
+        "channel_versions": versions,
+        "versions_seen": {node: dict(seen) for node, seen in dict(checkpoint.get("versions_seen") or {}).items()},
+    }
+    if "updated_channels" in checkpoint:
+        envelope["updated_channels"] = checkpoint["updated_channels"]
+    more = {name: value for name, value in checkpoint.items() if name not in _OWN_FIELDS}
+    if more:
+        envelope["more"] = more
+    absent = [name for name in _OWN_FIELDS if name not in checkpoint and name != "updated_channels"]
+    if absent:
+        envelope["absent"] = absent
+    forms = {name: value.form for name, value in written.items() if value.form != PLAIN}
+    if conversation:
+        forms.setdefault(LIST_CHANNEL, PLAIN)
+    if forms:
+        envelope["forms"] = forms
+    return envelope
+
+
+def _delta_channels(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[str]:
+    """Return the channels whose values are to be made from writes: LangGraph counts these since the last value."""
+    counted = metadata.get("counters_since_delta_snapshot") or {}
+    values = checkpoint.get("channel_values") or {}
+    return [name for name in counted if name not in values]
+
+
+def is_call(namespace: str) -> bool:
+    """Whether a namespace is that of one call of a subgraph, `node:task`: it is not read again after the call."""
+    return ":" in namespace and namespace != TASK_NAMESPACE
+
+
+def _own(listed: Sequence[Stored]) -> list[Stored]:
+    """Return what is a graph's of what a thread holds."""
+    return [stored for stored in listed if stored.record.key.namespace != TASK_NAMESPACE]
+
+
+def _check_kind(stored: Stored) -> None:
+    if stored.record.kind != KIND:
+        raise InvalidInput(
+            f"thread {stored.record.key.thread_id!r} was not written by a LangGraph saver; use another thread_id"
+        )

@@ -1,0 +1,193 @@
+"""A saver's checkpoints as plain data: what the engine shows of them.
+
+Messages are dicts, and so are objects: no class is looked up, so that every process sees the same.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
+
+from everstep.errors import CheckpointCorrupted
+from everstep.langgraph.channels import CHAT, LIST_CHANNEL, MESSAGE, PLAIN, SEED, WRITES, Channels, Form
+from everstep.langgraph.classes import ADVICE, Kinds, special_for_name
+from everstep.langgraph.messages import MARK
+from everstep.stores.protocol import Record
+from everstep.types import Difference
+from everstep.values import codec, registry, tree
+from everstep.values.registry import Registered
+from everstep.values.walk import key_path
+
+_TO, _JOIN = "branch:to:", "join:"
+_SENT, _START = "__pregel_tasks", "__start__"
+_INTERNAL = ("__", _TO, _JOIN)
+_INTERNAL_PATH = re.compile(r"state(\.__|\['(__|branch:to:|join:))")
+
+
+class _PlainTypes:
+    """Every class as plain data, but for those that somebody has registered with the engine."""
+
+    def for_type(self, cls: type) -> Registered | None:
+        return registry.for_type(cls)
+
+    def for_name(self, name: str) -> Registered:
+        found = registry.for_name(name)
+        if found is None and (not name.startswith("numpy:") or "numpy" in sys.modules):
+            found = special_for_name(name) if ":" not in name or name.startswith("numpy:") else None
+        return found or Registered(object, name, _keep, _WAYS.get(name, _fields))
+
+
+def _keep(value: Any) -> Any:
+    return value
+
+
+def _fields(state: Any) -> Any:
+    """Return what is kept of an object as data: fields by name, the name of an enum's member, or a tuple."""
+    if isinstance(state, list) and len(state) in (4, 5) and isinstance(state[0], dict):
+        return state[0] | (state[1] or {})  # a pydantic model
+    if isinstance(state, list) and len(state) == 1:
+        return state[0]
+    if isinstance(state, list) and len(state) == 2 and isinstance(state[0], str) and isinstance(state[1], list):
+        return state[0]  # a member of an enum, with its value
+    if isinstance(state, list) and len(state) == 2 and isinstance(state[0], dict):
+        return state[0] | state[1]  # a named tuple with attributes
+    if isinstance(state, list) and len(state) == 2 and state[0] is None:
+        return state[1]
+    return state
+
+
+def _sent(state: Any) -> Any:
+    return {"node": state[0], "arg": state[1]} if isinstance(state, list) and len(state) >= 2 else state
+
+
+def _snapshot(state: Any) -> Any:
+    return state[0] if isinstance(state, tuple) and state else state
+
+
+_WAYS: dict[str, Callable[[Any], Any]] = {
+    "langgraph.types:Send": _sent,
+    "langgraph.checkpoint.serde.types:_DeltaSnapshot": _snapshot,
+}
+
+
+class _Plainly:
+    """What `Channels` needs to know of classes."""
+
+    codec = codec.Codec(_PlainTypes(), ADVICE)
+
+
+CODEC: Final = _Plainly.codec
+_CHANNELS: Final = Channels(cast(Kinds, _Plainly()))
+
+
+def opened(record: Record, objects: Mapping[bytes, tree.Content]) -> tuple[list[Any], str]:
+    """Return messages, state and results of tool calls (none), and the nodes that come next."""
+    if len(record.sizes) != 3:
+        raise CheckpointCorrupted("a stored checkpoint is out of shape")
+    conversation, others, rest = tree.nodes(record.children, record.body, record.sizes)
+    envelope, kept = _CHANNELS.opened_envelope(rest, objects)
+    forms: Mapping[str, Form] = envelope.get("forms", {})
+    channels = _CHANNELS.mapping_of(others, objects)
+    if LIST_CHANNEL in forms and LIST_CHANNEL not in channels:
+        channels[LIST_CHANNEL] = _CHANNELS.plain(conversation, objects)
+    values = {name: shown(forms.get(name, PLAIN), value) for name, value in channels.items()}
+    for name in [name.removeprefix(WRITES) for name in kept if name.startswith(WRITES)]:
+        if name not in values:
+            seed = kept.get(SEED + name)
+            form = envelope.get("seeds", {}).get(name, PLAIN)
+            start = shown(form, _CHANNELS.plain(seed, objects)) if seed is not None else []
+            items = _CHANNELS.delta_items(kept[WRITES + name], objects)
+            folded = _folded(start, [shown(form, value) for _, form, value in items])
+            if folded is not None:
+                values[name] = folded
+    messages = values.pop(LIST_CHANNEL) if isinstance(values.get(LIST_CHANNEL), list) else []
+    state = {name: value for name, value in values.items() if not is_internal(name)}
+    return [messages, state, {}], ", ".join(_next(values))
+
+
+def forms(rest: tree.Node, objects: Mapping[bytes, tree.Content]) -> Mapping[str, Form]:
+    """Return the forms of channels, from what a checkpoint is besides its values."""
+    found: Mapping[str, Form] = _CHANNELS.opened_envelope(rest, objects)[0].get("forms", {})
+    return found
+
+
+def difference(change: Difference, before: Mapping[str, Form], after: Mapping[str, Form]) -> Difference:
+    """Return a difference as values are shown: a channel of one message is that message, not a list of it."""
+    path, values = change.path, [change.before, change.after]
+    for name in before.keys() | after.keys():
+        where, kinds = path_of(name), [before.get(name, PLAIN), after.get(name, PLAIN)]
+        if path == where:
+            values = [shown(kind, value) for kind, value in zip(kinds, values, strict=True)]
+        elif MESSAGE in kinds and path.startswith(f"{where}[0]"):
+            path = where + path.removeprefix(f"{where}[0]")
+    values = [_bare(value) if path.startswith("messages[") else value for value in values]
+    return Difference(path, change.kind, *values)
+
+
+def is_internal(name: str) -> bool:
+    """Whether a channel is LangGraph's own bookkeeping."""
+    return name.startswith(_INTERNAL)
+
+
+def starts_nodes(name: str) -> bool:
+    """Whether nodes come next, or wait for others, if this channel has a value that is not empty."""
+    return name.startswith((_TO, _JOIN)) or name in (_SENT, _START)
+
+
+def path_of(name: str) -> str:
+    """Return the path of a channel in the state."""
+    return key_path("state", codec.pack(name))
+
+
+def is_internal_path(path: str) -> bool:
+    """Whether a path leads into LangGraph's own bookkeeping."""
+    return _INTERNAL_PATH.match(path) is not None
+
+
+def described(record: Record) -> tuple[tuple[str, ...], str]:
+    """Return tags and a summary: those of a branch or merge, or what LangGraph says of the checkpoint."""
+    source = record.metadata.get("source")
+    return record.tags or ((source,) if isinstance(source, str) else ()), record.summary
+
+
+def shown(form: Form, value: Any) -> Any:
+    """Return a value that is kept in this form."""
+    if isinstance(form, dict) and isinstance(value, dict):
+        return {key: shown(form.get(key, PLAIN), item) for key, item in value.items()}
+    if form in (CHAT, MESSAGE) and isinstance(value, list):
+        messages = [_bare(message) for message in value]
+        return messages if form == CHAT else next(iter(messages), None)
+    return value
+
+
+def _bare(message: Any) -> Any:
+    """Return a message without the mark of what its fields do not say."""
+    return {key: field for key, field in message.items() if key != MARK} if isinstance(message, dict) else message
+
+
+def _next(values: Mapping[str, Any]) -> list[str]:
+    names = [name.removeprefix(_TO) for name in values if name.startswith(_TO)]
+    names += [_START] if _START in values else []
+    sent = values.get(_SENT)
+    names += [send["node"] for send in (sent if isinstance(sent, list) else []) if isinstance(send, dict)]
+    return list(dict.fromkeys(names))
+
+
+def _folded(start: Any, writes: list[Any]) -> list[Any] | None:
+    """Return a list and what was written to it since, as LangGraph's own reducers would; None: it is no list."""
+    if not isinstance(start, list):
+        return None
+    found = list(start)
+    for write in writes:
+        for item in write if isinstance(write, list) else [write]:
+            name = item.get("id") if isinstance(item, dict) else None
+            at = next((n for n, old in enumerate(found) if isinstance(old, dict) and old.get("id") == name), None)
+            if name is None or (at is None and item.get("type") != "remove"):
+                found.append(item)
+            elif at is not None and item.get("type") == "remove":
+                del found[at]
+            elif at is not None:
+                found[at] = item
+    return found

@@ -1,0 +1,824 @@
+"""Moving in: the threads of LangGraph's own savers, with everything that belongs to them.
+
+Each thread is read as of one moment, parents first, and put the way the saver puts it: so what did not change is
+shared, delta channels keep their lists, and the head is the one that the stock saver gives. It is put in memory first,
+and sent in batches, each with everything that belongs to its checkpoints in one commit. What was done is found in the
+target, never kept elsewhere: whoever is killed goes on later. In the end both sides are read again, ours and what the
+stock saver reads, and compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TextIO, cast
+
+from everstep.engine import CheckpointEngine
+from everstep.errors import CheckpointCorrupted, EverstepError, HeadMoved, InvalidInput
+from everstep.history.operation_log import DEPTH_MAX
+from everstep.langgraph import configs
+from everstep.langgraph.checkpoints import KIND, Pending, Saved, Threads
+from everstep.langgraph.compat import maybe_add_typed_methods
+from everstep.langgraph.equality import difference
+from everstep.langgraph.gc_pause import QUIET
+from everstep.langgraph.last_written import Lines
+from everstep.langgraph.saver import HarnessCheckpointer
+from everstep.langgraph.stock_savers import Attached, Entry, Row, Source, open_source
+from everstep.opening.addresses import is_address, is_in_memory
+from everstep.repository.repository import Memory, Repository
+from everstep.runtime import checks
+from everstep.runtime.blocking import SyncFace, run_to_end
+from everstep.runtime.calls import Figures, public_call
+from everstep.stores.protocol import Key, Part, Query, Store, Stored, Write
+from everstep.stores.staging import StagingStore
+from everstep.types import TASK_NAMESPACE
+from everstep.values.tree import Node
+
+_PAGE = 128
+_LISTED = 1000  # at once, without values
+_BATCH_MAX, _BATCH_BYTES = 500, 8 << 20  # of checkpoints that are put in one commit
+_COMPARED_MAX, _COMPARED_BYTES = 256, 4 << 20  # of checkpoints whose values are read again at once
+_TOLD_EACH = 32  # checkpoints between two calls of `progress`
+_LINE_SECONDS = 1.0
+_STAGED_BYTES = 32 << 20  # objects that are remembered while the next checkpoints are made from them
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What `import_langgraph` did."""
+
+    threads: int = 0
+    """Threads that are now in the target as they are in the source."""
+    checkpoints: int = 0
+    """Checkpoints that were put."""
+    writes: int = 0
+    """Pending writes that were attached."""
+    skipped: int = 0
+    """Checkpoints that were there already."""
+    verified: int = 0
+    """Checkpoints that were read again and compared with what the stock saver reads, with their writes."""
+    secrets: int = 0
+    """Entries of metadata that were left behind, because their names are those of secrets."""
+    bytes_read: int = 0
+    """Bytes of checkpoints and writes that were read from the source; those read to compare do not count."""
+    source_bytes: int = 0
+    """What the source takes on disk."""
+    target_bytes_before: int | None = None
+    target_bytes: int | None = None
+    """What the target takes on disk, all of its threads; None: it cannot tell."""
+    seconds: float = 0.0
+
+    @property
+    def mb_per_second(self) -> float:
+        """How fast the source was read, all in all."""
+        return self.bytes_read / 1e6 / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class ImportProgress:
+    """How far an import is. Totals are those of the beginning, or more if the source has grown."""
+
+    threads_done: int
+    threads_total: int
+    checkpoints_done: int
+    checkpoints_total: int
+    bytes_read: int
+    checkpoints_verified: int = 0
+
+
+Progress = Callable[[ImportProgress], object]
+
+
+def import_langgraph(
+    source_url: Any,
+    target: Any,
+    *,
+    thread_ids: Iterable[str] | None = None,
+    serde: Any = None,
+    verify: bool = True,
+    progress: Progress | None = None,
+    quiet: bool = False,
+) -> ImportReport:
+    """Bring the threads of one of LangGraph's own savers over, and return what was done: all, or `thread_ids`.
+
+    `source_url` is `sqlite:///path`, a plain path, or `postgresql://...`; or an InMemorySaver of this process. It is
+    never changed. `target` is a saver, a backend, a store, or a URL. Checkpoints, namespaces, pending writes, metadata
+    and delta channels come along, the ids as they are, so a graph goes on where it was. Metadata whose names are those
+    of secrets are left behind.
+
+    Run it again after a crash, or later: it goes on where it stopped, and brings what is new. A thread of the target
+    that is not a copy of the source's, or that has gone on there, is InvalidInput, and stays as it is. With `verify`
+    each thread is read again from both sides, there by the stock saver, and compared: a difference is
+    CheckpointCorrupted. `serde` is the serializer of the source if it is not the stock one. `progress` is called with
+    an ImportProgress now and then. Unless `quiet`, the sizes before and after are printed in the end.
+    """
+    return run_to_end(_import(source_url, target, thread_ids, serde, verify, progress, quiet, threading.Event()))
+
+
+async def aimport_langgraph(
+    source_url: Any,
+    target: Any,
+    *,
+    thread_ids: Iterable[str] | None = None,
+    serde: Any = None,
+    verify: bool = True,
+    progress: Progress | None = None,
+    quiet: bool = False,
+) -> ImportReport:
+    """Do what `import_langgraph` does on a worker thread, on which `progress` is called as well."""
+    stop = threading.Event()
+    work = asyncio.ensure_future(
+        asyncio.to_thread(
+            lambda: run_to_end(_import(source_url, target, thread_ids, serde, verify, progress, quiet, stop))
+        )
+    )
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([work])  # nothing goes on behind the caller's back
+        work.exception()
+        raise
+
+
+class _Stopped(Exception):
+    """The caller does not want the rest. Within this module only."""
+
+
+async def _import(
+    source_url: Any,
+    target: Any,
+    thread_ids: Iterable[str] | None,
+    serde: Any,
+    verify: bool,
+    progress: Progress | None,
+    quiet: bool,
+    stop: threading.Event,
+) -> ImportReport:
+    target = os.fspath(target) if isinstance(target, os.PathLike) else target
+    if isinstance(thread_ids, str):
+        raise InvalidInput(f"thread_ids is a list of thread ids, not the string {thread_ids!r:.100}")
+    names = None if thread_ids is None else [checks.thread_id(name) for name in dict.fromkeys(thread_ids)]
+    source = open_source(source_url, maybe_add_typed_methods(serde) if serde is not None else None)
+    try:
+        teller = _Teller(progress, quiet)
+        async with _opened(target) as saver:
+            report = await _Mover(source, saver, verify, teller, stop).run(names)
+    finally:
+        source.close()
+    store: Any = saver.backend.store
+    if is_address(target) and hasattr(store, "path"):  # a closed file is smaller
+        report = replace(report, target_bytes=await store.size_bytes())
+    teller.end(report)
+    return report
+
+
+@asynccontextmanager
+async def _opened(target: Any) -> AsyncIterator[HarnessCheckpointer]:
+    """Give a saver on the target; one that was opened here is closed in the end."""
+    if isinstance(target, HarnessCheckpointer):
+        yield target
+        return
+    if target is None:
+        raise InvalidInput("the target is a saver, a backend, a store or a URL, not None")
+    if not is_address(target):
+        target = target._driven if isinstance(target, SyncFace) else target
+        yield HarnessCheckpointer(backend=target.checkpointer if isinstance(target, CheckpointEngine) else target)
+        return
+    if is_in_memory(target):
+        raise InvalidInput("a target in memory would be gone at once; pass an open saver")
+    saver = HarnessCheckpointer.from_url(target)
+    try:
+        yield saver
+    finally:
+        saver.close()
+
+
+class _Teller:
+    """Tells how far it is: to a function, and on the terminal."""
+
+    def __init__(self, progress: Progress | None, quiet: bool) -> None:
+        self._progress, self._quiet = progress, quiet
+        self._shows_line = not quiet and sys.stderr.isatty()
+        self._told = 0.0
+
+    def tell(self, now: ImportProgress) -> None:
+        if self._progress is not None:
+            self._progress(now)
+        if self._shows_line and time.monotonic() - self._told >= _LINE_SECONDS:
+            self._told = time.monotonic()
+            text = (
+                f"{now.threads_done:,} of {now.threads_total:,} threads, {now.checkpoints_done:,} of "
+                f"{now.checkpoints_total:,} checkpoints, {_mb(now.bytes_read)} read"
+            )
+            _say(f"\r\x1b[K{text}", sys.stderr)
+
+    def end(self, report: ImportReport) -> None:
+        if self._quiet:
+            return
+        if self._shows_line and self._told:
+            _say("\r\x1b[K", sys.stderr)
+        summary = (
+            f"imported {_counted(report.threads, 'thread')}: {_counted(report.checkpoints, 'checkpoint')}, "
+            f"{_counted(report.writes, 'write')}; {report.skipped:,} were there, {report.verified:,} verified, "
+            f"{_counted(report.secrets, 'secret')} left behind; {report.seconds:.1f} s, {report.mb_per_second:.0f} MB/s"
+        )
+        before, after = report.target_bytes_before, "of a size that this store cannot tell"
+        if report.target_bytes is not None:
+            after = _mb(report.target_bytes) + (f", of which {_mb(before)} were there" if before else "")
+        _say(f"{summary}\nbefore: {_mb(report.source_bytes)}; after: {after}\n", sys.stdout)
+
+
+def _say(text: str, stream: TextIO) -> None:
+    stream.write(text)
+    stream.flush()
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1_000_000 else f"{size_bytes / 1e3:,.1f} kB"
+
+
+# -- one import --------------------------------------------------------------------------------------------------------
+
+
+class _Plan(NamedTuple):
+    """What there is of a thread on both sides."""
+
+    thread_id: str
+    entries: Sequence[Entry]
+    """Of the source, parents first."""
+    written: Mapping[Key, Attached]
+    """Its pending writes."""
+    heads: Mapping[str, str]
+    """By namespace, as the stock saver has them."""
+    there: Set[Key]
+    """What the target has of it."""
+    sizes: dict[Key, int]
+    """What the values of these take, and of those that are put."""
+    gone_on: bool
+    """Somebody has worked with the thread in the target."""
+
+    @property
+    def missing(self) -> list[Entry]:
+        """What the target lacks."""
+        return [entry for entry in self.entries if entry.key not in self.there]
+
+    @property
+    def early(self) -> list[Key]:
+        """Checkpoints that have writes but are not stored."""
+        stored = {entry.key for entry in self.entries}
+        return [key for key in self.written if key not in stored]
+
+
+class _Mover:
+    """One import, under way."""
+
+    def __init__(
+        self, source: Source, saver: HarnessCheckpointer, verify: bool, teller: _Teller, stop: threading.Event
+    ) -> None:
+        self._source, self._teller, self._stop = source, teller, stop
+        repository = saver._backend.repository
+        self._store: Store = repository.store.blocking
+        # Without retention: what is imported shall be there, at least until the saver's next put.
+        self._threads = Threads(repository.over(self._store), saver._channels)
+        self._channels = saver._channels
+        self.figures: Figures = repository.figures
+        self.limit_seconds: float | None = None
+        # Not the memory of the saver: what is compared in the end shall come from the store.
+        self._staged_memory, self._staged_lines = Memory(_STAGED_BYTES), Lines()
+        self._codec = saver._channels.kinds.codec
+        self._is_secret = saver._is_secret
+        self._stock = source.saver() if verify else None
+        self.report = ImportReport()
+        self._threads_total = self._checkpoints_total = 0
+
+    async def run(self, names: Sequence[str] | None) -> ImportReport:
+        began = time.monotonic()
+        counts = self._source.threads()
+        for name in names or ():
+            if name not in counts:
+                raise InvalidInput(f"there is no thread {name!r} in the source")
+        chosen = list(counts) if names is None else [name for name in counts if name in set(names)]
+        self._threads_total, self._checkpoints_total = len(chosen), sum(counts[name] for name in chosen)
+        before = await self._target_bytes()
+        for name in chosen:
+            with self._source.reading():
+                await self._thread(name)
+            self._count(threads=1)
+            self._tell()
+        self.report = replace(
+            self.report,
+            source_bytes=self._source.size_bytes(),
+            target_bytes_before=before,
+            target_bytes=await self._target_bytes(),
+            seconds=time.monotonic() - began,
+        )
+        return self.report
+
+    async def _target_bytes(self) -> int | None:
+        size = getattr(self._store, "size_bytes", None)
+        return cast(int, await size()) if size is not None else None
+
+    def _count(self, **more: int) -> None:
+        self.report = replace(self.report, **{name: getattr(self.report, name) + n for name, n in more.items()})
+
+    def _tell(self) -> None:
+        report = self.report
+        done = report.checkpoints + report.skipped
+        self._teller.tell(
+            ImportProgress(
+                report.threads,
+                max(report.threads, self._threads_total),
+                done,
+                max(done, self._checkpoints_total),
+                report.bytes_read,
+                report.verified,
+            )
+        )
+
+    def _go_on(self, done: int) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        if done % _TOLD_EACH == 0:
+            self._tell()
+
+    # -- a thread
+
+    @public_call("import_langgraph", has_deadline=False)
+    async def _thread(self, thread_id: str) -> None:
+        plan = await self._plan(checks.thread_id(thread_id))
+        missing = plan.missing
+        known = [entry for entry in plan.entries if entry.key in plan.there]
+        if plan.gone_on and missing:
+            raise _gone_on(thread_id)
+        wanting = [] if plan.gone_on else await self._wanting([entry.key for entry in known], plan.written)
+        if known and (missing or wanting):
+            await self._compare(plan, known, writes=False)
+        self._count(skipped=len(known))
+        for key in wanting:  # before anything follows them: values of delta channels are made from writes
+            await self._attach_lacking(key, (await self._written([key]))[key])
+        if missing:
+            await self._bring(plan, missing)
+        if plan.early and not plan.gone_on:
+            await self._attach_early(plan)
+        await self._compare(plan, plan.entries, writes=not plan.gone_on)
+
+    async def _plan(self, thread_id: str) -> _Plan:
+        entries = _parents_first(self._source.entries(thread_id))
+        by_key = {entry.key: entry for entry in entries}
+        sizes: dict[Key, int] = {}
+        is_there = await self._store.thread(thread_id, brief=True) is not None
+        if is_there:
+            async for page in self._listed(thread_id):
+                known = {stored.record.key: stored for stored in page if stored.record.key in by_key}
+                self._check_known([by_key[key] for key in known], known)
+                sizes.update({key: _size(stored) for key, stored in known.items()})
+        written = self._source.written(thread_id)
+        gone_on = is_there and await self._has_gone_on(thread_id, by_key)
+        heads = self._source.heads(thread_id)
+        return _Plan(thread_id, entries, written, heads, frozenset(sizes), sizes, gone_on)
+
+    async def _has_gone_on(self, thread_id: str, known: Container[Key]) -> bool:
+        """Whether somebody has worked with the thread in the target, or taken it back: that is not ours to mend."""
+        thread = await self._store.thread(thread_id)
+        if thread is None:
+            return False
+        heads = [Key(thread_id, namespace, head) for namespace, (head, _) in thread.heads.items()]
+        if thread.hidden or any(head not in known for head in heads):
+            return True
+        log = await self._store.operations(thread_id, DEPTH_MAX)
+        return any(entry.kind == "rewind" and not entry.undone for entry in log)
+
+    async def _listed(self, thread_id: str) -> AsyncIterator[list[Stored]]:
+        """Yield what a graph has put into a thread of the target, in pages, without values."""
+        query = Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=_LISTED)
+        while page := await self._store.list_checkpoints(query):
+            own = [stored for stored in page if stored.record.key.namespace != TASK_NAMESPACE]
+            for stored in own:
+                if stored.record.kind != KIND:
+                    raise InvalidInput(
+                        f"thread {thread_id!r} of the target was not written by a LangGraph saver; import into another "
+                        "store, or leave it out with thread_ids="
+                    )
+            yield own
+            query = replace(query, after_seq=page[-1].seq)
+
+    async def _heads(self, thread_id: str) -> Mapping[str, tuple[str, int]]:
+        thread = await self._store.thread(thread_id)
+        return thread.heads if thread is not None else {}
+
+    def _check_known(self, entries: Sequence[Entry], known: Mapping[Key, Stored]) -> None:
+        """Refuse a thread in which an id stands for something else. Looks at no values."""
+        if not entries:
+            return
+        found = self._source.metadata(entries[0].key.thread_id, [entry.key for entry in entries])
+        for entry in entries:
+            metadata, _ = self._without_secrets(found[entry.key])
+            parents = (entry.parent,) if entry.parent is not None else ()
+            record = known[entry.key].record
+            if record.parents != parents or self._differs(_sorted(record.metadata), _sorted(metadata), "") is not None:
+                raise InvalidInput(
+                    f"checkpoint {entry.key.checkpoint_id!r} of thread {entry.key.thread_id!r} stands in the target "
+                    "with another parent or other metadata: the thread there is not a copy of the source's; delete it "
+                    "there (delete_thread), import into another store, or leave it out with thread_ids="
+                )
+
+    def _without_secrets(self, metadata: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        kept = {name: value for name, value in metadata.items() if not self._is_secret(name)}
+        return kept, len(metadata) - len(kept)
+
+    # -- putting
+
+    async def _bring(self, plan: _Plan, missing: Sequence[Entry]) -> None:
+        """Put checkpoints, each with its writes, in batches."""
+        attached = [plan.written[entry.key] for entry in missing if entry.key in plan.written]
+        count = len(missing) + sum(len(one.names) for one in attached)
+        number = await self._store.adopt(Part(plan.thread_id, reserve=count))
+        batch = await _Batch.opened(self, plan, number)
+        rows = self._source.rows(plan.thread_id, missing, plan.written)
+        for entry, row in zip(missing, rows, strict=True):
+            if self._stop.is_set():
+                raise _Stopped
+            if batch.is_full:
+                await self._send(batch)
+                batch = await _Batch.opened(self, plan, batch.number)
+            await batch.put(entry, row)
+        await self._send(batch)
+
+    async def _send(self, batch: _Batch) -> None:
+        try:
+            await batch.stage.send()
+        except HeadMoved:
+            raise InvalidInput(
+                f"thread {batch.plan.thread_id!r} was changed in the target by somebody else while it was imported; "
+                "nothing of that is lost, but the thread cannot be completed"
+            ) from None
+        self._count(**batch.counts)
+        self._tell()
+
+    async def _wanting(self, known: Sequence[Key], written: Mapping[Key, Attached]) -> list[Key]:
+        """Return which of the checkpoints that are there lack some of their writes."""
+        found: list[Key] = []
+        having = [key for key in known if key in written]
+        for start in range(0, len(having), _PAGE):
+            for key, there in (await self._written(having[start : start + _PAGE])).items():
+                # Special writes (an interrupt, say) are replaced by later ones, so these are looked at.
+                names = written[key].names
+                changeable = any(idx < 0 for _, idx in names)
+                if any(name not in there for name in names) or (changeable and self._lacking(key, there)[0]):
+                    found.append(key)
+        return found
+
+    async def _written(self, keys: Sequence[Key]) -> dict[Key, dict[tuple[str, int], Write]]:
+        """Return the writes that the target has of these checkpoints, by task and number."""
+        found: dict[Key, dict[tuple[str, int], Write]] = {}
+        for loaded in await self._store.read_many(keys, writes=True):
+            found[loaded.stored.record.key] = {(write.task_id, write.idx): write for write in loaded.writes}
+        return found
+
+    async def _attach_early(self, plan: _Plan) -> None:
+        """Attach writes whose checkpoints have not come yet, or are gone."""
+        raw = await self._store.raw(plan.thread_id)
+        there: dict[Key, dict[tuple[str, int], Write]] = {}
+        for key, write in raw.writes if raw is not None else ():
+            there.setdefault(key, {})[write.task_id, write.idx] = write
+        for key in plan.early:
+            await self._attach_lacking(key, there.get(key, {}))
+
+    async def _attach_lacking(self, key: Key, there: Mapping[tuple[str, int], Write]) -> None:
+        lacking, size = self._lacking(key, there)
+        await self._threads.attach(key, lacking)
+        self._count(writes=len(lacking), bytes_read=size if lacking else 0)
+
+    def _lacking(self, key: Key, there: Mapping[tuple[str, int], Write]) -> tuple[list[Pending], int]:
+        """Return the writes of a checkpoint that the target has not, or has otherwise and may replace."""
+        pending, size = self._source.writes(key)
+        lacking: list[Pending] = []
+        for one, write in zip(pending, self._threads.written(pending)[0], strict=True):
+            old = there.get((one.task_id, one.idx))
+            if old is None or (one.idx < 0 and old._replace(seq=0) != write):
+                lacking.append(one)
+        return lacking, size
+
+    # -- comparing
+
+    async def _compare(self, plan: _Plan, entries: Sequence[Entry], *, writes: bool) -> None:
+        """Read checkpoints again from both sides; CheckpointCorrupted if they differ."""
+        if self._stock is None:
+            return
+        by_namespace: dict[str, dict[Key, Entry]] = {}
+        for entry in entries:
+            by_namespace.setdefault(entry.key.namespace, {})[entry.key] = entry
+        heads = await self._heads(plan.thread_id) if writes else {}
+        for namespace, wanted in by_namespace.items():
+            expected = await self._compare_namespace(plan, namespace, wanted, writes)
+            found = heads.get(namespace, (None, 0))[0]
+            if writes and found != expected:
+                raise _differs_at(Key(plan.thread_id, namespace, expected or ""), f"the head is {found!r}", None)
+            if writes:
+                self._count(verified=len(wanted))
+
+    async def _compare_namespace(
+        self, plan: _Plan, namespace: str, wanted: Mapping[Key, Entry], writes: bool
+    ) -> str | None:
+        """Compare checkpoints of a namespace; return which one the stock saver takes for its head."""
+        histories = _Histories(self, wanted) if writes else None
+        head: str | None = None
+        for page in self._stock_pages(plan, namespace, wanted):
+            if head is None:
+                head = _name(page[0])
+            expected = {Key(plan.thread_id, namespace, _name(one)): one for one in page}
+            expected = {key: one for key, one in expected.items() if key in wanted}
+            found = {saved.stored.record.key: saved for saved in await self._threads.read_some(list(expected))}
+            for done, (key, one) in enumerate(expected.items()):
+                self._go_on(done)
+                if key not in found:
+                    raise _differs_at(key, "it is missing", None)
+                with QUIET:
+                    self._compare_one(wanted[key], found[key], one, writes)
+                if histories is not None:
+                    await histories.check(wanted[key], one)
+        return head
+
+    def _stock_pages(self, plan: _Plan, namespace: str, wanted: Mapping[Key, Entry]) -> Iterator[list[Any]]:
+        """Yield what the stock saver lists of a namespace, with few values in memory; all that is wanted is among it.
+
+        Its order is mostly that of the ids, the greatest first, and its own where the database sorts otherwise.
+        """
+        place = Key(plan.thread_id, namespace, "")
+        keys = sorted((key for key in plan.sizes if key.namespace == namespace), reverse=True)
+        left = set(wanted)
+        before: dict[str, Any] | None = None
+        while keys:
+            limit = _fitting([plan.sizes[key] for key in keys])
+            options = {"before": before, "limit": limit}
+            try:
+                with QUIET:
+                    page = self._read(place, "list", _config(*place[:2]), **options)
+            except CheckpointCorrupted:
+                break  # one of them: each is looked at by itself
+            if page:
+                left.difference_update(place._replace(checkpoint_id=_name(one)) for one in page)
+                before = page[-1].config
+                yield page
+            keys = keys[limit:]
+            if len(page) < limit:
+                break
+        for key in sorted(left, reverse=True):
+            one = self._read(key, "get_tuple", _config(*key))
+            if one is None:
+                raise _differs_at(key, "the stock saver does not list it", None)
+            yield [one]
+
+    def _read(self, key: Key, method: str, *arguments: Any, **options: Any) -> Any:
+        """Return what the stock saver reads."""
+        try:
+            with self._source.translated():
+                found = getattr(self._stock, method)(*arguments, **options)
+                return list(found) if method == "list" else found
+        except EverstepError:
+            raise
+        except Exception as exc:
+            reason = f"the stock saver cannot read the source: {exc!r:.200}"
+            raise CheckpointCorrupted(reason, thread_id=key.thread_id, checkpoint_id=key.checkpoint_id or None) from exc
+
+    def _compare_one(self, entry: Entry, saved: Saved, expected: Any, writes: bool) -> None:
+        key, record = entry.key, saved.stored.record
+        parent = expected.parent_config
+        named = record.parents[0].checkpoint_id if record.parents else None
+        if named != (parent["configurable"]["checkpoint_id"] if parent is not None else None):
+            raise _differs_at(key, "it has another parent", None)
+        metadata, _ = self._without_secrets(expected.metadata)
+        self._expect(key, _sorted(record.metadata), _sorted(metadata), "metadata")
+        found, wanted = dict(saved.checkpoint), dict(expected.checkpoint)
+        values, wanted_values = found.pop("channel_values"), wanted.pop("channel_values", None) or {}
+        for name in sorted(values.keys() | wanted_values.keys()):
+            if name not in values or name not in wanted_values:
+                raise _differs_at(key, "a channel is on one side only", name)
+            self._expect(key, values[name], wanted_values[name], name)
+        for name in sorted(found.keys() | wanted.keys()):
+            if name not in wanted and name in saved.absent:
+                continue
+            if name not in wanted or name not in found:
+                raise _differs_at(key, "a field is on one side only", name)
+            self._expect(key, found[name], wanted[name], name)
+        if writes:
+            self._expect(key, list(saved.writes), list(expected.pending_writes or ()), "pending writes")
+
+    def _expect(self, key: Key, found: Any, expected: Any, path: str) -> None:
+        where = self._differs(found, expected, path)
+        if where is not None:
+            raise _differs_at(key, "a value differs", where)
+
+    def _differs(self, found: Any, expected: Any, path: str) -> str | None:
+        return difference(found, expected, path, self._codec)
+
+
+class _Batch:
+    """Checkpoints of a thread that are put together: made in memory, from what the target has, and sent at once."""
+
+    def __init__(self, mover: _Mover, plan: _Plan, stage: StagingStore, heads: dict[str, str]) -> None:
+        self._mover, self.plan, self.stage, self._heads = mover, plan, stage, heads
+        repository = Repository(stage, mover._staged_memory)
+        self._threads = Threads(repository, mover._channels, lines=mover._staged_lines)
+        self.counts = {"checkpoints": 0, "writes": 0, "secrets": 0, "bytes_read": 0}
+
+    @classmethod
+    async def opened(cls, mover: _Mover, plan: _Plan, number: int) -> _Batch:
+        """Return an empty batch; what it puts is numbered after `number`."""
+        stage = await StagingStore.opened(mover._store, plan.thread_id, number)
+        heads = {name: line.head for name, line in stage.base.lines.items() if line.head is not None}
+        for name, head in heads.items():
+            if name != TASK_NAMESPACE and Key(plan.thread_id, name, head) not in plan.sizes:
+                raise _gone_on(plan.thread_id)  # since it was looked at
+        return cls(mover, plan, stage, heads)
+
+    @property
+    def number(self) -> int:
+        """The last number that was given."""
+        return self.stage.number
+
+    @property
+    def is_full(self) -> bool:
+        return self.counts["checkpoints"] >= _BATCH_MAX or self.stage.size_bytes >= _BATCH_BYTES
+
+    async def put(self, entry: Entry, row: Row) -> None:
+        """Put a checkpoint with its writes."""
+        key, parent = entry.key, entry.parent
+        metadata, secrets = self._mover._without_secrets(row.metadata)
+        if parent is not None:
+            await self.stage.bring([parent])
+            await self._threads.warm(parent)
+        head, last = self._heads.get(key.namespace), self.plan.heads[key.namespace]
+        moves = key.checkpoint_id == last or head is None or (head != last and key.checkpoint_id > head)
+        parent_id = parent.checkpoint_id if parent is not None else None
+        where: Literal["always", "never"] = "always" if moves else "never"
+        try:
+            with QUIET:  # what is put is in memory, so nothing waits
+                stored = await self._threads.put(key, parent_id, row.checkpoint, metadata, None, head=where)
+                await self._threads.attach(key, row.writes)
+        except EverstepError as exc:
+            exc.add_note(f"thread {key.thread_id!r}, checkpoint {key.checkpoint_id!r}")
+            raise
+        if moves:
+            self._heads[key.namespace] = key.checkpoint_id
+        self.plan.sizes[key] = _size(stored)
+        for name, more in (
+            ("checkpoints", 1),
+            ("writes", len(row.writes)),
+            ("secrets", secrets),
+            ("bytes_read", row.size_bytes),
+        ):
+            self.counts[name] += more
+
+
+class _Histories:
+    """Compares what delta channels are made from, the greatest id first.
+
+    The stock saver is asked at the ends of lines. In between, a checkpoint must have what its parent has and the writes
+    that the stock saver gave for the parent; a seed is opened where it begins: anything else would take the square of
+    the time.
+    """
+
+    def __init__(self, mover: _Mover, wanted: Mapping[Key, Entry]) -> None:
+        self._mover, self._wanted = mover, wanted
+        self._followed = {entry.parent for entry in wanted.values()}
+        self._waiting: dict[Key, list[tuple[Key, Mapping[str, Any]]]] = {}
+        """By parent: checkpoints that follow it, and their histories, seeds unopened."""
+        self._seen: set[Key] = set()
+
+    async def check(self, entry: Entry, expected: Any) -> None:
+        key, parent = entry.key, entry.parent
+        self._seen.add(key)
+        values = expected.checkpoint.get("channel_values") or {}
+        names = [name for name in expected.metadata.get("counters_since_delta_snapshot") or {} if name not in values]
+        own = await self._read(key, names, opened=False)
+        for child, histories in self._waiting.pop(key, ()):
+            for name, history in histories.items():
+                await self._check_link(child, name, history, key, own, expected)
+        comes_later = parent is not None and parent in self._wanted and parent not in self._seen
+        if names and (key not in self._followed or not comes_later):
+            stock = self._mover._read(key, "get_delta_channel_history", config=_config(*key), channels=names)
+            for name, history in (await self._read(key, names)).items():
+                self._expect(key, name, history, _ordered(stock[name]))
+        if names and parent is not None and comes_later:
+            self._waiting.setdefault(parent, []).append((key, own))
+
+    async def _check_link(
+        self, child: Key, name: str, history: Mapping[str, Any], key: Key, own: Mapping[str, Any], expected: Any
+    ) -> None:
+        """Compare the history of a checkpoint with what its parent gives, which the stock saver reads as `expected`."""
+        values = expected.checkpoint.get("channel_values") or {}
+        writes = [write for write in expected.pending_writes or () if write[1] == name]
+        if name in values:
+            found = (await self._read(child, [name]))[name]
+            self._expect(child, name, found, {"seed": values[name], "writes": writes})
+            return
+        before = own[name] if name in own else (await self._read(key, [name], opened=False))[name]
+        seed, other = history.get("seed"), before.get("seed")
+        if (seed is None and other is None) or (isinstance(seed, Node) and seed == other):
+            self._expect(child, name, history["writes"], [*before["writes"], *writes])
+            return
+        found, before = (await self._read(child, [name]))[name], (await self._read(key, [name]))[name]
+        self._expect(child, name, found, {**before, "writes": [*before["writes"], *writes]})
+
+    async def _read(self, key: Key, names: Sequence[str], *, opened: bool = True) -> dict[str, Any]:
+        found = await self._mover._threads.history(*key, names, opened=opened) if names else {}
+        return {name: _ordered(history) for name, history in found.items()}
+
+    def _expect(self, key: Key, name: str, found: Any, expected: Any) -> None:
+        self._mover._expect(key, found, expected, f"history of {name}")
+
+
+def _ordered(history: Mapping[str, Any]) -> dict[str, Any]:
+    writes = [tuple(write) for write in history["writes"]]
+    return {"seed": history["seed"], "writes": writes} if "seed" in history else {"writes": writes}
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+def _parents_first(entries: Iterable[Entry]) -> list[Entry]:
+    """Return checkpoints by id, but none before its parent: the order in which the saver would have put them."""
+    by_key = {entry.key: entry for entry in entries}
+    children: dict[Key, list[Entry]] = {}
+    ready: list[tuple[str, str]] = []
+    for entry in by_key.values():
+        if entry.parent in by_key:
+            children.setdefault(entry.parent, []).append(entry)
+        else:
+            ready.append((entry.key.checkpoint_id, entry.key.namespace))
+    heapq.heapify(ready)
+    thread_id = next(iter(by_key)).thread_id if by_key else ""
+    found = list(_popped(thread_id, ready, by_key, children))
+    return found + sorted(by_key.values(), key=lambda entry: entry.key.checkpoint_id)  # what goes in circles
+
+
+def _popped(
+    thread_id: str, ready: list[tuple[str, str]], by_key: dict[Key, Entry], children: Mapping[Key, Sequence[Entry]]
+) -> Iterator[Entry]:
+    while ready:
+        checkpoint_id, namespace = heapq.heappop(ready)
+        entry = by_key.pop(Key(thread_id, namespace, checkpoint_id))
+        for child in children.get(entry.key, ()):
+            heapq.heappush(ready, (child.key.checkpoint_id, child.key.namespace))
+        yield entry
+
+
+def _config(thread_id: str, namespace: str, checkpoint_id: str | None = None) -> dict[str, Any]:
+    config = configs.config_of(thread_id, namespace, checkpoint_id or "")
+    if checkpoint_id is None:
+        del config["configurable"]["checkpoint_id"]
+    return config
+
+
+def _name(stock: Any) -> str:
+    """Return the id of a checkpoint that the stock saver has read."""
+    name: str = stock.config["configurable"]["checkpoint_id"]
+    return name
+
+
+def _size(stored: Stored) -> int:
+    return sum(stored.record.sizes)
+
+
+def _fitting(sizes: Sequence[int]) -> int:
+    """Return how many of these may be in memory at once: one, if it is large."""
+    total = 0
+    for count, size in enumerate(sizes[:_COMPARED_MAX]):
+        total += size
+        if total > _COMPARED_BYTES:
+            return max(count, 1)
+    return min(len(sizes), _COMPARED_MAX)
+
+
+def _sorted(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: metadata[name] for name in sorted(metadata)}
+
+
+def _gone_on(thread_id: str) -> InvalidInput:
+    return InvalidInput(
+        f"thread {thread_id!r} has gone on in the target (or is another one there, or was pruned in the source), and "
+        "the source has more of it: they cannot be joined; delete it in the target (delete_thread) to import it anew, "
+        "or leave it out with thread_ids="
+    )
+
+
+def _differs_at(key: Key, reason: str, path: str | None) -> CheckpointCorrupted:
+    return CheckpointCorrupted(
+        f"the imported checkpoint is not like the source's: {reason} (namespace {key.namespace!r})",
+        thread_id=key.thread_id,
+        checkpoint_id=key.checkpoint_id,
+        path=path,
+    )

@@ -1,0 +1,106 @@
+"""What was put or read last, as it was written: what the next checkpoint is written from. Both faces share it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from everstep.langgraph.channels import Written
+from everstep.repository.recent import Recent
+from everstep.runtime import forks
+from everstep.stores.protocol import Base, Key, Stored
+from everstep.values import tree
+
+_LINES_BYTES_MAX = 64 << 20
+_LINE_OVERHEAD = 2048
+_MET_MAX = 4096
+
+
+class Line(NamedTuple):
+    """A checkpoint as it was written: what the next one is written from."""
+
+    base: Base
+    channels: Mapping[str, Written]
+    rest: Mapping[str, Written]
+    state: tree.Node
+    """The mapping of the channels."""
+    size: int
+    fresh: frozenset[bytes] = frozenset()
+    """The objects that came with it."""
+    checked_by: object = None
+    """Whose rules for classes its values are known to satisfy: those of the saver that wrote or read them."""
+    repeats: int | None = None
+    """What repetition in its values costs at most, if they are large and somebody has looked."""
+
+
+def line_of(
+    stored: Stored,
+    channels: Mapping[str, Written],
+    rest: Mapping[str, Written],
+    state: tree.Node,
+    checked_by: object = None,
+) -> Line:
+    """Return the line of a checkpoint with these values."""
+    # Twice: as bytes, and as what copies are made from.
+    size = 2 * sum([value.size for value in (*channels.values(), *rest.values())]) + _LINE_OVERHEAD
+    return Line(Base(stored.record.key, stored.digest), channels, rest, state, size, checked_by=checked_by)
+
+
+class Lines:
+    """The lines that both faces remember. Bounded."""
+
+    rest_order = 2
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: OrderedDict[Key, Line] = OrderedDict()
+        self._of_thread: dict[str, set[Key]] = {}
+        self._met: Recent[bool] = Recent(_MET_MAX)
+        self._size = 0
+        forks.register(self)
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._lock.release()
+
+    def get(self, key: Key) -> Line | None:
+        return self._lines.get(key)
+
+    def add(self, line: Line) -> None:
+        key = line.base.key
+        with self._lock:
+            self._drop(key)
+            self._lines[key] = line
+            self._of_thread.setdefault(key.thread_id, set()).add(key)
+            self._size += line.size
+            self._met.put(key[:2], value=True)
+            while self._size > _LINES_BYTES_MAX and len(self._lines) > 1:
+                self._drop(next(iter(self._lines)))
+
+    def has(self, thread_id: str, namespace: str) -> bool:
+        """Whether something of this namespace was met lately, so that most objects are in memory."""
+        return self._met.get((thread_id, namespace)) is not None
+
+    def drop(self, key: Key) -> None:
+        with self._lock:
+            self._drop(key)
+
+    def forget(self, thread_id: str) -> None:
+        with self._lock:
+            for key in list(self._of_thread.get(thread_id, ())):
+                self._drop(key)
+            self._met.forget(thread_id)
+
+    def _drop(self, key: Key) -> None:
+        line = self._lines.pop(key, None)
+        if line is None:
+            return
+        self._size -= line.size
+        left = self._of_thread[key.thread_id]
+        left.discard(key)
+        if not left:
+            del self._of_thread[key.thread_id]

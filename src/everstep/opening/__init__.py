@@ -1,0 +1,1 @@
+"""Which store an address names, and the options it takes."""

@@ -1,0 +1,1 @@
+"""Which checkpoints stay, and how the others go."""

@@ -1,0 +1,539 @@
+"""Retention at work: what to let go with each snapshot, at a cost that does not grow with history.
+
+A plan per line knows the oldest checkpoints the policy will take next, and no more of them than can go until it is
+made anew from the store; that is done every so often, and also catches what other processes did. So plans are small,
+and there is room for those of many threads. What is due goes in the commit of the next snapshot. The store has the last
+word on what is spared. Sweeping goes on a little with each snapshot while there is garbage.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import threading
+from array import array
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from everstep.config import CheckpointGC, SnapshotConfig
+from everstep.errors import CheckpointCorrupted
+from everstep.repository.recent import Line, Recent
+from everstep.retention.policies import Grid, Item, grid_of, is_older, let_go, moment_of
+from everstep.runtime import forks
+from everstep.stores.protocol import Erasing, Key, Outline, Query, Store, Stored, Thread
+from everstep.stores.records import pack_record
+from everstep.types import GCReport
+
+logger = logging.getLogger("everstep")
+
+_PAGE = 256  # checkpoints read for one plan, at most
+_PLAN_COMMITS_MIN = 64  # a plan is good for so many commits, or a quarter of N
+_AGED_HELD = 64  # held of a line for the policy that goes by age
+_DUE_MAX = 64  # let go in one commit
+_SWEEPING_MAX = 4096
+_PLANS_MAX = 65_536  # beyond it threads are planned anew by turns
+_PLANS_BYTES_MAX = 48 << 20  # of all plans together
+_PLAN_BYTES = 600  # what Python takes for a plan without its items, about
+_SWEEP_GARBAGE = 0.2  # swept when so much of what is needed is garbage
+_SWEEP_EFFORT = 128
+_OPERATIONS_MAX = 1000  # entries of a log that are kept, at most
+_READ_TOGETHER = 500  # checkpoints whose size is asked for at once
+_LOOKS_PER_TRIM = 16  # how often the log is trimmed
+
+
+class _Planned(NamedTuple):
+    """A checkpoint as a plan knows it."""
+
+    seq: int
+    mark: int
+    """What the policy goes by: the step, or the moment it was made."""
+
+
+class _Items:
+    """Checkpoints in their order, the oldest first. As plain numbers, since there are many: 16 bytes for each."""
+
+    __slots__ = ("_marks", "_seqs")
+
+    def __init__(self, items: Iterable[_Planned] = ()) -> None:
+        self._seqs, self._marks = array("q"), array("q")
+        self.extend(items)
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    @property
+    def first(self) -> int:
+        """The mark of the oldest."""
+        return self._marks[0]
+
+    @property
+    def last(self) -> int:
+        """The mark of the newest."""
+        return self._marks[-1]
+
+    def extend(self, items: Iterable[_Planned]) -> None:
+        for seq, mark in items:
+            self._seqs.append(seq)
+            self._marks.append(mark)
+
+    def put_first(self, items: Sequence[_Planned]) -> None:
+        self._seqs[:0] = array("q", [item.seq for item in items])
+        self._marks[:0] = array("q", [item.mark for item in items])
+
+    def take_first(self, count: int) -> list[_Planned]:
+        taken = [_Planned(*pair) for pair in zip(self._seqs[:count], self._marks[:count], strict=True)]
+        del self._seqs[:count]
+        del self._marks[:count]
+        return taken
+
+    def take_last(self) -> _Planned:
+        return _Planned(self._seqs.pop(), self._marks.pop())
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._seqs) * 16
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is known of one line: the oldest checkpoints that are not spared, and how many there are."""
+
+    items: _Items
+    count: int
+    whole: bool
+    """Whether `items` are all there are."""
+    grid: Grid
+    good_for: int
+    """How many more commits it is good for."""
+
+    @property
+    def size_bytes(self) -> int:
+        return _PLAN_BYTES + self.items.size_bytes
+
+
+_NO_GRID = Grid(1, 0)
+
+
+class Scope(NamedTuple):
+    """What a collection takes in: the threads of adapters too."""
+
+    over: Callable[[Collection[Stored]], Collection[str]]
+    """Of the heads of a thread: the namespaces that are over, so that their heads go as well."""
+    whole_threads: bool = False
+    """A thread of which the policy keeps nothing but what is spared goes whole, unless something of it is pinned or a
+    living branch began there."""
+
+
+class _Gone(NamedTuple):
+    keys: list[Key]
+    heads: list[Key]
+    """Those that go although the store would spare them."""
+    whole: bool = False
+
+
+class Keeper:
+    """Applies one policy. Shared by both faces of an engine, which hand in their store."""
+
+    rest_order = 2
+
+    def __init__(self, config: SnapshotConfig, is_call: Callable[[str], bool] | None = None) -> None:
+        """`is_call` says whether a namespace belongs to one call: it goes with the thread's own checkpoints of then."""
+        self._policy, self._param, self._is_call = CheckpointGC(config.gc_policy), config.gc_param, is_call
+        self._plans: Recent[_Plan] = Recent(_PLANS_MAX, _PLANS_BYTES_MAX)
+        self._sweeping: dict[str, None] = {}
+        self._looks = 0
+        self._lock = threading.Lock()
+        forks.register(self)
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._lock.release()
+
+    # -- with every snapshot
+
+    def due(self, line: Line) -> list[_Planned]:
+        """Return what must go when one more checkpoint is committed to the line."""
+        plan = self._plans.get(line)
+        if plan is None or self._policy is CheckpointGC.KEEP_ALL:
+            return []
+        with self._lock:
+            plan.count += 1
+            gone = self._taken(plan)
+            plan.count -= len(gone)
+            return gone
+
+    def give_back(self, line: Line, items: Sequence[_Planned]) -> None:
+        """Take back what `due` returned: the commit failed."""
+        plan = self._plans.get(line)
+        if plan is not None:
+            with self._lock:
+                plan.count += len(items) - 1
+                if self._policy is CheckpointGC.KEEP_MILESTONES:
+                    plan.items.extend(items)
+                else:
+                    plan.items.put_first(items)
+
+    def _taken(self, plan: _Plan) -> list[_Planned]:
+        items, gone = plan.items, list[_Planned]()
+        if self._policy is CheckpointGC.KEEP_LAST_N:
+            excess = min(plan.count - int(self._param), _DUE_MAX)
+            return items.take_first(excess) if excess > 0 else gone
+        if self._policy is CheckpointGC.KEEP_AGE:
+            now = datetime.now(UTC)
+            while len(items) and len(gone) < _DUE_MAX and is_older(items.first, self._param, now):
+                gone += items.take_first(1)
+        elif len(items) > 1 and not plan.grid.holds(items.last):
+            gone.append(items.take_last())  # it was the last one until now
+        return gone
+
+    async def upkeep(self, store: Store, stored: Stored) -> None:
+        """After a commit: note the new checkpoint, look at the store again if it is time, sweep a little."""
+        if self._policy is CheckpointGC.KEEP_ALL:
+            return
+        try:
+            await self._upkeep(store, stored)
+        except Exception:  # the checkpoint is saved: that retention must wait is not its caller's concern
+            logger.exception("retention of thread %r failed and will be tried again", stored.record.key.thread_id)
+
+    async def _upkeep(self, store: Store, stored: Stored) -> None:
+        line = stored.record.key[:2]
+        plan = self._plans.get(line)
+        if plan is not None:
+            with self._lock:
+                plan.good_for -= 1
+                if plan.whole:
+                    self._extend(line, plan, _item(stored))
+        if plan is None and not stored.record.parents:
+            self._remember(line, [_item(stored)], 1, whole=True)  # a new thread: there is nothing to look at
+        elif plan is None or self._is_used_up(plan):
+            await self._look(store, line)
+        if stored.family in self._sweeping:
+            swept = await store.sweep(stored.family, effort=_SWEEP_EFFORT)
+            if swept.finished:
+                self._sweeping.pop(stored.family, None)
+
+    def _extend(self, line: Line, plan: _Plan, item: Item) -> None:
+        """Add the newest checkpoint to a plan that has all of them, unless those it has will do."""
+        if len(plan.items) >= self._needed(plan.count, plan.good_for):
+            plan.whole = False
+            return
+        plan.items.extend([self._planned(item)])
+        if self._plans.get(line) is plan:  # it may have been forgotten meanwhile, and is void then
+            self._plans.put(line, plan, plan.size_bytes)
+
+    def _planned(self, item: Item) -> _Planned:
+        """Return an item as a plan keeps it: with nothing but what the policy looks at."""
+        if self._policy is CheckpointGC.KEEP_LAST_N:
+            return _Planned(item.seq, 0)
+        if self._policy is CheckpointGC.KEEP_AGE:
+            return _Planned(item.seq, moment_of(item.created_at))
+        return _Planned(item.seq, item.step)
+
+    def _needed(self, count: int, commits: int) -> int:
+        """Return how many of the oldest of so many checkpoints can go with the next commits; a plan needs no more."""
+        if self._policy is CheckpointGC.KEEP_LAST_N:
+            return min(max(count + commits - int(self._param), 0), _PAGE)
+        if self._policy is CheckpointGC.KEEP_AGE:
+            return min(_AGED_HELD, _PAGE)
+        return sys.maxsize
+
+    def _is_used_up(self, plan: _Plan) -> bool:
+        if plan.good_for <= 0:
+            return True
+        if not len(plan.items):
+            return not plan.whole and (self._policy is not CheckpointGC.KEEP_LAST_N or plan.count >= self._param)
+        if self._policy is CheckpointGC.KEEP_MILESTONES:
+            span = plan.items.last - plan.items.first
+            return len(plan.items) > self._param or not plan.grid.fits(span, int(self._param))
+        return False
+
+    def forget(self, thread_id: str) -> None:
+        """Drop what is planned for a thread: something else than a snapshot has happened to it."""
+        with self._lock:
+            self._plans.forget(thread_id)
+
+    # -- looking at the store
+
+    async def _look(self, store: Store, line: Line) -> None:
+        """Let go what is due now, and plan what comes next."""
+        thread = await store.thread(line[0])
+        if thread is None:
+            self.forget(line[0])
+            return
+        if self._policy is CheckpointGC.KEEP_LAST_N:
+            count = await store.count(_query(line))
+            surplus = max(count - int(self._param), 0)
+            # One more than go: it is the oldest of those that are kept.
+            limit = surplus + max(self._needed(count - surplus, self._commits), 1)
+            visible, whole = await self._visible(store, line, thread, min(limit, _PAGE))
+            excess = visible[:surplus]
+        else:
+            visible, whole, excess = await self._aged(store, line, thread)
+            count = len(visible)
+        gone = [*excess, *await self._hidden(store, line, thread)]
+        if gone:
+            await store.delete(line[0], keys=[key for key, _ in gone], spare=True)
+        self._looks += 1
+        if self._looks % _LOOKS_PER_TRIM == 0:
+            entries = await _stale_operations(store, line[0])
+            if entries:
+                await store.delete(line[0], keys=[], operations=entries)
+        taken = {item.seq for _, item in gone}
+        items = [item for _, item in visible if item.seq not in taken]
+        self._remember(line, items, count - (len(visible) - len(items)), whole)
+        if not line[1] and line[1] in thread.heads:
+            kept = [key.checkpoint_id for key, item in visible if item.seq not in taken]
+            await self._end_calls(store, thread, min([thread.heads[line[1]][0], *kept]))
+        if thread.garbage > _SWEEP_GARBAGE:
+            self._begin_sweep(thread.family)
+
+    def _begin_sweep(self, family: str) -> None:
+        """Sweep a family a little with each of its snapshots from now on.
+
+        One that gets no more snapshots is swept by `collect`, so the first of too many may be forgotten.
+        """
+        with self._lock:
+            self._sweeping[family] = None
+            if len(self._sweeping) > _SWEEPING_MAX:
+                del self._sweeping[next(iter(self._sweeping))]
+
+    async def _end_calls(self, store: Store, thread: Thread, oldest: str) -> None:
+        """Let go of calls that ended before the oldest checkpoint that is kept of the thread itself."""
+        if self._is_call is None:
+            return
+        ended = [name for name, (head, _) in thread.heads.items() if self._is_call(name) and head < oldest]
+        keys: list[Key] = []
+        for name in ended[:_DUE_MAX]:
+            query = Query(thread_id=thread.thread_id, namespace=name, spared=False, hidden="also")
+            keys += [stored.record.key for stored in await store.list_checkpoints(query)]
+            with self._lock:
+                self._plans.drop((thread.thread_id, name))
+        if keys:
+            await store.delete(thread.thread_id, keys=keys)
+
+    def _doomed(self, candidates: Sequence[tuple[Key, Item]], thread: Thread) -> list[tuple[Key, Item]]:
+        return [(key, item) for key, item in self._let_go(candidates) if not _is_head(key, thread)]
+
+    def _let_go(self, candidates: Sequence[tuple[Key, Item]]) -> list[tuple[Key, Item]]:
+        gone = {item.seq for item in let_go(self._policy, self._param, [i for _, i in candidates], datetime.now(UTC))}
+        return [(key, item) for key, item in candidates if item.seq in gone]
+
+    async def _aged(
+        self, store: Store, line: Line, thread: Thread
+    ) -> tuple[list[tuple[Key, Item]], bool, list[tuple[Key, Item]]]:
+        """Return the oldest visible checkpoints, whether these are all, and which of them the policy lets go."""
+        limits = [None] if self._policy is CheckpointGC.KEEP_MILESTONES else [min(_AGED_HELD, _PAGE), _PAGE]
+        for limit in limits:
+            visible, whole = await self._visible(store, line, thread, limit)
+            excess = self._doomed(visible, thread)
+            if whole or len(excess) < len(visible):
+                break  # else more of them may have to go
+        return visible, whole, excess
+
+    async def _visible(
+        self, store: Store, line: Line, thread: Thread, limit: int | None
+    ) -> tuple[list[tuple[Key, Item]], bool]:
+        """Return the oldest visible checkpoints that are not spared, and whether these are all."""
+        listed = await store.list_checkpoints(_query(line, limit))
+        whole = limit is None or len(listed) < limit
+        return _candidates(listed, thread, whole), whole
+
+    async def _hidden(self, store: Store, line: Line, thread: Thread) -> list[tuple[Key, Item]]:
+        """Return the hidden checkpoints that the policy lets go."""
+        if not any(h.writes_of is None for stretches in thread.hidden.values() for h in stretches):
+            return []
+        listed = await store.list_checkpoints(_query(line, hidden=True))
+        return self._doomed([(s.record.key, _item(s)) for s in listed], thread)
+
+    @property
+    def _commits(self) -> int:
+        """For how many commits a plan is good when it is made."""
+        return max(_PLAN_COMMITS_MIN, int(min(self._param, 1e6)) // 4)
+
+    def _remember(self, line: Line, items: Sequence[Item], count: int, whole: bool) -> None:
+        needed = self._needed(count, self._commits)
+        held = _Items(map(self._planned, items[:needed]))
+        grid = grid_of(items, int(self._param)) if self._policy is CheckpointGC.KEEP_MILESTONES else _NO_GRID
+        plan = _Plan(held, count, whole and len(items) <= needed, grid, self._commits)
+        with self._lock:
+            self._plans.put(line, plan, plan.size_bytes)
+
+    # -- all at once
+
+    async def collect(
+        self, store: Store, thread_id: str | None, *, dry_run: bool, scope: Scope | None = None
+    ) -> GCReport:
+        """Apply the policy to a thread, or to all, and sweep what became free.
+
+        An adapter's threads are kept whole, unless a `scope` takes them in.
+        """
+        report = GCReport(dry_run=dry_run)
+        families: dict[str, list[Key]] = {}
+        async for outline, name in _outlines(store, thread_id):
+            if outline is not None and self._is_settled(outline, scope):
+                report.threads += 1
+                if not outline.is_swept:
+                    families.setdefault(outline.family, [])
+                continue
+            thread = await store.thread(name)
+            if thread is None:
+                continue
+            gone = await self._gone(store, thread, report, scope)
+            if gone.keys or gone.heads or outline is None or not outline.is_swept:
+                families.setdefault(thread.family, []).extend(gone.keys + gone.heads)
+            report.threads += 1
+            report.size_bytes += await _size_of(store, gone.keys + gone.heads)
+            report.checkpoints += (
+                await self._delete(store, thread, gone) if not dry_run else len(gone.keys + gone.heads)
+            )
+            entries = await _stale_operations(store, thread.thread_id)
+            if not dry_run and entries:
+                await store.delete(thread.thread_id, keys=[], operations=entries)
+            report.operations += len(entries)
+        for family, keys in families.items():
+            swept = await store.sweep(family, pretend=keys if dry_run else None)
+            report.objects += swept.objects
+            report.size_bytes += swept.size_bytes
+        if isinstance(store, Erasing) and not dry_run:
+            await store.erase_deleted()
+        return report
+
+    def _is_settled(self, outline: Outline, scope: Scope | None) -> bool:
+        """Whether the policy can take nothing of a thread, nor of its log, as things are."""
+        if scope is not None or outline.has_log:
+            return False
+        if self._policy is CheckpointGC.KEEP_LAST_N:
+            return outline.most <= int(self._param)
+        return self._policy is CheckpointGC.KEEP_ALL
+
+    async def _delete(self, store: Store, thread: Thread, gone: _Gone) -> int:
+        """Delete what is to go of a thread and return how many checkpoints went."""
+        name, count = thread.thread_id, 0
+        if gone.keys or gone.heads:
+            self.forget(name)
+        if gone.keys:
+            count += (await store.delete(name, keys=gone.keys, spare=True)).checkpoints
+        if gone.heads:
+            count += (await store.delete(name, keys=gone.heads)).checkpoints
+        if gone.whole and not await store.count(Query(thread_id=name, namespace=None, hidden="also")):
+            await store.delete(name)  # writes that wait for a checkpoint
+        return count
+
+    async def _gone(self, store: Store, thread: Thread, report: GCReport, scope: Scope | None) -> _Gone:
+        """Return what the policy lets go of a thread."""
+        over: Collection[str] = ()
+        if scope is not None:
+            idle = await self._idle(store, thread) if scope.whole_threads and not thread.spared else []
+            if idle:
+                report.hidden += sum(stored.hidden for stored in idle)
+                return _Gone([], [stored.record.key for stored in idle], whole=True)
+            heads = [Key(thread.thread_id, namespace, head[0]) for namespace, head in thread.heads.items()]
+            over = scope.over([loaded.stored for loaded in await store.read_many(heads)])
+        found = _Gone([], [])
+        for namespace in thread.newest:
+            line = thread.thread_id, namespace
+            listed = await store.list_checkpoints(_query(line))
+            if scope is None and any(stored.record.kind for stored in listed):
+                continue  # an adapter's thread
+            hidden = await store.list_checkpoints(_query(line, hidden=True))
+            buried = self._doomed([(s.record.key, _item(s)) for s in hidden], thread)
+            report.hidden += len(buried)
+            visible = self._doomed(_candidates(listed, thread, whole=True), thread)
+            if namespace in over:
+                candidates = [(s.record.key, _item(s)) for s in listed if _is_head(s.record.key, thread)]
+                found.heads.extend(key for key, _ in self._let_go(candidates))
+            found.keys.extend(key for key, _ in (*visible, *buried))
+        return found
+
+    async def _idle(self, store: Store, thread: Thread) -> list[Stored]:
+        """Return all there is of a thread if the policy lets go of all of it."""
+        if thread.origin is not None and await self._is_new(store, thread.thread_id, thread.origin):
+            return []
+        listed = await store.list_checkpoints(Query(thread_id=thread.thread_id, namespace=None, hidden="also"))
+        gone = self._let_go([(stored.record.key, _item(stored)) for stored in listed])
+        return listed if len(gone) == len(listed) else []
+
+    async def _is_new(self, store: Store, branch: str, origin: Key) -> bool:
+        """Whether a branch began lately: what it began with may be older."""
+        for entry in await store.operations(origin.thread_id, _OPERATIONS_MAX):
+            if entry.kind == "branch" and entry.data["details"].get("thread_id") == branch:
+                began = Item(0, 0, entry.data["created_at"])
+                return not let_go(self._policy, self._param, [began], datetime.now(UTC))
+        return False
+
+
+def _candidates(listed: Sequence[Stored], thread: Thread, whole: bool) -> list[tuple[Key, Item]]:
+    """Return what a policy may look at: not a head that is older than others. What is spared is not listed at all."""
+    found = []
+    for n, stored in enumerate(listed):
+        if not (_is_head(stored.record.key, thread) and (n + 1 < len(listed) or not whole)):
+            found.append((stored.record.key, _item(stored)))
+    return found
+
+
+def _is_head(key: Key, thread: Thread) -> bool:
+    head = thread.heads.get(key.namespace)
+    return head is not None and head[0] == key.checkpoint_id
+
+
+async def _size_of(store: Store, keys: Sequence[Key]) -> int:
+    """Return what these checkpoints take themselves. What is in objects, which others may need too, a sweep finds."""
+    size = 0
+    for first in range(0, len(keys), _READ_TOGETHER):
+        try:
+            found = await store.read_many(keys[first : first + _READ_TOGETHER])
+        except CheckpointCorrupted:
+            continue  # what is damaged can still be deleted, and this is an estimate
+        for loaded in found:
+            record = loaded.stored.record
+            info, root = pack_record(record)
+            size += len(info) + len(root) + len(record.children)
+    return size
+
+
+async def _outlines(store: Store, thread_id: str | None) -> AsyncIterator[tuple[Outline | None, str]]:
+    """Yield a thread that is asked for by name, or all there are with what is known about them at a glance."""
+    if thread_id is not None:
+        yield None, thread_id
+        return
+    every: list[Outline] = []
+    position: int | None = 0
+    while position is not None:
+        page, position = await store.outlines(position)
+        every += page
+    for outline in every:
+        yield outline, outline.thread_id
+
+
+async def _stale_operations(store: Store, thread_id: str) -> list[int]:
+    """Return the oldest entries of the log, those from before everything that is stored, and those too many."""
+    entries = await store.operations(thread_id, _OPERATIONS_MAX * 2)
+    if not entries:
+        return []
+    oldest = await store.list_checkpoints(
+        Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=1)
+    )
+    first = oldest[0].seq if oldest else 0
+    # From the end only: what was done later stands on what was done before.
+    old = itertools.takewhile(lambda entry: entry.data.get("made_at_seq", first) < first, reversed(entries))
+    return sorted({entry.seq for entry in (*entries[_OPERATIONS_MAX:], *old)})
+
+
+def _query(line: Line, limit: int | None = None, *, hidden: bool = False) -> Query:
+    return Query(
+        thread_id=line[0],
+        namespace=line[1],
+        order="oldest",
+        spared=False,
+        hidden="only" if hidden else "no",
+        limit=limit,
+    )
+
+
+def _item(stored: Stored) -> Item:
+    return Item(stored.seq, stored.record.step, stored.record.created_at)

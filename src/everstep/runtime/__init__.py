@@ -1,0 +1,1 @@
+"""What every layer rests on: both faces of a call, its deadline, forks, interrupts, arguments."""

@@ -1,0 +1,418 @@
+"""Histories that leave the PostgreSQL store for another one, and those that come: see `Store.raw` and `Store.adopt`.
+
+A part is taken over with the family's lock held alone: nobody else adds to the family meanwhile. What comes in large
+numbers is sent as arrays, one statement per table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from everstep.stores.postgres.rows import Rows, labels, packed_id, unpacked_id
+from everstep.stores.protocol import COMMONS_MAX, Common, Key, Part, Place, RawLine, RawThread, Stored, Write
+from everstep.stores.records import (
+    pack_common,
+    pack_operation,
+    pack_origin,
+    pack_run,
+    pack_write,
+    unpack_origin,
+    unpack_write,
+)
+from everstep.stores.transaction import Packed, adopt
+
+_ACTIVE = "CASE WHEN isfinite(l.active) THEN (extract(epoch FROM l.active) * 1000000)::bigint ELSE 0 END"
+_MADE_ACTIVE = "'epoch'::timestamptz + u.active * interval '1 microsecond'"
+_OWN = "SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s"
+
+
+class AdoptingRows(Rows):
+    """All that the store does with its tables."""
+
+    def raw(self, thread_id: str, kin: bool) -> RawThread | None:
+        row = self._one(
+            """SELECT t.id, t.family, t.origin, t.began, t.note, m.identity FROM {names} n
+               JOIN {threads} t ON t.family = n.family AND t.id = n.thread CROSS JOIN {meta} m WHERE n.name = %s""",
+            (thread_id.encode(),),
+        )
+        self.check_whole(thread_id, stored_max=1 << 40)
+        if row is None:
+            return None
+        thread, family, sealed, began, note, identity = row
+        origin = unpack_origin(sealed, thread_id) if sealed is not None else None
+        kins = self._all("SELECT name FROM {threads} WHERE family = %s ORDER BY id", (family,)) if kin else ()
+        return RawThread(
+            thread_id,
+            str(family),
+            identity + b"%d" % family,
+            self._raw_lines(family, thread),
+            origin,
+            began if origin is not None and self._is_stored(origin, family, began) else 0,
+            self._pinned(family, thread),
+            [stretch for stretches in self._hidden_of(family, thread).values() for stretch in stretches],
+            self.operations(thread_id, None)[::-1],
+            self._raw_writes(family, thread, thread_id),
+            self._commons(family, thread, thread_id),
+            note or b"",
+            [name.decode() for (name,) in kins],
+        )
+
+    def _raw_lines(self, family: int, thread: int) -> dict[str, RawLine]:
+        rows = self._all(
+            f"""SELECT l.namespace, c.id, l.turned, l.generation, {_ACTIVE},
+                       ARRAY(SELECT r.run FROM {{runs}} r WHERE r.family = l.family AND r.line = l.id),
+                       coalesce((SELECT max(seq) FROM {{checkpoints}} n WHERE n.family = l.family AND n.line = l.id), 0)
+                FROM {{lines}} l LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
+                WHERE l.family = %s AND l.thread = %s""",
+            (family, thread),
+        )
+        return {
+            namespace.decode(): RawLine(
+                head.decode() if head is not None else None, turned, generation, active, frozenset(runs), newest
+            )
+            for namespace, head, turned, generation, active, runs, newest in rows
+        }
+
+    def _is_stored(self, key: Key, family: int, seq: int | None) -> bool:
+        found = self._one(
+            "SELECT 1 FROM {checkpoints} WHERE id = %s AND family = %s AND seq = %s",
+            (key.checkpoint_id.encode(), family, seq),
+        )
+        return found is not None
+
+    def _pinned(self, family: int, thread: int) -> frozenset[int]:
+        rows = self._all(
+            """SELECT c.seq FROM {lines} l JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id
+               AND (c.pinned OR c.branches > 0) WHERE l.family = %s AND l.thread = %s AND c.pinned""",
+            (family, thread),
+        )
+        return frozenset(seq for (seq,) in rows)
+
+    def _raw_writes(self, family: int, thread: int, thread_id: str) -> list[tuple[Key, Write]]:
+        rows = self._all(
+            """SELECT l.namespace, w.checkpoint, w.seq, w.idx, w.task, w.info, w.children FROM {lines} l
+               JOIN {writes} w ON w.family = l.family AND w.line = l.id
+               WHERE l.family = %s AND l.thread = %s ORDER BY w.seq""",
+            (family, thread),
+        )
+        keys = [Key(thread_id, namespace.decode(), unpacked_id(name)) for namespace, name, *_ in rows]
+        return [
+            (key, unpack_write(key.checkpoint_id, row[2], unpacked_id(row[4]), row[3], *row[5:]))
+            for key, row in zip(keys, rows, strict=True)
+        ]
+
+    # -- what comes from another store
+
+    def adopt(self, part: Part) -> int:
+        if self.family(part.thread_id) is not None:
+            self.join(part.thread_id, None)  # wait for others before anything is locked that they may need
+        return adopt(self, part)
+
+    def join(self, thread_id: str, family: str | None) -> str:
+        number, _ = self._joined(thread_id, family)
+        if number not in self._guarded:
+            self._guarded.add(number)
+            self._do("SELECT {alone}(%s)", (number,))
+            # What comes from another store brings objects before there is anybody who needs them.
+            self._do("UPDATE {families} SET swept = 0 WHERE id = %s AND swept > 0", (number,))
+        return str(number)
+
+    def reserve(self, family: str, count: int) -> int:
+        """Set numbers aside, by a greater distance between the sequence's numbers and the family's.
+
+        The sequence itself cannot be moved: `setval` would take it back behind what other families get from `nextval`
+        at the same moment, and nothing but ALTER SEQUENCE makes those wait. Nor need it be: only inside a family are
+        numbers compared, and they are part of keys that start with it. Since we are alone in this family, whatever it
+        got before is smaller than a number that is drawn now, and what it gets later is greater by `count`.
+        """
+        highest: int = self._one(
+            """UPDATE {families} SET shift = shift + %(n)s WHERE id = %(f)s
+               RETURNING nextval('{numbers}') + shift - %(n)s""",
+            {"f": int(family), "n": count},
+        )[0]
+        return highest
+
+    def set_note(self, thread_id: str, note: bytes) -> None:
+        self._do(
+            """UPDATE {threads} t SET note = %s FROM {names} n
+               WHERE n.name = %s AND t.family = n.family AND t.id = n.thread""",
+            (note, thread_id.encode()),
+        )
+
+    def remove(self, keys: Sequence[Key]) -> None:
+        if not keys:
+            return
+        self._do(
+            """WITH gone AS (
+                   DELETE FROM {checkpoints} c
+                   USING unnest(%s::bytea[], %s::bytea[], %s::bytea[]) AS u (name, namespace, id), {names} n, {lines} l
+                   WHERE n.name = u.name AND l.family = n.family AND l.thread = n.thread AND l.namespace = u.namespace
+                   AND c.id = u.id AND c.family = l.family AND c.line = l.id RETURNING c.family, c.line, c.added
+               )
+               UPDATE {lines} l SET doomed = l.doomed + g.added, stored = l.stored - g.count
+               FROM (SELECT family, line, sum(added)::bigint AS added, count(*) FROM gone GROUP BY family, line) g
+               WHERE l.family = g.family AND l.id = g.line""",
+            tuple([part.encode() for part in column] for column in zip(*keys, strict=True)),
+        )
+
+    def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
+        if not checkpoints:
+            return
+        lines = self._lines({stored.record.key[:2] for stored, _ in checkpoints})
+        ids = [stored.record.key.checkpoint_id.encode() for stored, _ in checkpoints]
+        places = [lines[stored.record.key[:2]] for stored, _ in checkpoints]
+        seqs = [stored.seq for stored, _ in checkpoints]
+        replaced = {
+            (line, name): (seq, pinned)
+            for line, name, seq, pinned in self._all(
+                """DELETE FROM {checkpoints} c USING unnest(%s::bytea[], %s::bigint[]) AS u (id, line)
+                   WHERE c.id = u.id AND c.family = %s AND c.line = u.line RETURNING c.line, c.id, c.seq, c.pinned""",
+                (ids, places, int(family)),
+            )
+        }
+        self._do(
+            """INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info,
+                                          children, root)
+               SELECT %(f)s, u.line, u.seq, u.run, u.added, u.step, coalesce(b.count, 0), u.pinned, u.id,
+                      u.labels::bigint[], u.info, u.children, u.root
+               FROM unnest(%(line)s::bigint[], %(seq)s::bigint[], %(run)s::bigint[], %(added)s::bigint[],
+                           %(step)s::bigint[], %(pinned)s::boolean[], %(id)s::bytea[], %(labels)s::text[],
+                           %(info)s::bytea[], %(children)s::bytea[], %(root)s::bytea[])
+                    AS u (line, seq, run, added, step, pinned, id, labels, info, children, root)
+               LEFT JOIN (SELECT began, count(*) FROM {threads} WHERE family = %(f)s GROUP BY began) b
+                   ON b.began = u.seq""",
+            {
+                "f": int(family),
+                "line": places,
+                "seq": seqs,
+                "run": [stored.run for stored, _ in checkpoints],
+                "added": [stored.added_bytes for stored, _ in checkpoints],
+                "step": [stored.record.step for stored, _ in checkpoints],
+                "pinned": [replaced.get(place, (0, False))[1] for place in zip(places, ids, strict=True)],
+                "id": ids,
+                "labels": [_labels_text(stored) for stored, _ in checkpoints],
+                "info": [packed.info for _, packed in checkpoints],
+                "children": [stored.record.children for stored, _ in checkpoints],
+                "root": [packed.root for _, packed in checkpoints],
+            },
+        )
+        self._do(
+            """UPDATE {lines} l SET stored = l.stored + u.count, incoming = true
+               FROM (SELECT line, count(*) - count(*) FILTER (WHERE is_old) AS count
+                     FROM unnest(%s::bigint[], %s::boolean[]) AS u (line, is_old) GROUP BY line) u
+               WHERE l.family = %s AND l.id = u.line""",
+            (places, [place in replaced for place in zip(places, ids, strict=True)], int(family)),
+        )
+        self._count_lines(int(family))
+        moved = [
+            (place[0], replaced[place][0], seq)
+            for place, seq in zip(zip(places, ids, strict=True), seqs, strict=True)
+            if place in replaced and replaced[place][0] != seq
+        ]
+        if moved:
+            self._do(
+                """UPDATE {lines} l SET head = u.new FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[])
+                   AS u (line, old, new) WHERE l.family = %s AND l.id = u.line AND l.head = u.old""",
+                (*(list(column) for column in zip(*moved, strict=True)), int(family)),
+            )
+
+    def _lines(self, places: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
+        """Return the numbers of lines; those that are missing are made, in threads that are there.
+
+        They begin at generation 0, other than lines of the store's own: whoever finds one knows that no head was ever
+        set.
+        """
+        rows = self._all(
+            """WITH wanted AS (
+                   SELECT n.name, n.family, n.thread, u.namespace FROM unnest(%s::bytea[], %s::bytea[])
+                   AS u (name, namespace) JOIN {names} n ON n.name = u.name
+               ), made AS (
+                   INSERT INTO {lines} AS l (family, id, thread, namespace, turned, generation, active, doomed)
+                   SELECT family, nextval('{numbers}'), thread, namespace, false, 0, '-infinity', 0 FROM wanted
+                   ON CONFLICT (family, thread, namespace) DO UPDATE SET doomed = l.doomed
+                   RETURNING l.thread, l.namespace, l.id
+               )
+               SELECT w.name, w.namespace, m.id FROM wanted w JOIN made m USING (thread, namespace)""",
+            tuple([name.encode() for name in column] for column in zip(*sorted(places), strict=True)),
+        )
+        return {(name.decode(), namespace.decode()): line for name, namespace, line in rows}
+
+    def _count_lines(self, family: int) -> None:
+        """Note how many namespaces the threads of a family have, after some were made."""
+        self._do(
+            """UPDATE {threads} t SET lines = l.count
+               FROM (SELECT thread, count(*) FROM {lines} WHERE family = %(f)s GROUP BY thread) l
+               WHERE t.family = %(f)s AND t.id = l.thread AND t.lines <> l.count""",
+            {"f": family},
+        )
+
+    def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
+        if runs:
+            self._do(
+                """INSERT INTO {runs} (family, run, data)
+                   SELECT %s, u.run, u.data FROM unnest(%s::bigint[], %s::bytea[]) AS u (run, data)
+                   ON CONFLICT (family, run) DO UPDATE SET data = excluded.data""",
+                (int(family), list(runs), [pack_run(run, follows) for run, follows in runs.items()]),
+            )
+
+    def restore(self, raw: RawThread) -> None:
+        family, thread = self._joined(raw.thread_id, None)
+        self._do(
+            f"""WITH own AS ({_OWN}),
+                     w AS (DELETE FROM {{writes}} WHERE family = %(f)s AND line IN (SELECT id FROM own)),
+                     v AS (DELETE FROM {{covers}} WHERE family = %(f)s AND line IN (SELECT id FROM own)),
+                     h AS (DELETE FROM {{hidden}} WHERE family = %(f)s AND line IN (SELECT id FROM own))
+                DELETE FROM {{operations}} WHERE family = %(f)s AND thread = %(t)s""",
+            {"f": family, "t": thread},
+        )
+        self._remove_other_lines(family, thread, raw)
+        if raw.lines:
+            self._restore_lines(family, raw)
+        self._do(
+            """INSERT INTO {operations} (family, thread, seq, undone, data)
+               SELECT %s, %s, u.* FROM unnest(%s::bigint[], %s::boolean[], %s::bytea[]) AS u""",
+            (
+                family, thread, [o.seq for o in raw.operations], [o.undone for o in raw.operations],
+                [pack_operation(o, o.seq) for o in raw.operations],
+            ),
+        )  # fmt: skip
+        self._do(
+            "UPDATE {threads} SET operations = %s, lines = %s WHERE family = %s AND id = %s",
+            (len(raw.operations), len(raw.lines), family, thread),
+        )
+        self._restore_origin(family, thread, raw)
+        if raw.commons:
+            self._restore_commons(family, thread, raw)
+
+    def _remove_other_lines(self, family: int, thread: int, raw: RawThread) -> None:
+        """Remove the namespaces that the thread shall not have. Their garbage is the thread's, as after deletion."""
+        rows = self._all(
+            """DELETE FROM {lines} WHERE family = %s AND thread = %s AND namespace <> ALL(%s::bytea[])
+               RETURNING id, doomed, generation""",
+            (family, thread, [namespace.encode() for namespace in raw.lines]),
+        )
+        if not rows:
+            return
+        gone = [line for line, _, _ in rows]
+        added = self._all(
+            "DELETE FROM {checkpoints} WHERE family = %s AND line = ANY(%s) RETURNING added", (family, gone)
+        )
+        self._do("UPDATE {runs} SET line = NULL WHERE family = %s AND line = ANY(%s)", (family, gone))
+        self._do(
+            "UPDATE {families} SET generation = greatest(generation, %s) WHERE id = %s",
+            (max(generation for _, _, generation in rows), family),
+        )
+        doomed = sum(doomed for _, doomed, _ in rows) + sum(size for (size,) in added)
+        self._do(
+            f"""UPDATE {{lines}} SET doomed = doomed + %(d)s
+                WHERE family = %(f)s AND id = (SELECT min(own.id) FROM ({_OWN}) own)""",
+            {"f": family, "t": thread, "d": doomed},
+        )
+
+    def _restore_lines(self, family: int, raw: RawThread) -> None:
+        """Set the heads of a thread's namespaces, and what hangs on them."""
+        numbers = {place[1]: line for place, line in self._lines({(raw.thread_id, name) for name in raw.lines}).items()}
+        own, given = [numbers[name] for name in raw.lines], raw.lines.values()
+        self._do(
+            f"""UPDATE {{lines}} l SET incoming = false, turned = u.turned, generation = u.generation,
+                       active = {_MADE_ACTIVE},
+                       head = (SELECT c.seq FROM {{checkpoints}} c
+                               WHERE c.id = u.head AND c.family = l.family AND c.line = l.id)
+                FROM unnest(%s::bigint[], %s::bytea[], %s::boolean[], %s::bigint[], %s::bigint[])
+                     AS u (line, head, turned, generation, active) WHERE l.family = %s AND l.id = u.line""",
+            (
+                own, [line.head.encode() if line.head is not None else None for line in given],
+                [line.turned for line in given], [line.generation for line in given], [line.active for line in given],
+                family,
+            ),
+        )  # fmt: skip
+        self._do(
+            """UPDATE {checkpoints} SET pinned = NOT pinned WHERE family = %(f)s AND line = ANY(%(l)s)
+               AND ((pinned OR branches > 0) AND pinned OR seq = ANY(%(p)s::bigint[]))
+               AND pinned <> (seq = ANY(%(p)s::bigint[]))""",
+            {"f": family, "l": own, "p": list(raw.pinned)},
+        )
+        runs = [(run, numbers[name]) for name, line in raw.lines.items() for run in line.runs]
+        self._do(
+            """UPDATE {runs} r SET line = u.line
+               FROM {runs} o LEFT JOIN unnest(%s::bigint[], %s::bigint[]) AS u (run, line) ON u.run = o.run
+               WHERE o.family = %s AND (u.run IS NOT NULL OR o.line = ANY(%s))
+               AND r.family = o.family AND r.run = o.run AND r.line IS DISTINCT FROM u.line""",
+            ([run for run, _ in runs], [line for _, line in runs], family, own),
+        )
+        hidden = [h for h in raw.hidden if h.namespace in numbers]
+        if hidden:
+            self._do(
+                """INSERT INTO {hidden} (family, line, operation, after, upto, run, writes_of)
+                   SELECT %s, u.* FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+                                              %s::bytea[]) AS u""",
+                (
+                    family, [numbers[h.namespace] for h in hidden], [h.operation for h in hidden],
+                    [h.after for h in hidden], [h.to for h in hidden], [h.run for h in hidden],
+                    [packed_id(h.writes_of) if h.writes_of is not None else None for h in hidden],
+                ),
+            )  # fmt: skip
+        self._do(
+            """UPDATE {lines} l
+               SET stretches = (SELECT count(*) FROM {hidden} h WHERE h.family = l.family AND h.line = l.id),
+                   runs = (SELECT count(*) FROM {runs} r WHERE r.family = l.family AND r.line = l.id)
+               WHERE l.family = %s AND l.id = ANY(%s)""",
+            (family, own),
+        )
+        if raw.writes:
+            self._do(
+                """INSERT INTO {writes} (family, line, seq, idx, checkpoint, task, info, children)
+                   SELECT %s, u.* FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[],
+                                              %s::bytea[], %s::bytea[]) AS u""",
+                (
+                    family, [numbers[key.namespace] for key, _ in raw.writes], [write.seq for _, write in raw.writes],
+                    [write.idx for _, write in raw.writes], [packed_id(key.checkpoint_id) for key, _ in raw.writes],
+                    [packed_id(write.task_id) for _, write in raw.writes],
+                    [pack_write(key.checkpoint_id, write) for key, write in raw.writes],
+                    [write.children for _, write in raw.writes],
+                ),
+            )  # fmt: skip
+
+    def _restore_origin(self, family: int, thread: int, raw: RawThread) -> None:
+        self._release_origin(raw.thread_id)
+        sealed = pack_origin(raw.origin, raw.thread_id) if raw.origin is not None else None
+        self._do(
+            "UPDATE {threads} SET began = %s, origin = %s, note = %s WHERE family = %s AND id = %s",
+            (raw.began or None, sealed, raw.note, family, thread),
+        )
+        if raw.origin is not None and raw.began:
+            self._do(
+                "UPDATE {checkpoints} SET branches = branches + 1 WHERE id = %s AND family = %s AND seq = %s",
+                (raw.origin.checkpoint_id.encode(), family, raw.began),
+            )
+
+    def _restore_commons(self, family: int, thread: int, raw: RawThread) -> None:
+        """Replace the states in common with the threads that are named and of the family."""
+        names = [other.encode() for other in raw.commons]
+        others = self._all("SELECT name, thread FROM {names} WHERE family = %s AND name = ANY(%s)", (family, names))
+        pairs = [(min(thread, other), max(thread, other)) for _, other in others]
+        self._do(
+            """DELETE FROM {commons} c USING unnest(%s::bigint[], %s::bigint[]) AS u (low, high)
+               WHERE c.family = %s AND c.low = u.low AND c.high = u.high""",
+            ([low for low, _ in pairs], [high for _, high in pairs], family),
+        )
+        kept: list[tuple[int, int, Common, bytes]] = []
+        for (name, other), pair in zip(others, pairs, strict=True):
+            both = (raw.thread_id, name.decode()) if thread < other else (name.decode(), raw.thread_id)
+            commons = raw.commons[name.decode()][-COMMONS_MAX:]
+            kept += [(*pair, common, pack_common(common, *both)) for common in commons]
+        self._do(
+            """INSERT INTO {commons} (family, low, high, seq, data, children)
+               SELECT %s, u.* FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[]) AS u""",
+            (
+                family, [low for low, *_ in kept], [high for _, high, *_ in kept],
+                [common.place.seq for *_, common, _ in kept], [data for *_, data in kept],
+                [common.root.children for *_, common, _ in kept],
+            ),
+        )  # fmt: skip
+
+
+def _labels_text(stored: Stored) -> str | None:
+    """Return labels as the text of an array: arrays of different lengths make no array."""
+    found = labels(stored.record.metadata, stored.record.tags)
+    return None if found is None else "{" + ",".join(map(str, found)) + "}"

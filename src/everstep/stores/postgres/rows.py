@@ -1,0 +1,1655 @@
+"""The tables of the PostgreSQL store, as rows inside one transaction. SQL on them is here and in `adopt`.
+
+`Rows` has what the store reads and, of `transaction.Transaction`, what `apply` works on. What a user names is
+bound as bytes; the ids in `writes` and `hidden` as `packed_id` makes them. A transaction locks the lines it changes,
+after its guard of the family's objects; a draft's bases are locked against deletion until it is committed, so that no
+sweep can take what rests on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from psycopg import Cursor, errors, sql
+
+from everstep.errors import CheckpointCorrupted, InvalidInput
+from everstep.runtime import checks
+from everstep.stores.facts import Wanted, kept_tags, prefix_end
+from everstep.stores.heads import Seen
+from everstep.stores.newest import descent, newest_of
+from everstep.stores.postgres.pool import Connection
+from everstep.stores.protocol import (
+    COMMONS_MAX,
+    Base,
+    Common,
+    Deleted,
+    Hidden,
+    Hit,
+    Key,
+    Loaded,
+    Newest,
+    Object,
+    Operation,
+    Outline,
+    Place,
+    Position,
+    Query,
+    Search,
+    Stored,
+    Thread,
+    Write,
+)
+from everstep.stores.records import (
+    matches,
+    pack_common,
+    pack_id,
+    pack_operation,
+    pack_origin,
+    pack_run,
+    pack_write,
+    packed_filter,
+    record_digest,
+    unpack_common,
+    unpack_id,
+    unpack_operation,
+    unpack_origin,
+    unpack_record,
+    unpack_run,
+    unpack_write,
+)
+from everstep.stores.transaction import Candidate, Line, Packed, delete, prune
+from everstep.values import codec
+from everstep.values.tree import FORMAT, hashes
+
+TABLES = (
+    "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
+    "operations", "hidden", "covers", "cover_rest", "cover", "uncover_all", "uncover",
+    "gone", "packed", "guard", "alone", "below", "keep", "put", "attach", "is_followed", "stretches",
+    "unswept", "item", "readable", "told", "overview",
+)  # fmt: skip
+
+# Covers do not overlap: the first one that ends at a seq or later has it, or none has.
+_COVERED = """coalesce((SELECT v.after < c.seq FROM {covers} v WHERE v.family = c.family AND v.line = c.line
+              AND v.run = [run] AND v.upto >= c.seq ORDER BY v.upto LIMIT 1), false)"""
+_HIDDEN = f"({_COVERED.replace('[run]', '0')} OR {_COVERED.replace('[run]', 'c.run')})"
+MARKS_MAX = 50_000
+"""How many marks of deleted threads are kept."""
+_MARKS_TRIMMED_EVERY = 1000  # deletions, about: it takes a look at all marks
+_LINES_COUNTED_MAX = 1000
+_STORED_COUNTED_MAX = 1000
+"""Up to how many namespaces of a thread, and checkpoints of a namespace, are counted when something is not found."""
+_OUTLINES = 10_000  # threads at once
+_GROWTH = 32  # of a page in which too little matched
+_SPARED = """(c.pinned OR c.branches > 0
+             OR EXISTS (SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND l.head = c.seq))"""
+# A stretch that hides checkpoints of the line is lost.
+_TORN = """(l.stretches <> {stretches}(l.family, l.id) OR l.stretches > 0
+            AND NOT EXISTS (SELECT 1 FROM {covers} v WHERE v.family = l.family AND v.line = l.id)
+            AND EXISTS (SELECT 1 FROM {hidden} h JOIN {checkpoints} x ON x.family = h.family AND x.line = h.line
+                        AND x.seq > h.after AND x.seq <= h.upto
+                        WHERE h.family = l.family AND h.line = l.id AND h.writes_of IS NULL))"""
+# Within a run order of arrival is ancestry: unless the head was moved, nothing of its run comes after it. (Not so
+# in the middle of a copy, which brings checkpoints first and heads last.)
+_STALE = "(NOT l.turned AND NOT l.incoming AND {is_followed}(l.family, l.id, l.head, c.run))"
+_NUMBER = "nextval('{numbers}') + f.shift"  # of a family whose guard is held: see `AdoptingRows.reserve`
+_COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
+_LISTED = (
+    "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), "
+    + _HIDDEN
+    + ", t.name, l.namespace, t.family"
+)
+_OF_THREADS = """JOIN {lines} l ON l.family = c.family AND l.id = c.line
+                 JOIN {threads} t ON t.family = l.family AND t.id = l.thread"""
+_OF_THREADS_IF_THERE = _OF_THREADS.replace("JOIN", "LEFT JOIN")
+"""The same with checkpoints whose own rows are lost: they must not be left out silently."""
+_FROM_CHECKPOINTS = f"FROM {{checkpoints}} c {_OF_THREADS}"
+# Threads that have lost rows come too, if something is left of them: whoever asks for their page is told.
+_OF_ONE_THREAD = """max(active) AS active, count(*) AS lines,
+                    coalesce(min(namespace) FILTER (WHERE head IS NOT NULL), min(namespace)) AS first"""
+_SHOWN = f"l.head, coalesce(l.family, t.family), coalesce(l.thread, t.id), a.lines, t.lines, {_LISTED}"
+_OF_SHOWN = """JOIN {lines} l ON l.family = a.family AND l.thread = a.thread AND l.namespace = a.first
+               FULL JOIN {threads} t ON t.family = a.family AND t.id = a.thread"""
+_IS_SHOWN = "(l.head IS NOT NULL OR c.seq IS NOT NULL OR t.lines IS DISTINCT FROM coalesce(a.lines, 0))"
+_MICROS = "CASE WHEN isfinite(a.active) THEN (extract(epoch FROM a.active) * 1000000)::bigint ELSE 0 END"
+_NARROW = 1000  # threads that an index may give for them to be put in order one by one
+_NARROW_LABELS = 10_000  # checkpoints, of which most may be old ones
+_OF_LINES = {
+    # By family too, so that the tables are entered by their keys.
+    "thread": "t.name = %(thread)s AND l.family = (SELECT family FROM {names} WHERE name = %(thread)s)",
+    "namespace": "l.namespace = %(namespace)s",
+}
+_OF_CHECKPOINTS = {
+    "checkpoint_id": "c.id = %(checkpoint_id)s",
+    "before_id": "c.id < %(before_id)s",
+    "before_seq": "c.seq < %(before_seq)s",
+    "after_seq": "c.seq > %(after_seq)s",
+    "step_max": "c.step <= %(step_max)s",
+    "run": "c.run = %(run)s",
+    "spared": "(c.pinned OR c.branches > 0) = %(spared)s",
+    "labels": "c.labels @> %(labels)s::bigint[]",
+}
+Values = Sequence[Any] | Mapping[str, Any]
+
+
+class Tables:
+    """The SQL texts with the names of one schema and prefix filled in."""
+
+    def __init__(self, schema: str | None, prefix: str) -> None:
+        for name, value, pattern, bytes_max in (
+            ("schema", schema, r"[\w-]+", 63),
+            ("table_prefix", prefix, r"\w*", 40),
+        ):
+            if value is None and name == "schema":
+                continue
+            if not isinstance(value, str) or not re.fullmatch(pattern, value) or len(value.encode()) > bytes_max:
+                raise InvalidInput(f"{name} is a name of letters, digits and _, not {checks.shown(value)}")
+        place = (schema,) if schema is not None else ()
+        self._names = {name: sql.Identifier(*place, prefix + name).as_string(None) for name in TABLES}
+        self._texts: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        filled = self._texts.get(text)
+        if filled is None:
+            filled = text
+            for name, quoted in self._names.items():
+                filled = filled.replace("{" + name + "}", quoted)
+            self._texts[text] = filled
+        return filled
+
+
+class Known(NamedTuple):
+    """A head that the next checkpoint may simply follow: it was not moved."""
+
+    line: int
+    head: Stored
+
+
+class _NewestLine(NamedTuple):
+    ref: int
+    thread_id: str
+    namespace: str
+    last: int = 0
+
+
+class Rows:
+    """The tables, inside one transaction of one connection."""
+
+    def __init__(self, connection: Connection, tables: Tables) -> None:
+        self.connection, self._tables = connection, tables
+        self._guarded: set[int] = set()
+        self._made: set[int] = set()
+        """Threads that this transaction has made: they have lost nothing."""
+
+    def _do(self, text: str, values: Values = ()) -> Cursor[Any]:
+        return self.connection.execute(self._tables(text), values, binary=True)
+
+    def _all(self, text: str, values: Values = ()) -> list[Any]:
+        return self._do(text, values).fetchall()
+
+    def _one(self, text: str, values: Values = ()) -> Any:
+        return self._do(text, values).fetchone()
+
+    def _next(self) -> int:
+        found: int = self._one("SELECT nextval('{numbers}')")[0]
+        return found
+
+    # -- the Transaction that `apply` works on
+
+    def line(self, thread_id: str, namespace: str) -> Line | None:
+        row = self._locked(thread_id, namespace)
+        if row is None:
+            return None
+        family, ref, head, turned, _ = row
+        found = None
+        if head is not None:
+            row = self._one(
+                f"""SELECT {_STALE}, {_COLUMNS} FROM {{checkpoints}} c
+                    JOIN {{lines}} l ON l.family = c.family AND l.id = c.line
+                    WHERE c.family = %s AND c.line = %s AND c.seq = %s""",
+                (family, ref, head),
+            )
+            if row is None:
+                raise _damaged("its head points to a checkpoint that is missing", thread_id)
+            is_stale, *columns_ = row
+            if is_stale:
+                raise _damaged(_STALE_HEAD, thread_id)
+            found = _stored(thread_id, namespace, family, (*columns_, False))
+        return Line((family, ref), thread_id, namespace, str(family), found, turned)
+
+    def _locked(self, thread_id: str, namespace: str) -> Any:
+        """Lock a line and return its family, number, head, whether that was moved, and generation."""
+        row = self._one(
+            """SELECT l.family, l.id FROM {names} n JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
+               WHERE n.name = %s AND l.namespace = %s""",
+            _named(thread_id, namespace),
+        )
+        if row is None:
+            return None
+        self._guard(row[0])
+        return self._one(
+            """SELECT family, id, head, turned, generation FROM {lines} WHERE family = %s AND id = %s
+               FOR NO KEY UPDATE""",
+            row,
+        )
+
+    def _guard(self, family: int) -> None:
+        if family not in self._guarded:
+            self._guarded.add(family)
+            self._do("SELECT {guard}(%s)", (family,))
+
+    def take_turn(self, thread_id: str, seconds: float) -> None:
+        """Lock the thread's family, if it has one, for this transaction alone: every writer of it needs its guard.
+
+        Who waits for that lock is let in in the order of coming. Should this client vanish without a word, the server
+        ends the transaction after so many seconds.
+        """
+        self._do(
+            """SELECT set_config('idle_in_transaction_session_timeout', %s, true), {alone}(family) FROM {names}
+               WHERE name = %s""",
+            (str(max(1, int(seconds * 1000))), thread_id.encode()),
+        )
+
+    def generation(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
+        """Lock a line and return its family and generation."""
+        row = self._locked(thread_id, namespace)
+        return None if row is None else (str(row[0]), row[4])
+
+    def generation_seen(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
+        """Return a line's family and generation, without a lock."""
+        row = self._one(
+            """SELECT l.family, l.generation FROM {names} n JOIN {lines} l ON l.family = n.family
+               AND l.thread = n.thread WHERE n.name = %s AND l.namespace = %s""",
+            _named(thread_id, namespace),
+        )
+        return None if row is None else (str(row[0]), row[1])
+
+    def was_deleted(self, thread_id: str, seen: Seen[Known]) -> bool:
+        """Whether a line that was seen, and is not there any more, was deleted, as far as can be told.
+
+        A line that is deleted from a family that lives on leaves its generation there; a thread that is deleted leaves
+        a mark. If so many were deleted since that the mark may have made room, that is taken for a deletion.
+        """
+        row = self._one(
+            """SELECT coalesce((SELECT generation FROM {families} WHERE id = %(f)s), -1) >= %(g)s
+               OR EXISTS (SELECT 1 FROM {gone} WHERE name = %(n)s AND seq >= %(s)s)
+               OR (SELECT count(*) >= %(m)s AND min(seq) >= %(s)s FROM {gone})""",
+            {
+                "f": int(seen.family),
+                "g": seen.generation,
+                "n": deletion_mark(thread_id),
+                "s": seen.seq,
+                "m": MARKS_MAX,
+            },
+        )
+        return bool(row[0])
+
+    def head(self, thread_id: str, namespace: str) -> tuple[str, int, Known | None] | None:
+        """Return the family of a line, its generation, and its head unless that was moved."""
+        line, noted = self.line(thread_id, namespace), self.generation(thread_id, namespace)
+        if line is None or noted is None:
+            return None
+        return *noted, Known(line.ref[1], line.head) if line.head is not None and not line.turned else None
+
+    def family(self, thread_id: str) -> str | None:
+        # Locked against deletion: what is about to be written may refer to the thread.
+        row = self._one("SELECT family FROM {names} WHERE name = %s FOR KEY SHARE", (thread_id.encode(),))
+        return None if row is None else str(row[0])
+
+    def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
+        number, thread = self._joined(thread_id, family)
+        self._guard(number)
+        ref = self._next()
+        if thread not in self._made:
+            self.check_whole(thread_id, namespace)
+        made = self._do(
+            """WITH made AS (
+                   INSERT INTO {lines} (family, id, thread, namespace, turned, generation, active, doomed)
+                   SELECT id, %(l)s, %(t)s, %(n)s, false, generation, '-infinity', 0 FROM {families} WHERE id = %(f)s
+                   RETURNING 1
+               )
+               UPDATE {threads} SET lines = lines + 1 FROM made WHERE family = %(f)s AND id = %(t)s""",
+            {"l": ref, "t": thread, "n": namespace.encode(), "f": number},
+        )
+        if made.rowcount == 0:
+            raise _damaged("its family is missing", thread_id)
+        return Line((number, ref), thread_id, namespace, str(number), None)
+
+    def _joined(self, thread_id: str, family: str | None) -> tuple[int, int]:
+        """Return the family and number of a thread, which is made if it is missing."""
+        name = thread_id.encode()
+        row: tuple[int, int] | None = self._one(
+            "SELECT family, thread FROM {names} WHERE name = %s FOR KEY SHARE", (name,)
+        )
+        if row is None:
+            row = number, thread = int(family) if family is not None else self._new_family(), self._next()
+            # Another writer may be making the same thread: the loser starts again and finds it.
+            made = self._do(
+                """INSERT INTO {names} (name, family, thread) SELECT %(n)s, %(f)s, %(t)s
+                   WHERE NOT EXISTS (SELECT 1 FROM {threads} WHERE name = %(n)s)""",
+                {"n": name, "f": number, "t": thread},
+            )
+            if made.rowcount == 0:
+                self.check_whole(thread_id)
+                raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
+            self._do("INSERT INTO {threads} (family, id, name) VALUES (%s, %s, %s)", (number, thread, name))
+            self._made.add(thread)
+        elif family is not None and row[0] != int(family):  # made since we looked
+            raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
+        return row
+
+    def _new_family(self) -> int:
+        number = self._next()
+        self._do(
+            "INSERT INTO {families} (id, format, sweeps, live, generation, shift) VALUES (%s, %s, 0, 0, 0, 0)",
+            (number, FORMAT),
+        )
+        return number
+
+    def checkpoint(self, key: Key) -> Stored | None:
+        row = self._one(
+            f"""SELECT l.family, {_COLUMNS} FROM {{names}} n
+                JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
+                JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id
+                WHERE n.name = %s AND l.namespace = %s AND c.id = %s FOR KEY SHARE OF c""",
+            (*_named(key.thread_id, key.namespace), key.checkpoint_id.encode()),
+        )
+        return None if row is None else _stored(key.thread_id, key.namespace, row[0], (*row[1:], False))
+
+    def is_taken_back(self, line: Line) -> bool:
+        found = self._one(
+            """SELECT 1 FROM {hidden} h JOIN {lines} l ON l.family = h.family AND l.id = h.line
+               JOIN {threads} t ON t.family = l.family AND t.id = l.thread AND t.origin IS NOT NULL
+               JOIN {operations} o ON o.family = h.family AND o.seq = h.operation AND o.undone
+               WHERE h.family = %s AND h.line = %s AND h.after = 0 AND h.run IS NULL AND h.writes_of IS NULL LIMIT 1""",
+            line.ref,
+        )
+        return found is not None
+
+    def insert(
+        self,
+        line: Line,
+        packed: Packed,
+        run: int | None,
+        added_bytes: int,
+        *,
+        is_head: bool,  # noqa: ARG002  # nothing is counted here
+    ) -> Stored:
+        family, ref = line.ref
+        record = packed.record
+        row = self._one(f"SELECT {_NUMBER} FROM {{families}} f WHERE f.id = %s", (family,))
+        if row is None:
+            raise _damaged("its family is missing", line.thread_id)
+        seq: int = row[0]
+        run = run if run is not None else seq
+        self._do(
+            """WITH made AS (
+                   INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info,
+                                              children, root)
+                   VALUES (%s, %s, %s, %s, %s, %s, 0, false, %s, %s, %s, %s, %s) RETURNING family, line
+               )
+               UPDATE {lines} l SET stored = stored + 1 FROM made WHERE l.family = made.family AND l.id = made.line""",
+            (
+                family, ref, seq, run, added_bytes, record.step, record.key.checkpoint_id.encode(),
+                labels(record.metadata, record.tags), packed.info, record.children, packed.root,
+            ),
+        )  # fmt: skip
+        return Stored(record, seq, line.family, digest=packed.digest, run=run, added_bytes=added_bytes)
+
+    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
+        self._do(
+            """WITH made AS (
+                   INSERT INTO {runs} (family, line, run, data) VALUES (%s, %s, %s, %s) RETURNING family, line
+               )
+               UPDATE {lines} l SET runs = runs + 1 FROM made WHERE l.family = made.family AND l.id = made.line""",
+            (*line.ref, run, pack_run(run, follows)),
+        )
+
+    def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored:
+        record = packed.record
+        self._do(
+            """UPDATE {checkpoints} SET step = %s, labels = %s, info = %s, children = %s, root = %s
+               WHERE family = %s AND line = %s AND seq = %s""",
+            (
+                record.step,
+                labels(record.metadata, record.tags),
+                packed.info,
+                record.children,
+                packed.root,
+                *line.ref,
+                old.seq,
+            ),
+        )
+        return old._replace(record=record, digest=packed.digest)
+
+    def add_objects(self, family: str, objects: Sequence[Object]) -> None:
+        if objects:
+            self._do("SELECT {keep}(%s, %s, %s, %s)", (int(family), *columns(objects)))
+
+    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
+        self._do(
+            """UPDATE {lines} SET head = %s, turned = %s, generation = generation + 1, active = clock_timestamp()
+               WHERE family = %s AND id = %s""",
+            (stored.seq if stored is not None else None, turned, *line.ref),
+        )
+
+    def prune(self, line: Line, seqs: Sequence[int]) -> None:
+        prune(self, line, seqs)
+
+    def set_origin(self, thread_id: str, origin: Stored) -> None:
+        self._release_origin(thread_id)
+        sealed = pack_origin(origin.record.key, thread_id)
+        self._do(
+            """UPDATE {threads} t SET began = %s, origin = %s FROM {names} n
+               WHERE n.name = %s AND t.family = n.family AND t.id = n.thread""",
+            (origin.seq, sealed, thread_id.encode()),
+        )
+        self._do(
+            "UPDATE {checkpoints} SET branches = branches + 1 WHERE id = %s AND family = %s AND seq = %s",
+            (origin.record.key.checkpoint_id.encode(), int(origin.family), origin.seq),
+        )
+
+    def _release_origin(self, thread_id: str) -> None:
+        """A branch lives no more, or not from there: its beginning is spared for it no longer."""
+        row = self._one(
+            """SELECT t.origin, t.family, t.began FROM {names} n JOIN {threads} t ON t.family = n.family
+               AND t.id = n.thread WHERE n.name = %s AND t.origin IS NOT NULL""",
+            (thread_id.encode(),),
+        )
+        if row is not None:
+            self._do(
+                "UPDATE {checkpoints} SET branches = branches - 1 WHERE id = %s AND family = %s AND seq = %s",
+                (unpack_origin(row[0], thread_id).checkpoint_id.encode(), *row[1:]),
+            )
+
+    def set_common(self, thread_id: str, other: str, common: Common) -> None:
+        names = [thread_id.encode(), other.encode()]
+        rows = self._all("SELECT family, thread, name FROM {names} WHERE name = ANY(%s) ORDER BY thread", (names,))
+        (family, low, one), (_, high, two) = rows
+        self._do(
+            """INSERT INTO {commons} (family, low, high, seq, data, children) VALUES (%s, %s, %s, %s, %s, %s)
+               ON CONFLICT (family, low, high, seq) DO UPDATE SET data = excluded.data, children = excluded.children""",
+            (
+                family, low, high, common.place.seq,
+                pack_common(common, one.decode(), two.decode()), common.root.children,
+            ),
+        )  # fmt: skip
+        self._do(
+            """DELETE FROM {commons} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s AND seq NOT IN
+               (SELECT seq FROM {commons} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s
+                ORDER BY seq DESC LIMIT %(n)s)""",
+            {"f": family, "l": low, "h": high, "n": COMMONS_MAX},
+        )
+
+    def set_pinned(self, stored: Stored, pinned: bool) -> None:
+        self._do(
+            "UPDATE {checkpoints} SET pinned = %s WHERE id = %s AND family = %s AND seq = %s",
+            (pinned, stored.record.key.checkpoint_id.encode(), int(stored.family), stored.seq),
+        )
+
+    def add_operation(self, thread_id: str, operation: Operation) -> int:
+        seq: int
+        row = self._one(
+            f"""SELECT n.family, n.thread, {_NUMBER} FROM {{names}} n JOIN {{families}} f ON f.id = n.family
+                WHERE n.name = %s""",
+            (thread_id.encode(),),
+        )
+        if row is None:
+            raise _damaged("its name or its family is missing", thread_id)
+        family, thread, seq = row
+        self._do(
+            """WITH made AS (
+                   INSERT INTO {operations} (family, thread, seq, undone, data) VALUES (%s, %s, %s, %s, %s)
+                   RETURNING family, thread
+               )
+               UPDATE {threads} t SET operations = operations + 1 FROM made
+               WHERE t.family = made.family AND t.id = made.thread""",
+            (family, thread, seq, operation.undone, pack_operation(operation, seq)),
+        )
+        return seq
+
+    def is_undone(self, thread_id: str, seq: int) -> bool | None:
+        row = self._one(
+            """SELECT o.undone FROM {names} n JOIN {operations} o ON o.family = n.family AND o.thread = n.thread
+               WHERE n.name = %s AND o.seq = %s FOR NO KEY UPDATE OF o""",
+            (thread_id.encode(), seq),
+        )
+        return None if row is None else bool(row[0])
+
+    def set_operation(self, thread_id: str, operation: Operation) -> None:
+        self._do(
+            """UPDATE {operations} o SET undone = %s, data = %s FROM {names} n
+               WHERE n.name = %s AND o.family = n.family AND o.thread = n.thread AND o.seq = %s""",
+            (operation.undone, pack_operation(operation, operation.seq), thread_id.encode(), operation.seq),
+        )
+
+    def hide(self, line: Line, hidden: Hidden) -> None:
+        writes_of = packed_id(hidden.writes_of) if hidden.writes_of is not None else None
+        self._do(
+            """WITH made AS (
+                   INSERT INTO {hidden} (family, line, operation, after, upto, run, writes_of)
+                   VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING family, line
+               )
+               UPDATE {lines} l SET stretches = stretches + 1 FROM made
+               WHERE l.family = made.family AND l.id = made.line""",
+            (*line.ref, hidden.operation, hidden.after, hidden.to, hidden.run, writes_of),
+        )
+
+    def show(self, thread_id: str, operation: int) -> list[Hidden]:
+        rows = self._all(
+            """WITH shown AS (
+                   DELETE FROM {hidden} h USING {names} n, {lines} l WHERE n.name = %s AND l.family = n.family
+                   AND l.thread = n.thread AND h.family = l.family AND h.line = l.id AND h.operation = %s
+                   RETURNING h.family, h.line, l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation
+               ), counted AS (
+                   UPDATE {lines} l SET stretches = l.stretches - s.count
+                   FROM (SELECT family, line, count(*) FROM shown GROUP BY family, line) s
+                   WHERE l.family = s.family AND l.id = s.line
+               )
+               SELECT namespace, after, upto, run, writes_of, operation FROM shown""",
+            (thread_id.encode(), operation),
+        )
+        return [_hidden(row) for row in rows]
+
+    def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
+        family, ref = line.ref
+        update = "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
+        self._do(
+            f"""INSERT INTO {{writes}} (family, line, seq, idx, checkpoint, task, info, children)
+                SELECT f.id, %s, {_NUMBER}, %s, %s, %s, %s, %s FROM {{families}} f WHERE f.id = %s
+                ON CONFLICT (family, line, checkpoint, task, idx) DO {update if write.idx < 0 else "NOTHING"}""",
+            (
+                ref, write.idx, packed_id(checkpoint_id), packed_id(write.task_id), pack_write(checkpoint_id, write),
+                write.children, family,
+            ),
+        )  # fmt: skip
+
+    def writes(self, line: Line, checkpoint_id: str) -> list[Write]:
+        rows = self._all(
+            """SELECT seq, task, idx, info, children FROM {writes} WHERE family = %s AND line = %s AND checkpoint = %s
+               FOR UPDATE""",
+            (*line.ref, packed_id(checkpoint_id)),
+        )
+        return [unpack_write(checkpoint_id, seq, unpacked_id(task), *rest) for seq, task, *rest in rows]
+
+    def move_write(self, line: Line, checkpoint_id: str, write: Write, idx: int) -> None:
+        place = *line.ref, packed_id(checkpoint_id), packed_id(write.task_id)
+        where = "family = %s AND line = %s AND checkpoint = %s AND task = %s AND idx = %s"
+        self._do(f"DELETE FROM {{writes}} WHERE {where}", (*place, idx))
+        self._do(f"UPDATE {{writes}} SET idx = %s WHERE {where}", (idx, *place, write.idx))
+
+    # -- the short way: one round trip
+
+    def put(self, values: Sequence[Any]) -> int | None:
+        """Call the function that commits a checkpoint; None: it must be done the long way."""
+        return _seq(self.connection.call(self._tables(_PUT).encode(), _PUT_TYPES, _binary(_PUT_TYPES, values)))
+
+    async def put_async(self, values: Sequence[Any]) -> int | None:
+        """The same; the event loop goes on meanwhile."""
+        query = self._tables(_PUT).encode()
+        return _seq(await self.connection.call_async(query, _PUT_TYPES, _binary(_PUT_TYPES, values)))
+
+    def attach(self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None) -> bool:
+        """Call the function that attaches writes; False: it must be done the long way."""
+        kept: dict[tuple[str, int], Write] = {}
+        for write in writes:  # one call may change a row only once
+            if write.idx < 0 or (write.task_id, write.idx) not in kept:
+                kept[write.task_id, write.idx] = write
+        values = (
+            *_named(key.thread_id, key.namespace),
+            packed_id(key.checkpoint_id),
+            *(map(str.encode, base.key) if base is not None else (None,) * 3),
+            base.digest if base is not None else None,
+            *columns(objects),
+            [packed_id(write.task_id) for write in kept.values()],
+            [write.idx for write in kept.values()],
+            [pack_write(key.checkpoint_id, write) for write in kept.values()],
+            [write.children for write in kept.values()],
+        )
+        done: bool = self._one(f"SELECT {{attach}}({', '.join(['%s'] * len(values))})", values)[0]
+        return done
+
+    # -- reads
+
+    def load(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
+    ) -> tuple[Loaded, Known | None] | None:
+        """Read a checkpoint, its objects and its writes in one statement: one round trip, one state."""
+        parts = [_LOAD_CHECKPOINT, *([_LOAD_OBJECTS] if objects else []), *([_LOAD_WRITES] if writes else [])]
+        which = "c.seq = l.head" if checkpoint_id is None else "c.id = %(c)s"
+        rows = self._all(
+            _LOAD.replace("{which}", which).replace("{torn}", _STALE if checkpoint_id is None else _TORN)
+            + (_LOAD_BELOW if objects else "")
+            + " UNION ALL ".join(parts),
+            {"t": thread_id.encode(), "n": namespace.encode(), "c": _bytes(checkpoint_id)},
+        )
+        if not rows:
+            self.check_whole(thread_id, namespace, stored_max=0 if checkpoint_id is None else _STORED_COUNTED_MAX)
+            return None
+        if rows[0][9] & _IS_TORN:
+            raise _damaged(_STALE_HEAD if checkpoint_id is None else _LOST_STRETCH, thread_id)
+        return _loaded(thread_id, namespace, rows)
+
+    def check_whole(self, thread_id: str, namespace: str | None = None, *, stored_max: int = 0) -> None:
+        """Raise CheckpointCorrupted if rows of a thread are missing (or of one namespace of it), or do not agree.
+
+        With `stored_max` checkpoints are counted too, in namespaces that have no more than so many. One statement,
+        which sees one state of the database; a quick one before it, for threads of which there is nothing.
+        """
+        there = "SELECT 1 FROM {names} WHERE name = %(t)s UNION ALL SELECT 1 FROM {threads} WHERE name = %(t)s LIMIT 1"
+        if self._one(there, {"t": thread_id.encode()}) is None:
+            return
+        rows = self._all(
+            _CHECK_WHOLE,
+            {
+                "t": thread_id.encode(),
+                "n": _bytes(namespace),
+                "lines": 1 << 40 if not namespace else _LINES_COUNTED_MAX,
+                "stored": stored_max,
+            },
+        )
+        for row in rows:
+            damage = _damage_of(row)
+            if damage:
+                raise _damaged(damage, thread_id)
+
+    def load_many(self, keys: Sequence[Key], writes: bool) -> list[Loaded]:
+        """Read checkpoints and their writes in one statement."""
+        asked = list(dict.fromkeys(keys))
+        threads, namespaces, names = ([name.encode() for name in part] for part in zip(*asked, strict=True))
+        places: dict[int, list[Any]] = {}
+        for row in self._all(
+            _LOAD_MANY.replace("{torn}", "(l.stretches > 0)")
+            + " UNION ALL ".join([_LOAD_CHECKPOINT, *([_LOAD_WRITES] if writes else [])]),
+            {"t": threads, "n": namespaces, "c": names},
+        ):
+            places.setdefault(row[1], []).append(row)
+        found = {}
+        hiding: set[tuple[int, int]] = set()
+        for place, rows in places.items():
+            key = asked[place - 1]
+            if rows[0][9] & _IS_TORN:
+                hiding.add((rows[0][7], rows[0][8]))
+            found[key] = _loaded(key.thread_id, key.namespace, rows)[0]
+        self._check_stretches(hiding)
+        for thread_id, namespace in dict.fromkeys(key[:2] for key in asked if key not in found):
+            self.check_whole(thread_id, namespace, stored_max=_STORED_COUNTED_MAX)
+        return [found[key] for key in keys if key in found]
+
+    def find(self, checkpoint_id: str) -> list[Key]:
+        rows = self._all(
+            f"""SELECT t.name, l.namespace, c.id, c.family, c.line FROM {{checkpoints}} c {_OF_THREADS_IF_THERE}
+                WHERE c.id = %s ORDER BY c.seq""",
+            (checkpoint_id.encode(),),
+        )
+        self._check_owned((row[3], row[4]) for row in rows if row[0] is None)
+        return [Key(*(name.decode() for name in row[:3])) for row in rows]
+
+    def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
+        """Return these objects and all below them."""
+        rows = self._all("SELECT hash, children, body FROM {below}(%s, %s)", (int(family), b"".join(wanted)))
+        return [Object(*row) for row in rows]
+
+    def shallow(self, family: str, wanted: Collection[bytes]) -> list[Object]:
+        """Return just these objects."""
+        rows = self._all(
+            "SELECT hash, children, body FROM {objects} WHERE family = %s AND hash = ANY(%s)",
+            (int(family), list(wanted)),
+        )
+        return [Object(*row) for row in rows]
+
+    def list_checkpoints(self, query: Query) -> list[Stored]:
+        found = self._list_checkpoints(query)
+        if query.thread_id is not None:
+            is_all = _is_of_all(query) and (query.limit is None or len(found) < query.limit)
+            if is_all or not found:
+                self.check_whole(query.thread_id, query.namespace, stored_max=1 << 40 if is_all else 0)
+        return found
+
+    def _list_checkpoints(self, query: Query) -> list[Stored]:
+        order = {"seq": "c.seq DESC", "id": "c.id DESC, c.seq DESC", "oldest": "c.seq"}[query.order]
+        if query.filter:
+            wanted = packed_filter(query.filter)
+            end = None if query.limit is None else query.offset + query.limit
+            size = end
+            while True:
+                found = self._page(query, order, size, 0)
+                matching = [stored for stored in found if matches(stored.record.metadata, wanted)]
+                if size is None or len(found) < size or len(matching[:end]) == end:
+                    return matching[query.offset : end]
+                size *= _GROWTH  # some entries have no label; and, once in an age, two have the same
+        return self._page(query, order, query.limit, query.offset)
+
+    def _page(self, query: Query, order: str, limit: int | None, offset: int) -> list[Stored]:
+        lines, where, values = self._where(query)
+        bound = {**values, "end": None if limit is None else limit + offset}
+        is_whole = limit is None or query.checkpoint_id is not None
+        if query.thread_id is None and is_whole:
+            source = f"FROM {{checkpoints}} c {_OF_THREADS_IF_THERE} WHERE {where} AND ({lines}) IS NOT FALSE"
+        elif is_whole:
+            source = f"{_FROM_CHECKPOINTS} WHERE {where} AND {lines}"
+        elif query.thread_id is None:  # no more than that from the index: who they belong to is looked up later
+            own = f"SELECT {lines} FROM {{lines}} l WHERE l.family = c.family AND l.id = c.line"
+            source = f"""FROM (SELECT * FROM {{checkpoints}} c
+                               WHERE {where} AND {f"({own}) IS NOT FALSE" if query.namespace is not None else "true"}
+                               ORDER BY {order} LIMIT %(end)s) c {_OF_THREADS_IF_THERE}"""
+        else:  # no more than that from each line, in the order of the key: the rest of a long line is not looked at
+            source = f"""FROM {{lines}} l JOIN {{threads}} t ON t.family = l.family AND t.id = l.thread
+                         CROSS JOIN LATERAL (
+                             SELECT * FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND {where}
+                             ORDER BY {order} LIMIT %(end)s) c
+                         WHERE {lines}"""
+        rows = self._all(
+            f"""SELECT {_LISTED}, l.id, l.stretches, c.family, c.line {source}
+                ORDER BY {order} LIMIT %(limit)s OFFSET %(offset)s""",
+            {**bound, "limit": limit, "offset": offset},
+        )
+        self._check_owned((row[14], row[15]) for row in rows if row[9] is None)
+        self._check_stretches({(row[11], row[12]) for row in rows if row[13]})
+        return [_listed(row[:12]) for row in rows]
+
+    def _check_owned(self, orphans: Iterable[tuple[int, int]]) -> None:
+        """Raise CheckpointCorrupted for checkpoints (by family and line) whose namespace or thread is lost."""
+        for family, line in orphans:
+            row = self._one(
+                """SELECT l.thread FROM {lines} l WHERE l.family = %(f)s AND l.id = %(l)s
+                   UNION ALL SELECT t.id FROM {threads} t WHERE t.family = %(f)s AND t.lines <>
+                       (SELECT count(*) FROM {lines} l WHERE l.family = t.family AND l.thread = t.id)
+                   LIMIT 1""",
+                {"f": family, "l": line},
+            )
+            name = self._name_of(family, row[0]) if row is not None else ""
+            raise _damaged("a namespace or the thread of a checkpoint is missing", name)
+
+    def _check_stretches(self, lines: Collection[tuple[int, int]]) -> None:
+        """Raise CheckpointCorrupted if a line has lost some of what it hides. Once per page, not per row."""
+        if not lines:
+            return
+        torn = self._one(
+            f"""SELECT l.family, l.thread FROM unnest(%s::bigint[], %s::bigint[]) AS u (family, line)
+                JOIN {{lines}} l ON l.family = u.family AND l.id = u.line
+                WHERE {_TORN} LIMIT 1""",
+            ([family for family, _ in lines], [line for _, line in lines]),
+        )
+        if torn is not None:
+            raise _damaged(_LOST_STRETCH, self._name_of(*torn))
+
+    def count(self, query: Query) -> int:
+        if query.filter or query.offset or query.limit is not None:
+            return len(self.list_checkpoints(query))
+        lines, where, values = self._where(query)
+        text = f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where} AND {lines}"
+        if query.hidden == "no":
+            # What is covered in every run is hidden. Where covers are of single runs, every row is looked at.
+            every = self._where(replace(query, hidden="also"))[1]
+            text = f"""SELECT CASE WHEN EXISTS (
+                    SELECT 1 FROM {{lines}} l JOIN {{threads}} t ON t.family = l.family AND t.id = l.thread
+                    JOIN {{covers}} v ON v.family = l.family AND v.line = l.id AND v.run > 0 WHERE {lines}
+                ) THEN ({text}) ELSE (
+                    SELECT count(*) {_FROM_CHECKPOINTS} WHERE {every} AND {lines}
+                ) - (
+                    SELECT count(*) {_FROM_CHECKPOINTS} JOIN {{covers}} v ON v.family = l.family AND v.line = l.id
+                    AND v.run = 0 AND c.seq > v.after AND c.seq <= v.upto WHERE {every} AND {lines}
+                ) END"""
+        found: int = self._one(text, values)[0]
+        if query.thread_id is not None and (_is_of_all(query) or not found):
+            self.check_whole(query.thread_id, query.namespace, stored_max=1 << 40 if _is_of_all(query) else 0)
+        return found
+
+    def size_bytes(self) -> int:
+        sql = "SELECT sum(pg_total_relation_size(to_regclass(name)))::bigint FROM unnest(%(names)s::text[]) AS name"
+        names = [self._tables("{" + name + "}") for name in TABLES]  # what is no table counts nothing
+        found: int = self._one(sql, {"names": names})[0]
+        return found
+
+    def _where(self, query: Query) -> tuple[str, str, dict[str, Any]]:
+        """Return what a query asks of lines and what of checkpoints, and the values in it."""
+        values = {
+            "thread": _bytes(query.thread_id),
+            "namespace": _bytes(query.namespace),
+            "checkpoint_id": _bytes(query.checkpoint_id),
+            "before_id": _bytes(query.before_id),
+            "before_seq": query.before_seq,
+            "after_seq": query.after_seq,
+            "step_max": query.step_max,
+            "run": query.run,
+            "spared": query.spared,
+            "labels": labels(query.filter),
+        }
+        asked = {name: value for name, value in values.items() if value is not None}
+        lines = [text for name, text in _OF_LINES.items() if name in asked]
+        where = [text for name, text in _OF_CHECKPOINTS.items() if name in asked]
+        # IS TRUE: a plain NOT EXISTS would be made a join, which may look at a whole line.
+        where += {"no": [f"(NOT {_HIDDEN}) IS TRUE"], "only": [_HIDDEN], "also": []}[query.hidden]
+        return " AND ".join(lines) or "true", " AND ".join(where) or "true", asked
+
+    def list_threads(self, limit: int, offset: int, headless: bool) -> list[Stored]:
+        oldest = "(SELECT min(seq) FROM {checkpoints} o WHERE o.family = l.family AND o.line = l.id)"
+        head = f"coalesce(l.head, {oldest})" if headless else "l.head"
+        rows = self._all(
+            f"""SELECT {_SHOWN} FROM (SELECT family, thread, {_OF_ONE_THREAD} FROM {{lines}} GROUP BY family, thread) a
+                {_OF_SHOWN} LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = {head}
+                WHERE {_IS_SHOWN}
+                ORDER BY a.active DESC NULLS LAST, coalesce(a.thread, t.id) DESC LIMIT %s OFFSET %s""",
+            (limit, offset),
+        )
+        return self._shown(rows)
+
+    def search(self, search: Search) -> list[Hit]:
+        wanted = Wanted.of(search)
+        source = self._narrow_source(search)
+        found: list[Hit] = []
+        after, size = search.after, search.limit
+        while len(found) < search.limit:
+            rows = self._all(*_search_text(search, source, after, size))
+            for (active, *_), stored in zip(rows, self._shown([row[1:] for row in rows]), strict=True):
+                after = Position(active, stored.record.key.thread_id)
+                if wanted.fits(stored.record):
+                    found.append(Hit(stored, after))
+            if len(rows) < size:
+                break
+            size = min(size * _GROWTH, _OUTLINES)  # some entries have no label; and, once in an age, two have the same
+        return found[: search.limit]
+
+    def _narrow_source(self, search: Search) -> str | None:
+        """Return the query for the threads that a search may be about, if an index gives few; None: it gives many."""
+        sources = _search_sources(search)
+        counts = {}
+        values = _search_values(search, None, 0)
+        for text, (counted, most) in sources.items():
+            count = self._one(f"SELECT count(*) FROM (SELECT 1 {counted} LIMIT {most + 1}) x", values)[0]
+            if count <= most:
+                counts[text] = count
+        return min(counts, key=counts.__getitem__, default=None)
+
+    def _shown(self, rows: Iterable[Sequence[Any]]) -> list[Stored]:
+        """Return what threads are listed by; raise for the first that has lost rows."""
+        for head_seq, family, thread, lines, lines_kept, *columns_ in rows:
+            if lines_kept is not None and lines_kept != (lines or 0):
+                raise _damaged("a namespace is missing", self._name_of(family, thread))
+            if head_seq is not None and columns_[0] is None:
+                raise _damaged("its head points to a checkpoint that is missing", self._name_of(family, thread))
+            if columns_[9] is None:
+                raise _damaged("its row of threads is missing", self._name_of(family, thread))
+        return [_listed(row[5:]) for row in rows]
+
+    def _name_of(self, family: int, thread: int) -> str:
+        """Return the name of a damaged thread, wherever it is kept."""
+        row = self._one(
+            """SELECT name FROM {threads} WHERE family = %(f)s AND id = %(t)s
+               UNION ALL SELECT name FROM {names} WHERE family = %(f)s AND thread = %(t)s LIMIT 1""",
+            {"f": family, "t": thread},
+        )
+        return "" if row is None else bytes(row[0]).decode()
+
+    def thread(self, thread_id: str, branches: bool, ancestry: bool, brief: bool) -> Thread | None:
+        row = self._one(
+            """SELECT t.id, t.family, t.origin, f.live FROM {names} n
+               JOIN {threads} t ON t.family = n.family AND t.id = n.thread
+               JOIN {families} f ON f.id = t.family WHERE n.name = %s""",
+            (thread_id.encode(),),
+        )
+        self.check_whole(thread_id, stored_max=_STORED_COUNTED_MAX)
+        if row is None:
+            return None
+        ref, family, origin, live = row
+        heads, newest = {}, {}
+        for namespace, generation, head, last in self._all(
+            """SELECT l.namespace, l.generation, c.id,
+                      (SELECT max(seq) FROM {checkpoints} n WHERE n.family = l.family AND n.line = l.id)
+               FROM {lines} l LEFT JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
+               WHERE l.family = %s AND l.thread = %s""",
+            (family, ref),
+        ):
+            if last is not None:
+                newest[namespace.decode()] = last
+            if head is not None:
+                heads[namespace.decode()] = head.decode(), generation
+        doomed = self._one("SELECT sum(doomed) FROM {lines} WHERE family = %s", (family,))[0]
+        return Thread(
+            thread_id,
+            str(family),
+            unpack_origin(origin, thread_id) if origin is not None else None,
+            heads,
+            newest,
+            self._hidden_of(family, ref) if not brief else {},
+            self._runs(family, "r.line IN (SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s)", ref)
+            if not brief
+            else {},
+            self._runs(family, "true") if ancestry else {},
+            self._branches(family, thread_id) if branches else (),
+            self._commons(family, ref, thread_id),
+            self._spared(family, ref) if not brief else frozenset(),
+            float(doomed) / max(live, 1) if doomed else 0.0,
+        )
+
+    def _hidden_of(self, family: int, thread: int) -> dict[int, list[Hidden]]:
+        hidden: dict[int, list[Hidden]] = {}
+        for row in self._all(
+            """SELECT l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation FROM {hidden} h
+               JOIN {lines} l ON l.family = h.family AND l.id = h.line WHERE l.family = %s AND l.thread = %s""",
+            (family, thread),
+        ):
+            stretch = _hidden(row)
+            hidden.setdefault(stretch.operation, []).append(stretch)
+        return hidden
+
+    def _runs(self, family: int, condition: str, thread: int = 0) -> dict[int, tuple[Place, ...]]:
+        rows = self._all(
+            f"SELECT r.run, r.data FROM {{runs}} r WHERE r.family = %(f)s AND {condition}", {"f": family, "t": thread}
+        )
+        return {run: unpack_run(run, data) for run, data in rows}
+
+    def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        rows = self._all(
+            f"""SELECT c.run FROM (
+                    SELECT r.family, r.line, r.run, r.run AS seq FROM {{names}} n
+                    JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
+                    JOIN {{runs}} r ON r.family = l.family AND r.line = l.id
+                    WHERE n.name = %s AND l.namespace = %s AND r.run > %s) c
+                WHERE NOT {_HIDDEN} ORDER BY c.run""",
+            (*_named(thread_id, namespace), after),
+        )
+        return [run for (run,) in rows]
+
+    def runs(self, family: str, runs: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
+        rows = self._all(
+            """SELECT r.run, r.data FROM {runs} r WHERE r.family = %(f)s AND r.run = ANY(%(runs)s)
+               UNION ALL (SELECT r.run, r.data FROM {runs} r WHERE r.family = %(f)s AND r.run < %(top)s
+                          ORDER BY r.run DESC LIMIT %(older)s)""",
+            {"f": int(family), "runs": list(runs), "top": max(runs, default=0), "older": older},
+        )
+        return {run: unpack_run(run, data) for run, data in rows}
+
+    def newest(self, thread_id: str, limit: int, branches: bool, without: str | None) -> Newest | None:
+        row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
+        if row is None:
+            return None
+        found: int = row[0]
+        which = "t.family = %(f)s" if branches else "t.family = %(f)s AND t.name = %(t)s"
+        values = {"f": found, "t": thread_id.encode()}
+        born: dict[str, list[str]] = {}
+        for row in self._all(f"SELECT t.name, t.origin FROM {{threads}} t WHERE {which}", values):
+            if row[1] is not None:
+                name = row[0].decode()
+                born.setdefault(unpack_origin(row[1], name).thread_id, []).append(name)
+        lines: dict[str, list[_NewestLine]] = {}
+        heads: set[Key] = set()
+        for name, namespace, ref, head, last in self._all(
+            f"""SELECT t.name, l.namespace, l.id, c.id,
+                       (SELECT max(seq) FROM {{checkpoints}} n WHERE n.family = l.family AND n.line = l.id)
+                FROM {{threads}} t JOIN {{lines}} l ON l.family = t.family AND l.thread = t.id
+                LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
+                WHERE {which}""",
+            values,
+        ):
+            line = _NewestLine(ref, name.decode(), namespace.decode())
+            if head is not None:
+                heads.add(Key(line.thread_id, line.namespace, head.decode()))
+            if last is not None:
+                lines.setdefault(line.thread_id, []).append(line._replace(last=last))
+        alive = {key.thread_id for key in heads}
+        names = descent(thread_id, born, lambda name: name in alive)
+        if not names:
+            return None
+        asked = [line for name in names for line in lines.get(name, ()) if line.namespace != without]
+        listed = newest_of(
+            [(line.last, line) for line in asked],
+            limit,
+            lambda chosen, after, most: self._newest_rows(found, chosen, after, most),
+        )
+        total = self._one(
+            f"""SELECT count(*) FROM {{checkpoints}} c WHERE c.family = %(f)s AND c.line = ANY(%(lines)s)
+                AND (NOT {_HIDDEN}) IS TRUE""",
+            {"f": found, "lines": [line.ref for line in asked]},
+        )[0]
+        shown = {line[1:3] for line in asked}
+        return Newest(listed, frozenset(key for key in heads if key[:2] in shown), total)
+
+    def _newest_rows(self, family: int, lines: Sequence[_NewestLine], after: int, limit: int) -> list[Stored]:
+        rows = self._all(
+            f"""SELECT {_LISTED} FROM (
+                    SELECT s.* FROM unnest(%(lines)s::bigint[]) AS u (line)
+                    CROSS JOIN LATERAL (
+                        SELECT c.family, c.line, c.seq FROM {{checkpoints}} c
+                        WHERE c.family = %(f)s AND c.line = u.line AND c.seq > %(after)s AND (NOT {_HIDDEN}) IS TRUE
+                        ORDER BY c.seq DESC LIMIT %(limit)s) s
+                    ORDER BY s.seq DESC LIMIT %(limit)s) s
+                JOIN {{checkpoints}} c ON c.family = s.family AND c.line = s.line AND c.seq = s.seq {_OF_THREADS}
+                ORDER BY c.seq DESC""",
+            {"lines": [line.ref for line in lines], "f": family, "after": after, "limit": limit},
+        )
+        return [_listed(row) for row in rows]
+
+    def _branches(self, family: int, thread_id: str) -> list[str]:
+        rows = self._all(
+            "SELECT name, origin FROM {threads} WHERE family = %s AND origin IS NOT NULL ORDER BY id", (family,)
+        )
+        lost = self._one(
+            """SELECT l.thread FROM {lines} l WHERE l.family = %s AND NOT EXISTS
+               (SELECT 1 FROM {threads} t WHERE t.family = l.family AND t.id = l.thread) LIMIT 1""",
+            (family,),
+        )
+        if lost is not None:
+            raise _damaged("its row of threads is missing", self._name_of(family, lost[0]))
+        return [name.decode() for name, origin in rows if unpack_origin(origin, name.decode()).thread_id == thread_id]
+
+    def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[Common]]:
+        found: dict[str, list[Common]] = {}
+        for name, other, data, children in self._all(
+            """SELECT t.name, o.other, c.data, c.children FROM {commons} c
+               CROSS JOIN LATERAL (SELECT CASE WHEN c.low = %(t)s THEN c.high ELSE c.low END AS other) o
+               LEFT JOIN {threads} t ON t.family = c.family AND t.id = o.other
+               WHERE c.family = %(f)s AND (c.low = %(t)s OR c.high = %(t)s) ORDER BY c.seq""",
+            {"f": family, "t": thread},
+        ):
+            if name is None:
+                raise _damaged("its row of threads is missing", self._name_of(family, other))
+            both = (thread_id, name.decode()) if thread < other else (name.decode(), thread_id)
+            found.setdefault(name.decode(), []).append(unpack_common(data, children, *both))
+        return found
+
+    def _spared(self, family: int, thread: int) -> frozenset[int]:
+        rows = self._all(
+            """SELECT c.seq FROM {lines} l JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id
+               AND (c.pinned OR c.branches > 0) WHERE l.family = %s AND l.thread = %s""",
+            (family, thread),
+        )
+        return frozenset(seq for (seq,) in rows)
+
+    def outlines(self, position: int) -> tuple[list[Outline], int | None]:
+        rows = self._all(
+            """SELECT t.id, t.name, t.family,
+                      (SELECT max(l.stored) FROM {lines} l WHERE l.family = t.family AND l.thread = t.id),
+                      t.operations > 0, f.swept = 2
+               FROM {threads} t JOIN {families} f ON f.id = t.family ORDER BY t.id LIMIT %s OFFSET %s""",
+            (_OUTLINES, position),
+        )
+        found = [
+            Outline(name.decode(), str(family), most, has_log, is_swept)
+            for _, name, family, most, has_log, is_swept in rows
+            if most
+        ]
+        return found, position + _OUTLINES if len(rows) == _OUTLINES else None
+
+    def operations(self, thread_id: str, limit: int | None) -> list[Operation]:
+        rows = self._all(
+            """SELECT o.data, o.seq, o.undone FROM {names} n
+               JOIN {operations} o ON o.family = n.family AND o.thread = n.thread
+               WHERE n.name = %s ORDER BY o.seq DESC LIMIT %s""",
+            (thread_id.encode(), limit),
+        )
+        self.check_whole(thread_id)
+        return [unpack_operation(data, seq, undone) for data, seq, undone in rows]
+
+    # -- the Removal that `delete` works on
+
+    def delete(
+        self,
+        thread_id: str,
+        keys: Collection[Key] | None,
+        before_step: int | None,
+        spare: bool,
+        operations: Collection[int],
+    ) -> Deleted:
+        if keys is None and before_step is None:
+            self._make_deletable(thread_id)
+        # Locked first: whoever is about to write to the thread waits, and finds it as it is then.
+        if self._one("SELECT 1 FROM {names} WHERE name = %s FOR UPDATE", (thread_id.encode(),)) is None:
+            self.check_whole(thread_id)
+        return delete(self, thread_id, keys, before_step, spare, operations)
+
+    def _make_deletable(self, thread_id: str) -> None:
+        """Put back rows that a damaged thread has lost, so that all of it can be deleted."""
+        try:
+            self.check_whole(thread_id)
+        except CheckpointCorrupted:
+            name = thread_id.encode()
+            self._do(
+                """INSERT INTO {names} (name, family, thread) SELECT name, family, id FROM {threads} WHERE name = %s
+                   ON CONFLICT (name) DO NOTHING""",
+                (name,),
+            )
+            self._do(
+                """INSERT INTO {threads} (family, id, name) SELECT family, thread, name FROM {names} WHERE name = %s
+                   ON CONFLICT (family, id) DO NOTHING""",
+                (name,),
+            )
+            self._do(
+                """INSERT INTO {families} (id, format, sweeps, live, generation, shift)
+                   SELECT family, %s, 0, 0, 0, 0 FROM {names} WHERE name = %s ON CONFLICT (id) DO NOTHING""",
+                (FORMAT, name),
+            )
+            for table in ("{checkpoints}", "{writes}", "{hidden}"):  # of namespaces whose own row is lost
+                self._do(
+                    f"""DELETE FROM {table} o USING {{names}} n WHERE n.name = %s AND o.family = n.family
+                        AND NOT EXISTS (SELECT 1 FROM {{lines}} l WHERE l.family = o.family AND l.id = o.line)""",
+                    (name,),
+                )
+
+    def lines(self, thread_id: str) -> list[Line]:
+        rows = self._all(
+            """SELECT l.family, l.id, l.namespace, l.turned FROM {names} n
+               JOIN {lines} l ON l.family = n.family AND l.thread = n.thread WHERE n.name = %s
+               ORDER BY l.id FOR UPDATE OF l""",
+            (thread_id.encode(),),
+        )
+        return [
+            Line((family, ref), thread_id, namespace.decode(), str(family), None, turned)
+            for family, ref, namespace, turned in rows
+        ]
+
+    def candidates(
+        self,
+        line: Line,
+        *,
+        ids: Collection[str] | None = None,
+        seqs: Collection[int] | None = None,
+        before_step: int | None = None,
+    ) -> list[Candidate]:
+        condition, values = "true", list[Any]()
+        if ids is not None:
+            condition, values = "c.id = ANY(%s)", [[name.encode() for name in ids]]
+        elif seqs is not None:
+            condition, values = "c.seq = ANY(%s)", [list(seqs)]
+        elif before_step is not None:
+            condition, values = "c.step < %s", [before_step]
+        # Locked: no pin, branch or writer that rests on it comes between the look and the deletion.
+        rows = self._all(
+            f"""SELECT c.id, c.seq, c.added, {_SPARED} FROM {{checkpoints}} c
+                WHERE c.family = %s AND c.line = %s AND {condition} FOR UPDATE OF c""",
+            (*line.ref, *values),
+        )
+        return [Candidate(name.decode(), seq, added, is_protected) for name, seq, added, is_protected in rows]
+
+    def discard(self, line: Line, gone: Sequence[Candidate]) -> None:
+        self._do(
+            "DELETE FROM {checkpoints} WHERE family = %s AND line = %s AND seq = ANY(%s)",
+            (*line.ref, [each.seq for each in gone]),
+        )
+        freed = sum(each.added_bytes for each in gone)
+        self._do(
+            "UPDATE {lines} SET doomed = doomed + %s, stored = stored - %s WHERE family = %s AND id = %s",
+            (freed, len(gone), *line.ref),
+        )
+
+    def written(self, line: Line) -> list[str]:
+        rows = self._all("SELECT DISTINCT checkpoint FROM {writes} WHERE family = %s AND line = %s", line.ref)
+        return [unpacked_id(name) for (name,) in rows]
+
+    def discard_writes(self, line: Line, ids: Collection[str]) -> None:
+        if ids:
+            self._do(
+                "DELETE FROM {writes} WHERE family = %s AND line = %s AND checkpoint = ANY(%s)",
+                (*line.ref, [packed_id(name) for name in ids]),
+            )
+
+    def fall_back(self, line: Line) -> None:
+        self._do(
+            f"""UPDATE {{lines}} l SET generation = generation + 1, turned = true, head =
+                (SELECT max(c.seq) FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND NOT {_HIDDEN})
+                WHERE l.family = %s AND l.id = %s AND l.head IS NOT NULL AND NOT EXISTS (
+                    SELECT 1 FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND c.seq = l.head)""",
+            line.ref,
+        )
+
+    def drop_idle_stretches(self, line: Line) -> None:
+        family, ref = line.ref
+        self._do(
+            """WITH dropped AS (
+                   DELETE FROM {hidden} h WHERE family = %(f)s AND line = %(l)s AND CASE WHEN writes_of IS NULL
+                   THEN NOT EXISTS (SELECT 1 FROM {checkpoints} c WHERE c.family = h.family AND c.line = h.line
+                                    AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))
+                   ELSE NOT EXISTS (SELECT 1 FROM {writes} w WHERE w.family = h.family AND w.line = h.line
+                                    AND w.checkpoint = h.writes_of) END RETURNING 1
+               )
+               UPDATE {lines} SET stretches = stretches - (SELECT count(*) FROM dropped)
+               WHERE family = %(f)s AND id = %(l)s AND EXISTS (SELECT 1 FROM dropped)""",
+            {"f": family, "l": ref},
+        )
+
+    def is_empty(self, line: Line) -> bool:
+        family, ref = line.ref
+        empty = self._one(
+            """SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM {checkpoints} WHERE family = %(f)s AND line = %(l)s)
+               AND NOT EXISTS (SELECT 1 FROM {writes} WHERE family = %(f)s AND line = %(l)s)""",
+            {"f": family, "l": ref},
+        )
+        return empty is not None
+
+    def drop_line(self, line: Line) -> None:
+        family, ref = line.ref
+        place = {"f": family, "l": ref}
+        self._do("UPDATE {runs} SET line = NULL WHERE family = %(f)s AND line = %(l)s", place)
+        self._do(
+            """UPDATE {families} f SET generation = greatest(f.generation, l.generation) FROM {lines} l
+               WHERE f.id = %(f)s AND l.family = %(f)s AND l.id = %(l)s""",
+            place,
+        )
+        # What is left of the thread was active when this was, and its garbage is the family's.
+        self._do(
+            """UPDATE {lines} o SET active = greatest(o.active, l.active), doomed = o.doomed + l.doomed FROM {lines} l
+               WHERE l.family = %(f)s AND l.id = %(l)s AND o.family = l.family AND o.id =
+                   (SELECT min(id) FROM {lines} x
+                    WHERE x.family = l.family AND x.thread = l.thread AND x.id <> l.id)""",
+            place,
+        )
+        self._do(
+            """WITH gone AS (DELETE FROM {lines} WHERE family = %(f)s AND id = %(l)s RETURNING family, thread)
+               UPDATE {threads} t SET lines = lines - 1 FROM gone
+               WHERE t.family = gone.family AND t.id = gone.thread""",
+            place,
+        )
+
+    def drop_operations(self, thread_id: str, seqs: Collection[int]) -> None:
+        if seqs:
+            self._do(
+                """WITH gone AS (
+                       DELETE FROM {operations} o USING {names} n
+                       WHERE n.name = %s AND o.family = n.family AND o.thread = n.thread AND o.seq = ANY(%s)
+                       RETURNING o.family, o.thread
+                   )
+                   UPDATE {threads} t SET operations = t.operations - g.count
+                   FROM (SELECT family, thread, count(*) FROM gone GROUP BY family, thread) g
+                   WHERE t.family = g.family AND t.id = g.thread""",
+                (thread_id.encode(), list(seqs)),
+            )
+
+    def drop_thread(self, thread_id: str) -> None:
+        family, thread = self._one("SELECT family, thread FROM {names} WHERE name = %s", (thread_id.encode(),))
+        self._mark_deleted(family, thread_id)
+        self._release_origin(thread_id)
+        self._do("DELETE FROM {operations} WHERE family = %s AND thread = %s", (family, thread))
+        self._do(
+            "DELETE FROM {commons} WHERE family = %(f)s AND (low = %(t)s OR high = %(t)s)",
+            {"f": family, "t": thread},
+        )
+        self._do("DELETE FROM {threads} WHERE family = %s AND id = %s", (family, thread))
+        self._do("DELETE FROM {names} WHERE name = %s", (thread_id.encode(),))
+
+    def drop_family(self, family: str) -> bool:
+        number = int(family)
+        left = self._one(  # lines too: a thread that has lost its own row is not to lose its objects
+            """SELECT 1 FROM {threads} WHERE family = %(f)s UNION ALL SELECT 1 FROM {lines} WHERE family = %(f)s
+               LIMIT 1""",
+            {"f": number},
+        )
+        if left is not None:
+            return False
+        for table in ("{objects}", "{runs}"):
+            self._do(f"DELETE FROM {table} WHERE family = %s", (number,))
+        self._do("DELETE FROM {families} WHERE id = %s", (number,))
+        return True
+
+    def _mark_deleted(self, family: int, thread_id: str) -> None:
+        """Leave a mark, by which those who saw the thread tell its deletion from a loss."""
+        self._do(
+            f"""INSERT INTO {{gone}} AS g (name, seq)
+                SELECT %s, coalesce((SELECT {_NUMBER} FROM {{families}} f WHERE f.id = %s), nextval('{{numbers}}'))
+                ON CONFLICT (name) DO UPDATE SET seq = greatest(g.seq, excluded.seq)""",
+            (deletion_mark(thread_id), family),
+        )
+        if random.randrange(_MARKS_TRIMMED_EVERY) == 0:  # noqa: S311  # no secret
+            self.trim_marks(MARKS_MAX)
+
+    def trim_marks(self, count_max: int) -> None:
+        """Keep the newest marks of deletions, about so many."""
+        self._do(
+            "DELETE FROM {gone} WHERE seq < (SELECT seq FROM {gone} ORDER BY seq DESC OFFSET %s LIMIT 1)",
+            (count_max,),
+        )
+
+    # -- sweeping: see `sweeping`
+
+    def sweep_begin(self, family: str, ticket: int) -> None:
+        self._do("UPDATE {families} SET swept = %s WHERE id = %s", (ticket, int(family)))
+
+    def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
+        """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""
+        number = int(family)
+        # Everything with a smaller number is committed, and what needs it can be seen from now on.
+        youngest = self._one(
+            "WITH alone AS MATERIALIZED (SELECT {alone}(%s)) SELECT nextval('{numbers}') FROM alone",
+            (number,),
+        )[0]
+        row = self._one("SELECT sweeps FROM {families} WHERE id = %s", (number,))
+        if row is None:
+            return None
+        doomed = self._one("SELECT sum(doomed) FROM {lines} WHERE family = %s", (number,))[0]
+        gone = set(without)
+        rows = self._all(
+            """SELECT t.name, l.namespace, c.id, c.children FROM {checkpoints} c
+                LEFT JOIN {lines} l ON l.family = c.family AND l.id = c.line
+                LEFT JOIN {threads} t ON t.family = l.family AND t.id = l.thread WHERE c.family = %s""",
+            (number,),
+        )
+        # What a damaged thread refers to is kept: it may be mended.
+        roots = [
+            row[3] for row in rows if not gone or None in row or Key(*(name.decode() for name in row[:3])) not in gone
+        ]
+        for table in ("{writes}", "{commons}"):
+            roots += [row[0] for row in self._all(f"SELECT children FROM {table} WHERE family = %s", (number,))]
+        return row[0], int(doomed or 0), youngest, list({key for root in roots for key in hashes(root)})
+
+    def links(self, family: str, wanted: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]:
+        """Return (hash, children, size) of these objects."""
+        return self._all(
+            """SELECT hash, children, length(children) + length(body) FROM {objects}
+               WHERE family = %s AND hash = ANY(%s)""",
+            (int(family), list(wanted)),
+        )
+
+    def objects_after(self, family: str, last: bytes, limit: int) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
+        """Return (hash, id, size) of the family's next objects in the order of their hashes, and the last hash."""
+        found = self._all(
+            """SELECT hash, id, length(children) + length(body) FROM {objects} WHERE family = %s AND hash > %s
+               ORDER BY hash LIMIT %s""",
+            (int(family), last, limit),
+        )
+        return found, found[-1][0] if len(found) == limit else None
+
+    def remove_objects(self, family: str, doomed: Sequence[tuple[bytes, int]], expected_sweeps: int) -> int | None:
+        """Delete objects by (hash, id) and return the new count of sweeps; None if another sweep came first."""
+        row = self._one(
+            "UPDATE {families} SET sweeps = sweeps + 1 WHERE id = %s AND sweeps = %s RETURNING sweeps",
+            (int(family), expected_sweeps),
+        )
+        if row is None:
+            return None
+        hashes_of_doomed, ids = [key for key, _ in doomed], [number for _, number in doomed]
+        self._do(
+            "DELETE FROM {objects} WHERE family = %s AND hash = ANY(%s) AND id = ANY(%s)",
+            (int(family), hashes_of_doomed, ids),
+        )
+        sweeps: int = row[0]
+        return sweeps
+
+    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int) -> None:
+        """Note what a sweep found in use, and take off what was doomed when it began."""
+        for line, doomed in self._all(
+            "SELECT id, doomed FROM {lines} WHERE family = %s AND doomed > 0 ORDER BY id FOR UPDATE", (int(family),)
+        ):
+            taken = min(doomed, doomed_bytes)
+            doomed_bytes -= taken
+            self._do(
+                "UPDATE {lines} SET doomed = doomed - %s WHERE family = %s AND id = %s", (taken, int(family), line)
+            )
+        # After the lines, as everybody locks them who lets something go.
+        self._do(
+            "UPDATE {families} SET live = %s, swept = CASE WHEN swept = %s THEN 2 ELSE swept END WHERE id = %s",
+            (live_bytes, ticket, int(family)),
+        )
+
+
+# One row shape for all three: kind, place among those asked for, eight numbers, four byte strings. The checkpoint comes
+# first.
+_IS_TORN = 8
+_CHOSEN = f"""SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden, {{torn}} AS torn FROM {{names}} n
+        JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
+        JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id"""
+_LOAD = f"""WITH chosen AS (
+        SELECT 0 AS place, c.* FROM ({_CHOSEN} WHERE n.name = %(t)s AND l.namespace = %(n)s AND {{which}}) c
+    )"""
+# OFFSET 0: each is looked up by itself, by the keys of the tables.
+_LOAD_MANY = f"""WITH chosen AS (
+        SELECT a.place, c.* FROM unnest(%(t)s::bytea[], %(n)s::bytea[], %(c)s::bytea[])
+            WITH ORDINALITY AS a (thread, namespace, id, place)
+        CROSS JOIN LATERAL (
+            {_CHOSEN} WHERE n.name = a.thread AND l.namespace = a.namespace AND c.id = a.id OFFSET 0
+        ) c
+    )"""
+_LOAD_BELOW = ", found AS (SELECT o.* FROM chosen CROSS JOIN LATERAL {below}(chosen.family, chosen.children) o)"
+_LOAD_CHECKPOINT = """ SELECT 0, place, generation, seq, step, run, added, family, line,
+    pinned::int + 2 * hidden::int + 4 * turned::int + 8 * torn::int, id, info, children, root FROM chosen"""
+_LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"
+_LOAD_WRITES = """SELECT 2, place, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
+    CROSS JOIN LATERAL (
+        SELECT * FROM {writes} w WHERE w.family = chosen.family AND w.line = chosen.line
+        AND w.checkpoint = {packed}(chosen.id)
+        AND NOT EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = w.family AND h.line = w.line
+                        AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto) OFFSET 0
+    ) w"""
+
+
+def labels(metadata: Mapping[str, Any], tags: Collection[str] = ()) -> list[int] | None:
+    """Return a number per entry of the metadata and per tag, by which filters find it; None if there are none.
+
+    LangGraph's step would fill the index, being another one each time; its parents are empty almost everywhere.
+    """
+    packed = [
+        codec.pack([key, value], "metadata")
+        for key, value in metadata.items()
+        if key != "step" and (type(value) is not dict or value)
+    ]
+    packed += [b"tag\0" + tag.encode() for tag in kept_tags(tags)]
+    if not packed:
+        return None
+    return [int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True) for entry in packed]
+
+
+def _search_sources(search: Search) -> dict[str, tuple[str, int]]:
+    """Return the queries for threads that an index may answer, each with what to count first, and up to what."""
+    found = {}
+    if search.prefix:
+        table = f"FROM {{threads}} n WHERE {_begins_with('n', search)}"
+        found[f"SELECT n.family, n.id AS thread {table}"] = table, _NARROW
+    if labels(search.filter, search.tags) is not None:
+        table = "FROM {checkpoints} c WHERE c.labels @> %(labels)s::bigint[]"
+        heads = "JOIN {lines} o ON o.family = c.family AND o.id = c.line AND o.head = c.seq"
+        found[f"SELECT DISTINCT o.family, o.thread {table.replace('WHERE', heads + ' WHERE')}"] = table, _NARROW_LABELS
+    return found
+
+
+def _begins_with(table: str, search: Search) -> str:
+    upper = "" if prefix_end(search.prefix) is None else f" AND {table}.name < %(prefix_end)s"
+    return f"{table}.name >= %(prefix)s{upper}"
+
+
+def _search_values(search: Search, after: Position | None, limit: int) -> dict[str, Any]:
+    return {
+        "prefix": search.prefix.encode(),
+        "prefix_end": _bytes(prefix_end(search.prefix)),
+        "labels": labels(search.filter, search.tags),
+        "since": search.since,
+        "active": after.active if after is not None else None,
+        "name": after.thread_id.encode() if after is not None else None,
+        "limit": limit,
+    }
+
+
+def _search_text(search: Search, source: str | None, after: Position | None, limit: int) -> tuple[str, dict[str, Any]]:
+    """Return the query for some threads that a search may be about, in its order, and the values in it."""
+    conditions = [_IS_SHOWN]
+    if search.prefix:
+        conditions.append(_begins_with("t", search))
+    values = _search_values(search, after, limit)
+    if values["labels"] is not None:
+        conditions.append("c.labels @> %(labels)s::bigint[]")
+    if search.since is not None:
+        conditions.append(f"a.active >= {_MOMENT.format('since')}")
+    if after is not None:
+        conditions.append(f"(a.active, t.name) < ({_MOMENT.format('active')}, %(name)s::bytea)")
+    lines, joined = "{lines}", _OF_SHOWN
+    if source is not None:
+        lines = f"(SELECT x.* FROM (SELECT DISTINCT * FROM ({source}) y) s JOIN {{lines}} x USING (family, thread)) z"
+        joined = joined.replace("FULL JOIN", "LEFT JOIN")
+    text = f"""SELECT {_MICROS}, {_SHOWN} FROM
+                 (SELECT family, thread, {_OF_ONE_THREAD} FROM {lines} GROUP BY family, thread) a
+               {joined} LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
+               WHERE {" AND ".join(conditions)}
+               ORDER BY a.active DESC NULLS LAST, t.name DESC LIMIT %(limit)s"""
+    return text, values
+
+
+_MOMENT = "'epoch'::timestamptz + %({})s * interval '1 microsecond'"
+
+
+def _hidden(row: Sequence[Any]) -> Hidden:
+    namespace, after, upto, run, writes_of, operation = row
+    return Hidden(
+        namespace.decode(), after, upto, run, unpacked_id(writes_of) if writes_of is not None else None, operation
+    )
+
+
+def deletion_mark(thread_id: str) -> bytes:
+    """Return how a deleted thread is named: not by its name, which is deleted too."""
+    return hashlib.sha256(thread_id.encode()).digest()[:16]
+
+
+def packed_id(text: str) -> bytes:
+    """Return an id as writes keep it: a UUID as 17 bytes that are no UTF-8, any other text as its own bytes."""
+    packed = pack_id(text)
+    return packed.encode() if isinstance(packed, str) else _UUID_MARK + packed
+
+
+def unpacked_id(packed: bytes) -> str:
+    """Return what `packed_id` was given."""
+    return unpack_id(packed[1:]) if packed[:1] == _UUID_MARK else packed.decode()
+
+
+_UUID_MARK = b"\xff"
+
+
+def columns(objects: Sequence[Object]) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Return objects as hashes, children and bodies: each once, and in order, so that writers do not lock crosswise."""
+    each = sorted({obj.hash: obj for obj in objects}.values())
+    return [obj.hash for obj in each], [obj.children for obj in each], [obj.body for obj in each]
+
+
+def _seq(found: bytes | None) -> int | None:
+    return None if found is None else int.from_bytes(found, "big")
+
+
+def _binary(types: Sequence[int], values: Sequence[Any]) -> list[bytes | None]:
+    """Return values as the server takes them in binary form."""
+    return [None if value is None else _ENCODERS[kind](value) for kind, value in zip(types, values, strict=True)]
+
+
+def _array(kind: int, items: Sequence[bytes]) -> bytes:
+    parts = [_ARRAY.pack(1 if items else 0, 0, kind)]
+    if items:
+        parts.append(_PAIR.pack(len(items), 1))
+    for item in items:
+        parts += (len(item).to_bytes(4, "big"), item)
+    return b"".join(parts)
+
+
+_ARRAY, _PAIR, _NUMBER_8 = struct.Struct(">iiI"), struct.Struct(">ii"), struct.Struct(">q")
+_INT8, _BYTEA, _INT8S, _BYTEAS = 20, 17, 1016, 1001  # numbers of types, the same on every server
+_ENCODERS: dict[int, Callable[[Any], bytes]] = {
+    _INT8: _NUMBER_8.pack,
+    _BYTEA: bytes,
+    _INT8S: lambda items: _array(_INT8, [_NUMBER_8.pack(item) for item in items]),
+    _BYTEAS: lambda items: _array(_BYTEA, items),
+}
+_PUT_TYPES = (
+    *[_INT8] * 4, _BYTEA, *[_INT8] * 3, _BYTEA, _INT8S, *[_BYTEA] * 3, *[_BYTEAS] * 3, _INT8S,
+)  # fmt: skip
+_PUT = f"SELECT {{put}}({', '.join(f'${n}' for n in range(1, len(_PUT_TYPES) + 1))})"
+
+
+# Every row of a thread that others count on. Of a thread that is whole, the numbers agree.
+_CHECK_WHOLE = f"""
+    SELECT n.family, w.id, t.id, f.id, l.id, l.head, c.seq, {_STALE},
+           t.lines, (SELECT count(*) FROM (SELECT 1 FROM {{lines}} x WHERE x.family = n.family AND x.thread = n.thread
+                                           LIMIT %(lines)s) x) AS lines_found, %(lines)s::bigint,
+           t.operations, (SELECT count(*) FROM {{operations}} o WHERE o.family = n.family AND o.thread = n.thread),
+           {_TORN},
+           l.runs, (SELECT count(*) FROM {{runs}} r WHERE r.family = l.family AND r.line = l.id),
+           l.stored, (SELECT count(*) FROM {{checkpoints}} s WHERE s.family = l.family AND s.line = l.id
+                      AND l.stored <= %(stored)s), %(stored)s::bigint
+    FROM (SELECT 1) AS one
+    LEFT JOIN {{names}} n ON n.name = %(t)s
+    LEFT JOIN {{threads}} w ON w.name = %(t)s
+    LEFT JOIN {{threads}} t ON t.family = n.family AND t.id = n.thread
+    LEFT JOIN {{families}} f ON f.id = n.family
+    LEFT JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
+        AND (%(n)s::bytea IS NULL OR l.namespace = %(n)s)
+    LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head"""
+
+
+def _damage_of(row: Sequence[Any]) -> str:
+    """Return what is wrong according to a row of `_CHECK_WHOLE`; "": nothing."""
+    (
+        family, named, thread, kept, line, head, head_found, is_stale, lines, lines_found, lines_max, operations,
+        operations_found, is_torn, runs, runs_found, stored, stored_found, stored_max,
+    ) = row  # fmt: skip
+    if family is None:
+        return "its name is missing" if named is not None else ""
+    if thread is None:
+        return "its row of threads is missing"
+    if kept is None:
+        return "its family is missing"
+    if lines != lines_found and lines_found < lines_max:
+        return "a namespace is missing"
+    if operations != operations_found:
+        return "an operation is missing"
+    if line is None:
+        return ""
+    if head is not None and head_found is None:
+        return "its head points to a checkpoint that is missing"
+    if is_stale:
+        return _STALE_HEAD
+    if is_torn:
+        return _LOST_STRETCH
+    if runs != runs_found:
+        return "what a run follows is missing"
+    if stored <= stored_max and stored != stored_found:
+        return "a checkpoint is missing"
+    return ""
+
+
+def _is_of_all(query: Query) -> bool:
+    """Whether a query looks at every checkpoint of a namespace, so that counting them costs no more."""
+    asked = (
+        query.checkpoint_id, query.before_id, query.before_seq, query.after_seq, query.step_max, query.run, query.spared
+    )  # fmt: skip
+    return not query.filter and all(each is None for each in asked)
+
+
+_LOST_STRETCH = "what hides some of its checkpoints is missing"
+_STALE_HEAD = "its head is older than the newest checkpoint that follows it"
+
+
+def _damaged(what: str, thread_id: str) -> CheckpointCorrupted:
+    return CheckpointCorrupted(f"rows of the thread are lost or do not agree: {what}", thread_id=thread_id)
+
+
+def _named(thread_id: str, namespace: str) -> tuple[bytes, bytes]:
+    return thread_id.encode(), namespace.encode()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _stored(thread_id: str, namespace: str, family: int, row: Sequence[Any]) -> Stored:
+    seq, checkpoint_id, step, run, pinned, added, info, children, root, hidden = row
+    record = unpack_record(Key(thread_id, namespace, checkpoint_id.decode()), step, children, info, root)
+    return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root), run, added)
+
+
+def _loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Loaded, Known | None]:
+    """Return what the rows of one checkpoint say."""
+    _, _, generation, seq, step, run, added, family, line, flags, name, info, children, root = rows[0]
+    row = seq, name, step, run, bool(flags & 1), added, info, children, root, bool(flags & 2)
+    stored = _stored(thread_id, namespace, family, row)
+    found = [Object(*other[10:13]) for other in rows if other[0] == 1]
+    attached = [
+        unpack_write(name.decode(), other[2], unpacked_id(other[10]), other[3], *other[11:13])
+        for other in rows
+        if other[0] == 2
+    ]
+    attached.sort(key=lambda write: (write.task_path, write.task_id, write.idx))
+    return Loaded(stored, generation, found, attached), None if flags & 4 else Known(line, stored)
+
+
+def _listed(row: Sequence[Any]) -> Stored:
+    seq, checkpoint_id, step, run, pinned, added, info, root_digest, hidden, name, namespace, family = row
+    record = unpack_record(Key(name.decode(), namespace.decode(), checkpoint_id.decode()), step, b"", info, None)
+    return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root_digest), run, added)

@@ -1,0 +1,172 @@
+"""Taking over threads from another store: the part of a plan that only `transaction.adopt` uses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from everstep.errors import CheckpointNotFound
+from everstep.stores.protocol import Common, Key, Place, RawThread, Record, Stored, Write
+from everstep.stores.records import pack_origin
+from everstep.stores.redis.items import escaped, line_name, pack_hidden, pack_item, pack_log, pack_write, unpack_run
+from everstep.stores.transaction import Line, Packed
+
+if TYPE_CHECKING:
+    from everstep.stores.redis.plan import LineState, Script, _Seen
+
+
+class Adopting(ABC):
+    """Notes what `adopt` does as commands. Nobody else writes to a family that is being copied, so it checks little."""
+
+    _script: Script
+    _family: str | None
+    _new_family_number: int
+    _lines: dict[tuple[str, str], LineState]
+    _moved: set[tuple[str, str]]
+    _changed: set[str]
+    _commands: list[list[Any]]
+    _items: dict[Key, tuple[bytes, Stored | None]]
+    _runs_kept: dict[int, tuple[str, Sequence[Place]]]
+
+    @abstractmethod
+    def _do(self, command: str, key: str, *values: Any) -> None: ...
+    @abstractmethod
+    def _look(self, thread_id: str, namespace: str = "") -> _Seen: ...
+    @abstractmethod
+    def _note(self, thread_id: str, record: Record, known: Record | None) -> None: ...
+    @abstractmethod
+    def _put_item(self, key: Key, item: bytes) -> None: ...
+    @abstractmethod
+    def line(self, thread_id: str, namespace: str) -> Line | None: ...
+    @abstractmethod
+    def create(self, thread_id: str, namespace: str, family: str | None) -> Line: ...
+    @abstractmethod
+    def checkpoint(self, key: Key) -> Stored | None: ...
+    @abstractmethod
+    def set_common(self, thread_id: str, other: str, common: Common) -> None: ...
+
+    def reserve(self, family: str, count: int) -> int:
+        if self._new_family_number:
+            self._new_family_number += count
+            return self._new_family_number - count
+        return int(self._script("numbers", family, count)) - 1
+
+    def set_note(self, thread_id: str, note: bytes) -> None:
+        self._do("HSET", f"thread:{escaped(thread_id)}:heads", "note", note)
+        self._changed.add(thread_id)
+
+    def remove(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            line = self.line(key.thread_id, key.namespace)
+            if line is not None:
+                self._commands.append(["remove", key.thread_id, key.namespace, line.family, key.checkpoint_id])
+                self._items[key] = b"", None
+
+    def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
+        for stored, packed in checkpoints:
+            key = stored.record.key
+            line = self.line(key.thread_id, key.namespace) or self.create(key.thread_id, key.namespace, family)
+            run = stored.run if stored.run != stored.seq else 0
+            self._note(key.thread_id, stored.record, None)
+            self._put_item(key, pack_item(packed, run, stored.added_bytes))
+            self._do("ZADD", f"thread:{line_name(key.thread_id, key.namespace)}:index", stored.seq, key.checkpoint_id)
+            self._commands.append(["id", key.checkpoint_id, key.thread_id, key.namespace])
+            state = self._lines[line.ref]
+            if state.digest is not None and state.checkpoint_id == key.checkpoint_id:
+                state.digest = packed.digest.hex()
+            self._moved.add(line.ref)
+            self._items[key] = b"", stored._replace(digest=packed.digest)
+        for thread_id in {stored.record.key.thread_id for stored, _ in checkpoints}:
+            # They come after the head, until `restore` sets it.
+            self._do("HSET", f"thread:{escaped(thread_id)}:heads", "incoming", 1)
+
+    def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
+        held = self._held_runs(family) if runs else {}
+        for run, follows in runs.items():
+            self._runs_kept[run] = held[run][0] if run in held else "", follows
+
+    def _held_runs(self, family: str) -> dict[int, tuple[str, Sequence[Place]]]:
+        """Return the runs of the family: the line of each, and what it follows."""
+        flat = self._script("get", "HGETALL", f"family:{family}:runs")
+        held: dict[int, tuple[str, Sequence[Place]]] = {}
+        for run, value in zip(map(int, flat[::2]), flat[1::2], strict=True):
+            line, follows = unpack_run(run, value)
+            held[run] = line.decode(), follows
+        return held | self._runs_kept
+
+    def restore(self, raw: RawThread) -> None:
+        thread_id, family = raw.thread_id, self._family or ""
+        thread = f"thread:{escaped(thread_id)}"
+        for field in list(self._look(thread_id).fields):
+            namespace = field[1:].decode()
+            if field.startswith(b"@") and namespace not in raw.lines:
+                self._commands.append(["drop", thread_id, namespace, family])
+                self._lines.pop((thread_id, namespace), None)
+                self._moved.discard((thread_id, namespace))
+        self._restore_lines(raw, family)
+        for name, values in (
+            ("hidden", [(f"{h.operation}:{n}", pack_hidden(h)) for n, h in enumerate(raw.hidden)]),
+            ("log", [(o.seq, pack_log(o, o.seq)) for o in raw.operations]),
+        ):
+            self._do("DEL", f"{thread}:{name}")
+            for field_name, value in values:
+                self._do("HSET", f"{thread}:{name}", field_name, value)
+        self._commands.append(["cover_again", thread_id])
+        self._do("HDEL", f"{thread}:heads", "incoming")
+        self._restore_origin(raw)
+        for other, commons in raw.commons.items():
+            if self._look(other).family == family:
+                self._restore_commons(thread_id, other, commons)
+        self.set_note(thread_id, raw.note)
+
+    def _restore_lines(self, raw: RawThread, family: str) -> None:
+        thread_id = raw.thread_id
+        owner = {run: namespace for namespace, given in raw.lines.items() for run in given.runs}
+        for run, (name, follows) in self._held_runs(family).items():
+            if run in owner:
+                self._runs_kept[run] = line_name(thread_id, owner[run]), follows
+            elif name.startswith(line_name(thread_id, "")):
+                self._runs_kept[run] = "", follows
+        for namespace, given in raw.lines.items():
+            line = self.line(thread_id, namespace) or self.create(thread_id, namespace, family)
+            state = self._lines[line.ref]
+            head = self.checkpoint(Key(thread_id, namespace, given.head)) if given.head is not None else None
+            if given.head is not None and head is None:
+                raise CheckpointNotFound(given.head, thread_id)
+            state.set(head, turned=given.turned)
+            state.generation = given.generation
+            self._moved.add(line.ref)
+            self._commands.append(["unwrite", thread_id, namespace])
+            self._commands.append(["pin", thread_id, namespace, *sorted(raw.pinned)])
+        active = max((given.active for given in raw.lines.values()), default=0)
+        self._commands.append(["active", thread_id, active])
+        for key, write in raw.writes:
+            self._restore_write(key, write)
+
+    def _restore_write(self, key: Key, write: Write) -> None:
+        name = f"thread:{line_name(key.thread_id, key.namespace)}"
+        field, value = pack_write(key.checkpoint_id, write)
+        self._do("HSET", f"{name}:writes:{key.checkpoint_id}", field, b"%d %b" % (write.seq, value))
+        self._do("SADD", f"{name}:written", key.checkpoint_id)
+
+    def _restore_origin(self, raw: RawThread) -> None:
+        heads = f"thread:{escaped(raw.thread_id)}:heads"
+        self._commands.append(["release", raw.thread_id])
+        self._do("HDEL", heads, "began", "origin")
+        if raw.origin is None:
+            return
+        self._do("HSET", heads, "origin", pack_origin(raw.origin, raw.thread_id))
+        if raw.began:
+            line, name = line_name(raw.origin.thread_id, raw.origin.namespace), raw.origin.checkpoint_id
+            self._do("HSET", heads, "began", f"{raw.began} {line}\n{name}")
+            self._do("HINCRBY", f"thread:{line}:began", name, 1)
+
+    def _restore_commons(self, thread_id: str, other: str, commons: Sequence[Common]) -> None:
+        one, two = sorted((thread_id, other))
+        first = f" {len(one.encode())} {one}{two}".encode()
+        for field in self._script("get", "HKEYS", f"family:{self._family}:commons"):
+            if field.partition(b" ")[2] == first[1:]:
+                self._do("HDEL", f"family:{self._family}:commons", field)
+        for common in commons:
+            self.set_common(thread_id, other, common)

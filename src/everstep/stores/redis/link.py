@@ -1,0 +1,499 @@
+"""Talking to Redis or Valkey: one server or a cluster, one script, deadlines, and every driver error translated.
+
+The driver connects, authenticates and speaks the protocol; its own retries are off, because only the store knows what
+may be sent twice. A call that was sent and not answered raises `Lost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from everstep.errors import (
+    CheckpointCorrupted,
+    DurabilityWarning,
+    EverstepError,
+    InvalidInput,
+    MissingDependency,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreMismatch,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from everstep.runtime.calls import tried_again
+from everstep.stores.open_files import too_many_behind
+from everstep.stores.redis.script import script
+
+try:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.crc import key_slot
+    from redis.retry import Retry
+except ImportError as exc:
+    raise MissingDependency("redis", "redis") from exc
+
+_parse_url: Any = redis.connection.parse_url
+_SERVER_MIN = (7, 0)
+_SETTINGS = (b"maxmemory", b"maxmemory-policy", b"appendonly", b"appendfsync")
+_TOGETHER = 128
+_WAITS_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4)
+
+_OPTIONS = ("db", "username", "password", "client_name", "path", "connection_class")
+_REFUSALS = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.BusyLoadingError)
+"""Answers of the server that the driver takes for trouble with the connection."""
+
+Address = tuple[str, int]
+
+
+class Lost(Exception):
+    """A call was sent, but its answer did not come: it may have been done."""
+
+
+class Unsure(Exception):
+    """A change was made, or may have been, but it cannot be relied upon."""
+
+
+class NotReplicated(Unsure):
+    """A call was done, but fewer replicas than asked for have confirmed it."""
+
+    def __init__(self, confirmed: int, wanted: int) -> None:
+        super().__init__(f"{confirmed} of {wanted} replicas confirmed it in time")
+
+
+class Link:
+    """The connections of one store in one process."""
+
+    def __init__(self, url: str, timeout_seconds: float, wait_replicas: int, allow_eviction: bool) -> None:
+        self._replicas, self._allow_eviction = wait_replicas, allow_eviction
+        self._addresses, self._is_cluster, self._settings = _parsed(url, timeout_seconds)
+        self._lock = threading.Lock()
+        self._pools: dict[Address, _Pool] = {}
+        self._slots: list[tuple[int, int, Address]] = []
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """Where the servers are, without user and password."""
+        if "path" in self._settings:
+            return f"unix://{self._settings['path']}"
+        scheme = "rediss" if self._settings.get("connection_class") is redis.SSLConnection else "redis"
+        hosts = ",".join(f"{host}:{port}" for host, port in self._addresses)
+        if self._is_cluster:
+            return f"{scheme}+cluster://{hosts}"
+        return f"{scheme}://{hosts}/{self._settings.get('db', 0)}"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for pool in self._pools.values():
+                pool.close()
+            self._pools, self._slots = {}, []
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:
+        if in_child:
+            self._pools, self._slots = {}, []  # the parent's connections are left to it
+        self._lock.release()
+
+    def run(self, base: bytes, args: Sequence[Any], deadline: float, *, writes: bool = False) -> Any:
+        """Run a script, named by the first argument, on a bucket.
+
+        What was not sent is tried again; what was, raises Lost. A change is confirmed by as many replicas as the
+        store asks for, or raises NotReplicated.
+        """
+        text, sha = script(args[0])
+        reply = self.send(base, (b"EVALSHA", sha, 1, base, *args[1:]), deadline, writes=writes)
+        if isinstance(reply, redis.exceptions.NoScriptError):
+            reply = self.send(base, (b"EVAL", text, 1, base, *args[1:]), deadline, writes=writes)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def run_many(self, verb: str, calls: Sequence[tuple[bytes, Sequence[Any]]], deadline: float) -> list[Any]:
+        """Run a script on many buckets, each with its arguments, in few round trips.
+
+        Where that gave no answer an error stands for it: ask again with `run`.
+        """
+        text, sha = script(verb)
+        groups: dict[int, tuple[_Pool, list[int]]] = {}
+        replies: list[Any] = [None] * len(calls)
+        for n, (base, _) in enumerate(calls):
+            try:
+                pool = self._pool_of(base, deadline)
+            except (redis.RedisError, OSError) as exc:
+                replies[n] = exc
+            else:
+                groups.setdefault(id(pool), (pool, []))[1].append(n)
+        for pool, members in groups.values():
+            for first in range(0, len(members), _TOGETHER):
+                part = members[first : first + _TOGETHER]
+                commands = [(b"EVALSHA", sha, 1, calls[n][0], *calls[n][1]) for n in part]
+                commands[0] = (b"EVAL", text, *commands[0][2:])  # so that the server knows it for the others
+                try:
+                    found = self._exchange(pool, commands, _patience(deadline))
+                except (Lost, redis.RedisError, OSError) as exc:
+                    found = [exc] * len(part)
+                for n, reply in zip(part, found, strict=True):
+                    replies[n] = reply
+        return replies
+
+    def send(self, key: bytes, command: tuple[Any, ...], deadline: float, *, writes: bool = False) -> Any:
+        """Send a command to the server that has this key, and return its answer, which may be an error."""
+        replies = self._send(key, [command], deadline, is_confirmed=writes and self._replicas > 0)
+        if len(replies) > 1 and not isinstance(replies[0], Exception):
+            confirmed = replies[1]
+            if isinstance(confirmed, Exception):
+                raise NotReplicated(0, self._replicas) from confirmed
+            if confirmed < self._replicas:
+                raise NotReplicated(confirmed, self._replicas)
+        return replies[0]
+
+    def _send(
+        self, key: bytes, commands: list[tuple[Any, ...]], deadline: float, *, is_confirmed: bool = False
+    ) -> list[Any]:
+        for tries in range(1 << 30):
+            until = _patience(deadline)
+            # The server ends a WAIT up to a tenth of a second late.
+            wait_ms = max(1, int((until - time.monotonic()) * 900) - 150)
+            waiting = [(b"WAIT", self._replicas, wait_ms)] if is_confirmed else []
+            try:
+                replies = self._exchange(self._pool_of(key, deadline), commands + waiting, until)
+                trouble = replies[0] if isinstance(replies[0], Exception) else None
+            except (redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+                replies, trouble = [], exc
+            if not self._is_passing(trouble):
+                if not replies and trouble is not None:
+                    raise trouble
+                return replies
+            with self._lock:
+                self._slots = []  # somebody else may have this slot now
+            pause = _WAITS_SECONDS[min(tries, len(_WAITS_SECONDS) - 1)]
+            if time.monotonic() + pause >= deadline:
+                raise trouble or AssertionError
+            time.sleep(pause)
+            tried_again("the cluster was not ready (%s)", type(trouble).__name__)
+        raise AssertionError("unreachable")
+
+    def _is_passing(self, trouble: Exception | None) -> bool:
+        """Whether nothing was done, and a cluster may soon do it: a slot has moved, a replica takes over."""
+        if trouble is None or not self._is_cluster:
+            return False
+        if isinstance(trouble, _REFUSALS[:2]):
+            return False
+        kinds = (
+            redis.exceptions.AskError,  # and MOVED; half a slot is never worked on, so ASK is not followed
+            redis.exceptions.TryAgainError,
+            redis.exceptions.ClusterDownError,
+            redis.exceptions.BusyLoadingError,
+            redis.exceptions.ReadOnlyError,
+            redis.ConnectionError,
+            redis.TimeoutError,
+            OSError,
+        )
+        return isinstance(trouble, kinds)
+
+    def _exchange(self, pool: _Pool, commands: Sequence[tuple[Any, ...]], until: float) -> list[Any]:
+        """Return the answers, errors included, or raise Lost. Any other error means that nothing was sent."""
+        connection = pool.take(until)
+        replies: list[Any] = []
+        try:
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            for _ in commands:
+                replies.append(_answer(connection, until) if connection._sock else replies[-1])
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+            connection.disconnect()
+            with self._lock:
+                self._slots = []
+            raise Lost from exc
+        except BaseException:
+            connection.disconnect()  # nobody knows what it would answer next
+            raise
+        if connection._sock:
+            pool.give_back(connection)
+        return replies
+
+    # -- where a key is
+
+    def _pool_of(self, key: bytes, deadline: float) -> _Pool:
+        with self._lock:
+            if self._closed:
+                raise StoreClosed("this Redis store is closed")
+            slots = self._slots
+        if not self._is_cluster:
+            return self._pool(self._addresses[0])
+        if not slots:
+            slots = self._look_up_slots(deadline)
+            with self._lock:
+                self._slots = slots
+        slot = key_slot(key)
+        for first, last, address in slots:
+            if first <= slot <= last:
+                return self._pool(address)
+        raise redis.exceptions.ClusterDownError(f"no server has slot {slot}")
+
+    def _pool(self, address: Address) -> _Pool:
+        with self._lock:
+            if self._closed:
+                raise StoreClosed("this Redis store is closed")
+            pool = self._pools.get(address)
+            if pool is None:
+                settings = dict(self._settings)
+                if "path" not in settings:
+                    settings["host"], settings["port"] = address
+                pool = self._pools[address] = _Pool(settings)
+            return pool
+
+    def _look_up_slots(self, deadline: float) -> list[tuple[int, int, Address]]:
+        """Ask the nodes one after the other, those that answered last first: none may use up the time of the others."""
+        trouble: Exception = redis.exceptions.ClusterDownError("the cluster has no slots yet")
+        nodes = list(dict.fromkeys((*self._addresses, *list(self._pools))))
+        for address in nodes:
+            until = time.monotonic() + max(_left(deadline) / len(nodes), 0.2)
+            try:
+                found = self._exchange(self._pool(address), [(b"CLUSTER", b"SLOTS")], min(until, deadline))[0]
+            except (Lost, redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+                found = exc.__cause__ if isinstance(exc, Lost) and isinstance(exc.__cause__, Exception) else exc
+            if isinstance(found, redis.AuthenticationError):
+                raise found
+            if isinstance(found, Exception):
+                if "cluster support disabled" in str(found):
+                    raise StoreMismatch("this server is not part of a cluster; use a redis:// URL")
+                trouble = found
+                self._addresses = [*(other for other in self._addresses if other != address), address]
+            elif found:
+                return [(row[0], row[1], (_host(row[2][0]) or address[0], row[2][1])) for row in found]
+        raise trouble
+
+    # -- what the server can do
+
+    def check_server(self, key: bytes, deadline: float) -> None:
+        """Refuse a server that cannot keep what it is given, and warn of one that may lose it in a crash."""
+        info, config = self._send(key, [(b"INFO",), (b"CONFIG", b"GET", *_SETTINGS)], deadline)
+        if isinstance(info, redis.ConnectionError):  # not let in, or still loading
+            raise info
+        facts = _facts(info)
+        version = facts.get("redis_version", "7.0").split(".")
+        if tuple(int(part) for part in version[:2]) < _SERVER_MIN:
+            raise StoreMismatch(f"the server speaks like Redis {'.'.join(version)}; 7.0 or newer is needed")
+        if facts.get("cluster_enabled") == "1" and not self._is_cluster:
+            raise StoreMismatch("this server is part of a cluster; use a redis+cluster:// URL")
+        settings = _settings(config)
+        policy = settings.get("maxmemory-policy", facts.get("maxmemory_policy", "noeviction"))
+        limit = settings.get("maxmemory", facts.get("maxmemory", "0"))
+        if policy != "noeviction" and limit != "0" and not self._allow_eviction:
+            raise StoreMismatch(
+                f"the server drops keys when its memory is full (maxmemory-policy {policy}), which would lose parts of "
+                "checkpoints; set it to noeviction"
+            )
+        _warn_of_losses(settings, facts)
+
+
+def _warn_of_losses(settings: dict[str, str], facts: dict[str, str]) -> None:
+    synced = settings.get("appendfsync")
+    if settings.get("appendonly", "yes" if facts.get("aof_enabled") == "1" else "no") != "yes":
+        what = "appendonly is off: a crash of the server loses everything since its last dump"
+    elif synced is not None and synced != "always":
+        what = f"appendfsync is {synced}: a crash of the machine loses about the last second, or more"
+    else:
+        return
+    warnings.warn(f"Redis may lose acknowledged checkpoints; {what}", DurabilityWarning, stacklevel=2)
+
+
+def _facts(info: Any) -> dict[str, str]:
+    lines = info.decode(errors="replace").splitlines() if isinstance(info, bytes) else []
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _settings(config: Any) -> dict[str, str]:
+    if not isinstance(config, list):  # many services do not let clients look
+        return {}
+    texts = [part.decode(errors="replace") for part in config]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _parsed(url: str, timeout_seconds: float) -> tuple[list[Address], bool, dict[str, Any]]:
+    """Return addresses, whether it is a cluster, and the driver's settings. No message holds a part of the URL."""
+    scheme, _, rest = url.partition("://")
+    is_cluster = scheme.endswith("+cluster")
+    scheme = scheme.removesuffix("+cluster")
+    if scheme not in ("redis", "rediss", "unix") or (is_cluster and scheme == "unix"):
+        raise InvalidInput("a Redis URL begins with redis://, rediss://, redis+cluster:// or rediss+cluster://")
+    parts = None
+    try:
+        parts = urlsplit(f"{scheme}://{rest}")
+        login, at, hosts = parts.netloc.rpartition("@")
+        first, *others = hosts.split(",")
+        found = _parse_url(parts._replace(netloc=login + at + first).geturl())
+        addresses = [(found.pop("host", "localhost"), found.pop("port", 6379))]
+        addresses += [(o.hostname or "localhost", o.port or 6379) for o in (urlsplit(f"//{o}") for o in others)]
+    except (ValueError, TypeError):
+        parts = None  # its text, and the error itself, would quote from the password
+    if parts is None or parts.fragment or (not at and _is_cut(parts.path, parts.query) and scheme != "unix"):
+        raise InvalidInput(
+            "the Redis URL cannot be read; it is redis://user:password@host:port/database, and special characters in "
+            "the password are written as %XX"
+        )
+    _check_options(found, parts.path if scheme != "unix" else "")
+    if is_cluster and found.pop("db", 0):
+        raise InvalidInput("a cluster has only database 0")
+    if others and not is_cluster:
+        raise InvalidInput("only the URL of a cluster names several hosts")
+    settings: dict[str, Any] = {
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": timeout_seconds,
+        "socket_keepalive": True,
+        "protocol": 2,
+        "driver_info": None,
+        "retry": Retry(NoBackoff(), 0),
+        **found,
+    }
+    return addresses, is_cluster, settings
+
+
+def _is_cut(path: str, query: str) -> bool:
+    """Whether a login seems to reach into the path or the options, because of a / or ? in its password."""
+    loose = [part for part in query.split("&") if "=" not in part]
+    return "@" in path or any("@" in part for part in loose)
+
+
+def _check_options(found: dict[str, Any], path: str) -> None:
+    if path.strip("/") and not path.strip("/").isdecimal():
+        raise InvalidInput("the path of a Redis URL is the number of a database, such as /0")
+    for name in found:
+        if name not in _OPTIONS and not name.startswith("ssl_"):
+            # Not by its name: with a ? in a password a part of that stands here.
+            raise InvalidInput(
+                f"the Redis URL has an option that is not known; known are {', '.join(sorted(_OPTIONS))}"
+            )
+
+
+def _host(name: bytes | None) -> str:
+    """Return the host of a node as the cluster gives it; "": the one that was asked."""
+    return "" if name in (None, b"?") else name.decode()
+
+
+def _left(until: float) -> float:
+    """Return the seconds until then; a timeout if there are none."""
+    left = until - time.monotonic()
+    if left <= 0:
+        raise redis.TimeoutError("no time left")
+    return left
+
+
+def _patience(deadline: float) -> float:
+    """Return until when to wait for one answer: if it does not come there must be time to ask again."""
+    left = _left(deadline)
+    return time.monotonic() + max(left * 0.4, min(left, 2))
+
+
+def _answer(connection: Any, until: float) -> Any:
+    """Return an answer, which may be an error; after some of those the driver hangs up."""
+    connection._sock.settimeout(_left(until))
+    try:
+        return connection.read_response()
+    except (redis.ResponseError, *_REFUSALS) as exc:
+        return exc
+
+
+class _Pool:
+    """Connections to one server, the last used first. Opening one takes no longer than the caller has time."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = dict(settings)
+        self._kind = self._settings.pop("connection_class", redis.Connection)
+        self._idle: deque[Any] = deque()
+        self._closed = False
+
+    def take(self, until: float) -> Any:
+        """Return a connection that is ready, and waits until then for what is sent."""
+        left = _left(until)
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                break
+            with contextlib.suppress(redis.RedisError, OSError):
+                if not connection.can_read(0):
+                    connection._sock.settimeout(left)
+                    return connection
+            connection.disconnect()  # the server has closed it
+        connection = self._kind(**self._settings)
+        connection.socket_timeout = connection.socket_connect_timeout = left
+        connection.connect()
+        return connection
+
+    def give_back(self, connection: Any) -> None:
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                self._idle.pop().disconnect()
+
+
+@contextmanager
+def translated(*, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turn the driver's errors into ours. Their texts never hold the password."""
+    passed: tuple[type[Exception], ...] = (Unsure, *but)
+    try:
+        yield
+    except EverstepError:
+        raise
+    except passed:
+        raise
+    except Lost as exc:
+        raise StoreUnavailable("Redis did not answer in time; try again") from exc.__cause__
+    except redis.exceptions.OutOfMemoryError as exc:
+        raise StoreFull(f"the Redis server has no memory left (maxmemory); nothing was written ({exc})") from exc
+    except redis.exceptions.ReadOnlyError as exc:
+        raise StoreReadOnly(f"this Redis server is a read-only replica; use its master: {exc}") from exc
+    except redis.exceptions.NoPermissionError as exc:
+        raise StoreReadOnly(f"Redis does not let this user do that: {exc}") from exc
+    except (redis.AuthenticationError, redis.exceptions.AuthorizationError) as exc:
+        raise StoreError(f"Redis refused the name or password: {exc}") from exc
+    except (redis.exceptions.BusyLoadingError, redis.exceptions.ClusterDownError, redis.exceptions.AskError) as exc:
+        raise StoreUnavailable(f"Redis is not ready: {exc}; try again") from exc
+    except redis.ResponseError as exc:
+        raise _refused(exc) from exc
+    except (redis.TimeoutError, TimeoutError) as exc:
+        raise StoreUnavailable("Redis did not answer in time; try again") from exc
+    except (redis.ConnectionError, OSError) as exc:
+        raise too_many_behind(exc) or StoreUnavailable(f"Redis cannot be reached: {exc}") from exc
+    except redis.RedisError as exc:
+        raise StoreError(f"Redis: {type(exc).__name__}: {exc}") from exc
+
+
+def _refused(exc: redis.ResponseError) -> EverstepError:
+    text = str(exc)
+    if text.startswith("CORRUPTED"):
+        return CheckpointCorrupted(text.partition(" script: ")[0].removeprefix("CORRUPTED "))
+    if text.startswith("WRONGTYPE"):
+        return StoreMismatch(f"a key of another kind is in the way: {text}; use another key_prefix")
+    if text.startswith(("NOPERM", "ACL failure")):
+        return StoreReadOnly(f"Redis does not let this user do that: {text}")
+    if text.startswith("MISCONF"):
+        kind = StoreFull if "No space" in text else StoreUnavailable
+        return kind(f"Redis cannot write to its disk; nothing was written ({text})")
+    if text.startswith(("BUSY", "NOREPLICAS", "TRYAGAIN", "MASTERDOWN")):
+        return StoreUnavailable(f"Redis is busy: {text}; try again")
+    if text.startswith("DB index"):
+        return StoreMismatch("the server has no database of the number that the Redis URL names")
+    return StoreError(f"Redis: {text}")

@@ -1,0 +1,94 @@
+"""Lists of the Redis store: rows as scripts give them, and which of them a query asks for. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from everstep.stores.protocol import Key, Query, Stored
+from everstep.stores.records import matches
+from everstep.stores.redis.items import unpack_item
+
+
+class Row(NamedTuple):
+    """A line of a list, before its checkpoint is unpacked."""
+
+    seq: int
+    key: Key
+    item: bytes
+    marks: int
+    """1: it is pinned, 2: a branch began there, 4: it is hidden."""
+    family: str
+
+    @property
+    def is_pinned(self) -> bool:
+        return bool(self.marks & 1)
+
+    @property
+    def is_spared(self) -> bool:
+        return bool(self.marks & 3)
+
+    @property
+    def is_hidden(self) -> bool:
+        return bool(self.marks & 4)
+
+
+def page_rows(thread_id: str, namespace: str, reply: Sequence[Any]) -> list[Row]:
+    """Return the rows of a page that a script gave."""
+    family, flat = reply[1].decode(), reply[2]
+    return [
+        Row(number(flat[n + 1]), Key(thread_id, namespace, flat[n].decode()), flat[n + 2], flat[n + 3], family)
+        for n in range(0, len(flat), 4)
+    ]
+
+
+def range_of(query: Query) -> tuple[str, str]:
+    """Return the numbers between which a query's checkpoints lie, as a sorted set takes them."""
+    low = "-inf" if query.after_seq is None else f"({query.after_seq}"
+    return low, "+inf" if query.before_seq is None else f"({query.before_seq}"
+
+
+_FIRST = re.compile(rb'{"digest":"[0-9a-f]+","added":\d+,"run":(\d+),"step":(-?\d+),')
+
+
+def _first(row: Row) -> tuple[int, int]:
+    """Return run and step, which stand first in an item."""
+    found = _FIRST.match(row.item)
+    if found is None:
+        unpack_item(row.item, row.key, row.seq, row.family, whole=False)  # says what is wrong with it
+        raise AssertionError("an item that can be read begins as it should")
+    return int(found[1]) or row.seq, int(found[2])
+
+
+def listed(row: Row) -> Stored:
+    """Return a row as callers see it."""
+    return unpack_item(row.item, row.key, row.seq, row.family, pinned=row.is_pinned, hidden=row.is_hidden, whole=False)
+
+
+def is_asked_for(query: Query, row: Row, wanted: dict[str, bytes]) -> bool:
+    """Whether a query asks for this row."""
+    if (
+        (query.before_id is not None and row.key.checkpoint_id >= query.before_id)
+        or (query.before_seq is not None and row.seq >= query.before_seq)
+        or (query.after_seq is not None and row.seq <= query.after_seq)
+        or (query.spared is not None and row.is_spared != query.spared)
+    ):
+        return False
+    if query.step_max is not None or query.run is not None:
+        run, step = _first(row)
+        if (query.step_max is not None and step > query.step_max) or query.run not in (None, run):
+            return False
+    if query.hidden != "also":
+        _first(row)  # the run of a damaged one is not known, nor whether it is hidden
+        if row.is_hidden != (query.hidden == "only"):
+            return False
+    if not wanted:
+        return True
+    stored = unpack_item(row.item, row.key, row.seq, row.family, whole=False)
+    return matches(stored.record.metadata, wanted)
+
+
+def number(score: bytes) -> int:
+    """Return a score of a sorted set, which is a whole number, as one."""
+    return int(float(score))

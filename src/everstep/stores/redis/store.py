@@ -1,0 +1,1617 @@
+"""Redis or Valkey, one server or a cluster. See redis-1.lua for the keys, and `link` for the connections.
+
+A family lives in one of 1,024 buckets, that of its first thread's name; a branch whose own name gives another bucket
+has an alias there. The usual commit and the usual read are one call of the script; everything else is planned on what
+was read (`plan`) and sent as one call that checks that nothing has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import logging
+import secrets
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from everstep.errors import (
+    BaseGone,
+    CheckpointCorrupted,
+    CommitUnknown,
+    InvalidInput,
+    StoreError,
+    StoreMismatch,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from everstep.runtime import checks, forks
+from everstep.runtime.blocking import describe_on_store
+from everstep.runtime.calls import tried_again
+from everstep.stores.facts import Wanted, is_noted, new_facts, prefix_end
+from everstep.stores.heads import Heads, Seen
+from everstep.stores.newest import descent, newest_of
+from everstep.stores.protocol import (
+    ANY,
+    Base,
+    Change,
+    Deleted,
+    Draft,
+    Hidden,
+    Hit,
+    Key,
+    Loaded,
+    Newest,
+    Object,
+    Operation,
+    Outline,
+    Part,
+    Place,
+    Position,
+    Query,
+    RawLine,
+    RawThread,
+    Search,
+    Store,
+    Stored,
+    Swept,
+    Thread,
+    Write,
+)
+from everstep.stores.records import (
+    pack_record,
+    packed_filter,
+    record_digest,
+    unpack_origin,
+)
+from everstep.stores.redis.items import (
+    bucket_of,
+    escaped,
+    line_name,
+    line_of,
+    pack_item,
+    pack_objects,
+    pack_write,
+    raw_writes,
+    unpack_commons,
+    unpack_hidden,
+    unpack_item,
+    unpack_log,
+    unpack_objects,
+    unpack_run,
+    unpack_writes,
+)
+from everstep.stores.redis.link import Link, Lost, Unsure, translated
+from everstep.stores.redis.lists import Row, is_asked_for, listed, number, page_rows, range_of
+from everstep.stores.redis.plan import Elsewhere, LineState, Plan, Stale
+from everstep.stores.sweeping import Sweeps
+from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain, not_of_family
+from everstep.stores.waiting import Rhythm, Waiting
+from everstep.stores.workers import AsyncDriver, Driver
+
+logger = logging.getLogger("everstep")
+
+T = TypeVar("T")
+FORMAT_VERSION = b"1"
+_TRIES = 100
+_BEATEN_MAX = 3
+"""So often others may be faster before a change is given a turn of its own."""
+_TURN_SECONDS_MIN = 0.5
+_TURN_FACTOR = 4
+"""A turn lasts so many times longer than its work took before: others wait so long for a writer that has died."""
+_RHYTHM = Rhythm(early=(0.0003, 0.001), late=(0.002, 0.004), late_after=0.005)
+"""To look whether another writer's turn is over: that of a near one takes a millisecond or two."""
+_LOST_MAX = 3
+_PAGE = 200
+_FOUND_FIRST, _FOUND_SHARE, _FOUND_GROWTH = 4, 64, 8  # how many threads a bucket gives first, and how that grows
+_SCORE_MAX = 1 << 53
+_ALIASES_MAX = 10_000
+
+
+class RedisStore:
+    """A store on a Redis or Valkey server or cluster. `blocking` is the same for callers that may wait."""
+
+    _turn: _Turn | None = None
+    """What changes are made in, if this is what a turn works on."""
+
+    def __init__(
+        self,
+        url: str = "redis://localhost:6379/0",
+        *,
+        key_prefix: str = "everstep:",
+        ttl_seconds: float | None = None,
+        wait_replicas: int = 0,
+        timeout_seconds: float = 30.0,
+        allow_eviction: bool = False,
+        max_threads: int = 32,
+    ) -> None:
+        """Nothing is opened yet.
+
+        With `wait_replicas` a commit returns when so many replicas have it. `max_threads` carry asynchronous callers.
+        """
+        _check_options(key_prefix, ttl_seconds, wait_replicas, timeout_seconds, max_threads)
+        link = Link(checks.kind(url, str, "url"), timeout_seconds, wait_replicas, allow_eviction)
+        life_ms = 0 if ttl_seconds is None else max(1, round(ttl_seconds * 1000))
+        self._server = _Server(link, key_prefix, life_ms, wait_replicas)
+        self._driver: Driver = AsyncDriver(timeout_seconds, max_threads)
+        self._twin = object.__new__(RedisStore)
+        self._twin._server, self._twin._driver, self._twin._twin = self._server, Driver(timeout_seconds), self._twin
+
+    @property
+    def blocking(self) -> RedisStore:
+        return self._twin
+
+    @property
+    def limit_seconds(self) -> float:
+        return self._driver.timeout_seconds
+
+    @property
+    def address(self) -> str:
+        """Where it is, without user and password."""
+        return self._server.address
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._server.is_closed
+
+    def __repr__(self) -> str:
+        return describe_on_store(self, self)
+
+    async def in_turn(self, thread_id: str, work: Callable[[Store], Coroutine[Any, Any, T]], seconds: float = 0.0) -> T:
+        """Others are told to wait: see `verbs.turn` in the script."""
+        turn = await self._run(lambda at: self._server.take_turn(thread_id, seconds, at))
+        inside = object.__new__(RedisStore)
+        inside.__dict__.update(self.__dict__)
+        inside._turn = turn
+        try:
+            return await work(inside)
+        finally:
+            if turn is not None and not turn.is_used:
+                await self._run(lambda at: self._server.end_turn(turn, at))
+
+    async def commit(self, change: Change) -> Stored | None:
+        return await self._run(lambda at: self._server.commit(change, at, self._turn))
+
+    async def put_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+    ) -> None:
+        await self._run(lambda at: self._server.put_writes(key, writes, objects, base, at))
+
+    async def read(
+        self,
+        thread_id: str,
+        namespace: str = "",
+        checkpoint_id: str | None = None,
+        *,
+        objects: bool = False,
+        writes: bool = False,
+    ) -> Loaded | None:
+        if self._turn is not None and checkpoint_id is None and not objects and not writes:
+            head = self._turn.take_head(thread_id, namespace)
+            if head is not None:
+                return head
+        return await self._run(lambda at: self._server.load(thread_id, namespace, checkpoint_id, objects, writes, at))
+
+    async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
+        return await self._run(lambda at: self._server.load_many(keys, writes, at)) if keys else []
+
+    async def find(self, checkpoint_id: str) -> list[Key]:
+        return await self._run(lambda at: self._server.find(checkpoint_id, at))
+
+    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
+        return await self._run(lambda at: self._server.fetch(family, hashes, below, at))
+
+    async def list_checkpoints(self, query: Query) -> list[Stored]:
+        return await self._about(query.thread_id, lambda at: self._server.list_checkpoints(query, at))
+
+    async def count(self, query: Query) -> int:
+        return await self._about(query.thread_id, lambda at: self._server.count(query, at))
+
+    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
+        return await self._run(lambda at: self._server.list_threads(limit, offset, headless, at))
+
+    async def search(self, search: Search) -> list[Hit]:
+        return await self._run(lambda at: self._server.search(search, at))
+
+    async def thread(
+        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
+    ) -> Thread | None:
+        return await self._about(
+            thread_id, lambda at: self._server.thread(thread_id, branches, ancestry, at, brief=brief)
+        )
+
+    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        return await self._run(lambda at: self._server.started(thread_id, namespace, after, at))
+
+    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
+        return await self._run(lambda at: self._server.runs(family, runs, older, at))
+
+    async def newest(
+        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
+    ) -> Newest | None:
+        return await self._run(lambda at: self._server.newest(thread_id, limit, branches, without, at))
+
+    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:  # noqa: ARG002  # all at once
+        return await self._run(lambda at: self._server.outlines(at))
+
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
+        return await self._about(thread_id, lambda at: self._server.operations(thread_id, limit, at))
+
+    async def delete(
+        self,
+        thread_id: str,
+        *,
+        keys: Collection[Key] | None = None,
+        before_step: int | None = None,
+        spare: bool = False,
+        operations: Collection[int] = (),
+    ) -> Deleted:
+        return await self._run(lambda at: self._server.delete(thread_id, keys, before_step, spare, operations, at))
+
+    async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
+        driver = _SweepDriver(self._driver, self._server, pretend=pretend is not None)
+        return (await self._server.sweeps.run(driver, family, effort, pretend))[0]
+
+    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+        return await self._about(thread_id, lambda at: self._server.raw(thread_id, kin, at))
+
+    async def adopt(self, part: Part) -> int:
+        return await self._run(lambda at: self._server.adopt(part, at))
+
+    async def close(self) -> None:
+        if isinstance(self._driver, AsyncDriver):
+            self._driver.dismiss()
+        self._server.close()
+
+    async def _about(self, thread_id: str | None, work: Callable[[float], T]) -> T:
+        """Read something about a thread (None: about all of them)."""
+        return await self._run(lambda at: self._server.about_thread(thread_id, work, at))
+
+    async def _run(self, work: Callable[[float], T]) -> T:
+        return await self._driver.run(work)
+
+
+def _check_options(
+    key_prefix: str, ttl_seconds: float | None, wait_replicas: int, timeout_seconds: float, max_threads: int
+) -> None:
+    if not isinstance(key_prefix, str) or "{" in key_prefix or "}" in key_prefix:
+        raise InvalidInput(f"key_prefix is a text without braces, not {checks.shown(key_prefix)}")
+    numbers = (("ttl_seconds", ttl_seconds or 1), ("timeout_seconds", timeout_seconds), ("max_threads", max_threads))
+    for name, value in numbers:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e10:
+            raise InvalidInput(f"{name} is a number greater than 0, not {checks.shown(value)}")
+    if ttl_seconds is not None and not ttl_seconds:
+        raise InvalidInput("ttl_seconds is a number greater than 0, or None for no end")
+    checks.count(wait_replicas, "wait_replicas")
+
+
+class _Search:
+    """Where a thread may be kept: where it was last, in the bucket of its name, or where an alias there says."""
+
+    def __init__(self, thread_id: str, known: OrderedDict[str, int]) -> None:
+        self.thread_id, self.own, self._known = thread_id, bucket_of(thread_id), known
+        self.bucket = known.get(thread_id, self.own)
+        self.alias = b""
+        self._is_last = False
+
+    def go_on(self, alias: bytes) -> bool:
+        """Go to the next bucket, after the thread was not found in this one; False: it is nowhere.
+
+        A thread that is nowhere would be made in the bucket where the search ended.
+        """
+        is_own = self.bucket == self.own
+        if is_own:
+            self.alias = alias
+        else:
+            self._known.pop(self.thread_id, None)
+        if self._is_last:
+            return False
+        self._is_last = is_own
+        self.bucket = _bucket_of_alias(alias) if is_own and alias else self.own
+        if self.bucket != self.own:
+            self._known[self.thread_id] = self.bucket
+            if len(self._known) > _ALIASES_MAX:
+                self._known.popitem(last=False)
+        return not is_own or self.bucket != self.own
+
+    def end_at(self, bucket: int) -> None:
+        """The thread is nowhere, and would be made here."""
+        self.bucket, self._is_last = bucket, True
+
+
+class _Turn:
+    """A writer's turn to change a family while others wait."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(8)
+        self.family = ""
+        self.bucket = 0
+        self.head: Loaded | None = None
+        """Of the thread's own namespace, as it was when the turn began."""
+        self.is_used = False
+        """A change was made in it, which ended it."""
+
+    def take_head(self, thread_id: str, namespace: str) -> Loaded | None:
+        """Return this head, once: it need not be asked for while others wait."""
+        head = self.head
+        if head is None or head.stored.record.key[:2] != (thread_id, namespace):
+            return None
+        self.head = None
+        return head
+
+
+class _Known(NamedTuple):
+    """A head as this process saw it last."""
+
+    bucket: int
+    raw: bytes
+    head: Stored
+    is_fresh: bool = True
+    """This process has not put after it yet: the first put ends a time to live that others gave the family."""
+    labels: frozenset[int] = frozenset()
+    """What the thread can be found by besides what its head has, as far as this process knows."""
+
+
+class _NewestLine(NamedTuple):
+    thread_id: str
+    namespace: str
+    last: int
+    total: int
+    is_hiding: bool
+    """Whether something of its thread is hidden."""
+
+
+class _Server:
+    """What the store does, blocking. Each call takes its deadline."""
+
+    rest_order = 1
+
+    def __init__(self, link: Link, prefix: str, life_ms: int, wait_replicas: int) -> None:
+        self._link, self._prefix, self._life, self._replicas = link, prefix.encode(), life_ms, wait_replicas
+        self._lock = threading.Lock()
+        self._heads: Heads[_Known] = Heads()
+        self._aliases: OrderedDict[str, int] = OrderedDict()
+        self._registered: set[int] = set()
+        self.sweeps = Sweeps()
+        self._checked = self._is_allowed = False
+        forks.register(self)
+
+    def rest(self) -> None:
+        self._lock.acquire()
+        self._heads.rest()
+        self._link.rest()
+
+    def wake(self, *, in_child: bool) -> None:
+        self._link.wake(in_child=in_child)
+        self._heads.wake()
+        self._lock.release()
+
+    @property
+    def address(self) -> str:
+        return self._link.address
+
+    @property
+    def is_closed(self) -> bool:
+        return self._link.is_closed
+
+    def close(self) -> None:
+        self._link.close()
+
+    # -- calls
+
+    def _base(self, bucket: int) -> bytes:
+        return b"%b{%d}:" % (self._prefix, bucket)
+
+    def _check_server(self, at: float) -> None:
+        """Once per process: see that the server can be used."""
+        if self._checked:
+            return
+        with translated():
+            self._link.check_server(self._base(0), at)
+            found = self._link.send(self._prefix + b"format", (b"GET", self._prefix + b"format"), at)
+            if isinstance(found, Exception):
+                raise found
+        if found not in (None, FORMAT_VERSION):
+            raise StoreMismatch(
+                f"the keys under {self._prefix.decode()!r} have format {checks.shown(found)}, this Everstep knows "
+                f"{FORMAT_VERSION.decode()}; upgrade everstep"
+            )
+        self._checked = True
+        logger.info("opened %s", self.address)
+
+    def _call(self, bucket: int, at: float, *args: Any, writes: bool = False) -> Any:
+        """Call the script. If its answer was lost it is called again; a change may then have been made: Unsure."""
+        trouble: Lost | None = None
+        for _ in range(_LOST_MAX):
+            try:
+                return self._call_once(bucket, at, args, writes=writes)
+            except Lost as exc:
+                trouble = exc
+                tried_again("an answer of Redis was lost")
+            except StoreError as exc:
+                if writes and trouble is not None:
+                    raise Unsure("its answer was lost") from exc
+                raise
+        if writes:
+            raise Unsure("its answer was lost") from trouble
+        raise StoreUnavailable("Redis did not answer in time; try again") from trouble
+
+    def _call_once(self, bucket: int, at: float, args: Sequence[Any], *, writes: bool = True) -> Any:
+        """Call the script; if the answer was lost, Lost comes out."""
+        self._check_server(at)
+        with translated(but=(Lost,)):
+            try:
+                return self._link.run(self._base(bucket), [args[0], *_encoded(args[1:])], at, writes=writes)
+            except Lost:
+                self._registered.clear()  # after a failover it may be gone
+                raise
+
+    def _everywhere(self, at: float, verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
+        """Call the script on every bucket in use."""
+        self._check_server(at)
+        with translated():
+            key = self._prefix + b"buckets"
+            members = self._link.send(key, (b"SMEMBERS", key), at)
+            if isinstance(members, Exception):
+                raise members
+        buckets = sorted(int(member) for member in members)
+        yield from zip(buckets, self._call_many(at, verb, [(bucket, args) for bucket in buckets]), strict=True)
+
+    def _call_many(self, at: float, verb: str, calls: Sequence[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
+        """Call a script on buckets, each with its arguments, in few round trips. No change is made this way."""
+        self._check_server(at)
+        with translated():
+            sent = [(self._base(bucket), _encoded(args)) for bucket, args in calls]
+            replies = self._link.run_many(verb, sent, at)
+        if any(isinstance(reply, Lost) for reply in replies):
+            self._registered.clear()
+        for (bucket, args), reply in zip(calls, replies, strict=True):
+            yield self._call(bucket, at, verb, *args) if isinstance(reply, Exception) else reply
+
+    def _ask(
+        self, at: float, verb: str, thread_id: str, *args: Any, writes: bool = False, once: bool = False
+    ) -> tuple[int, Any] | None:
+        """Call a script about a thread where that is kept; None: there is no such thread."""
+        try:
+            return self._ask_unnamed(at, verb, thread_id, *args, writes=writes, once=once)
+        except CheckpointCorrupted as exc:
+            raise exc.located(thread_id, None) from exc
+
+    def _ask_unnamed(
+        self, at: float, verb: str, thread_id: str, *args: Any, writes: bool, once: bool
+    ) -> tuple[int, Any] | None:
+        search = self._search(thread_id)
+        while True:
+            if once:  # its answer could not be had again
+                try:
+                    reply = self._call_once(search.bucket, at, (verb, thread_id, *args))
+                except Lost as exc:
+                    raise Unsure("its answer was lost") from exc
+            else:
+                reply = self._call(search.bucket, at, verb, thread_id, *args, writes=writes)
+            if reply[0] != b"absent":
+                return search.bucket, reply
+            if not search.go_on(reply[1]):
+                return None
+
+    def _ask_many(self, at: float, verb: str, calls: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
+        """Call a script about threads where those are kept, in few round trips; None: there is no such thread.
+
+        Each call names its thread first.
+        """
+        searches = [self._search(thread_id) for thread_id, *_ in calls]
+        found: list[Any] = [None] * len(calls)
+        pending = list(range(len(calls)))
+        while pending:
+            replies = self._call_many(at, verb, [(searches[n].bucket, calls[n]) for n in pending])
+            for n in pending:
+                try:
+                    found[n] = next(replies)
+                except CheckpointCorrupted as exc:
+                    raise exc.located(calls[n][0], None) from exc
+            pending = [n for n in pending if found[n][0] == b"absent" and searches[n].go_on(found[n][1])]
+        return [None if reply[0] == b"absent" else reply for reply in found]
+
+    # -- where a thread is kept
+
+    def _search(self, thread_id: str) -> _Search:
+        return _Search(thread_id, self._aliases)
+
+    def _search_beside(self, origin: Key, thread_id: str, at: float) -> _Search:
+        """Return where a branch of this checkpoint is or will be."""
+        search = self._search(thread_id)
+        found = self._ask(at, "checkpoint", *origin)
+        if found is not None:
+            while (reply := self._call(search.bucket, at, "look", thread_id, ""))[0] == b"absent":
+                if not search.go_on(reply[1]):
+                    search.end_at(found[0])
+                    break
+            if search.bucket != found[0]:
+                raise not_of_family(thread_id)
+        return search
+
+    def _claimed(self, thread_id: str, home: _Search, at: float) -> bool:
+        """Note where a thread that a plan makes will be kept: that may make more than the one it is about."""
+        if thread_id == home.thread_id:
+            return self._claim(home, at)
+        search = self._search(thread_id)
+        while (reply := self._call(search.bucket, at, "look", thread_id, ""))[0] == b"absent":
+            if not search.go_on(reply[1]):
+                search.end_at(home.bucket)
+                return self._claim(search, at)
+        return False
+
+    def _claim(self, search: _Search, at: float) -> bool:
+        """Note where a thread will be kept, just before it is; False: it has come to be elsewhere."""
+        if search.bucket == search.own:
+            return True
+        return self._set_alias(search, search.bucket, at)
+
+    def _set_alias(self, search: _Search, bucket: int, at: float) -> bool:
+        """Give a thread's alias a new word, which makes it ours; False: it is not as it was found."""
+        value = f"{bucket} {uuid.uuid4().hex}".encode()
+        reply = self._call(search.own, at, "alias", search.thread_id, value, search.alias, self._life, writes=True)
+        if reply[0] != b"done":
+            return False
+        search.alias = value
+        return True
+
+    def _take_over(self, search: _Search, at: float) -> None:
+        """Before a thread is made in the bucket of its name, though an alias leads elsewhere.
+
+        Who left it may be about to make the thread there. With a new word in the alias they find out (`_is_kept`); if
+        they were first, the thread is there.
+        """
+        bucket = _bucket_of_alias(search.alias)
+        if not self._set_alias(search, bucket, at):
+            raise Stale
+        if self._call(bucket, at, "look", search.thread_id, "")[0] == b"found":
+            raise not_of_family(search.thread_id)
+
+    def _is_kept(self, plan: Plan, search: _Search, line: tuple[str, str], at: float) -> bool:
+        """Whether the alias of a thread that was just made still leads to it; if not, the thread is taken back."""
+        if line[0] not in plan.created or search.bucket == search.own:
+            return True
+        state = plan.state(*line)
+        raw = state.raw if state is not None else b""
+        try:
+            if self._call(search.own, at, "get", "GET", f"alias:{escaped(line[0])}") == search.alias:
+                return True
+            return bool(self._call(search.bucket, at, "retract", *line, raw)[0] != b"done")
+        except StoreError:  # it is made; that this could not be asked does not unmake it
+            return True
+
+    def _register(self, bucket: int, at: float) -> None:
+        """Note that a bucket is in use, before it is."""
+        if bucket in self._registered:
+            return
+        with translated():
+            for key, command in (
+                (b"format", (b"SET", self._prefix + b"format", FORMAT_VERSION, b"NX")),
+                (b"identity", (b"SET", self._prefix + b"identity", secrets.token_bytes(16), b"NX")),
+                (b"buckets", (b"SADD", self._prefix + b"buckets", bucket)),
+            ):
+                reply = self._link.send(self._prefix + key, command, at, writes=True)
+                if isinstance(reply, Exception):
+                    raise reply
+        self._registered.add(bucket)
+
+    def _check_allowed(self, at: float) -> None:
+        """Once per process: refuse to begin what the server would break off in the middle of a script."""
+        if self._is_allowed:
+            return
+        denied = self._call(0, at, "denied")
+        if denied:
+            names = ", ".join(name.decode() for name in denied)
+            raise StoreReadOnly(f"Redis does not let this user write: {names} under {self._prefix.decode()!r}")
+        self._is_allowed = True
+
+    # -- changing
+
+    def take_turn(self, thread_id: str, seconds: float, at: float) -> _Turn | None:
+        """Wait for a turn in a thread's family, for work that takes so long; None: there is no such thread."""
+        self._check_allowed(at)
+        turn = _Turn()
+        waiting = Waiting(_RHYTHM, at)
+        line = thread_id, ""
+        while True:
+            left = at - time.monotonic()
+            lasting = min(max(seconds * _TURN_FACTOR, _TURN_SECONDS_MIN), left)
+            since = self._heads.get(line)
+            found = self._ask(at, "turn", thread_id, turn.token, max(1, int(lasting * 1000)))
+            if found is None:
+                return None
+            turn.bucket, reply = found
+            if reply[0] == b"done":
+                turn.family = reply[1].decode()
+                turn.head = self._read(line, turn.bucket, reply[2], since, at, is_head=True)
+                return turn
+            _wait_for_turn(waiting, reply[1])
+
+    def end_turn(self, turn: _Turn, at: float) -> None:
+        """Let others go on. What fails here ends by itself."""
+        with contextlib.suppress(StoreError):
+            self._call(turn.bucket, at, "end_turn", turn.family, turn.token)
+
+    def commit(self, change: Change, at: float, turn: _Turn | None = None) -> Stored | None:
+        """Commit in one round trip if that can be, else by a plan."""
+        self._check_allowed(at)
+        drafts: list[Draft] = []
+        lost: list[Draft] = []
+        build, origin, line = change.build, change.origin, (change.thread_id, change.namespace)
+        if build is not None:
+            build = functools.partial(_noted, drafts, build)
+            change = change._replace(build=build)
+        try:
+            # What follows the head is newer than it, whatever its id.
+            if build is not None and is_plain(change) and change.head != "never":
+                stored = self._put(change, build, lost, at, turn)
+                if stored is not None:
+                    return stored
+            start = functools.partial(self._search, change.thread_id)
+            if origin is not None:
+                start = functools.partial(self._search_beside, origin, change.thread_id, at)
+            home = origin.thread_id if origin is not None else change.thread_id
+            return self._planned(lambda plan: apply(plan, change), line, drafts, lost, start, at, turn, home)
+        except Unsure as exc:
+            raise CommitUnknown(_name_of(drafts), change.thread_id, str(exc)) from exc
+        except StoreError as exc:
+            if not lost or isinstance(exc, CommitUnknown):
+                raise
+            # There was no time left to find out whether the call was done whose answer was lost.
+            raise CommitUnknown(_name_of(lost), change.thread_id) from exc
+
+    def _put(
+        self, change: Change, build: Callable[[Stored | None], Draft], lost: list[Draft], at: float, turn: _Turn | None
+    ) -> Stored | None:
+        """Commit a checkpoint that follows the head as last seen; None: it must be planned."""
+        line = change.thread_id, change.namespace
+        for _ in range(_BEATEN_MAX):
+            seen = self._heads.get(line)
+            if seen is None or seen.known is None:
+                return None
+            known, head = seen.known, seen.known.head
+            if change.expect is not ANY and change.expect != head.record.key.checkpoint_id:
+                return None
+            draft = build(head)
+            record = draft.record
+            rests_on_head = all(base == Base(head.record.key, head.digest) for base in draft.bases)
+            if record.key[:2] != line or record.parents != (head.record.key,) or not rests_on_head:
+                return None
+            if not all(is_noted(fact, known.labels) for fact in new_facts(record, head.record)):
+                return None
+            packed = Packed(record, *pack_record(record))
+            added = (
+                sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
+            )
+            raw = b"%d - %b %b" % (
+                seen.generation + 1, packed.digest.hex().encode(), record.key.checkpoint_id.encode(),
+            )  # fmt: skip
+            verb: list[Any] = ["put"]
+            if turn is not None or self._life or known.is_fresh or change.prune:
+                verb = ["put_and_prune", self._life, *line, head.family, len(change.prune), *change.prune]
+            if turn is not None:
+                verb[:1] = ["put_in_turn", turn.token]
+            args = [
+                *verb, line_name(*line), "@" + change.namespace, head.family, known.raw, raw, record.key.checkpoint_id,
+                pack_item(packed, head.run, added), change.thread_id, *pack_objects(draft.objects),
+            ]  # fmt: skip
+            self._register(known.bucket, at)
+            reply = self._sent(args, known.bucket, change.thread_id, draft, lost, at)
+            if reply[0] == b"done":
+                if turn is not None:
+                    turn.is_used = True
+                stored = Stored(
+                    record, int(reply[1]), head.family, digest=packed.digest, run=head.run, added_bytes=added
+                )
+                known = known._replace(raw=raw, head=stored, is_fresh=False)
+                self._heads.note(line, head.family, seen.generation + 1, known, seen, stored.seq)
+                if reply[2] == b"1":
+                    self._renew_aliases(head.family, at)
+                return stored
+            self._see_head(line, reply, known.bucket, seen)
+            found = self._lost_and_found(lost, at)
+            if found is not None:
+                return found
+        return None
+
+    def _see_head(self, line: tuple[str, str], reply: Sequence[bytes], bucket: int, since: Any) -> None:
+        """Note the head that a refused put was answered with."""
+        family, raw, seq, item = reply[1:]
+        if not raw:  # the plan that follows finds out what became of it
+            self._heads.doubt(line)
+            return
+        state = LineState(raw)
+        known = None
+        if seq and not state.turned:
+            head = unpack_item(item, Key(*line, state.checkpoint_id), number(seq), family.decode())
+            known = _Known(bucket, raw, state.check(head))
+        self._heads.note(line, family.decode(), state.generation, known, since, number(seq) if seq else 0)
+        if known is not None and since is not None and raw == since.known.raw:
+            self._heads.doubt(line)  # it was refused for another reason: its id is there
+
+    def _planned(
+        self,
+        work: Callable[[Plan], Stored | None],
+        line: tuple[str, str],
+        drafts: Sequence[Draft],
+        lost: list[Draft],
+        start: Callable[[], _Search],
+        at: float,
+        turn: _Turn | None = None,
+        home: str | None = None,
+    ) -> Stored | None:
+        """Plan and send until nothing has changed in between.
+
+        A change that others were faster than too often gets a turn in the family of the thread `home`, or of its own.
+        """
+        own: list[_Turn] = []
+        try:
+            return self._plan_and_send(work, line, drafts, lost, start, at, turn, home or line[0], own)
+        finally:
+            for taken in own:
+                if not taken.is_used:
+                    self.end_turn(taken, at)
+
+    def _plan_and_send(
+        self,
+        work: Callable[[Plan], Stored | None],
+        line: tuple[str, str],
+        drafts: Sequence[Draft],
+        lost: list[Draft],
+        start: Callable[[], _Search],
+        at: float,
+        turn: _Turn | None,
+        home: str,
+        own: list[_Turn],
+    ) -> Stored | None:
+        since = self._heads.get(line)
+        began = time.monotonic()
+
+        def checked(plan: Plan) -> Stored | None:
+            """Do the work, if what was seen of the line is not lost."""
+            if since is not None:
+                plan.line(*line)
+                family, generation = plan.generations.get(line, (None, 0))
+                self._check_seen(line, family, generation, since, at)
+            return work(plan)
+
+        for tries in range(_TRIES):
+            if turn is None and tries >= _BEATEN_MAX:
+                turn = self.take_turn(home, (time.monotonic() - began) / tries, at)
+                own += [turn] if turn is not None else []
+            search = start()
+            try:
+                plan, stored = self._plan(checked, search, at)
+            except Stale:
+                continue
+            if plan.is_empty:
+                self._confirm(stored, search.bucket, at)
+                return stored
+            self._register(search.bucket, at)
+            if not all(self._claimed(name, search, at) for name in plan.created):
+                continue
+            args = plan.arguments(*line)
+            if turn is not None:
+                args[:1] = ["commit_in_turn", turn.token]
+            reply = self._sent(args, search.bucket, line[0], drafts[-1] if drafts else None, lost, at)
+            if reply[0] == b"done":
+                if turn is not None:
+                    turn.is_used = True
+                if not self._is_kept(plan, search, line, at):
+                    continue
+                self._note_plan(plan, line, stored, search.bucket, since)
+                if reply[1] == b"1":
+                    self._renew_aliases(plan.family_name, at)
+                return stored
+            found = self._lost_and_found(lost, at)
+            if found is not None:
+                return found
+        raise StoreUnavailable("too many writers at once; try again")
+
+    def _plan(self, work: Callable[[Plan], Stored | None], search: _Search, at: float) -> tuple[Plan, Stored | None]:
+        """Plan the work where its thread is, or would be."""
+        nowhere: bytes | None = None
+        while True:
+            script = functools.partial(self._call, search.bucket, at)
+            plan = Plan(script, search.bucket, self._life, search.thread_id)
+            if nowhere is not None:
+                if search.bucket == search.own and search.alias:
+                    self._take_over(search, at)
+                plan.accept_absence(nowhere, search.alias)
+            try:
+                return plan, work(plan)
+            except Elsewhere as exc:
+                if not search.go_on(exc.alias):
+                    nowhere = exc.remains
+            except CheckpointCorrupted as exc:
+                raise exc.located(search.thread_id, None) from exc
+
+    def _note_plan(self, plan: Plan, line: tuple[str, str], stored: Stored | None, bucket: int, since: Any) -> None:
+        state = plan.state(*line)
+        if state is None:
+            return
+        known, family = None, plan.family_name
+        is_head = stored is not None and state.checkpoint_id == stored.record.key.checkpoint_id
+        if stored is not None and is_head and not state.turned and state.digest == stored.digest.hex():
+            known = _Known(bucket, state.raw, stored, labels=plan.labels(line[0]))
+        self._heads.note(line, family, state.generation, known, since, stored.seq if stored is not None else 0)
+
+    def _sent(
+        self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
+    ) -> Any:
+        """Send a change, and wait while another writer has its turn."""
+        waiting = Waiting(_RHYTHM, at)
+        while True:
+            reply = self._sent_once(args, bucket, thread_id, draft, lost, at)
+            if reply[0] != b"wait":
+                return reply
+            _wait_for_turn(waiting, reply[1])
+
+    def _sent_once(
+        self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
+    ) -> Any:
+        """Send a change. If its answer is lost, send it again: it names what it saw, so it is never done twice."""
+        name = _name_of([draft] if draft is not None else [])
+        trouble: Exception | None = None
+        for _ in range(_LOST_MAX):
+            try:
+                reply = self._call_once(bucket, at, args)
+            except Lost as exc:
+                trouble = exc
+                if draft is not None and not any(draft is other for other in lost):
+                    lost.append(draft)
+                tried_again("an answer of Redis was lost")
+                continue
+            except Unsure as exc:
+                raise CommitUnknown(name, thread_id, str(exc)) from exc
+            except StoreError as exc:
+                if trouble is None:
+                    raise
+                raise CommitUnknown(name, thread_id) from exc
+            if reply[0] != b"done" and trouble is not None and draft is None:
+                break  # changed since: by this very call, or by somebody else
+            return reply
+        raise CommitUnknown(name, thread_id) from trouble
+
+    def _lost_and_found(self, lost: Sequence[Draft], at: float) -> Stored | None:
+        """Return the checkpoint of a call whose answer was lost, if it was done."""
+        for draft in lost:
+            loaded = self.load(*draft.record.key, objects=False, writes=False, at=at)
+            if loaded is not None and loaded.stored.digest == record_digest(*pack_record(draft.record)):
+                self._heads.doubt(draft.record.key[:2])
+                self._confirm(loaded.stored, _bucket_of_family(loaded.stored.family), at)
+                return loaded.stored
+        return None
+
+    def _confirm(self, stored: Stored | None, bucket: int, at: float) -> None:
+        """Nothing had to be done: see that replicas have what is there."""
+        if self._replicas and stored is not None:
+            try:
+                self._call(bucket, at, "confirm", stored.family, writes=True)
+            except StoreUnavailable as exc:
+                raise CommitUnknown(stored.record.key.checkpoint_id, stored.record.key.thread_id) from exc
+
+    def _renew_aliases(self, family: str, at: float) -> None:
+        """Let aliases live on with their family. They live much longer than it: what fails now is done next time."""
+        bucket = _bucket_of_family(family)
+        with contextlib.suppress(StoreError):
+            for name in self._call(bucket, at, "get", "SMEMBERS", f"family:{family}:threads"):
+                thread_id = name.decode()
+                if bucket_of(thread_id) != bucket:
+                    value = f"{bucket} {uuid.uuid4().hex}"
+                    self._call(bucket_of(thread_id), at, "renew_alias", thread_id, value, self._life)
+
+    def put_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, at: float
+    ) -> None:
+        self._check_allowed(at)
+        flat: list[Any] = []
+        for write in writes:
+            flat += ("last" if write.idx < 0 else "first", *pack_write(key.checkpoint_id, write))
+        packed = pack_objects(objects)
+        rests_on = (*base.key, base.digest.hex()) if base is not None else ("", "", "", "")
+        args = (key.namespace, key.checkpoint_id, self._life, *rests_on, len(packed), *packed, len(flat), *flat)
+        try:
+            found = self._ask(at, "writes", key.thread_id, *args, writes=True)
+            reply = found[1] if found is not None else [b"missing"]
+            if reply[0] == b"base":
+                raise BaseGone(f"{base.key if base is not None else None} is no longer stored as it was")
+            if reply[0] == b"missing":
+                start = functools.partial(self._search, key.thread_id)
+                work = functools.partial(apply_writes, key=key, writes=writes, objects=objects, base=base)
+                self._planned(work, key[:2], (), [], start, at)
+            elif reply[1] == b"1":
+                self._renew_aliases(reply[2].decode(), at)
+        except Unsure as exc:
+            raise CommitUnknown(key.checkpoint_id, key.thread_id, str(exc)) from exc
+
+    def delete(
+        self,
+        thread_id: str,
+        keys: Collection[Key] | None,
+        before_step: int | None,
+        spare: bool,
+        operations: Collection[int],
+        at: float,
+    ) -> Deleted:
+        self._check_allowed(at)
+        try:
+            return self._delete(thread_id, keys, before_step, spare, operations, at)
+        except CheckpointCorrupted:
+            if keys is not None or before_step is not None:
+                raise
+            return self._wipe(thread_id, at)
+
+    def _wipe(self, thread_id: str, at: float) -> Deleted:
+        """Delete a damaged thread, with whatever is found of it by looking through the names of all keys."""
+        buckets = {bucket for bucket, has in self._everywhere(at, "has", thread_id) if has}
+        count, families = 0, set[str]()
+        for bucket in buckets | {bucket_of(thread_id)}:
+            keys = self._keys_like(bucket, f"thread:{_literally(escaped(thread_id))}:*", at)
+            count += sum(b":item:" in key for key in keys)
+            own = self._call(bucket, at, "get", "HGET", f"thread:{escaped(thread_id)}:heads", "family")
+            found = {own.decode()} if own is not None else set()
+            for key in self._keys_like(bucket, "family:*:threads", at):
+                name = key.removeprefix(self._base(bucket)).decode()
+                if self._call(bucket, at, "get", "SISMEMBER", name, thread_id):
+                    found.add(name.split(":")[1])
+            self._call(bucket, at, "wipe", thread_id, len(found), *found, len(keys), *keys, writes=True)
+            families |= found
+        self._heads.forget_thread(thread_id)
+        return Deleted(count, frozenset(families))
+
+    def _keys_like(self, bucket: int, pattern: str, at: float) -> list[bytes]:
+        """Return the keys of a bucket whose names match. It looks at all keys of the server."""
+        base, cursor, found = self._base(bucket), b"0", set[bytes]()
+        match = _literally(base.decode()).encode() + pattern.encode()
+        with translated():
+            while True:
+                reply = self._link.send(base, (b"SCAN", cursor, b"MATCH", match, b"COUNT", b"1000"), at)
+                if isinstance(reply, Exception):
+                    raise reply
+                cursor = reply[0]
+                found.update(reply[1])
+                if cursor == b"0":
+                    return sorted(found)
+
+    def _delete(
+        self,
+        thread_id: str,
+        keys: Collection[Key] | None,
+        before_step: int | None,
+        spare: bool,
+        operations: Collection[int],
+        at: float,
+    ) -> Deleted:
+        found = self._ask(at, "index", thread_id)
+        if found is None:
+            return Deleted(0, frozenset())
+        args: list[Any] = [int(spare), len(operations), *operations]
+        namespaces = [name.decode() for name in found[1][1][::2]]
+        args.append(len(namespaces))
+        for namespace in namespaces:
+            ids: list[str] = []
+            if keys is not None:
+                ids = [key.checkpoint_id for key in keys if key[:2] == (thread_id, namespace)]
+            elif before_step is not None:
+                query = Query(thread_id=thread_id, namespace=namespace, step_max=before_step - 1, hidden="also")
+                ids = [row.key.checkpoint_id for row in self._rows(query, at)]
+            args += (namespace, int(keys is None and before_step is None), len(ids), *ids)
+            self._heads.doubt((thread_id, namespace))
+        alias = None
+        if (own := bucket_of(thread_id)) != found[0]:
+            alias = self._call(own, at, "get", "GET", f"alias:{escaped(thread_id)}")
+        try:
+            found = self._ask(at, "delete", thread_id, *args, once=True)
+        except Unsure as exc:
+            raise CommitUnknown(None, thread_id, str(exc)) from exc
+        if found is None:
+            return Deleted(0, frozenset())
+        _, (_, count, family, left) = found
+        if left != b"thread" and alias is not None:
+            with contextlib.suppress(StoreError):  # an alias that leads nowhere does no harm
+                self._call(own, at, "unalias", thread_id, alias)
+        return Deleted(count, frozenset({family.decode()}) if count and left != b"nothing" else frozenset())
+
+    # -- reading
+
+    def load(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool, at: float
+    ) -> Loaded | None:
+        line = thread_id, namespace
+        since = self._heads.get(line)
+        which = ("head", "") if checkpoint_id is None else ("id", checkpoint_id)
+        found = self._ask(at, "load", thread_id, namespace, *which, int(objects), int(writes))
+        if found is None:
+            self._check_absent(line, since, at)
+            return None
+        return self._read(line, *found, since, at, is_head=checkpoint_id is None)
+
+    def _read(
+        self,
+        line: tuple[str, str],
+        bucket: int,
+        reply: Sequence[Any],
+        since: Seen[_Known] | None,
+        at: float,
+        *,
+        is_head: bool,
+    ) -> Loaded | None:
+        """Return a checkpoint that the script gave, and note it if it is the head."""
+        loaded = next(self._loaded(line, reply, since, at), None)
+        if loaded is None:
+            return None
+        if is_head:
+            raw, head = reply[2], loaded.stored._replace(hidden=False)
+            known = _Known(bucket, raw, head) if not LineState(raw).turned else None
+            self._heads.note(line, head.family, loaded.generation, known, since, head.seq)
+        return loaded._replace(objects=unpack_objects(reply[4]))
+
+    def load_many(self, keys: Sequence[Key], writes: bool, at: float) -> list[Loaded]:
+        since = {key[:2]: self._heads.get(key[:2]) for key in keys}
+        calls = list(_by_line(keys, int(writes)))
+        found: dict[Key, Loaded] = {}
+        for call, reply in zip(calls, self._ask_many(at, "load_many", calls), strict=True):
+            line = call[0], call[1]
+            if reply is None:
+                self._check_absent(line, since[line], at)
+            else:
+                for loaded in self._loaded(line, reply, since[line], at):
+                    found[loaded.stored.record.key] = loaded
+        return [found[key] for key in keys if key in found]
+
+    def _loaded(
+        self, line: tuple[str, str], reply: Sequence[Any], since: Seen[_Known] | None, at: float
+    ) -> Iterator[Loaded]:
+        """Yield the checkpoints of a line that a script gave, their objects left aside."""
+        if len(reply) == 1:
+            self._check_absent(line, since, at)
+            return
+        family, state = reply[1].decode(), LineState(reply[2])
+        self._check_seen(line, family, state.generation, since, at)
+        for name, seq, item, pinned, attached, hidden, hidden_writes in reply[3]:
+            key = Key(*line, name.decode())
+            stored = unpack_item(item, key, number(seq), family, pinned=pinned == b"1", hidden=hidden == b"1")
+            if key.checkpoint_id == state.checkpoint_id:
+                state.check(stored)
+            writes = unpack_writes(key.checkpoint_id, attached, hidden_writes)
+            yield Loaded(stored, state.generation, (), writes)
+
+    # -- what was seen and is not there any more
+
+    def about_thread(self, thread_id: str | None, work: Callable[[float], T], at: float) -> T:
+        """Read something about a thread. If there is nothing, and there was something before, look for a loss."""
+        seen = self._heads.any_of(thread_id) if thread_id is not None else None
+        found = work(at)
+        if found or thread_id is None or seen is None:
+            return found
+        namespace, since = seen
+        line = thread_id, namespace
+        looked = self._ask(at, "look", *line)
+        flat = looked[1][1] if looked is not None else []
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        raw = fields.get(b"@" + namespace.encode())
+        if raw is None:
+            self._check_absent(line, since, at)
+        else:
+            self._check_seen(line, fields[b"family"].decode(), LineState(raw).generation, since, at)
+        return found
+
+    def _check_absent(self, line: tuple[str, str], since: Seen[_Known] | None, at: float) -> None:
+        self._check_seen(line, None, 0, since, at)
+        self._heads.forget(line)
+
+    def _check_seen(
+        self, line: tuple[str, str], family: str | None, generation: int, since: Seen[_Known] | None, at: float
+    ) -> None:
+        """Raise HeadRegressed if the server lost what was seen of a line; without a family the line is not there."""
+
+        def was_deleted(seen: Seen[_Known]) -> bool:
+            asked = line[0], seen.family, seen.generation, seen.seq
+            return bool(self._call(_bucket_of_family(seen.family), at, "vanished", *asked) != b"lost")
+
+        self._heads.check(line, family, generation, since, was_deleted)
+
+    def find(self, checkpoint_id: str, at: float) -> list[Key]:
+        keys = []
+        for _, found in self._everywhere(at, "find", checkpoint_id):
+            for line, item in zip(found[::2], found[1::2], strict=True):
+                keys.append(Key(*line_of(line), checkpoint_id))
+                unpack_item(item, keys[-1], 0, "", whole=False)  # a damaged one is not passed over
+        if not keys:
+            for _, names in self._everywhere(at, "search", checkpoint_id):
+                for name in names:
+                    raise CheckpointCorrupted(
+                        "the index of ids does not have a checkpoint that its thread has",
+                        thread_id=name.decode(), checkpoint_id=checkpoint_id,
+                    )  # fmt: skip
+        return keys
+
+    def fetch(self, family: str, hashes: Collection[bytes], below: bool, at: float) -> list[Object]:
+        bucket = _bucket_of_family(family)
+        return unpack_objects(self._call(bucket, at, "fetch", family, int(below), len(hashes), *hashes))
+
+    def list_checkpoints(self, query: Query, at: float) -> list[Stored]:
+        return [listed(row) for row in self._rows(query, at)]
+
+    def count(self, query: Query, at: float) -> int:
+        simple = Query(
+            thread_id=query.thread_id, namespace=query.namespace, before_seq=query.before_seq,
+            after_seq=query.after_seq, order=query.order, hidden=query.hidden,
+        )  # fmt: skip
+        if query == simple and query.thread_id is not None and query.hidden != "only":
+            names = self._namespaces(query, query.thread_id, at)
+            is_visible = int(query.hidden == "no")
+            counts = [self._ask(at, "count", query.thread_id, name, *range_of(query), is_visible) for name in names]
+            if all(found is None or found[1][0] == b"found" for found in counts):
+                return sum(found[1][1] for found in counts if found is not None)
+        return len(self._rows(query, at))
+
+    def _namespaces(self, query: Query, thread_id: str, at: float) -> Collection[str]:
+        if query.namespace is not None:
+            return [query.namespace]
+        thread = self.thread(thread_id, branches=False, ancestry=False, at=at)
+        return thread.newest if thread is not None else ()
+
+    def _rows(self, query: Query, at: float) -> list[Row]:
+        """Return what a query asks for."""
+        wanted = packed_filter(query.filter)
+        limit = None if query.limit is None else query.limit + query.offset
+        chosen: list[Row] = []
+        if limit != 0:
+            for row in self._ordered(query, at):
+                if is_asked_for(query, row, wanted):
+                    chosen.append(row)
+                    if len(chosen) == limit:
+                        break
+        return chosen[query.offset :]
+
+    def _ordered(self, query: Query, at: float) -> Iterator[Row]:
+        """Yield the checkpoints of a query's threads and namespaces in its order, a page at a time."""
+        if query.checkpoint_id is not None:
+            yield from self._of_id(query, query.checkpoint_id, at)
+            return
+        if query.thread_id is not None and query.order != "id":
+            names = self._namespaces(query, query.thread_id, at)
+            pages = [self._paged(query, query.thread_id, name, at) for name in names]
+            yield from heapq.merge(*pages, key=lambda row: row.seq, reverse=query.order != "oldest")
+            return
+        every: list[tuple[Any, ...]] = []
+        names = [query.thread_id] if query.thread_id is not None else self._names(at)
+        for thread_id, found in zip(names, self._ask_many(at, "index", [(name,) for name in names]), strict=True):
+            lines = found[1] if found is not None else []
+            for name, flat in zip(lines[::2], lines[1::2], strict=True):
+                namespace = name.decode()
+                if query.namespace is None or namespace == query.namespace:
+                    for checkpoint_id, seq in zip(flat[::2], flat[1::2], strict=True):
+                        key = Key(thread_id, namespace, checkpoint_id.decode())
+                        every.append((key.checkpoint_id if query.order == "id" else "", number(seq), key))
+        if query.before_id is not None:
+            every = [row for row in every if row[2].checkpoint_id < query.before_id]
+        every.sort(reverse=query.order != "oldest")
+        first, size = 0, _first_page(query)
+        while first < len(every):
+            keys = [row[2] for row in every[first : first + size]]
+            rows = {row.key: row for row in self._items(keys, at)}
+            yield from (rows[key] for key in keys if key in rows)
+            first, size = first + size, _PAGE
+
+    def _of_id(self, query: Query, checkpoint_id: str, at: float) -> list[Row]:
+        """Return the checkpoints of that id in a query's threads and namespaces, in its order."""
+        if query.thread_id is None:
+            keys = [key for key in self.find(checkpoint_id, at) if query.namespace in (None, key.namespace)]
+        else:
+            names = self._namespaces(query, query.thread_id, at)
+            keys = [Key(query.thread_id, name, checkpoint_id) for name in names]
+        return sorted(self._items(keys, at), key=lambda row: row.seq, reverse=query.order != "oldest")
+
+    def _paged(self, query: Query, thread_id: str, namespace: str, at: float) -> Iterator[Row]:
+        low, high = range_of(query)
+        size = _first_page(query)
+        while True:
+            is_visible = int(query.hidden == "no")
+            found = self._ask(at, "page", thread_id, namespace, query.order, low, high, size, is_visible)
+            if found is None:
+                return
+            rows = page_rows(thread_id, namespace, found[1])
+            yield from rows
+            if len(rows) < size:
+                return
+            size = _PAGE
+            if query.order == "oldest":
+                low = f"({rows[-1].seq}"
+            else:
+                high = f"({rows[-1].seq}"
+
+    def _items(self, keys: Sequence[Key], at: float) -> Iterator[Row]:
+        calls = list(_by_line(keys))
+        for call, reply in zip(calls, self._ask_many(at, "items", calls), strict=True):
+            if reply is not None:
+                yield from page_rows(call[0], call[1], reply)
+
+    def _names(self, at: float) -> list[str]:
+        return [name.decode() for _, names in self._everywhere(at, "names") for name in names]
+
+    def list_threads(self, limit: int, offset: int, headless: bool, at: float) -> list[Stored]:
+        if not limit:
+            return []
+        found = [row for _, rows in self._everywhere(at, "threads", limit + offset, int(headless)) for row in rows]
+        newest = heapq.nlargest(limit + offset, found, key=lambda row: float(row[0]))[offset:]
+        return [_listed_thread(row) for row in newest]
+
+    def search(self, search: Search, at: float) -> list[Hit]:
+        wanted = Wanted.of(search)
+        found: list[Hit] = []
+        after, count = search.after, _FOUND_FIRST + search.limit // _FOUND_SHARE
+        while len(found) < search.limit:
+            places, after = self._places(search, wanted, after, count, at)
+            for start in range(0, len(places), search.limit):
+                found += self._shown(places[start : start + search.limit], wanted, at)
+                if len(found) >= search.limit:
+                    break
+            if after is None:
+                break
+            count *= _FOUND_GROWTH
+        return found[: search.limit]
+
+    def _places(
+        self, search: Search, wanted: Wanted, after: Position | None, count: int, at: float
+    ) -> tuple[list[tuple[int, Position]], Position | None]:
+        """Return the next threads that a search may be about, each with its bucket, and where to go on, if anywhere.
+
+        Each bucket gives its first few. If it has more, threads that stand after the last of them cannot be put in
+        order yet.
+        """
+        found: list[tuple[int, Position]] = []
+        last: Position | None = None
+        end = prefix_end(search.prefix) or ""
+        place = after or Position(_SCORE_MAX, "")
+        labels = [label for group in wanted.labels for label in group]
+        args = search.prefix, end, search.since or 0, *place, count, len(wanted.labels), *labels
+        for bucket, flat in self._everywhere(at, "found", *args):
+            pairs = zip(flat[::2], flat[1::2], strict=True)
+            own = [(bucket, Position(int(float(time)), name.decode())) for time, name in pairs]
+            found += own
+            if len(own) == count and (last is None or own[-1][1] > last):
+                last = own[-1][1]
+        ordered = sorted(found, key=lambda each: each[1], reverse=True)
+        return [each for each in ordered if last is None or each[1] >= last], last
+
+    def _shown(self, places: Sequence[tuple[int, Position]], wanted: Wanted, at: float) -> list[Hit]:
+        """Return those of these threads that fit, as they are listed."""
+        names: dict[int, list[str]] = {}
+        for bucket, position in places:
+            names.setdefault(bucket, []).append(position.thread_id)
+        calls = [(bucket, (len(some), *some)) for bucket, some in names.items()]
+        rows = {row[1].decode(): row for reply in self._call_many(at, "shown", calls) for row in reply}
+        found: list[Hit] = []
+        for _, position in places:
+            row = rows.get(position.thread_id)
+            if row is None:
+                continue  # it has writes only, is hidden, or has gone meanwhile
+            stored = _listed_thread(row)
+            if wanted.fits(stored.record):
+                found.append(Hit(stored, position))
+        return found
+
+    def started(self, thread_id: str, namespace: str, after: int, at: float) -> list[int]:
+        found = self._ask(at, "line_runs", thread_id, namespace, after)
+        return sorted(int(run) for run in found[1][1]) if found is not None else []
+
+    def thread(
+        self, thread_id: str, branches: bool, ancestry: bool, at: float, *, brief: bool = False
+    ) -> Thread | None:
+        found = self._ask(at, "thread", thread_id, int(branches), int(brief))
+        if found is None:
+            return None
+        flat, newest, stretches, runs, commons, spared, born, live, doomed = found[1][1:]
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        heads = {}
+        for field, raw in fields.items():
+            if field.startswith(b"@"):
+                state = LineState(raw)
+                if state.digest is not None:
+                    heads[field[1:].decode()] = state.checkpoint_id, state.generation
+        hidden: dict[int, list[Hidden]] = {}
+        for stretch in map(unpack_hidden, stretches):
+            hidden.setdefault(stretch.operation, []).append(stretch)
+        prefix = line_name(thread_id, "").encode()
+        origin = fields.get(b"origin")
+        every = {int(run): unpack_run(int(run), value) for run, value in zip(runs[::2], runs[1::2], strict=True)}
+        return Thread(
+            thread_id,
+            fields[b"family"].decode(),
+            unpack_origin(origin, thread_id) if origin is not None else None,
+            heads,
+            {name.decode(): number(seq) for name, seq in zip(newest[::2], newest[1::2], strict=True)},
+            hidden,
+            {run: follows for run, (line, follows) in every.items() if line.startswith(prefix)},
+            {run: follows for run, (_, follows) in every.items()} if ancestry else {},
+            [
+                name.decode()
+                for _, name, key in sorted(born, key=lambda row: int(row[0]))
+                if unpack_origin(key, name.decode()).thread_id == thread_id
+            ],
+            unpack_commons(commons, thread_id),
+            frozenset(number(seq) for seq in spared),
+            int(doomed) / max(int(live), 1) if int(doomed) else 0.0,
+        )
+
+    def runs(self, family: str, runs: Collection[int], older: int, at: float) -> dict[int, tuple[Place, ...]]:
+        if not runs:
+            return {}
+        flat = self._call(_bucket_of_family(family), at, "runs", family, older, len(runs), *runs)
+        pairs = zip(map(int, flat[::2]), flat[1::2], strict=True)
+        return {run: unpack_run(run, value)[1] for run, value in pairs}
+
+    def newest(self, thread_id: str, limit: int, branches: bool, without: str | None, at: float) -> Newest | None:
+        found = self._ask(at, "kin", thread_id, int(branches))
+        if found is None:
+            return None
+        born: dict[str, list[str]] = {}
+        lines: dict[str, list[_NewestLine]] = {}
+        heads: set[Key] = set()
+        for name, origin, is_hiding, flat in found[1][1]:
+            own = name.decode()
+            if origin:
+                born.setdefault(unpack_origin(origin, own).thread_id, []).append(own)
+            for namespace, raw, last, total in flat:
+                state = LineState(raw)
+                if state.digest is not None:
+                    heads.add(Key(own, namespace.decode(), state.checkpoint_id))
+                if last:
+                    line = _NewestLine(own, namespace.decode(), number(last), total, is_hiding == 1)
+                    lines.setdefault(own, []).append(line)
+        alive = {key.thread_id for key in heads}
+        names = descent(thread_id, born, lambda name: name in alive)
+        if not names:
+            return None
+        asked = [line for name in names for line in lines.get(name, ()) if line.namespace != without]
+        listed_rows = newest_of(
+            [(line.last, line) for line in asked],
+            limit,
+            lambda chosen, after, most: self._newest_rows(chosen, after, most, at),
+        )
+        shown = {line[:2] for line in asked}
+        total = 0
+        for line in asked:
+            query = Query(thread_id=line.thread_id, namespace=line.namespace)
+            total += self.count(query, at) if line.is_hiding else line.total
+        return Newest(listed_rows, frozenset(key for key in heads if key[:2] in shown), total)
+
+    def _newest_rows(self, lines: Sequence[_NewestLine], after: int, limit: int, at: float) -> list[Stored]:
+        plain = [line for line in lines if not line.is_hiding]
+        calls = [(line.thread_id, line.namespace, "seq", f"({after}", "+inf", limit, 0) for line in plain]
+        found: list[Stored] = []
+        for line, reply in zip(plain, self._ask_many(at, "page", calls), strict=True):
+            if reply is not None:
+                found += [listed(row) for row in page_rows(line.thread_id, line.namespace, reply)]
+        for line in lines:
+            if line.is_hiding:
+                query = Query(thread_id=line.thread_id, namespace=line.namespace, after_seq=after, limit=limit)
+                found += self.list_checkpoints(query, at)
+        return found
+
+    def outlines(self, at: float) -> tuple[list[Outline], int | None]:
+        found = []
+        for _, rows in self._everywhere(at, "outlines"):
+            for name, family, most, has_log, is_swept in rows:
+                found.append(Outline(name.decode(), family.decode(), most, bool(has_log), is_swept == b"2"))
+        return found, None
+
+    def operations(self, thread_id: str, limit: int, at: float) -> list[Operation]:
+        found = self._ask(at, "log", thread_id, limit)
+        flat = found[1][1] if found is not None else []
+        return [unpack_log(value, int(seq)) for seq, value in zip(flat[::2], flat[1::2], strict=True)]
+
+    # -- copying: see `transaction.adopt`
+
+    def raw(self, thread_id: str, kin: bool, at: float) -> RawThread | None:
+        found = self._ask(at, "raw", thread_id, int(kin))
+        if found is None:
+            return None
+        flat, newest, stretches, log, attached, runs, commons, pins, began, active, names = found[1][1:]
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        last = dict(zip(newest[::2], newest[1::2], strict=True))
+        owners: dict[bytes, set[int]] = {}
+        for run, value in zip(map(int, runs[::2]), runs[1::2], strict=True):
+            owners.setdefault(unpack_run(run, value)[0], set()).add(run)
+        lines = {}
+        for field, value in fields.items():
+            if field.startswith(b"@"):
+                state, name = LineState(value), field[1:].decode()
+                head = state.checkpoint_id if state.digest is not None else None
+                own = frozenset(owners.get(line_name(thread_id, name).encode(), ()))
+                highest = number(last[field[1:]])
+                lines[name] = RawLine(head, state.turned, state.generation, number(active), own, highest)
+        writes = [
+            (Key(thread_id, name.decode(), checkpoint_id.decode()), write)
+            for name, checkpoint_id, held in attached
+            for write in raw_writes(checkpoint_id.decode(), held)
+        ]
+        origin = fields.get(b"origin")
+        return RawThread(
+            thread_id,
+            fields[b"family"].decode(),
+            self._identity(at) + fields[b"family"],
+            lines,
+            unpack_origin(origin, thread_id) if origin is not None else None,
+            number(began),
+            frozenset(number(seq) for seq in pins),
+            [unpack_hidden(stretch) for stretch in stretches],
+            [unpack_log(value, seq) for seq, value in sorted(zip(map(int, log[::2]), log[1::2], strict=True))],
+            sorted(writes, key=lambda each: each[1].seq),
+            unpack_commons(commons, thread_id),
+            fields.get(b"note", b""),
+            [name.decode() for name in names],
+        )
+
+    def _identity(self, at: float) -> bytes:
+        with translated():
+            found: Any = self._link.send(self._prefix + b"identity", (b"GET", self._prefix + b"identity"), at)
+            if isinstance(found, Exception):
+                raise found
+        return found or b""
+
+    def _family_of(self, thread_id: str, at: float) -> bytes | None:
+        found = self._ask(at, "look", thread_id, "")
+        flat = found[1][1] if found is not None else []
+        return dict(zip(flat[::2], flat[1::2], strict=True)).get(b"family")
+
+    def adopt(self, part: Part, at: float) -> int:
+        self._check_allowed(at)
+        highest = 0
+        family = self._family_of(part.thread_id, at)
+        for name in {stored.record.key.thread_id for stored in part.checkpoints} | {raw[0] for raw in part.threads}:
+            if self._family_of(name, at) not in (None, family):  # it may be in another bucket, where no plan looks
+                raise InvalidInput(f"thread {name!r} exists and is not of the family of {part.thread_id!r}")
+
+        def work(plan: Plan) -> None:
+            nonlocal highest
+            highest = adopt(plan, part)
+
+        # Generations come from elsewhere: they may be lower than those seen here.
+        taken_over = {part.thread_id, *(raw.thread_id for raw in part.threads)}
+        for name in taken_over:
+            self._heads.forget_thread(name)
+        start = functools.partial(self._search, part.thread_id)
+        try:
+            self._planned(work, (part.thread_id, ""), (), [], start, at)
+        except Unsure as exc:
+            raise CommitUnknown(None, part.thread_id, str(exc)) from exc
+        finally:
+            for name in taken_over:
+                self._heads.forget_thread(name)
+        return highest
+
+    # -- sweeping: see `sweeping`
+
+    def sweep_start(
+        self, family: str, without: Collection[Key], pretend: bool, at: float
+    ) -> tuple[int, int, int, list[bytes]] | None:
+        """Begin an epoch: what is sent again from now on is of it, and not removed."""
+        names = [f"thread:{line_name(key[0], key[1])}:item:{key[2]}" for key in without]
+        keys = [self._base(_bucket_of_family(family)) + name.encode() for name in names]
+        found = self._call(_bucket_of_family(family), at, "roots", family, int(pretend), len(keys), *keys)
+        if not found:
+            return None
+        epoch, removals, doomed, roots = found
+        return int(removals), int(doomed), int(epoch) - (0 if pretend else 1), roots
+
+    def links(self, family: str, wanted: Sequence[bytes], at: float) -> list[tuple[bytes, bytes, int]]:
+        flat = self._call(_bucket_of_family(family), at, "links", family, len(wanted), *wanted)
+        return list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+
+    def objects_after(
+        self, family: str, last: bytes, limit: int, at: float
+    ) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
+        """Return (hash, epoch, size); the server's cursor says from where to go on."""
+        cursor, flat = self._call(_bucket_of_family(family), at, "scan", family, last or b"0", limit)
+        found = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        return found, cursor if cursor != b"0" else None
+
+    def remove_objects(
+        self, family: str, doomed: Sequence[tuple[bytes, int]], expected_sweeps: int, at: float
+    ) -> int | None:
+        flat = [part for row in doomed for part in row]
+        removals = self._call(_bucket_of_family(family), at, "discard", family, expected_sweeps, len(flat), *flat)
+        return int(removals) if removals else None
+
+    def sweep_begin(self, family: str, ticket: int, at: float) -> None:
+        self._call(_bucket_of_family(family), at, "sweep", family, ticket)
+
+    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int, at: float) -> None:
+        self._call(_bucket_of_family(family), at, "swept", family, live_bytes, doomed_bytes, ticket)
+
+
+class _SweepDriver:
+    """How a sweep gets at a family: each of its steps is a call of its own."""
+
+    def __init__(self, driver: Driver, server: _Server, *, pretend: bool) -> None:
+        self._driver, self._server, self._pretend = driver, server, pretend
+
+    async def read(self, work: Callable[[Any], T]) -> T:
+        return await self._driver.run(lambda at: work(_SweepRows(self._server, self._pretend, at)))
+
+    async def write(self, work: Callable[[Any], T], thread_id: str) -> T:  # noqa: ARG002  # a family's, not a thread's
+        return await self.read(work)
+
+
+class _SweepRows:
+    def __init__(self, server: _Server, pretend: bool, at: float) -> None:
+        self._pretend, self._at = pretend, at
+        self.links = functools.partial(server.links, at=at)
+        self.objects_after = functools.partial(server.objects_after, at=at)
+        self.remove_objects = functools.partial(server.remove_objects, at=at)
+        self.sweep_end = functools.partial(server.sweep_end, at=at)
+        self.sweep_begin = functools.partial(server.sweep_begin, at=at)
+        self.sweep_start = functools.partial(server.sweep_start, pretend=pretend, at=at)
+
+
+def _listed_thread(row: Sequence[Any]) -> Stored:
+    """Return what a thread is listed by; raise if it is damaged."""
+    _, name, namespace, reply = row
+    if reply[0] == b"damaged":
+        raise CheckpointCorrupted(reply[1].decode(errors="replace"), thread_id=name.decode())
+    return listed(page_rows(name.decode(), namespace.decode(), reply)[0])
+
+
+def _noted(drafts: list[Draft], build: Callable[[Stored | None], Draft], head: Stored | None) -> Draft:
+    drafts.append(build(head))
+    return drafts[-1]
+
+
+def _wait_for_turn(waiting: Waiting, left_ms: int) -> None:
+    """Wait a little for the end of another writer's turn, and not longer than it may last."""
+    if not waiting.pause(left_ms / 1000):
+        raise StoreUnavailable("other writers had their turns for too long; nothing was written, try again")
+
+
+def _name_of(drafts: Sequence[Draft]) -> str | None:
+    return drafts[-1].record.key.checkpoint_id if drafts else None
+
+
+def _by_line(keys: Sequence[Key], *args: Any) -> Iterator[tuple[str, *tuple[Any, ...]]]:
+    """Yield what to ask about these: thread, namespace, `args`, and ids, not too many at once."""
+    lines: dict[tuple[str, str], dict[str, None]] = {}
+    for key in keys:
+        lines.setdefault(key[:2], {})[key.checkpoint_id] = None
+    for line, names in lines.items():
+        ids = list(names)
+        for first in range(0, len(ids), _PAGE):
+            part = ids[first : first + _PAGE]
+            yield *line, *args, len(part), *part
+
+
+def _first_page(query: Query) -> int:
+    return _PAGE if query.limit is None else min(max(query.limit + query.offset, 1), _PAGE)
+
+
+def _bucket_of_alias(alias: bytes) -> int:
+    try:
+        return int(alias.split(b" ", 1)[0])
+    except ValueError:
+        raise CheckpointCorrupted(f"the alias of a thread cannot be read: {alias[:100]!r}") from None
+
+
+def _bucket_of_family(family: str) -> int:
+    try:
+        return int(family.split(".", 1)[0])
+    except ValueError:
+        raise InvalidInput(f"there is no family {family!r} in a Redis store") from None
+
+
+def _literally(text: str) -> str:
+    """Return a text as a pattern of Redis that matches it alone."""
+    return "".join("\\" + char if char in "*?[]^\\" else char for char in text)
+
+
+def _encoded(args: Sequence[Any]) -> list[Any]:
+    """Return the arguments of a script as the driver takes them. Names may hold what UTF-8 does not."""
+    return [arg.encode("utf-8", "surrogatepass") if isinstance(arg, str) else arg for arg in args]

@@ -1,0 +1,72 @@
+"""Notice that somebody writes into an open database file who is not SQLite, as `cp backup.db agent.db` does.
+
+In WAL mode the main file changes only when the log is moved into it, and whoever does that says so first, in the memory
+that all connections share (`nBackfillAttempted`). So a file that changed while that number did not was changed by
+something else. Pages that `sqlite.renew_checksums` wrote are counted in the file; see there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from everstep.stores.sqlite.raw import RawFile, WalState
+
+
+class _Seen(NamedTuple):
+    """The file and the log as they were together at one moment."""
+
+    file: tuple[int, int, int, int]
+    log: WalState
+
+
+class FileGuard:
+    """One file that a process has open, from its first connection to the last."""
+
+    def __init__(self, path: Path, raw: RawFile) -> None:
+        """`raw` belongs to a connection that stays open as long as the guard is used, and has read something."""
+        self._path, self._raw = str(path), raw
+        self._seen: _Seen | None = None
+        self.note()
+
+    def note(self, *, anew: bool = False) -> None:
+        """Remember the file as it is now, unless somebody is just moving the log into it.
+
+        As long as nobody has, it is as it was, and not looked at: only if it shall be taken as it is, `anew`.
+        """
+        before = self._raw.wal_state()
+        if self._seen is not None and before == self._seen.log and not anew:
+            return
+        if before is None or before.moved != before.attempted:
+            self._seen = None
+            return
+        file = self._file()
+        self._seen = _Seen(file, before) if self._raw.wal_state() == before else None
+
+    def is_as_noted(self) -> bool:
+        """Whether nothing has changed since it was noted: the file is there, and nobody has written to it at all."""
+        seen = self._seen
+        try:
+            return seen is not None and self._file() == seen.file and self._raw.wal_state() == seen.log
+        except OSError:
+            return False
+
+    def is_intact(self) -> bool:
+        """Whether nobody but SQLite has changed the file since it was noted."""
+        seen = self._seen  # looked up first: another thread may note a later state meanwhile
+        file = self._file()
+        if seen is None:
+            self.note()
+            return True
+        log = self._raw.wal_state()
+        if file == seen.file and log == seen.log:
+            return True
+        if file != seen.file and log == seen.log:
+            return False
+        self.note()
+        return True
+
+    def _file(self) -> tuple[int, int, int, int]:
+        stat = os.stat(self._path)
+        return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size

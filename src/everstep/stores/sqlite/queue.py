@@ -1,0 +1,216 @@
+"""Group commit: jobs of many callers in one transaction, led by whichever caller finds nobody leading.
+
+A blocking caller leads on its own thread, so a lone writer pays for no thread switch. An asynchronous caller's turn is
+led on a worker thread, so an event loop never waits for the disk. A leader carries one batch, its own job included,
+and passes the lead to the first job that is still waiting: nobody serves strangers for ever. A leader that is
+interrupted (Ctrl-C) still passes the lead on, and tells the others that their outcome is unknown.
+
+A job waits for the file until its deadline (see `SQLiteStore`). What was begun is finished: while a batch is being
+carried its callers wait for the outcome, however late it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, Generic, TypeVar
+
+from everstep.errors import CommitUnknown, StoreClosed, StoreUnavailable
+from everstep.runtime.interrupts import deferred
+
+T = TypeVar("T")
+
+BATCH_MAX = 256
+_GRACE_SECONDS = 1.0
+"""Waiting for a batch of one's own process is not waiting for a lock: so long it may take in any case."""
+
+
+class Job(Generic[T]):
+    """One caller's work and, once `done`, its outcome."""
+
+    __slots__ = ("_future", "_loop", "_parked", "batch", "deadline", "done", "error", "label", "lead", "result", "work")
+
+    def __init__(self, work: Callable[[Any], T], label: str, deadline: float = float("inf")) -> None:
+        self.work = work
+        self.deadline = deadline
+        """Until when (by `time.monotonic`) it may wait for others."""
+        self.label = label
+        """The thread to name when the outcome is unknown."""
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.lead = False
+        self.batch: Sequence[Job[Any]] = ()
+        """What this job's caller leads."""
+        self._parked = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._future: asyncio.Future[None] | None = None
+
+    def finish(self, result: T | None, error: BaseException | None = None) -> None:
+        """Give the job its outcome."""
+        self.result, self.error, self.done = result, error, True
+
+    def outcome(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]  # a job without an error has its result
+
+    def wait(self) -> bool:
+        """Wait on this thread until `wake`, and return True; False: the deadline has passed."""
+        left = self.deadline + _GRACE_SECONDS - time.monotonic()
+        return self._parked.acquire(timeout=min(max(left, 0.0), threading.TIMEOUT_MAX))
+
+    def wake(self) -> None:
+        if self._parked.locked():
+            self._parked.release()
+
+    def attend(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Prepare for a task of `loop` to wait."""
+        self._loop, self._future = loop, loop.create_future()
+        return self._future
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of an asynchronous caller."""
+        return self._loop
+
+    def resolve(self) -> None:
+        """Let the waiting task go on; runs in its loop."""
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class CommitQueue:
+    """Runs jobs in batches, one batch at a time."""
+
+    def __init__(self, run: Callable[[Sequence[Job[Any]]], None], executor: Callable[[], Executor]) -> None:
+        """`run` finishes every job of a batch; only an interrupt may come out of it."""
+        self._run, self._executor = run, executor
+        self._lock = threading.Lock()
+        self._waiting: deque[Job[Any]] = deque()
+        self._led = False
+
+    def do(self, job: Job[T]) -> T:
+        """Run the job and wait for it on this thread."""
+        job._parked.acquire()
+        try:
+            if not self._enter(job) and not job.wait() and not self._withdraw(job):
+                job.deadline = float("inf")  # it is being carried: its outcome is on the way
+                job.wait()
+            if job.lead:
+                self._lead(job)
+        except BaseException:
+            self._abandon(job)
+            raise
+        return job.outcome()
+
+    def _withdraw(self, job: Job[Any]) -> bool:
+        """Take back a job whose time is over; False: somebody carries it, or it has got the lead."""
+        with self._lock:
+            if job.lead or job not in self._waiting:
+                return False
+            self._waiting.remove(job)
+        late = "other writers of this process took too long; nothing was written, try again"
+        job.finish(None, StoreUnavailable(late))
+        return True
+
+    async def do_async(self, job: Job[T]) -> T:
+        """Run the job and wait for it as a task. Cancelling the wait does not stop the job."""
+        done = job.attend(asyncio.get_running_loop())
+        with deferred():  # an interrupt here would leave the lead with nobody
+            if self._enter(job):
+                self._lead_elsewhere(job)
+        await done
+        return job.outcome()
+
+    def _enter(self, job: Job[Any]) -> bool:
+        with self._lock:
+            job.lead = not self._led
+            self._led = True
+            self._waiting.append(job)
+            return job.lead
+
+    def _lead_elsewhere(self, job: Job[Any]) -> None:
+        try:
+            self._executor().submit(self._lead, job)
+        except RuntimeError as exc:  # the workers have been sent home, or the system gives no more threads
+            closed = "shutdown" in str(exc)
+            error = StoreClosed("the store was closed") if closed else StoreUnavailable(f"no worker thread: {exc}")
+            with self._lock:
+                batch = list(self._waiting)
+                self._waiting.clear()
+                self._led = False
+            for waiting in batch:
+                waiting.lead = False
+                waiting.finish(None, error)
+            self._tell(batch)
+
+    def _lead(self, job: Job[Any]) -> None:
+        """Carry batches: one, or on a worker thread as many as asynchronous callers wait for."""
+        while job.lead:
+            with self._lock:
+                job.batch = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
+            try:
+                self._run(job.batch)
+            except BaseException:
+                self._abandon(job)
+                raise
+            following = self._pass_on(job)
+            if following is None:
+                return
+            job = following
+
+    def _pass_on(self, job: Job[Any]) -> Job[Any] | None:
+        """End a lead: tell the batch, and give the lead on. Return the next job if this thread should lead it."""
+        for one in job.batch:
+            if not one.done:
+                one.finish(None, CommitUnknown(None, one.label))
+        with self._lock:
+            job.lead = False
+            following = self._waiting[0] if self._waiting else None
+            if following is None:
+                self._led = False
+            else:
+                following.lead = True
+        self._tell(job.batch)
+        if following is None:
+            return None
+        if following.loop is None:
+            following.wake()
+            return None
+        if job.loop is None:
+            self._lead_elsewhere(following)
+            return None
+        return following  # already on a worker thread
+
+    def _tell(self, batch: Sequence[Job[Any]]) -> None:
+        loops: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+        for job in batch:
+            if job.loop is not None:
+                loops.setdefault(job.loop, []).append(job)
+            else:
+                job.wake()
+        for loop, jobs in loops.items():
+            try:
+                loop.call_soon_threadsafe(_resolve, jobs)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits any more
+
+    def _abandon(self, job: Job[Any]) -> None:
+        """Take back a job whose thread was interrupted; if it had the lead, give that on."""
+        with self._lock:
+            if job in self._waiting:
+                self._waiting.remove(job)
+        if job.lead:
+            following = self._pass_on(job)
+            if following is not None:
+                self._lead_elsewhere(following)
+
+
+def _resolve(jobs: Sequence[Job[Any]]) -> None:
+    for job in jobs:
+        job.resolve()

@@ -1,0 +1,1233 @@
+"""One SQLite file, through APSW: WAL, one commit queue per process, readers that never wait for writers.
+
+Every page carries a checksum (SQLite's own cksumvfs), so a flipped bit anywhere in the file is an error, not an
+answer. A page whose checksum is not right may also have been written by a program that does not know them. Then the
+whole file is looked at (`verify`), and if everything in it is right, its pages get new checksums.
+
+All handles of a process share one `_Database` per file. Before a fork its connections are closed, and opened again on
+both sides when needed. Driver errors are translated in `_translated`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import apsw
+import apsw.sqlite_extra
+
+from everstep.errors import (
+    CheckpointCorrupted,
+    CommitUnknown,
+    EverstepError,
+    InvalidInput,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreMismatch,
+    StoreReadFailed,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from everstep.runtime import deadlines, forks
+from everstep.runtime.blocking import describe_on_store, run_to_end
+from everstep.runtime.interrupts import deferred
+from everstep.stores.inside import Inside
+from everstep.stores.protocol import (
+    Base,
+    Change,
+    Deleted,
+    Hit,
+    Key,
+    Loaded,
+    Newest,
+    Object,
+    Operation,
+    Outline,
+    Part,
+    Place,
+    Query,
+    RawThread,
+    Search,
+    Store,
+    Stored,
+    Swept,
+    Thread,
+    Write,
+)
+from everstep.stores.sqlite.files import can_write, has_space, is_unchanging, why_not_opened
+from everstep.stores.sqlite.full_disk import Reserve, Steps
+from everstep.stores.sqlite.guard import FileGuard
+from everstep.stores.sqlite.queue import CommitQueue, Job
+from everstep.stores.sqlite.raw import RawFile
+from everstep.stores.sqlite.rows import Rows
+from everstep.stores.sqlite.verify import add_functions, migrate, verify
+from everstep.stores.sweeping import Sweeps
+from everstep.stores.transaction import adopt, apply, apply_writes
+from everstep.stores.waiting import Rhythm, Waiting
+
+_log = logging.getLogger("everstep")
+T = TypeVar("T")
+Synchronous = Literal["full", "normal", "off"]
+
+SCHEMA_FIRST, SCHEMA_VERSION = 2, 8  # older files were never released
+APPLICATION_ID = 0x45565354  # "EVST"
+_PAGE_BYTES = 4096
+_PAGE_BYTES_LEAST = 512  # of any SQLite file
+_RESERVED_BYTES = 8  # at the end of each page, for its checksum
+_WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 60, 400, 10  # a tenth of the file
+_RESERVE_FROM_PAGES = 1024  # of the file: a smaller one has none, which would take as much as it does
+_STEP_PAGES = 64  # that a small deletion writes
+_SHRINK_PAGES = 1000  # given back in one commit
+_TIDY_PAGES = 64  # given back at once after a sweep in passing
+_READERS_IDLE_MAX = 8
+_FILE_MODE = 0o600
+_EMPTY_WAL_SECONDS = 0.5  # to wait for readers, when the WAL shall be cut off
+_RHYTHM = Rhythm(early=(0.0001, 0.0003), late=(0.0005, 0.0015), late_after=0.1)
+"""To wait for the lock of the file: a commit has it for less than a millisecond, mostly."""
+_MAKING_SECONDS = 1.0  # another process may take so long to make a new file, and it looks damaged meanwhile
+_OVERWRITTEN = (
+    "the file {} was overwritten while it was open, as by copying a backup over it. Nothing is written to it any more: "
+    "close the store in every process and open it anew. Next time close it first, and remove its -wal and -shm files"
+)
+_FAILED_READS = (apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ, apsw.SQLITE_IOERR_FSTAT)
+_REPLACED = "the file {} was removed or replaced while it was open; open it anew"
+
+
+class SQLiteStore:
+    """A store in one file. `blocking` is the same store for callers that may wait on their own thread."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Synchronous = "full",
+        busy_timeout_seconds: float = 30.0,
+    ) -> None:
+        """Nothing is opened yet. `synchronous="normal"` may lose acknowledged commits in a power cut.
+
+        `busy_timeout_seconds` bounds how long a public call waits for other writers, counted over the whole call.
+        """
+        self._database = _Handle(_checked_path(path), synchronous, busy_timeout_seconds)
+        self._driver: _Driver = _AsyncDriver(self._database)
+
+    @property
+    def blocking(self) -> SQLiteStore:
+        twin = object.__new__(SQLiteStore)
+        twin._database, twin._driver = self._database, _BlockingDriver(self._database)
+        return twin
+
+    @property
+    def limit_seconds(self) -> float:
+        return self._database.busy_seconds
+
+    @property
+    def path(self) -> Path:
+        """The database file."""
+        return self._database.path
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return f"sqlite:///{self.path}"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._database.is_closed
+
+    def __repr__(self) -> str:
+        return describe_on_store(self, self)
+
+    async def size_bytes(self) -> int:
+        """Return what the files take on disk, but for the reserve, which holds nothing."""
+        files = (self.path, *(Path(f"{self.path}{end}") for end in ("-wal", "-shm")))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    async def in_turn(
+        self,
+        thread_id: str,
+        work: Callable[[Store], Coroutine[Any, Any, T]],
+        seconds: float = 0.0,  # noqa: ARG002  # others wait however long it takes
+    ) -> T:
+        """The work is done inside a write transaction, by whoever leads the commit queue."""
+        context = contextvars.copy_context()
+
+        def inside(rows: Rows) -> T:
+            store = Inside(self, rows, rows.load, lambda change: apply(rows, change))
+            return context.run(run_to_end, work(store))
+
+        return await self._driver.write(inside, thread_id)
+
+    async def commit(self, change: Change) -> Stored | None:
+        return await self._driver.write(lambda tx: apply(tx, change), change.thread_id)
+
+    async def put_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+    ) -> None:
+        await self._driver.write(lambda tx: apply_writes(tx, key, writes, objects, base), key.thread_id)
+
+    async def read(
+        self,
+        thread_id: str,
+        namespace: str = "",
+        checkpoint_id: str | None = None,
+        *,
+        objects: bool = False,
+        writes: bool = False,
+    ) -> Loaded | None:
+        return await self._driver.read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes))
+
+    async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
+        return await self._driver.read(lambda rows: rows.load_many(keys, writes)) if keys else []
+
+    async def find(self, checkpoint_id: str) -> list[Key]:
+        return await self._driver.read(lambda rows: rows.find(checkpoint_id))
+
+    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
+        return await self._driver.read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
+
+    async def list_checkpoints(self, query: Query) -> list[Stored]:
+        return await self._driver.read(lambda rows: rows.list_checkpoints(query))
+
+    async def count(self, query: Query) -> int:
+        return await self._driver.read(lambda rows: rows.count(query))
+
+    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
+        return await self._driver.read(lambda rows: rows.list_threads(limit, offset, headless))
+
+    async def search(self, search: Search) -> list[Hit]:
+        return await self._driver.read(lambda rows: rows.search(search))
+
+    async def thread(
+        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
+    ) -> Thread | None:
+        return await self._driver.read(lambda rows: rows.thread(thread_id, branches, ancestry, brief))
+
+    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        return await self._driver.read(lambda rows: rows.started(thread_id, namespace, after))
+
+    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
+        return await self._driver.read(lambda rows: rows.runs(family, runs, older))
+
+    async def newest(
+        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
+    ) -> Newest | None:
+        return await self._driver.read(lambda rows: rows.newest(thread_id, limit, branches, without))
+
+    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:
+        return await self._driver.read(lambda rows: rows.outlines(position))
+
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
+        return await self._driver.read(lambda rows: rows.operations(thread_id, limit))
+
+    async def delete(
+        self,
+        thread_id: str,
+        *,
+        keys: Collection[Key] | None = None,
+        before_step: int | None = None,
+        spare: bool = False,
+        operations: Collection[int] = (),
+    ) -> Deleted:
+        def work(rows: Rows) -> tuple[Deleted, bool]:
+            # What does not fit leaves no room on the disk for anything else: so some is set aside before.
+            self._database.get().keep_reserve(leaving_bytes=0)
+            deleted = rows.delete(thread_id, keys, before_step, spare, operations)
+            # The file is shortened in the same commit: another one would take as long again.
+            is_more_free = bool(deleted.checkpoints) and not spare and rows.shrink(_SHRINK_PAGES)
+            return deleted, is_more_free
+
+        try:
+            deleted, is_more_free = await self._driver.write(work, thread_id)
+        except StoreFull:
+            async with self._steps() as steps:
+                deleted = await steps.delete(thread_id, keys, before_step, spare, operations)
+                await self._shrink(steps)
+            return deleted
+        if is_more_free:
+            await self._tidy()
+        return deleted
+
+    async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
+        try:
+            swept, removed = await self._database.sweeps.run(self._driver, family, effort, pretend)
+        except StoreFull:
+            if effort is not None:
+                raise  # in passing, with a snapshot, which needs room itself
+            async with self._steps() as steps:
+                swept = await steps.sweep(family)
+                await self._shrink(steps)
+            return swept
+        if removed and swept.finished and pretend is None:
+            await self._tidy(_TIDY_PAGES if effort is not None else None)
+        return swept
+
+    async def _tidy(self, pages_max: int | None = None) -> None:
+        """Shorten the file. On a full disk that may need space itself: what was deleted is deleted all the same."""
+        try:
+            await self._driver.do(lambda database: database.give_space_back(pages_max))
+        except StoreFull:
+            async with self._steps() as steps:
+                await self._shrink(steps)
+
+    @asynccontextmanager
+    async def _steps(self) -> AsyncIterator[Steps]:
+        """Give what was set aside for it to a deletion that did not fit on the disk: see `full_disk`."""
+        held_bytes = await self._driver.do(_Database.give_up_reserve)
+        try:
+            yield Steps(self._driver)
+        except StoreFull as exc:
+            raise StoreFull(
+                f"{self.path}: the disk is too full to delete all of it; what is left is intact. Free some 2 MB on the "
+                "disk, then delete again"
+            ) from exc
+        finally:
+            await self._driver.do(lambda database: database.restore_reserve(held_bytes))
+
+    async def _shrink(self, steps: Steps) -> None:
+        try:
+            await steps.shrink()
+            await self.erase_deleted()  # the file gets shorter when the log is moved into it
+        except StoreFull:
+            _log.warning("%s: the disk is too full to shorten the file; a later collection does it", self.path)
+
+    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+        return await self._driver.read(lambda rows: rows.raw(thread_id, kin))
+
+    async def adopt(self, part: Part) -> int:
+        return await self._driver.write(lambda tx: adopt(tx, part), part.thread_id)
+
+    async def erase_deleted(self) -> None:
+        """Leave nothing of what was deleted in the file and the log beside it."""
+        await self._driver.do(_Database.erase_deleted)
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+
+def _checked_path(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise InvalidInput(f"a SQLite store needs the path of a file, not {path!r}")
+    text = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text:
+        raise InvalidInput(f"a SQLite store needs the path of a file, not {path!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidInput(f"a SQLite store needs a path that is valid Unicode, not {path!r}") from exc
+    if text == ":memory:":
+        raise InvalidInput("for a store in memory use MemoryCheckpointer() or memory://")
+    return Path(os.path.abspath(text))
+
+
+# -- drivers: the same work, awaited or not ----------------------------------------------------------------------------
+
+
+class _Driver(Protocol):
+    async def read(self, work: Callable[[Rows], T]) -> T: ...
+    async def write(self, work: Callable[[Rows], T], thread_id: str) -> T: ...
+    async def do(self, work: Callable[[_Database], T]) -> T: ...
+    async def close(self) -> None: ...
+
+
+class _BlockingDriver:
+    """Works on the calling thread; never suspends."""
+
+    def __init__(self, handle: _Handle) -> None:
+        self._handle = handle
+
+    async def read(self, work: Callable[[Rows], T]) -> T:
+        with deferred():
+            return self._handle.get().read(work)
+
+    async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
+        with deferred():
+            return self._handle.get().queue.do(self._handle.job(work, thread_id))
+
+    async def do(self, work: Callable[[_Database], T]) -> T:
+        with deferred():
+            return work(self._handle.get())
+
+    async def close(self) -> None:
+        with deferred():
+            self._handle.close()
+
+
+class _AsyncDriver:
+    """Works on worker threads; the event loop goes on meanwhile."""
+
+    def __init__(self, handle: _Handle) -> None:
+        self._handle = handle
+
+    async def read(self, work: Callable[[Rows], T]) -> T:
+        return await _offloaded(lambda: self._handle.get().read(work))
+
+    async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
+        job = self._handle.job(work, thread_id)
+        database = self._handle.get() if self._handle.is_open else await _offloaded(self._handle.get)
+        return await database.queue.do_async(job)
+
+    async def do(self, work: Callable[[_Database], T]) -> T:
+        return await _offloaded(lambda: work(self._handle.get()))
+
+    async def close(self) -> None:
+        await _offloaded(self._handle.close)
+
+
+def _offloaded(work: Callable[[], T]) -> Awaitable[T]:
+    return asyncio.get_running_loop().run_in_executor(_workers.get("read", 8), work)
+
+
+class _Workers:
+    """Worker threads by purpose. A forked child has none of them and starts its own."""
+
+    rest_order = 3
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._executors: dict[str, Executor] = {}
+        forks.register(self)
+
+    def get(self, purpose: str, threads: int) -> Executor:
+        with self._lock:
+            if purpose not in self._executors:
+                self._executors[purpose] = ThreadPoolExecutor(threads, f"everstep-{purpose}")
+            return self._executors[purpose]
+
+    def dismiss(self, purpose: str) -> None:
+        with self._lock:
+            executor = self._executors.pop(purpose, None)
+        if executor is not None:
+            executor.shutdown(wait=False)
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:
+        if in_child:
+            self._executors = {}
+        self._lock.release()
+
+
+_workers = _Workers()
+
+
+# -- one database file, one process ------------------------------------------------------------------------------------
+
+_shared: weakref.WeakValueDictionary[tuple[Path, str], _Database] = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
+
+
+class _Handle:
+    """A user's hold on a database; opens it on first use."""
+
+    rest_order = 0
+
+    def __init__(self, path: Path, synchronous: Synchronous, busy_timeout_seconds: float) -> None:
+        if synchronous not in ("full", "normal", "off"):
+            raise InvalidInput(f"synchronous is 'full', 'normal' or 'off', not {synchronous!r}")
+        if not isinstance(busy_timeout_seconds, (int, float)) or not 0 <= busy_timeout_seconds <= 86_400:
+            raise InvalidInput(f"busy_timeout_seconds is a number from 0 to 86400, not {busy_timeout_seconds!r:.50}")
+        self.path, self._synchronous, self.busy_seconds = path, synchronous, busy_timeout_seconds
+        self._lock = threading.Lock()
+        self._database: _Database | None = None
+        self._closed = False
+        self.sweeps = Sweeps()
+        forks.register(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self._database is not None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def get(self) -> _Database:
+        database = self._database
+        if database is not None:
+            return database
+        with self._lock:
+            if self._closed:
+                raise StoreClosed(f"the store {self.path} is closed")
+            if self._database is None:
+                self._database = _open_shared(self.path, self._synchronous, self.busy_seconds)
+            return self._database
+
+    def job(self, work: Callable[[Rows], T], thread_id: str) -> Job[T]:
+        """Return a job for the commit queue that waits no longer for the file than its caller has time."""
+        return Job(work, thread_id, deadlines.end_of(self.busy_seconds))
+
+    def close(self) -> None:
+        with self._lock:
+            database, self._database, self._closed = self._database, None, True
+        if database is not None:
+            database.release()
+
+    def rest(self) -> None:
+        self._lock.acquire()
+
+    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._lock.release()
+
+
+def _open_shared(path: Path, synchronous: Synchronous, busy_seconds: float) -> _Database:
+    """Return this process's database for the file: one commit queue, however many handles."""
+    with _shared_lock:
+        database = _shared.get((path, synchronous))
+        if database is None or not database.is_the_file() or not database.hold():
+            database = _shared[path, synchronous] = _Database(path, synchronous, busy_seconds)
+            _log.info("opened %s", path)
+        return database
+
+
+class _Connections(NamedTuple):
+    """What is open on the file between two forks."""
+
+    writer: apsw.Connection
+    rows: Rows
+    readers: list[apsw.Connection]
+    guard: FileGuard
+    renewals: list[int]
+    """How often pages had been written in place when the file was opened, or looked at last."""
+
+
+class _Database:
+    """One file in one process: one connection that writes, led by the commit queue, and a few that read."""
+
+    rest_order = 1
+
+    def __init__(self, path: Path, synchronous: Synchronous, busy_seconds: float) -> None:
+        self._path, self._synchronous, self._busy_ms = path, synchronous, int(busy_seconds * 1000)
+        self._idle = threading.Condition()
+        self._users = 0
+        self._resting = False
+        self._holds = 1
+        self._wal_pages, self._wal_pages_max = 0, _WAL_PAGES_MIN
+        self._wal_is_due = False
+        self._reserve = Reserve(path)
+        self._connections: _Connections | None = None
+        self._renewing = threading.Lock()
+        self._is_replaced = False
+        self._damage: str | None = None
+        self.queue = CommitQueue(self._run_batch, self._leaders)
+        with self._used():
+            pass  # opened now, so that what is wrong with the file is said at once
+        stat = os.stat(path)
+        self._identity = stat.st_dev, stat.st_ino
+        forks.register(self)
+
+    def is_the_file(self) -> bool:
+        """Whether the path still leads to the file that is open."""
+        if self._is_replaced:
+            return False
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return False
+        return (stat.st_dev, stat.st_ino) == self._identity
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """Return what changes with the file."""
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+    def _check_file(self, connections: _Connections) -> None:
+        """Refuse to go on with a file that was removed, replaced or overwritten."""
+        if not self._is_replaced and connections.guard.is_as_noted():
+            return
+        if not self._is_replaced and not self.is_the_file():
+            raise StoreError(_REPLACED.format(self._path))
+        if not self._is_replaced and not connections.guard.is_intact():
+            self._is_replaced = not self._was_renewed(connections)
+        if self._is_replaced:
+            raise StoreError(_OVERWRITTEN.format(self._path))
+
+    def _was_renewed(self, connections: _Connections) -> bool:
+        """Whether the file changed because another process renewed checksums. It holds the write lock meanwhile."""
+        try:
+            with closing(_connection(self._path, self._busy_ms)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                renewals = _renewals(connection)
+                connection.execute("ROLLBACK")
+        except apsw.BusyError:
+            raise
+        except apsw.Error:
+            return False  # the file and its log do not belong together
+        if renewals <= connections.renewals[0]:
+            return connections.guard.is_intact()
+        connections.renewals[0] = renewals
+        connections.guard.note(anew=True)
+        return True
+
+    def hold(self) -> bool:
+        with self._idle:
+            self._holds += self._holds > 0
+            return self._holds > 0
+
+    def release(self) -> None:
+        """Close when the last handle lets go. The file then needs no WAL beside it."""
+        with self._idle:
+            last = self._holds == 1
+        if last:
+            self._wal_is_due = True
+            try:
+                self.queue.do(self._own_job(lambda _: None))  # runs after everybody who came before
+            except EverstepError:
+                pass  # a file that cannot be written any more can still be let go
+        with self._idle:
+            self._holds -= 1
+            if self._holds == 0:
+                self._idle.wait_for(lambda: self._users == 0)
+                self._disconnect()
+                _workers.dismiss(f"commit {self._path}")
+
+    def read(self, work: Callable[[Rows], T]) -> T:
+        """Run `work` on a consistent view of the file."""
+        try:
+            return self._read(work)
+        except _ChecksumMismatch as exc:
+            self._renew_checksums(exc)
+        try:
+            return self._read(work)
+        except _ChecksumMismatch as exc:
+            raise CheckpointCorrupted(exc.reason) from exc
+
+    def _read(self, work: Callable[[Rows], T]) -> T:
+        with _translated(self._path), self._used() as connections:
+            self._check_file(connections)
+            connection = self._take_reader(connections)
+            before = self._stamp() if isinstance(connection, _ImmutableConnection) else None
+            try:
+                connection.execute("BEGIN")
+                result = work(Rows(connection))
+                connection.execute("COMMIT")
+                if before is not None and self._stamp() != before:
+                    raise StoreUnavailable(f"{self._path} was changed while it was read; try again")
+                return result
+            except (TypeError, ValueError, AttributeError) as exc:
+                if isinstance(exc, EverstepError):
+                    raise
+                raise CheckpointCorrupted(f"{self._path} holds something impossible: {exc!r}") from exc
+            finally:
+                self._put_reader(connections, connection)
+
+    def _renew_checksums(self, met: _ChecksumMismatch) -> None:
+        """Find out whether the file is damaged, or only written by another program; raise or mend."""
+        with self._renewing:
+            if self._damage is None:
+                with self._used() as connections:
+                    self._check_file(connections)
+                try:
+                    _renew_checksums(self._path, self._busy_ms)
+                except StoreReadOnly:
+                    raise CheckpointCorrupted(
+                        f"{met.reason}. Another program may have written it; the file may only be read here, so that "
+                        "this cannot be found out: open it once where it may be written"
+                    ) from met
+                except CheckpointCorrupted as exc:
+                    self._damage = exc.reason  # a damaged file stays damaged: it is not looked at for each call
+            if self._damage is not None:
+                raise CheckpointCorrupted(self._damage) from met
+
+    def give_space_back(self, pages_max: int | None = None) -> None:
+        """Shrink the file by (at most so many of) the pages that deletion left free, a few at a time."""
+        if pages_max is not None:
+            self.queue.do(self._own_job(lambda rows: rows.shrink(pages_max)))
+            return
+        while self.queue.do(self._own_job(lambda rows: rows.shrink(_SHRINK_PAGES))):
+            pass
+
+    def _own_job(self, work: Callable[[Rows], T]) -> Job[T]:
+        """Return a job that is about the file, not about a thread."""
+        return Job(work, "", deadlines.end_of(self._busy_ms / 1000))
+
+    # -- connections
+
+    def _used(self) -> _Use:
+        """Hold the connections open: neither a fork nor a close comes between."""
+        return _Use(self)
+
+    def enter(self) -> _Connections:
+        with self._idle:
+            if self._resting:
+                self._idle.wait_for(lambda: not self._resting)
+            if self._holds == 0:
+                raise StoreClosed(f"the store {self._path} is closed")
+            if self._connections is None:
+                self._connections = self._connect()
+            self._users += 1
+            return self._connections
+
+    def leave(self) -> None:
+        with self._idle:
+            self._users -= 1
+            if self._users == 0:
+                self._idle.notify_all()
+
+    def rest(self) -> None:
+        """Before a fork: finish, and close every connection. SQLite forbids carrying one across."""
+        self._idle.acquire()
+        self._resting = True
+        # A thread that forks while it is itself at work here cannot wait for itself.
+        if self._idle.wait_for(lambda: self._users == 0, timeout=60):
+            self._disconnect()
+
+    def wake(self, *, in_child: bool) -> None:
+        self._resting = False
+        if in_child:
+            if self._connections is not None:  # the parent's, still in use there: never touch them, not even at exit
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connections))
+                self._connections = None
+            self._users, self._idle = 0, threading.Condition()
+            self._renewing = threading.Lock()
+            self.queue = CommitQueue(self._run_batch, self._leaders)
+            return
+        self._idle.notify_all()
+        self._idle.release()
+
+    def _leaders(self) -> Executor:
+        # One thread per file: files do not wait for each other.
+        return _workers.get(f"commit {self._path}", 1)
+
+    def _connect(self) -> _Connections:
+        try:
+            return self._connect_once()
+        except StoreFull:
+            if not self._reserve.lend():
+                raise
+            return self._connect_once()
+
+    def _connect_once(self) -> _Connections:
+        with _translated(self._path):
+            writer = _opened(self._path, self._busy_ms)
+            writer.execute(f"PRAGMA synchronous={self._synchronous}")
+            writer.execute(f"PRAGMA journal_size_limit={2 * _WAL_PAGES_MAX * _PAGE_BYTES}")
+            writer.execute("PRAGMA cache_size=-8000")
+            writer.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, not only forgotten
+            writer.set_wal_hook(self._note_wal)
+            renewals = _renewals(writer)
+            return _Connections(writer, Rows(writer), [], FileGuard(self._path, RawFile(writer)), [renewals])
+
+    def _disconnect(self) -> None:
+        if self._connections is not None:
+            connections = (*self._connections.readers, self._connections.writer)
+            with _translated(self._path):
+                for connection in connections:
+                    if self._is_replaced:  # what the log holds belongs to the file that was there before
+                        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                for connection in connections:
+                    connection.close()
+            self._connections = None
+            if self._is_replaced:
+                _set_log_aside(self._path)
+
+    def _take_reader(self, connections: _Connections) -> apsw.Connection:
+        try:
+            return connections.readers.pop()
+        except IndexError:
+            if not self.is_the_file():
+                raise StoreError(_REPLACED.format(self._path)) from None
+            connection = _connection(self._path, self._busy_ms)
+            connection.execute("PRAGMA query_only=1")
+            return connection
+
+    def _put_reader(self, connections: _Connections, connection: apsw.Connection) -> None:
+        is_left_inside = connection.in_transaction  # by an error or an interrupt
+        # One that looks for no locks would not notice what somebody who may write the file does to it later.
+        is_blind = isinstance(connection, _ImmutableConnection)
+        if len(connections.readers) >= _READERS_IDLE_MAX or is_left_inside or is_blind:
+            connection.close()
+        else:
+            connections.readers.append(connection)
+
+    # -- commits
+
+    def _run_batch(self, batch: Sequence[Job[Any]]) -> None:
+        """Run the jobs in one transaction. If that fails, each in its own: one bad job fails no other."""
+        try:
+            with self._used() as connections:
+                self._check_file(connections)
+                try:
+                    self._commit(batch, connections)
+                except _ChecksumMismatch as exc:  # nothing was kept
+                    self._renew_checksums(exc)
+                    self._commit(batch, connections)
+                self._bound_wal(connections.writer)
+                connections.guard.note()
+        except Exception as exc:
+            for job in batch:
+                if not job.done:
+                    job.finish(None, exc)
+
+    def _commit(self, batch: Sequence[Job[Any]], connections: _Connections) -> None:
+        if self._try_together(batch, connections):
+            return
+        for job in batch:
+            if not job.done:
+                self._try_together([job], connections)
+
+    def _try_together(self, batch: Sequence[Job[Any]], connections: _Connections, *, has_cut_log: bool = False) -> bool:
+        """Return whether every job has its outcome; if not, nothing was kept and each should be tried alone."""
+        writer = connections.writer
+        outcomes: list[tuple[Any, Exception | None]] = []
+        committing = False
+        try:
+            with _translated(self._path):
+                _wait_until(writer, min(job.deadline for job in batch))
+                connections.rows.begin()
+                for job in batch:
+                    before = writer.total_changes()
+                    try:
+                        outcomes.append((job.work(connections.rows), None))
+                    except Exception as exc:
+                        if writer.total_changes() != before or isinstance(exc, apsw.Error):
+                            raise
+                        outcomes.append((None, exc))  # it changed nothing: the others go on
+                    except BaseException as exc:  # SystemExit and the like are for the caller whose work raised them
+                        _roll_back(connections)
+                        job.finish(None, exc)
+                        return False
+                committing = True
+                writer.execute("COMMIT")
+        except Exception as exc:
+            _roll_back(connections)
+            if isinstance(exc, StoreFull) and not has_cut_log and self._empty_wal(writer):
+                return self._try_together(batch, connections, has_cut_log=True)  # it may fit where the log was
+            # Nothing of a full disk or a busy file is kept. After any other failed commit the log may hold it.
+            if isinstance(exc, _ChecksumMismatch) and not committing:
+                raise
+            is_known = isinstance(exc, (StoreFull, StoreUnavailable)) and not isinstance(exc, StoreReadFailed)
+            if committing and not is_known:
+                outcomes = [
+                    (None, error or _unknown(job, result, exc))
+                    for job, (result, error) in zip(batch, outcomes, strict=True)
+                ]
+            elif len(batch) == 1:
+                outcomes = [(None, exc)]
+            else:
+                if isinstance(exc, StoreUnavailable):
+                    _finish_late(batch, exc)
+                return False
+        except BaseException:
+            _roll_back(connections)
+            raise
+        for job, outcome in zip(batch, outcomes, strict=True):
+            job.finish(*outcome)
+        return True
+
+    def _note_wal(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def erase_deleted(self) -> None:
+        """Leave nothing of what was deleted: the WAL, which still has it, is moved into the file and cut off."""
+        wal = Path(f"{self._path}-wal")
+        if self._wal_pages or (wal.exists() and wal.stat().st_size):
+            self._wal_is_due = True
+            self.queue.do(self._own_job(lambda _: None))
+
+    def _empty_wal(self, writer: apsw.Connection) -> bool:
+        """Cut the WAL off, unless somebody reads from it all the time; return whether it was."""
+        self._wal_is_due = False
+        _wait_until(writer, time.monotonic() + _EMPTY_WAL_SECONDS)
+        try:
+            writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._wal_pages = 0
+        except apsw.Error:
+            return False  # nothing is lost, and it will be tried again
+        return True
+
+    def _bound_wal(self, writer: apsw.Connection) -> None:
+        """Keep the WAL in proportion to the file: small beside a small one, never more than 2 MB for long."""
+        if self._wal_is_due:
+            self._empty_wal(writer)
+        if self._wal_pages < self._wal_pages_max:
+            return
+        try:
+            writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            pages: int = writer.pragma("page_count")
+            self._wal_pages, self._wal_pages_max = 0, _wal_pages_for(pages)
+        except apsw.Error:
+            return  # the commit is safe in the WAL; another one will move it
+        self.keep_reserve()
+
+    def keep_reserve(self, leaving_bytes: int | None = None) -> None:
+        """Set room aside for deleting, if so much is left for others; None: as much again."""
+        pages = os.path.getsize(self._path) // _PAGE_BYTES
+        if pages >= _RESERVE_FROM_PAGES:
+            # The log may hold nothing but new pages, which the file has to take in, and a deletion needs a log itself.
+            size = (_wal_pages_for(pages) + _STEP_PAGES) * _PAGE_BYTES
+            self._reserve.keep(size, size if leaving_bytes is None else leaving_bytes)
+
+    def give_up_reserve(self) -> int:
+        return self._reserve.give_up()
+
+    def restore_reserve(self, size_bytes: int) -> None:
+        """Set as much aside as was given up; what else a deletion gave back is for others."""
+        self._reserve.keep(size_bytes, leaving_bytes=_STEP_PAGES * _PAGE_BYTES)
+
+
+class _Use:
+    """A use of the connections of a database, from its beginning to its end."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: _Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> _Connections:
+        return self._database.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._database.leave()
+
+
+def _wal_pages_for(pages: int) -> int:
+    """Return how long the WAL of a file of so many pages may get before it is moved into it."""
+    return max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages // _WAL_SHARE))
+
+
+def _unknown(job: Job[Any], result: object, cause: Exception) -> CommitUnknown:
+    error = CommitUnknown(_checkpoint_id(result), job.label)
+    error.__cause__ = cause
+    return error
+
+
+def _checkpoint_id(result: object) -> str | None:
+    """Return the id of the checkpoint that a job made: its result, or the first of several."""
+    if isinstance(result, tuple) and result and isinstance(result[0], Stored):
+        result = result[0]
+    return result.record.key.checkpoint_id if isinstance(result, Stored) else None
+
+
+def _wait_until(writer: apsw.Connection, deadline: float) -> None:
+    """Let the connection wait until then, and no longer, for a file that another process has locked.
+
+    SQLite itself would sleep longer each time, up to 100 ms, and be passed by others meanwhile.
+    """
+    waiting = Waiting(_RHYTHM, deadline)
+    writer.set_busy_handler(lambda _: waiting.pause())
+    writer.setlk_timeout(0, 0)
+
+
+def _finish_late(batch: Sequence[Job[Any]], error: StoreUnavailable) -> None:
+    """After the file was locked for too long: the jobs that have no time left have failed."""
+    for job in batch:
+        if time.monotonic() >= job.deadline:
+            job.finish(None, error)
+
+
+def _roll_back(connections: _Connections) -> None:
+    connections.rows.forget()
+    _end(connections.writer)
+
+
+def _end(connection: apsw.Connection) -> None:
+    """End a transaction that must not be kept."""
+    if connection.in_transaction:
+        try:
+            connection.execute("ROLLBACK")
+        except apsw.Error:
+            pass  # SQLite has rolled back by itself
+
+
+_vfs_lock = threading.Lock()
+_vfs_loaded = False
+
+
+def _checksum_vfs() -> str:
+    """Return the name of the VFS that checks every page; load it on first use."""
+    global _vfs_loaded
+    with _vfs_lock:
+        if not _vfs_loaded:
+            default = apsw.vfs_names()[0]
+            try:
+                apsw.sqlite_extra.load(apsw.Connection(":memory:"), "cksumvfs")
+            except (apsw.sqlite_extra.NotAvailable, apsw.ExtensionLoadingError) as exc:
+                raise StoreError(
+                    "this build of apsw has no cksumvfs; install its wheel: pip install --only-binary apsw apsw"
+                ) from exc
+            apsw.set_default_vfs(default)  # loading made it the default, which is for the application to choose
+            _vfs_loaded = True
+    return "cksmvfs"
+
+
+class _ImmutableConnection(apsw.Connection):
+    """A connection to a file of which SQLite was told that nobody changes it: it looks for no locks and no log."""
+
+
+def _connection(path: Path, busy_ms: int) -> apsw.Connection:
+    """Return a connection. To a file that may only be read it makes no companions: whoever writes it must own those."""
+    if os.path.isdir(path):
+        raise why_not_opened(path)
+    flags, vfs = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, _checksum_vfs()
+    if can_write(path):
+        connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    elif is_unchanging(path):
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        connection = _ImmutableConnection(f"{path.as_uri()}?immutable=1", flags=flags, vfs=vfs)
+    else:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
+    connection.set_busy_timeout(busy_ms)
+    connection.setlk_timeout(busy_ms, 0)
+    # One plan for each statement: otherwise some are compiled anew for every value that is bound to them.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    add_functions(connection)
+    # Otherwise a statement with a join is compiled anew for each execution, to see whether its values suggest another
+    # plan: that takes ten times as long as to run it, and there is nothing here that they could suggest.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    return connection
+
+
+def _opened(path: Path, busy_ms: int) -> apsw.Connection:
+    """Return a connection to a file that is a store, making it one if it is new.
+
+    Several processes may make it at once; what a connection saw of the file before it was one is then too old, and
+    another connection sees it right.
+    """
+    started = time.monotonic()
+    _make_private(path)
+    while True:
+        connection = _connection(path, busy_ms)
+        try:
+            _prepare(connection, path)
+            _renewals(connection)  # read here, where a page without a checksum is dealt with
+            return connection
+        except apsw.IOError as exc:
+            connection.close()
+            if not _is_checksum_mismatch(exc):
+                raise
+            _renew_checksums(path, busy_ms)
+        except (apsw.BusyError, CheckpointCorrupted) as exc:
+            connection.close()
+            patience = busy_ms / 1000 if isinstance(exc, apsw.BusyError) else _MAKING_SECONDS
+            if time.monotonic() - started >= patience:
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        time.sleep(random.uniform(0.001, 0.02))  # noqa: S311  # only so that two do not stay in step
+
+
+def _renew_checksums(path: Path, busy_ms: int) -> None:
+    """Compute the checksums of pages that another program wrote, if everything in the file is as we wrote it.
+
+    Nobody writes meanwhile. Raise CheckpointCorrupted, and say what is wrong, if the file is damaged.
+    """
+    started = time.monotonic()
+    with _translated(path), closing(_connection(path, busy_ms)) as connection:
+        connection.pragma("checksum_verification", 0)
+        _check_reserved_bytes(connection, path)
+        try:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            pass  # somebody is reading; what is in the log covers the pages below it all the same
+        connection.execute("BEGIN IMMEDIATE")
+        raw = RawFile(connection)
+        pages = sum(1 for _ in raw.unsealed_pages())
+        if pages == 0:
+            return  # somebody else was here first
+        version, application = connection.pragma("user_version"), connection.pragma("application_id")
+        if (version, application) != (SCHEMA_VERSION, APPLICATION_ID):
+            raise CheckpointCorrupted(f"{path} is damaged: {pages} pages do not match their checksums")
+        try:
+            verify(connection, SCHEMA_FIRST, SCHEMA_VERSION)
+        except CheckpointCorrupted as exc:
+            raise CheckpointCorrupted(
+                f"{path} is damaged: {pages} pages do not match their checksums, and {exc.reason}",
+                thread_id=exc.thread_id,
+                checkpoint_id=exc.checkpoint_id,
+            ) from exc
+        for at, page in raw.unsealed_pages():
+            raw.seal_page(at, page)
+        raw.sync()
+        # Other processes have the file open, and shall know why it changed.
+        connection.execute(
+            """INSERT INTO counters (name, value) VALUES ('renewals', 1)
+               ON CONFLICT DO UPDATE SET value = value + 1"""
+        )
+        connection.execute("COMMIT")
+    _log.warning(
+        "%s: %d pages did not match their checksums, as after another SQLite program has written the file. The whole "
+        "file was verified in %.1f s: nothing that is stored is damaged, and the checksums have been renewed",
+        path,
+        pages,
+        time.monotonic() - started,
+    )
+
+
+def _make_private(path: Path) -> None:
+    """Make a file that is missing, for its owner alone. SQLite gives its companions (-wal, -shm) the same rights."""
+    try:
+        # Only one that is new may be closed again here: that would drop the locks of connections to an old one.
+        os.close(os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE))
+    except OSError:
+        pass  # it is there, or SQLite will say what is wrong
+
+
+def _prepare(connection: apsw.Connection, path: Path) -> None:
+    """Make a new file a store, or check that an old one is."""
+    if connection.pragma("page_count") == 0:
+        # Smaller than any page, it is no database. Whole pages are those of a process that is making the file now;
+        # those of one killed at it went when the pages were counted.
+        if 0 < os.path.getsize(path) < _PAGE_BYTES_LEAST:
+            raise StoreMismatch(f"{path} is not a SQLite database; give the store a file of its own")
+        reserved = ctypes.c_int(_RESERVED_BYTES)
+        connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
+        connection.execute(f"PRAGMA page_size={_PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
+        connection.pragma("journal_mode", "wal")
+    version, application = connection.pragma("user_version"), connection.pragma("application_id")
+    if version == 0 and application in (0, APPLICATION_ID):
+        version, application = _migrate(connection, path)
+    if application != APPLICATION_ID:
+        raise _of_another(connection, path)
+    if version > SCHEMA_VERSION:
+        raise StoreMismatch(
+            f"{path} was written by a newer Everstep: its schema is {version}, this one knows {SCHEMA_VERSION}; "
+            "upgrade everstep"
+        )
+    if version < SCHEMA_FIRST:
+        raise StoreMismatch(
+            f"{path} was written by a version before the first release: its schema is {version}, which is not read any "
+            "more; give the store a new file"
+        )
+    if version < SCHEMA_VERSION:
+        _migrate(connection, path)
+    _check_reserved_bytes(connection, path)
+    if not int(connection.pragma("checksum_verification")):
+        raise CheckpointCorrupted(f"{path}: the page checksums are switched off; the file's header is damaged")
+    if connection.pragma("journal_mode") != "wal":
+        connection.pragma("journal_mode", "wal")
+
+
+def _check_reserved_bytes(connection: apsw.Connection, path: Path) -> None:
+    reserved = ctypes.c_int(-1)
+    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
+    if reserved.value != _RESERVED_BYTES:
+        raise CheckpointCorrupted(f"{path}: its pages have no room for checksums; the file's header is damaged")
+
+
+def _of_another(connection: apsw.Connection, path: Path) -> StoreMismatch:
+    """Return the error for a file that is not ours; whoever changes savers is told how to move in."""
+    advice = "give the store a file of its own"
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    if {"checkpoints", "writes"} <= tables:
+        advice = f"it looks like LangGraph's own: everstep.langgraph.import_langgraph reads it into a new one; {advice}"
+    return StoreMismatch(f"{path} is a SQLite database of another application; {advice}")
+
+
+def _migrate(connection: apsw.Connection, path: Path) -> tuple[int, int]:
+    """Bring the schema up to date, one numbered file at a time; two processes may try at once."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version, application = connection.pragma("user_version"), connection.pragma("application_id")
+        if version == 0 and application == 0 and connection.execute("SELECT 1 FROM sqlite_schema").get is not None:
+            raise _of_another(connection, path)
+        for number in migrate(connection, max(version + 1, SCHEMA_FIRST), SCHEMA_VERSION):
+            connection.execute(f"PRAGMA user_version={number}; PRAGMA application_id={APPLICATION_ID}")
+        connection.execute("COMMIT")
+    except BaseException:
+        _end(connection)
+        raise
+    return connection.pragma("user_version"), connection.pragma("application_id")
+
+
+class _ChecksumMismatch(CheckpointCorrupted):
+    """A page is not as this library wrote it. Never leaves this module: see `_Database._renew_checksums`."""
+
+
+def _set_log_aside(path: Path) -> None:
+    """Keep the log of a file that was overwritten from being taken for that of the file that is there now."""
+    aside = Path(f"{path}-wal.{time.time_ns()}")
+    try:
+        os.rename(f"{path}-wal", aside)
+    except FileNotFoundError:
+        return  # another process has done it
+    _log.warning("%s was overwritten while it was open; the commits that it had in its log are in %s", path, aside)
+
+
+def _renewals(connection: apsw.Connection) -> int:
+    """Return how often pages were written in place: see `_renew_checksums`."""
+    found: int | None = connection.execute("SELECT value FROM counters WHERE name = 'renewals'").get
+    return found or 0
+
+
+def _is_checksum_mismatch(error: apsw.Error) -> bool:
+    return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS)
+
+
+class _translated:  # noqa: N801  # used like a function
+    """Turn APSW's errors into ours."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, apsw.Error):
+            raise _translation(self._path, error) from error
+        if isinstance(error, OSError) and not isinstance(error, EverstepError):
+            raise StoreError(f"{self._path}: {error}") from error
+
+
+def _translation(path: Path, error: apsw.Error) -> EverstepError:
+    """Return what callers are told about an error of APSW's."""
+    if isinstance(error, apsw.FullError):
+        return StoreFull(
+            f"{path}: no space left; nothing was written, what was stored is intact. Free some, or delete threads"
+        )
+    if isinstance(error, (apsw.BusyError, apsw.LockedError)):
+        return StoreUnavailable(f"{path}: another process held the file locked for too long; try again")
+    if isinstance(error, apsw.ReadOnlyError):
+        return StoreReadOnly(f"{path} cannot be written; check its permissions and those of its folder")
+    if isinstance(error, (apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError)):
+        return why_not_opened(path)
+    if isinstance(error, apsw.NotADBError):
+        return StoreMismatch(f"{path} is not a SQLite database, or its first page is damaged")
+    if isinstance(error, (apsw.CorruptError, apsw.FormatError, apsw.SchemaChangeError)):
+        return CheckpointCorrupted(f"{path} is damaged: {error}")
+    if isinstance(error, apsw.IOError):
+        return _translated_failure(path, error)
+    # A damaged schema reads as wrong SQL: we send no other.
+    return CheckpointCorrupted(f"{path} cannot be read: {type(error).__name__}: {error}")
+
+
+def _translated_failure(path: Path, error: apsw.IOError) -> EverstepError:
+    """The same for errors of the disk."""
+    code = getattr(error, "extendedresult", 0)
+    if _is_checksum_mismatch(error):
+        return _ChecksumMismatch(f"{path} is damaged: a page does not match its checksum")
+    if code in _FAILED_READS:
+        return StoreReadFailed(
+            f"{path}: the disk could not be read ({error}); nothing was changed. Try again; if it comes again, look "
+            "at the machine's log and save what can still be read with everstep.copy"
+        )
+    if code == apsw.SQLITE_IOERR_SHMSIZE and not has_space(path):
+        return StoreFull(f"{path}: there is no space left for the index of its log, some 32 KB; free some")
+    return StoreError(f"{path}: the disk failed: {error}")

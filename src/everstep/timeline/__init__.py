@@ -1,0 +1,1 @@
+"""The operations of the engine: save, rewind, undo, branch, merge, each as one commit."""

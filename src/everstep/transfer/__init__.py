@@ -1,0 +1,1 @@
+"""Whole histories from one store to another."""

@@ -1,0 +1,108 @@
+"""The layout of the source: who may import whom, and where a stranger finds what."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src/everstep"
+
+LAYERS = (
+    {"version", "errors", "types"},
+    {"runtime"},
+    {"values", "config"},
+    {"stores"},
+    {"history"},
+    {"repository", "retention"},
+    {"opening"},
+    {"backends"},
+    {"timeline"},
+    {"capture", "engine"},
+    {"factory"},
+    {"transfer", "langgraph", "testing"},
+    {"__init__"},
+)
+"""From the lowest to the highest. A module imports from its own layer and from lower ones."""
+
+LOADED_BY_NAME = {("history/adapter.py", "langgraph")}
+"""A thread says in its kind which adapter wrote it; that one is loaded when such a thread is met."""
+
+FEATURES = {
+    "what a merge is done against": "history/merge_base.py",
+    "retention at work": "retention/keeper.py",
+    "which checkpoints a policy keeps": "retention/policies.py",
+    "leases of LangGraph tasks": "langgraph/claims.py",
+    "the SQL of SQLite": "stores/sqlite/rows.py",
+    "the SQL of PostgreSQL": "stores/postgres/rows.py",
+    "what happens on a Redis server": "stores/redis/redis-1.lua",
+    "the blocking face": "runtime/blocking.py",
+    "which classes LangGraph threads may name": "langgraph/classes.py",
+    "import from LangGraph's own savers": "langgraph/importing.py",
+    "copy from store to store": "transfer/copying.py",
+    "diff": "history/diff.py",
+    "a live thread": "capture/live.py",
+    "what a store is": "stores/protocol.py",
+    "what a commit means": "stores/transaction.py",
+}
+"""What people look for, and the file that they should think of first."""
+
+
+class Import(NamedTuple):
+    file: str
+    part: str
+    line: int
+
+
+def test_nobody_imports_from_a_higher_layer() -> None:
+    upward = [
+        found
+        for found in imports()
+        if layer(found.part) > layer(part_of(found.file)) and (found.file, found.part) not in LOADED_BY_NAME
+    ]
+    assert upward == []
+
+
+def test_every_part_has_its_layer() -> None:
+    parts = {part_of(file.relative_to(SOURCE).as_posix()) for file in SOURCE.rglob("*.py")}
+    assert parts == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_is_where_its_name_says(feature: str) -> None:
+    assert (SOURCE / FEATURES[feature]).is_file()
+    page = (SOURCE.parents[1] / "docs/architecture.md").read_text()
+    assert f"`{FEATURES[feature]}`" in page
+
+
+def imports() -> Iterator[Import]:
+    """Yield what the source imports of itself, inside functions too."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        file = path.relative_to(SOURCE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                for alias in node.names:
+                    yield from _of_ours(file, f"{node.module}.{alias.name}", node.lineno)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield from _of_ours(file, alias.name, node.lineno)
+
+
+def _of_ours(file: str, name: str, line: int) -> Iterator[Import]:
+    package, _, inner = name.partition(".")
+    if package != "everstep":
+        return
+    part = inner.partition(".")[0]
+    is_part = (SOURCE / part).is_dir() or (SOURCE / f"{part}.py").is_file()
+    yield Import(file, part if part and is_part else "__init__", line)
+
+
+def part_of(file: str) -> str:
+    return file.partition("/")[0].removesuffix(".py")
+
+
+def layer(part: str) -> int:
+    return next(number for number, parts in enumerate(LAYERS) if part in parts)

@@ -1,0 +1,128 @@
+"""Waiting for what another writer has: the pauses stay short, and end at the deadline. By a clock of the test's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from everstep import StoreUnavailable
+from everstep.runtime.blocking import run_to_end
+from everstep.stores import waiting
+from everstep.stores.redis import store as redis
+from everstep.stores.redis.store import RedisStore
+from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite.store import SQLiteStore
+from everstep.stores.waiting import Rhythm, Waiting
+from everstep.testing import follow
+from tests.tools import servers
+
+RHYTHM = Rhythm(early=(1.0, 2.0), late=(10.0, 20.0), late_after=100.0)
+
+
+class Clock:
+    """Stands in for `time`: whoever sleeps is woken at once, and is told that it was as long as he wanted."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+        self.pauses: list[float] = []
+        self.after_pause: Callable[[int], object] = lambda _: None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+        self.after_pause(len(self.pauses))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(waiting, "time", made)
+    return made
+
+
+def test_pauses_stay_short_and_are_made_longer_only_once(clock: Clock) -> None:
+    began = clock.now
+    patient = Waiting(RHYTHM, began + 1000)
+    while clock.now - began < 100:
+        assert patient.pause()
+    assert all(1 <= seconds <= 2 for seconds in clock.pauses)
+    assert len(set(clock.pauses)) > 10  # those who wait do not stay in step
+    del clock.pauses[:]
+    while clock.now - began < 900:
+        assert patient.pause()
+    assert all(10 <= seconds <= 20 for seconds in clock.pauses)
+
+
+def test_waiting_ends_at_the_deadline(clock: Clock) -> None:
+    deadline = clock.now + 50.5
+    patient = Waiting(RHYTHM, deadline)
+    while patient.pause():
+        assert clock.now < deadline
+    assert clock.now == pytest.approx(deadline)
+    count = len(clock.pauses)
+    assert not patient.pause()
+    assert len(clock.pauses) == count
+
+
+def test_a_pause_is_not_longer_than_it_is_told(clock: Clock) -> None:
+    assert Waiting(RHYTHM, clock.now + 1000).pause(0.25)
+    assert clock.pauses == [0.25]
+
+
+def test_a_commit_looks_for_the_lock_of_the_file_often_however_long_it_has_waited(tmp_path: Path, clock: Clock) -> None:
+    store = SQLiteStore(tmp_path / "a.db").blocking
+    run_to_end(store.commit(follow("t", "c")))
+    other = apsw.Connection(str(tmp_path / "a.db"), vfs=sqlite._checksum_vfs())
+    other.execute("BEGIN IMMEDIATE")
+
+    def let_go(pauses: int) -> None:
+        if pauses == 500:
+            other.execute("ROLLBACK")
+
+    clock.after_pause = let_go
+    run_to_end(store.commit(follow("t", "c")))
+    assert len(clock.pauses) == 500
+    assert max(clock.pauses[:200]) < 0.0005
+    assert max(clock.pauses) < 0.002
+    other.close()
+    run_to_end(store.close())
+
+
+def test_a_commit_waits_for_the_lock_of_the_file_until_its_deadline(tmp_path: Path, clock: Clock) -> None:
+    store = SQLiteStore(tmp_path / "a.db", busy_timeout_seconds=30).blocking
+    run_to_end(store.commit(follow("t", "c")))
+    other = apsw.Connection(str(tmp_path / "a.db"), vfs=sqlite._checksum_vfs())
+    other.execute("BEGIN IMMEDIATE")
+    clock.now = began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        run_to_end(store.commit(follow("t", "c")))
+    assert sum(clock.pauses) == pytest.approx(30, abs=5)  # less what really went by before the first pause
+    assert clock.now - began >= 30
+    other.close()
+    run_to_end(store.close())
+
+
+def test_whoever_waits_for_a_turn_on_redis_looks_often(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis, "_TURN_SECONDS_MIN", 1000)  # the turn is not over by itself
+    store = RedisStore(servers.redis(), key_prefix=servers.redis_prefix(), timeout_seconds=60).blocking
+    run_to_end(store.commit(follow("t", "c")))
+    turn = store._server.take_turn("t", 0.0, time.monotonic() + 1000)
+    assert turn is not None
+
+    def let_go(pauses: int) -> None:
+        if pauses == 50:
+            store._server.end_turn(turn, time.monotonic() + 60)
+
+    clock.after_pause = let_go
+    run_to_end(store.commit(follow("t", "c")))
+    assert len(clock.pauses) == 50
+    assert max(clock.pauses[:5]) <= 0.001
+    assert max(clock.pauses) < 0.005
+    run_to_end(store.close())

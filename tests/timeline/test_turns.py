@@ -1,0 +1,487 @@
+"""Writers that others are faster than: after a few tries they get a turn, and every try has an end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import everstep
+from everstep import CheckpointGC, CommitUnknown, SnapshotConfig, StoreUnavailable
+from everstep.errors import HeadMoved
+from everstep.repository import turns
+from everstep.runtime.blocking import run_to_end
+from everstep.stores.postgres.store import PostgresStore
+from everstep.stores.protocol import Change, Query, Store, Stored
+from everstep.stores.redis import store as redis
+from everstep.stores.redis.store import RedisStore
+from everstep.stores.sqlite.store import SQLiteStore
+from everstep.testing import follow, head_id, ids
+from everstep.values import codec, pieces, tree
+from tests.conftest import OneFace, Place
+from tests.faults.proxy import Proxy
+from tests.stores.postgres_tools import Wire
+from tests.tools import servers
+
+TRIES = 3
+TURNS = 5
+PATIENCE = 60
+
+
+@pytest.fixture(autouse=True)
+def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A try counts as one, however slow the machine is."""
+    monkeypatch.setattr(turns, "_TRIES_SECONDS", float("inf"))
+
+
+class Beset:
+    """A store on which somebody else is always a little faster, but for turns. Both faces count together."""
+
+    def __init__(self, store: Store, rival: Callable[[str], object], tries: list[str]) -> None:
+        self._store, self._rival, self.tries = store, rival, tries
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    @property
+    def blocking(self) -> Any:
+        return type(self)(self._store.blocking, self._rival, self.tries)
+
+    async def commit(self, change: Change) -> Stored | None:
+        self.tries.append(change.thread_id)
+        self._rival(change.thread_id)
+        return await self._store.commit(change)
+
+
+class Hopeless(Beset):
+    """The same, in turns too."""
+
+    async def in_turn(
+        self, thread_id: str, work: Callable[[Store], Coroutine[Any, Any, Any]], seconds: float = 0.0
+    ) -> Any:
+        async def beaten(inside: Store) -> Any:
+            return await work(_Refusing(inside, self._rival, self.tries))
+
+        return await self._store.in_turn(thread_id, beaten, seconds)
+
+
+class _Refusing(Beset):
+    async def commit(self, change: Change) -> Stored | None:
+        self.tries.append("turn")
+        raise HeadMoved(change.thread_id, "a head", "another")
+
+
+class Race:
+    """An engine that is always beaten, and the one that beats it."""
+
+    def __init__(self, place: Place, face: str) -> None:
+        self._place, self._face = place, face
+        self._opened: list[Store] = []
+        self.tries: list[str] = []
+        self.rival: Any = everstep.CheckpointEngine(everstep.StoreBackend(self._open()), SnapshotConfig()).sync
+        self.engine = self.make(Beset, self.say)
+
+    def _open(self) -> Store:
+        self._opened.append(self._place.open())
+        return self._opened[-1]
+
+    def say(self, thread_id: str) -> None:
+        self.rival.append(thread_id, [{"role": "user", "content": "rival"}])
+
+    def make(self, kind: type[Beset], rival: Callable[[str], object], **config: Any) -> Any:
+        store: Any = kind(self._open(), rival, self.tries)
+        return OneFace(everstep.CheckpointEngine(everstep.StoreBackend(store), SnapshotConfig(**config)), self._face)
+
+    def words(self, thread_id: str = "t") -> list[str]:
+        return [message["content"] for message in self.rival.get_latest(thread_id).messages]
+
+    def close(self) -> None:
+        for store in self._opened:
+            run_to_end(store.blocking.close())
+
+
+@pytest.fixture
+def race(place: Place, face: str) -> Iterator[Race]:
+    race = Race(place, face)
+    race.say("t")
+    yield race
+    race.close()
+
+
+async def test_an_append_that_is_always_beaten_gets_its_turn(race: Race) -> None:
+    await race.engine.append("t", [{"role": "user", "content": "own"}])
+    assert len(race.tries) == TRIES
+    assert race.words() == ["rival"] * 4 + ["own"]
+
+
+async def test_a_slow_writer_gets_its_turn_at_once(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_TRIES_SECONDS", 0.0)
+    await race.engine.append("t", [{"role": "user", "content": "own"}])
+    assert len(race.tries) == 1
+    assert race.words() == ["rival", "rival", "own"]
+
+
+async def test_an_append_to_a_new_thread_that_is_always_beaten_gets_its_turn(race: Race) -> None:
+    await race.engine.append("new", [{"role": "user", "content": "own"}], {"key": 1})
+    assert len(race.tries) == TRIES
+    assert race.words("new") == ["rival"] * 3 + ["own"]
+
+
+def test_a_large_message_is_cut_into_pieces_once_however_often_it_is_beaten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes most of the time of its append, and in its turn others would wait for it."""
+    text = "".join(f"word {n} " for n in range(20_000))
+    cut = list[int]()
+
+    class Counted(pieces.Layer):
+        def __init__(self, data: bytes, *rest: Any) -> None:
+            if len(data) > len(text):  # the hashes of pieces are cut as well
+                cut.append(len(data))
+            super().__init__(data, *rest)
+
+    monkeypatch.setattr(tree, "Layer", Counted)
+    rival = everstep.open(f"sqlite:///{tmp_path}/a.db").sync
+    tries = list[str]()
+    beset: Any = Beset(SQLiteStore(tmp_path / "a.db"), lambda name: rival.append(name, [{"content": "rival"}]), tries)
+    engine = everstep.CheckpointEngine(everstep.StoreBackend(beset)).sync
+    rival.append("t", [{"content": "rival"}])
+    engine.append("t", [{"content": text}], {"state": 1})
+    assert len(tries) == TRIES
+    assert cut == [len(codec.pack({"content": text}))]
+    found = everstep.open(f"sqlite:///{tmp_path}/a.db").sync.get_latest("t")
+    assert found is not None
+    assert found.messages == [{"content": "rival"}] * (TRIES + 1) + [{"content": text}]
+    assert found.state == {"state": 1}
+    engine.close()
+    rival.close()
+
+
+async def test_an_append_that_names_a_head_is_told_of_another(race: Race) -> None:
+    head = race.rival.get_latest("t").metadata.checkpoint_id
+    with pytest.raises(HeadMoved):
+        await race.engine.append("t", [{"role": "user", "content": "own"}], expected_head=head)
+    assert len(race.tries) == 1
+
+
+async def test_a_snapshot_whose_base_is_always_gone_gets_its_turn(race: Race) -> None:
+    forgetful: Any = everstep.CheckpointEngine(
+        everstep.StoreBackend(race._open()), SnapshotConfig(gc_policy=CheckpointGC.KEEP_LAST_N, gc_param=1)
+    ).sync
+    text = "a text that is long enough to be an object of its own " * 200
+    engine = race.make(
+        Beset, lambda thread_id: forgetful.snapshot(thread_id, [{"role": "user", "content": text}], {}, {})
+    )
+    forgetful.snapshot("s", [{"role": "user", "content": text}], {}, {})
+    await engine.get_latest("s")
+    await engine.snapshot("s", [{"role": "user", "content": text}, {"role": "user", "content": "own"}], {}, {})
+    assert len(race.tries) == TRIES
+    assert race.words("s") == [text, "own"]
+
+
+async def test_a_rewind_and_its_undo_that_are_always_beaten_get_their_turns(race: Race) -> None:
+    first = race.rival.get_latest("t").metadata.checkpoint_id
+    race.say("t")
+    await race.engine.rewind(first)
+    assert len(race.tries) == TRIES
+    assert race.words() == ["rival"]
+    race.tries.clear()
+    assert (await race.engine.undo("t")).kind == "rewind"
+    assert len(race.tries) == TRIES
+    assert race.words() == ["rival"] * 5
+    race.tries.clear()
+    assert (await race.engine.redo("t")).kind == "rewind"
+    assert len(race.tries) == TRIES
+
+
+async def test_a_rewind_that_deletes_does_so_after_its_turn(race: Race) -> None:
+    first = race.rival.get_latest("t").metadata.checkpoint_id
+    race.say("t")
+    await race.engine.rewind(first, later="delete")
+    assert len(race.tries) == TRIES
+    assert [point.checkpoint_id for point in race.rival.list_time_travel_points("t")] == [first]
+
+
+async def test_a_merge_that_is_always_beaten_gets_its_turn(race: Race) -> None:
+    branch = race.rival.branch(race.rival.get_latest("t").metadata.checkpoint_id, "b")
+    race.rival.append(branch, [{"role": "user", "content": "branch"}])
+    merged = await race.engine.merge_branch(branch, "t")
+    assert len(race.tries) == TRIES
+    assert race.rival.get_latest("t").metadata.checkpoint_id == merged
+    assert sorted(race.words()) == ["branch"] + ["rival"] * 4
+
+
+async def test_nobody_waits_for_a_function_of_the_callers(race: Race) -> None:
+    """A function that decides a merge may ask a person. It gets more tries, and no turn."""
+    race.rival.append("t", [], {"key": "base"})
+    branch = race.rival.branch(race.rival.get_latest("t").metadata.checkpoint_id, "b")
+    race.rival.append("t", [], {"key": "ours"})
+    race.rival.append(branch, [], {"key": "theirs"})
+    asked: list[str] = []
+
+    def decide(conflict: everstep.Conflict) -> Any:
+        race.say("t")  # another writer gets through while it decides, and so may the function itself
+        asked.append(conflict.path)
+        return "decided"
+
+    with pytest.raises(StoreUnavailable, match="a merge of thread 't' was overtaken"):
+        await race.engine.merge_branch(branch, "t", resolve=decide)
+    assert len(asked) == turns.BEATEN_MAX
+    quiet = race.make(Beset, lambda _: None)
+    asked.clear()
+    await quiet.merge_branch(branch, "t", resolve=lambda _: "decided")
+    assert race.rival.get_latest("t").state == {"key": "decided"}
+
+
+async def test_what_is_beaten_in_its_turns_too_ends_with_an_error(race: Race) -> None:
+    hopeless = race.make(Hopeless, race.say)
+    with pytest.raises(StoreUnavailable, match="an append of thread 't' was overtaken"):
+        await hopeless.append("t", [{"role": "user", "content": "own"}])
+    assert race.tries.count("turn") == TURNS
+    assert "own" not in race.words()
+    race.tries.clear()
+    await race.engine.append("t", [{"role": "user", "content": "own"}])
+    assert len(race.tries) == TRIES, "a turn that ended without a change is in the way of others"
+
+
+async def test_a_head_that_is_remembered_makes_the_next_append_one_try(race: Race, face: str) -> None:
+    await race.engine.append("t", [{"role": "user", "content": "own"}])
+    race.tries.clear()
+    quiet = race.make(Beset, lambda _: None)
+    await quiet.append("t", [{"role": "user", "content": "one"}])
+    await quiet.append("t", [{"role": "user", "content": "two"}])
+    assert len(race.tries) == 2
+
+
+@pytest.fixture(params=["redis", "cluster"])
+def server(request: pytest.FixtureRequest) -> Iterator[Callable[..., RedisStore]]:
+    url, prefix = servers.redis() if request.param == "redis" else servers.redis_cluster(), servers.redis_prefix()
+    opened: list[RedisStore] = []
+
+    def make(**options: Any) -> RedisStore:
+        opened.append(RedisStore(url, key_prefix=prefix, **options))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        run_to_end(store.blocking.close())
+
+
+def test_the_turn_of_a_writer_that_has_died_ends(server: Callable[..., RedisStore]) -> None:
+    engine: Any = everstep.CheckpointEngine(everstep.StoreBackend(server())).sync
+    engine.append("t", [{"role": "user", "content": "one"}])
+    dead = server()
+    turn = dead._server.take_turn("t", 1e6, time.monotonic() + PATIENCE)
+    assert turn is not None
+    hasty = everstep.CheckpointEngine(everstep.StoreBackend(server(timeout_seconds=0.1))).sync
+    for _ in range(2):  # the first call is the one that gets to know the server
+        with pytest.raises((StoreUnavailable, CommitUnknown)):  # by what it was waiting for when time was up
+            hasty.append("t", [{"role": "user", "content": "hasty"}])
+    dead._server.end_turn(turn, time.monotonic() + PATIENCE)
+    assert dead._server.take_turn("t", 0.0, time.monotonic() + PATIENCE) is not None  # a short one, which nobody ends
+    engine.append("t", [{"role": "user", "content": "two"}])
+    assert [message["content"] for message in engine.get_latest("t").messages] == ["one", "two"]
+
+
+def test_a_turn_is_not_longer_than_its_writer_has_time(
+    server: Callable[..., RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = server()
+    engine = everstep.CheckpointEngine(everstep.StoreBackend(store)).sync
+    engine.append("t", [{"role": "user", "content": "one"}])
+    asked: list[Any] = []
+    ask = store._server._ask
+
+    def watch(at: float, verb: str, *args: Any, **options: Any) -> Any:
+        asked.append((verb, *args))
+        return ask(at, verb, *args, **options)
+
+    monkeypatch.setattr(store._server, "_ask", watch)
+    turn = store._server.take_turn("t", 1e6, time.monotonic() + 2)
+    assert turn is not None
+    assert [args[3] <= 2000 for args in asked if args[0] == "turn"] == [True]
+    store._server.end_turn(turn, time.monotonic() + 2)
+
+
+def test_a_change_that_is_planned_gets_a_turn_too(
+    server: Callable[..., RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a checkpoint that follows an older one: it names no head, and only what it was planned on may change."""
+    monkeypatch.setattr(redis, "_TURN_SECONDS_MIN", PATIENCE)  # however slow the machine is, the turn is not over
+    store = server(timeout_seconds=PATIENCE)
+    engine = everstep.CheckpointEngine(everstep.StoreBackend(store)).sync
+    other = server()
+    rival = everstep.CheckpointEngine(everstep.StoreBackend(other)).sync
+    first = engine.append("t", [{"role": "user", "content": "one"}])
+    engine.append("t", [{"role": "user", "content": "two"}])
+    plan = store._server._plan
+    planned: list[int] = []
+
+    def beaten(*args: Any) -> Any:
+        made = plan(*args)
+        planned.append(1)
+        if len(planned) <= TRIES:
+            rival.append("t", [{"role": "user", "content": "rival"}])
+        else:
+            with pytest.raises(StoreUnavailable):
+                other._server.take_turn("t", 0.0, time.monotonic() + 0.2)
+        return made
+
+    monkeypatch.setattr(store._server, "_plan", beaten)
+    engine.snapshot("t", [], {}, {}, parent_checkpoint_id=first)
+    assert len(planned) == TRIES + 1
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    servers.clear_postgres()
+    wire = Wire(servers.postgres())
+    yield wire
+    wire.close()
+
+
+async def after_reading(inside: Store) -> Stored | None:
+    return await inside.commit(follow("t", "own", expect=await head_id(inside)))
+
+
+@pytest.fixture
+def behind_wire(wire: Wire) -> Iterator[Store]:
+    store = PostgresStore(wire.url)
+    run_to_end(store.blocking.commit(follow("t", "c")))
+    yield store.blocking
+    run_to_end(store.blocking.close())
+
+
+def test_the_answer_to_a_turn_that_is_lost_is_looked_for(behind_wire: Store, wire: Wire) -> None:
+    wire.lose = lambda data: b"COMMIT" in data
+    stored = run_to_end(behind_wire.in_turn("t", after_reading))
+    assert stored is not None
+    assert stored.record.key.checkpoint_id == "own-2"
+    assert run_to_end(head_id(behind_wire)) == "own-2"
+    stored = run_to_end(behind_wire.commit(follow("t", "next")))
+    assert stored is not None
+    assert stored.record.step == 3
+
+
+def test_a_turn_that_is_lost_before_its_end_is_taken_again(behind_wire: Store, wire: Wire) -> None:
+    wire.lose = lambda data: b"everstep_put" in data
+    stored = run_to_end(behind_wire.in_turn("t", after_reading))
+    assert stored is not None
+    assert stored.record.key.checkpoint_id == "own-2"
+    assert ids(run_to_end(behind_wire.list_checkpoints(Query(thread_id="t")))) == ["own-2", "c-1"]
+
+
+@pytest.mark.parametrize("face", ["async", "blocking"])
+async def test_a_beaten_writer_learns_of_it_in_two_round_trips(wire: Wire, face: str) -> None:
+    """It takes no lock for that: others would wait for a far one."""
+    whole = PostgresStore(wire.url)
+    store = whole if face == "async" else whole.blocking
+    rival = PostgresStore(servers.postgres()).blocking
+    for _ in range(2):
+        await store.commit(follow("t", "own"))
+    await rival.commit(follow("t", "rival"))
+    before = wire.round_trips
+    with pytest.raises(HeadMoved) as moved:
+        await store.commit(follow("t", "own", expect="own-2")._replace(fresh=True))
+    assert wire.round_trips - before == 2
+    assert moved.value.actual == "rival-3"
+    for opened in (whole.blocking, rival):
+        await opened.close()
+
+
+def test_a_turn_is_ended_by_the_server_if_its_client_falls_silent(behind_wire: Store) -> None:
+    asked: Any = "SHOW idle_in_transaction_session_timeout"
+    found: list[str] = []
+
+    async def work(inside: Any) -> None:
+        found.append(inside._rows.connection.execute(asked).fetchone()[0])
+
+    run_to_end(behind_wire.in_turn("t", work))
+    run_to_end(behind_wire._read(lambda rows: found.append(rows.connection.execute(asked).fetchone()[0])))  # type: ignore[attr-defined]
+    assert found[0] not in ("0", found[1])
+    assert found[1] == "0"
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+def test_a_far_writer_gets_through_beside_four_near_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # its tries are slow
+    if kind == "postgres":
+        servers.clear_postgres()
+    url, prefix = servers.postgres() if kind == "postgres" else servers.redis(), servers.redis_prefix()
+    opened: list[Store] = []
+
+    def make(place: str) -> Any:
+        store: Store = PostgresStore(place) if kind == "postgres" else RedisStore(place, key_prefix=prefix)
+        opened.append(store)
+        return everstep.CheckpointEngine(everstep.StoreBackend(store)).sync
+
+    done = threading.Event()
+    counts = [0] * 4
+
+    def write(number: int) -> None:
+        near = make(url)
+        while not done.is_set():
+            near.append("t", [{"role": "user", "content": f"near {number}"}])
+            counts[number] += 1
+
+    make(url).append("t", [{"role": "user", "content": "first"}])
+    port = urlsplit(url).port
+    assert port is not None
+    with Proxy(port) as proxy:
+        proxy.delay(0.015)
+        far = make(url.replace(f":{port}", f":{proxy.port}"))
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+        for writer in writers:
+            writer.start()
+        try:
+            servers.wait_until(lambda: all(counts), "the near writers are at work")
+            for number in range(3):
+                far.append("t", [{"role": "user", "content": f"far {number}"}])
+        finally:
+            done.set()
+            for writer in writers:
+                writer.join(PATIENCE)
+        words = [message["content"] for message in make(url).get_latest("t").messages]
+        assert [word for word in words if word.startswith("far")] == [f"far {number}" for number in range(3)]
+        assert [words.count(f"near {number}") for number in range(4)] == counts
+        for store in opened:
+            run_to_end(store.blocking.close())
+
+
+_SMALL_WRITER = """
+import sys, everstep
+engine = everstep.open("sqlite:///" + sys.argv[1]).sync
+while True:
+    engine.append("t", [{"role": "user", "content": "small"}])
+    print("one", file=sys.stderr, flush=True)
+"""
+
+
+def test_a_large_append_gets_through_beside_two_small_writers(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    engine = everstep.CheckpointEngine(everstep.SQLiteCheckpointer(path, busy_timeout_seconds=PATIENCE)).sync
+    command = [sys.executable, "-c", _SMALL_WRITER, str(path)]
+    told = [tmp_path / f"{number}.txt" for number in range(2)]
+    writers = []
+    try:
+        for file in told:
+            with file.open("wb") as output:
+                writers.append(subprocess.Popen(command, stderr=output))
+        servers.wait_until(lambda: all(file.stat().st_size > 10 for file in told), "the small writers are at work")
+        name = engine.append("t", [{"role": "user", "content": os.urandom(2_500_000).hex()}])
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+    found = engine.get(name)
+    assert found is not None
+    assert len(found.messages[-1]["content"]) == 5_000_000
+    engine.close()
