@@ -1,7 +1,7 @@
 """The engine: what a person with an agent loop does with checkpoints. Reads like the feature list.
 
 Arguments are checked here and triggers decide here. The work is done by a timeline: on a store
-(`timeline/timeline.py`), or on a backend of somebody's own (`timeline/foreign.py`). Each method ends within the
+(`timeline/store.py`), or on a backend of somebody's own (`timeline/foreign.py`). Each method ends within the
 store's time limit as a whole (`runtime/deadlines.py`), but for `collect`, whose work may be large: there each call of
 the store does.
 """
@@ -25,7 +25,8 @@ from everstep.runtime import checks
 from everstep.runtime.blocking import Closing, SyncFace, blocking, describe_on_store
 from everstep.runtime.calls import Figures, public_call
 from everstep.stores.protocol import ANY, AnyHead, Key
-from everstep.timeline.timeline import Resolve, StoreTimeline, Timeline
+from everstep.timeline.protocol import Resolve, Timeline
+from everstep.timeline.store import StoreTimeline
 from everstep.types import (
     Checkpoint,
     CheckpointMetadata,

@@ -32,6 +32,10 @@ LOADED_BY_NAME = {("history/adapter.py", "langgraph")}
 """A thread says in its kind which adapter wrote it; that one is loaded when such a thread is met."""
 
 FEATURES = {
+    "rewind": "timeline/rewind.py",
+    "undo and redo": "timeline/undo.py",
+    "branch": "timeline/branch.py",
+    "merge of two threads": "timeline/merge.py",
     "what a merge is done against": "history/merge_base.py",
     "retention at work": "retention/keeper.py",
     "which checkpoints a policy keeps": "retention/policies.py",

@@ -62,7 +62,7 @@ def test_a_thread_is_forgotten_with_all_its_namespaces_and_nothing_else() -> Non
 
 def _keeper(engine: everstep.SyncEngine) -> Keeper:
     timeline: Any = engine._driven._timeline
-    found: Keeper = timeline._keeper
+    found: Keeper = timeline._work.keeper
     return found
 
 

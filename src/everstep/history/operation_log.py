@@ -128,7 +128,7 @@ def swapped(found: Entry, undo: Undo, thread: Thread, writes: Sequence[Hidden]) 
             hide.append(Hidden(namespace, newest, thread.newest[namespace], operation=found.seq))
     back = Undo(
         undo.thread_id,
-        {name: thread.heads.get(name, (None, 0))[0] for name in undo.heads},
+        {name: thread.head_id(name) for name in undo.heads},
         thread.hidden.get(found.seq, ()),
         {name: thread.newest.get(name, 0) for name in undo.newest},
         [Pin(pin.key, not pin.pinned) for pin in undo.pins],

@@ -76,7 +76,7 @@ async def merged(
     rest_on = [Base(stored.record.key, stored.digest) for stored in sides]
     if is_unmoved(ours, bases):  # all is as in theirs
         counters = theirs.record.metadata.get(_COUNTERS)
-        return Draft(_record(sides, _root(theirs), counters), (), rest_on)
+        return Draft(_record(sides, theirs.record.root, counters), (), rest_on)
     merger = _Merger(repository, sides, base, bases, ancestry, graph)
     await merger.open()
     nodes, objects = await merger.nodes(resolve)
@@ -147,7 +147,7 @@ class _Merger:
     async def open(self) -> None:
         """Read the three checkpoints."""
         ours, theirs = self._stored
-        self._ours, self._theirs = [await self._side(_root(stored), stored.family) for stored in (ours, theirs)]
+        self._ours, self._theirs = [await self._side(stored.record.root, stored.family) for stored in (ours, theirs)]
         self._before = await self._side(
             self._base.root, ours.family, self._base.objects, self._ours.envelope.get("forms", {})
         )
@@ -208,7 +208,7 @@ class _Merger:
         self, resolve: Resolve, clashes: Sequence[Conflict]
     ) -> tuple[dict[str, Written], dict[bytes, tree.Content]]:
         """Merge the channels path by path. What is decided elsewhere stays as in ours meanwhile."""
-        sides = [self._base.root, *(_root(stored) for stored in self._stored)]
+        sides = [self._base.root, *(stored.record.root for stored in self._stored)]
         views = [root_of_nodes([*tree.nodes(*root)[:2], tree.EMPTY_MAP]) for root in sides]
         walk = merge(
             views[0],
@@ -491,7 +491,7 @@ class _Merger:
     async def _is_made_of(self, spec: Any, name: str, pieces: Sequence[_Piece]) -> bool:
         """Whether writes are all that happened to a channel, but for merges."""
         for piece in pieces:
-            start, end = [(await self._side(_root(at), at.family)).channels for at in (piece.start, piece.end)]
+            start, end = [(await self._side(at.record.root, at.family)).channels for at in (piece.start, piece.end)]
             value = self._channels.unwritten(start[name]) if name in start else MISSING
             made = _updated(spec, value, await self._values(_of(name, piece.steps)))
             if name not in end or self._packed(name, made) != end[name].packed:
@@ -650,7 +650,3 @@ def _as_messages(values: list[Any]) -> list[Any]:
 
 def _stands_alone(channels: Mapping[str, Written]) -> bool:
     return LIST_CHANNEL in channels and channels[LIST_CHANNEL].top
-
-
-def _root(stored: Stored) -> Root:
-    return Root(stored.record.children, stored.record.body, stored.record.sizes)

@@ -95,6 +95,15 @@ class Record(NamedTuple):
     A hint for who writes the next one. Readers look for themselves.
     """
 
+    @property
+    def root(self) -> Root:
+        """The root of the values."""
+        return Root(self.children, self.body, self.sizes)
+
+    def with_root(self, root: Root) -> Record:
+        """Return the same about other values."""
+        return self._replace(children=root.children, body=root.body, sizes=root.sizes)
+
 
 class Stored(NamedTuple):
     """A record, and what the store knows about it."""
@@ -291,6 +300,11 @@ class Thread(NamedTuple):
     """The seqs of checkpoints that retention must keep: pinned ones, and those where living branches began."""
     garbage: float
     """About how much of what the family holds nobody needs, as a share of what is needed."""
+
+    def head_id(self, namespace: str) -> str | None:
+        """Return the id of the head, if there is one."""
+        head = self.heads.get(namespace)
+        return None if head is None else head[0]
 
 
 class Outline(NamedTuple):

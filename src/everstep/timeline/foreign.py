@@ -43,7 +43,9 @@ from everstep.retention.policies import is_older, moment_of
 from everstep.runtime.blocking import PrivateLoop
 from everstep.stores.facts import Wanted
 from everstep.stores.protocol import ANY, AnyHead, Key, Search
-from everstep.timeline.timeline import Resolve, branch_id, next_node_change
+from everstep.timeline.branch import branch_id
+from everstep.timeline.protocol import Resolve
+from everstep.timeline.store import next_node_change
 from everstep.types import (
     Checkpoint,
     CheckpointMetadata,

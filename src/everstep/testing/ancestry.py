@@ -1,0 +1,424 @@
+"""What follows what, within a thread and within its family."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from everstep.errors import (
+    CheckpointNotFound,
+    InvalidInput,
+)
+from everstep.stores.protocol import (
+    COMMONS_MAX,
+    Base,
+    Change,
+    Common,
+    Hidden,
+    Key,
+    Move,
+    Operation,
+    Place,
+    Query,
+    Root,
+    Store,
+    Stored,
+    Write,
+)
+from everstep.testing.builders import (
+    Reopen,
+    fill,
+    follow,
+    head_id,
+    ids,
+    make_object,
+    make_record,
+    put,
+)
+
+
+class AncestryContract:
+    """What follows what, within a thread and within its family."""
+
+    # -- families
+
+    async def test_a_branch_joins_its_origins_family(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        assert first is not None
+        origin = first.record.key
+        base = Base(first.record.key, first.digest)
+        branch = await store.commit(put(make_record("b", "branch", step=0, roots=[leaf]), base=base, origin=origin))
+
+        assert branch is not None and branch.family == first.family
+        loaded = await store.read("branch", objects=True)
+        assert loaded is not None
+        assert list(loaded.objects) == [leaf]
+
+    async def test_the_branches_of_a_thread_are_known(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        names = ["zoe", "anna"]
+        for name in names:
+            await store.commit(put(make_record("b", name, step=0), origin=first.record.key))
+        nested = make_record("b", "nested", step=0)
+        await store.commit(put(nested, origin=Key("anna", "", "b")))
+        await store.delete("t", keys=[])
+        thread, anna = await store.thread("t", branches=True), await store.thread("anna", branches=True)
+        assert thread is not None and anna is not None
+        assert list(thread.branches) == names
+        assert list(anna.branches) == ["nested"]
+
+    async def test_a_branch_of_nothing_is_refused(self, store: Store) -> None:
+        with pytest.raises(CheckpointNotFound):
+            await store.commit(put(make_record("b", "branch"), origin=Key("gone", "", "c")))
+        assert await store.thread("branch") is None
+
+    async def test_threads_of_their_own_share_nothing(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        other = await store.commit(put(make_record("c1", "u")))
+        assert first is not None and other is not None
+        assert first.family != other.family
+        assert await store.fetch(other.family, [leaf.hash]) == []
+
+    async def test_a_merge_renews_what_threads_have_in_common(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        places = [first.place._replace(seq=n) for n in range(1, COMMONS_MAX + 3)]
+        commons = [Common(place, Root(b"", b"%d" % place.seq, (3,))) for place in places]
+        await store.commit(put(make_record("b", "branch"), origin=first.record.key, commons={"t": commons[0]}))
+        for n, common in enumerate([*commons[1:], commons[-1]], 2):
+            await store.commit(put(make_record(f"c{n}", step=n), commons={"branch": common}))
+        for one, other in (("branch", "t"), ("t", "branch")):
+            thread = await store.thread(one)
+            assert thread is not None
+            assert {name: list(held) for name, held in thread.commons.items()} == {other: commons[-COMMONS_MAX:]}
+
+    async def test_threads_of_two_families_have_nothing_in_common(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        await store.commit(put(make_record("c1", "u")))
+        assert first is not None
+        common = Common(first.place, Root(b"", b"", ()))
+        for other in ("u", "nobody"):
+            with pytest.raises(InvalidInput):
+                await store.commit(put(make_record("c2", step=2), commons={other: common}))
+            with pytest.raises(InvalidInput):
+                await store.commit(put(make_record("c2", step=2), log=Operation("x", {}), log_thread=other))
+        assert await head_id(store) == "c1"
+
+    # -- runs: ancestry
+
+    async def test_checkpoints_that_follow_each_other_are_one_run(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        thread = await store.thread("t")
+        assert thread is not None
+        first = min(s.seq for s in stored if s is not None)
+        assert [s.run for s in stored if s is not None] == [first] * 3
+        assert thread.runs == {}
+        assert [s.run for s in await store.list_checkpoints(Query(thread_id="t"))] == [first] * 3
+
+    async def test_an_older_parent_starts_a_run(self, store: Store) -> None:
+        one, _two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        third = await store.commit(put(make_record("x", step=2, parents=["c-1"])))
+        fourth = await store.commit(follow("t", "d"))
+        thread = await store.thread("t")
+        assert one is not None and third is not None and fourth is not None and thread is not None
+        assert (third.run, fourth.run) == (third.seq, third.seq)
+        assert thread.runs == {third.seq: (Place(one.record.key, one.run, one.seq),)}
+
+    async def test_a_checkpoint_without_parents_follows_the_head(self, store: Store) -> None:
+        one = await store.commit(put(make_record()))
+        two = await store.commit(put(make_record("c2", step=2)))
+        assert one is not None and two is not None
+        assert two.run == one.run
+
+    async def test_an_unknown_parent_starts_a_run_that_follows_nothing(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        two = await store.commit(put(make_record("c2", step=2, parents=["nobody"])))
+        thread = await store.thread("t")
+        assert two is not None and thread is not None
+        assert two.run == two.seq
+        assert thread.runs == {two.seq: ()}
+
+    async def test_what_follows_a_moved_head_starts_a_run(self, store: Store) -> None:
+        one, _two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
+        three = await store.commit(follow("t", "d"))
+        four = await store.commit(follow("t", "d"))
+        thread = await store.thread("t")
+        assert one is not None and three is not None and four is not None and thread is not None
+        assert (three.run, four.run) == (three.seq, three.seq)
+        assert thread.runs == {three.seq: (one.place,)}
+
+    async def test_what_follows_a_deleted_head_starts_a_run(self, store: Store) -> None:
+        one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        assert one is not None and two is not None
+        await store.delete("t", keys=[two.record.key])
+        three = await store.commit(follow("t", "d"))
+        thread = await store.thread("t")
+        assert three is not None and thread is not None
+        assert thread.runs == {three.seq: (one.place,)}
+
+    async def test_a_checkpoint_that_does_not_become_the_head_starts_a_run(self, store: Store) -> None:
+        one = await store.commit(put(make_record("c5")))
+        side = await store.commit(put(make_record("c1", parents=["c5"]), head="never"))
+        two = await store.commit(put(make_record("c6", parents=["c5"])))
+        assert one is not None and side is not None and two is not None
+        assert side.run == side.seq
+        assert two.run == one.run
+
+    async def test_a_branch_and_a_merge_say_what_they_follow(self, store: Store, reopen: Reopen) -> None:
+        one = await store.commit(put(make_record()))
+        assert one is not None
+        begun = make_record("b", "branch", step=0)._replace(parents=(one.record.key,))
+        branch = await store.commit(put(begun, origin=one.record.key))
+        two = await store.commit(follow("t", "c"))
+        assert branch is not None and two is not None
+        merged = make_record("m", step=3)._replace(parents=(two.record.key, branch.record.key))
+        merge = await store.commit(put(merged))
+        assert merge is not None
+        await store.delete("t", keys=[one.record.key, two.record.key])
+        store = await reopen()
+
+        thread, other = await store.thread("t", ancestry=True), await store.thread("branch")
+
+        assert thread is not None and other is not None
+        assert other.runs == {branch.seq: (one.place,)}
+        assert other.ancestry == {}
+        assert thread.runs == {merge.seq: (two.place, branch.place)}
+        assert thread.ancestry == {**thread.runs, **other.runs}
+        await store.delete("branch")
+        await store.commit(put(make_record("x", "other")))
+        alone, stranger = await store.thread("t", ancestry=True), await store.thread("other", ancestry=True)
+        assert alone is not None and stranger is not None
+        assert alone.ancestry == thread.ancestry
+        assert stranger.ancestry == {}
+
+    async def test_what_runs_follow_is_told_run_by_run(self, store: Store) -> None:
+        one = await store.commit(put(make_record()))
+        assert one is not None
+        begun = make_record("b", "branch", step=0)._replace(parents=(one.record.key,))
+        branch = await store.commit(put(begun, origin=one.record.key))
+        assert branch is not None
+        family, unknown = one.family, branch.seq + 1000
+        expected = {branch.seq: (one.place,)}
+        assert await store.runs(family, [branch.seq]) == expected
+        assert await store.runs(family, [branch.seq, unknown]) == expected
+        assert await store.runs(family, []) == {}
+        assert await store.runs(family, [unknown], older=8) in ({}, expected)
+        await store.delete("branch")
+        assert await store.runs(family, [branch.seq]) == expected
+
+    async def test_runs_that_began_later_are_told_unless_they_are_hidden(self, store: Store) -> None:
+        one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        starts = [await store.commit(put(make_record(name, step=2, parents=["c-1"]))) for name in ("x", "y", "z")]
+        assert one is not None and two is not None
+        x, y, z = [stored.seq for stored in starts if stored is not None]
+        assert await store.started("t", "", one.seq) == [x, y, z]
+        assert await store.started("t", "", x) == [y, z]
+        assert await store.started("t", "sub", 0) == await store.started("nobody", "", 0) == []
+        await store.commit(Change(thread_id="t", hide=[Hidden("", y - 1, z, y)], log=Operation("rewind", {})))
+        assert await store.started("t", "", one.seq) == [x, z]
+        await store.commit(Change(thread_id="t", hide=[Hidden("", y - 1, z)], log=Operation("rewind", {})))
+        assert await store.started("t", "", one.seq) == [x]
+
+    async def test_a_brief_look_leaves_out_what_grows(self, store: Store) -> None:
+        await fill(store)
+        whole, brief = await store.thread("t"), await store.thread("t", brief=True)
+        assert whole is not None and brief is not None
+        assert whole.hidden and whole.spared
+        assert brief == whole._replace(hidden={}, runs={}, spared=frozenset())
+
+    async def test_stretches_that_overlap_are_lifted_one_by_one(self, store: Store, reopen: Reopen) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(8)]
+        seqs = [each.seq for each in stored if each is not None]
+        stretches = {"a": (1, 5), "b": (3, 7), "c": (4, 5), "d": (2, 3), "e": (6, 8)}
+        numbers: dict[str, int] = {}
+        for name, (after, to) in stretches.items():
+            hide = [Hidden("", seqs[after - 1], seqs[to - 1])]
+            await store.commit(Change(thread_id="t", hide=hide, log=Operation(name, {})))
+            numbers[name] = (await store.operations("t", 1))[0].seq
+        store = await reopen()
+        left = dict(stretches)
+        for name in ("b", "e", "a", "d", "c"):
+            covered = {n for after, to in left.values() for n in range(after + 1, to + 1)}
+            expected = [f"c-{n}" for n in range(8, 0, -1) if n not in covered]
+            query = Query(thread_id="t")
+            listed = await store.list_checkpoints(query)
+            assert [each.record.key.checkpoint_id for each in listed] == expected
+            assert await store.count(query) == len(expected)
+            for offset in range(len(expected) + 1):
+                oldest = await store.list_checkpoints(Query(thread_id="t", order="oldest", offset=offset, limit=2))
+                names = [each.record.key.checkpoint_id for each in oldest]
+                assert names == expected[::-1][offset : offset + 2]
+            after, before = seqs[2], seqs[6]
+            part = Query(thread_id="t", after_seq=after, before_seq=before)
+            within = [each.record.key.checkpoint_id for each in await store.list_checkpoints(part)]
+            assert within == [each for each in expected if each in ("c-4", "c-5", "c-6")]
+            assert await store.count(part) == len(within)
+            await store.commit(Change(thread_id="t", show=[numbers[name]]))
+            del left[name]
+        assert await store.count(Query(thread_id="t")) == 8
+
+    async def test_stretches_of_single_runs_hide_what_is_theirs(self, store: Store) -> None:
+        """Stretches at random, hidden and shown and with checkpoints that go, against a look at each of them."""
+        rng = random.Random(3)  # noqa: S311  # no secret
+        await store.commit(put(make_record("c0")))
+        for n in range(1, 16):
+            record = make_record(f"c{n}", step=n, parents=[f"c{rng.randrange(max(0, n - 3), n)}"])
+            await store.commit(put(record))
+        every = await store.list_checkpoints(Query(thread_id="t", hidden="also"))
+        runs = sorted({stored.run for stored in every})
+        assert len(runs) > 2
+        hidden: dict[int, Hidden] = {}
+        for turn in range(24):
+            first, last = sorted(rng.sample([0, *(stored.seq for stored in every)], 2))
+            stretch = Hidden("", first, last, rng.choice([None, *runs]))
+            if turn < 12:
+                await store.commit(Change(thread_id="t", hide=[stretch], log=Operation("x", {})))
+                hidden[(await store.operations("t", 1))[0].seq] = stretch
+            else:
+                await store.commit(Change(thread_id="t", show=[hidden.popitem()[0]]))
+            if turn in (6, 18):
+                every, gone = every[:-2], every[-2:]
+                await store.delete("t", keys=[stored.record.key for stored in gone])
+            await self._check_hidden(store, every, list(hidden.values()))
+
+    async def _check_hidden(self, store: Store, every: Sequence[Stored], stretches: Sequence[Hidden]) -> None:
+        covered = [
+            stored
+            for stored in every
+            if any(h.after < stored.seq <= h.to and h.run in (None, stored.run) for h in stretches)
+        ]
+        visible = [stored for stored in every if stored not in covered]
+        low, high = every[-2].seq, every[1].seq
+        within = [stored for stored in visible if low < stored.seq < high]
+        middle = Query(thread_id="t", after_seq=low, before_seq=high)
+        for query, expected in (
+            (Query(thread_id="t"), visible),
+            (Query(thread_id="t", order="oldest"), visible[::-1]),
+            (Query(thread_id="t", hidden="only"), covered),
+            (middle, within),
+            (replace(middle, order="oldest"), within[::-1]),
+            (replace(middle, order="oldest", limit=2, offset=1), within[::-1][1:3]),
+        ):
+            assert ids(await store.list_checkpoints(query)) == ids(expected), query
+            assert await store.count(query) == len(expected), query
+        for loaded in await store.read_many([stored.record.key for stored in every]):
+            assert loaded.stored.hidden is (loaded.stored.seq in {stored.seq for stored in covered})
+        shown = [stored.run for stored in visible[::-1] if stored.run == stored.seq > low]
+        assert [run for run in await store.started("t", "", low) if run in {stored.seq for stored in every}] == shown
+
+    async def test_threads_are_outlined_for_collections(self, store: Store) -> None:
+        assert await store.outlines() == ([], None)
+        one = make_object(b"one")
+        stored = await store.commit(put(make_record("c-1", roots=[one]), one))
+        assert stored is not None
+        await store.commit(follow("t", "c"))
+        await store.put_writes(Key("waiting", "", "c"), [Write("task", 0, "ch", b"", b"w", 1)], [])
+        await store.commit(put(make_record("x", "other"), log=Operation("x", {})))
+        found, position = await store.outlines()
+        assert position is None
+        known = {outline.thread_id: outline for outline in found}
+        assert known.keys() == {"t", "other"}, "a thread without checkpoints is none of retention's business"
+        assert (known["t"].family, known["t"].most, known["t"].has_log) == (stored.family, 2, False)
+        assert (known["other"].most, known["other"].has_log) == (1, True)
+
+    async def test_a_family_is_swept_until_something_goes(self, store: Store) -> None:
+        one, two = make_object(b"one"), make_object(b"two")
+
+        async def is_swept() -> bool:
+            found, _ = await store.outlines()
+            return next(outline.is_swept for outline in found if outline.thread_id == "t")
+
+        stored = await store.commit(put(make_record("c-1", roots=[one]), one))
+        assert stored is not None
+        assert not await is_swept()
+        await store.sweep(stored.family, pretend=[])
+        assert not await is_swept()
+        await store.sweep(stored.family)
+        assert await is_swept()
+        await store.commit(follow("t", "c"))
+        await store.commit(follow("t", "c"))
+        key = Key("t", "", "c-3")
+        changes: list[Callable[[], Awaitable[Any]]] = [
+            lambda: store.delete("t", keys=[Key("t", "", "c-2")]),
+            lambda: store.commit(put(make_record("c-1", roots=[two]), two, head="never")),
+            lambda: store.put_writes(key, [Write("task", -1, "ch", one.hash, b"w", 1)], [one]),
+            lambda: store.put_writes(key, [Write("task", -1, "ch", two.hash, b"w", 1)], [two]),
+            lambda: store.delete("t", keys=[key]),
+        ]
+        for n, change in enumerate(changes):
+            await store.sweep(stored.family)
+            assert await is_swept()
+            await change()
+            # A write that takes the place of none leaves nothing behind; a store may be careful all the same.
+            assert n == 2 or not await is_swept(), n
+        await store.commit(put(make_record("b", "branch", step=0), origin=Key("t", "", "c-1")))
+        await store.sweep(stored.family)
+        assert await is_swept()
+        await store.delete("branch")
+        assert not await is_swept()
+
+    async def test_the_newest_of_a_thread_and_its_branches(self, store: Store) -> None:
+        assert await store.newest("t", 10) is None
+        origins = [await store.commit(follow("t", "c")) for _ in range(3)]
+        for name, origin in (("one", origins[1]), ("two", origins[0])):
+            assert origin is not None
+            begun = make_record("b", name, step=0)._replace(parents=(origin.record.key,))
+            await store.commit(put(begun, origin=origin.record.key))
+        await store.commit(put(make_record("s", "two", "sub")))
+        await store.commit(follow("t", "c"))
+        await store.commit(follow("stranger", "c"))
+
+        found = await store.newest("t", 3, branches=True)
+        assert found is not None
+        assert [stored.record.key[::2] for stored in found.listed] == [("t", "c-4"), ("two", "s"), ("two", "b")]
+        assert found.heads == {Key("t", "", "c-4"), Key("two", "sub", "s"), Key("two", "", "b"), Key("one", "", "b")}
+        assert found.total == 7
+        every = await store.newest("t", 100, branches=True, without="sub")
+        assert every is not None
+        names = [stored.record.key[::2] for stored in every.listed]
+        assert names == [("t", "c-4"), ("two", "b"), ("one", "b"), ("t", "c-3"), ("t", "c-2"), ("t", "c-1")]
+        assert (every.total, Key("two", "sub", "s") in every.heads) == (6, False)
+        alone = await store.newest("t", 2)
+        assert alone is not None
+        assert [stored.record.key.checkpoint_id for stored in alone.listed] == ["c-4", "c-3"]
+        assert alone.total == 4
+        assert alone.heads == {Key("t", "", "c-4")}
+        own = await store.newest("one", 10, branches=True)
+        assert own is not None
+        assert [stored.record.key[::2] for stored in own.listed] == [("one", "b")]
+
+    async def test_the_newest_leave_out_what_is_hidden(self, store: Store) -> None:
+        for name in ("t", *(f"b{n}" for n in range(6))):
+            origin = None if name == "t" else Key("t", "", "c-1")
+            parents = (origin,) if origin is not None else ()
+            await store.commit(put(make_record("c-1", name)._replace(parents=parents), origin=origin))
+        for n in range(1, 6):
+            two = await store.commit(follow(f"b{n}", "c"))
+            assert two is not None
+            hide = [Hidden("", two.seq - 1, two.seq)]
+            await store.commit(
+                Change(thread_id=f"b{n}", moves=[Move("", "c-1")], hide=hide, log=Operation("rewind", {}))
+            )
+        found = await store.newest("t", 2, branches=True)
+        assert found is not None
+        assert [stored.record.key[::2] for stored in found.listed] == [("b5", "c-1"), ("b4", "c-1")]
+        assert found.total == 7
+
+    async def test_a_stretch_hides_one_run_only(self, store: Store) -> None:
+        one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        other = await store.commit(put(make_record("x", step=2, parents=["c-1"])))
+        three = await store.commit(put(make_record("y", step=3, parents=["c-2"])))
+        assert one is not None and two is not None and other is not None and three is not None
+        await store.commit(
+            Change(thread_id="t", hide=[Hidden("", one.seq, three.seq, other.run)], log=Operation("a", {}))
+        )
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["y", "c-2", "c-1"]
+        assert ids(await store.list_checkpoints(Query(thread_id="t", hidden="only"))) == ["x"]

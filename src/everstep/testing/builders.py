@@ -1,0 +1,236 @@
+"""Objects, records and changes for tests of a store, and short ways to look at what it holds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import (
+    ANY,
+    AnyHead,
+    Base,
+    Change,
+    Common,
+    Draft,
+    Hidden,
+    Key,
+    Loaded,
+    Move,
+    Object,
+    Operation,
+    Part,
+    Pin,
+    Query,
+    RawThread,
+    Record,
+    Root,
+    Search,
+    Store,
+    Stored,
+    Write,
+)
+from everstep.transfer import renumber
+from everstep.values import tree
+from everstep.values.compress import squeeze
+
+Reopen = Callable[[], Awaitable[Store]]
+
+ODD_NAMES = (
+    "plain", "with space", "new\nline", "nul\0inside", "../up", "/abs", "quote'\"", "%_*?[a-z]", "{tag}", "a:b",
+    "ünï", "漢字", "🙂", "x" * 1000,
+)  # fmt: skip
+
+
+def make_object(body: bytes, *children: Object) -> Object:
+    """Return an object as a store takes it."""
+    below = b"".join(child.hash for child in children)
+    return Object(tree.address(below, body), below, squeeze(body))
+
+
+def make_record(
+    checkpoint_id: str = "c1",
+    thread_id: str = "t",
+    namespace: str = "",
+    *,
+    step: int = 1,
+    parents: Sequence[str] = (),
+    roots: Sequence[Object] = (),
+    body: bytes = b"body",
+    created_at: str = "2026-01-01T00:00:00.000000+00:00",
+    metadata: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
+) -> Record:
+    """Return a record with what the test is about."""
+    return Record(
+        key=Key(thread_id, namespace, checkpoint_id),
+        step=step,
+        parents=tuple(Key(thread_id, namespace, parent) for parent in parents),
+        created_at=created_at,
+        children=b"".join(obj.hash for obj in roots),
+        body=body,
+        sizes=(len(body),),
+        tags=tuple(tags),
+        metadata=dict(metadata or {}),
+    )
+
+
+def put(record: Record, *objects: Object, base: Base | None = None, **change: Any) -> Change:
+    """Return the change that commits `record` as it is."""
+    draft = Draft(record, objects, (base,) if base is not None else ())
+    return Change(thread_id=record.key.thread_id, namespace=record.key.namespace, build=lambda _: draft, **change)
+
+
+def follow(thread_id: str, name: str, expect: str | AnyHead | None = ANY) -> Change:
+    """Return the change that adds the next step to a thread, whatever its head is then."""
+
+    def build(head: Stored | None) -> Draft:
+        step = head.record.step + 1 if head is not None else 1
+        parents = [head.record.key.checkpoint_id] if head is not None else []
+        return Draft(make_record(f"{name}-{step}", thread_id, step=step, parents=parents), ())
+
+    return Change(thread_id=thread_id, expect=expect, build=build)
+
+
+def ids(found: Sequence[Stored]) -> list[str]:
+    """Return the checkpoint ids in order."""
+    return [stored.record.key.checkpoint_id for stored in found]
+
+
+async def head_id(store: Store, thread_id: str = "t", namespace: str = "") -> str | None:
+    """Return the id of the head."""
+    loaded = await store.read(thread_id, namespace)
+    return loaded.stored.record.key.checkpoint_id if loaded is not None else None
+
+
+async def stored_objects(store: Store, family: str, *roots: Object) -> set[bytes]:
+    """Return the hashes that the store holds at or below these."""
+    return {obj.hash for obj in await store.fetch(family, [root.hash for root in roots])}
+
+
+async def elsewhere() -> MemoryStore:
+    """Return a store with a family that has a bit of everything, to be taken over by the one under test."""
+    store = MemoryStore()
+    await fill(store)
+    return store
+
+
+async def fill(store: Store) -> None:
+    """Put a family into an empty store that has a bit of everything."""
+    leaf, top = make_object(b"leaf"), make_object(b"top", make_object(b"leaf"))
+    first = await store.commit(put(make_record("c-1", roots=[top]), leaf, top))
+    stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+    third, last = stored[1:]
+    assert first is not None and third is not None and last is not None
+    await store.commit(put(make_record("s1", "t", "sub")))
+    common = Common(first.place, Root(leaf.hash, b"common", (6,)))
+    branch = make_record("b1", "branch", step=0)._replace(parents=(first.record.key,))
+    log = Operation("branch", {"to": "branch"})
+    await store.commit(put(branch, origin=first.record.key, commons={"t": common}, log=log, log_thread="t"))
+    writes = [Write("task", n, "ch", leaf.hash, b"w", 1, "path") for n in (0, 1, -1)]
+    await store.put_writes(Key("t", "", "c-3"), writes[:2], [])
+    await store.put_writes(Key("t", "", "not stored"), writes[2:], [])
+    loaded = await store.read("t", "", "c-3", writes=True)
+    assert loaded is not None
+    await store.commit(
+        Change(
+            thread_id="t",
+            moves=[Move("", "c-3")],
+            hide=[Hidden("", third.seq, last.seq), Hidden("", 0, loaded.writes[0].seq, None, "c-3")],
+            pins=[Pin(first.record.key, True)],
+            log=Operation("rewind", {"to": "c-3"}),
+        )
+    )
+
+
+async def take_over(store: Store, source: Store, *names: str) -> tuple[list[Part], Callable[[int], int]]:
+    """Let `store` adopt threads of `source`; return the parts, and what makes the source's numbers the store's."""
+    raws = [raw for name in names if (raw := await source.raw(name)) is not None]
+    thread = await source.thread(names[0], ancestry=True)
+    assert thread is not None
+    base = await store.adopt(Part(names[0], b"begun", reserve=1000))
+    numbers = renumber.Numbers([renumber.Stretch(base, 1000, (0, 0, 0))])
+    loaded = [
+        await source.read(*stored.record.key, objects=True)
+        for name in names
+        for stored in await source.list_checkpoints(Query(thread_id=name, namespace=None, hidden="also"))
+    ]
+    found = [each for each in loaded if each is not None]
+    roots = [common.root.children for raw in raws for held in raw.commons.values() for common in held]
+    kept = await source.fetch(thread.family, [key for root in roots for key in tree.hashes(root)])
+    parts = [
+        Part(
+            names[0],
+            objects=[*kept, *(obj for each in found for obj in each.objects)],
+            checkpoints=[renumber.stored(each.stored, numbers) for each in found],
+            runs=renumber.runs(thread.ancestry, numbers),
+        ),
+        Part(names[0], threads=[renumber.thread(raw, numbers)._replace(note=b"note") for raw in raws]),
+    ]
+    for part in parts:
+        await store.adopt(part)
+    return parts, lambda number: numbers(renumber.CHECKPOINT, number)
+
+
+async def written_ids(store: Store, thread_id: str = "t") -> list[str]:
+    """Return the ids that have pending writes, hidden ones included, whether they are stored or not."""
+    raw = await store.raw(thread_id)
+    return sorted({key.checkpoint_id for key, _ in raw.writes}) if raw is not None else []
+
+
+async def with_protected(store: Store, thread_id: str = "t") -> list[Stored]:
+    """Put five checkpoints: pinned, the origin of a branch, two plain ones and a head; and early writes.
+
+    Each has a pending write that can be seen and one that is hidden.
+    """
+    made = [await store.commit(follow(thread_id, "c")) for _ in range(5)]
+    stored = [each for each in made if each is not None]
+    keys = [each.record.key for each in stored]
+    await store.commit(Change(thread_id=thread_id, pins=[Pin(keys[0], True)]))
+    await store.commit(put(make_record("b", f"{thread_id} branch", step=0), origin=keys[1]))
+    for key in (*keys, keys[0]._replace(checkpoint_id="early")):
+        await store.put_writes(key, [Write("old", 0, "ch", b"", b"", 0)], [])
+        raw = await store.raw(thread_id)
+        assert raw is not None
+        hidden = Hidden("", 0, raw.writes[-1][1].seq, None, key.checkpoint_id)
+        await store.commit(Change(thread_id=thread_id, hide=[hidden], log=Operation("hide", {})))
+        await store.put_writes(key, [Write("new", 0, "ch", b"", b"", 0)], [])
+    return stored
+
+
+async def raw_thread(store: Store, thread_id: str = "t") -> RawThread:
+    """Return a thread that must be there, ready to be compared."""
+    raw = await store.raw(thread_id)
+    assert raw is not None
+    return plain(raw)
+
+
+def plain(raw: RawThread) -> RawThread:
+    """Return a raw thread without what is a store's own, ready to be compared."""
+    return raw._replace(
+        family="",
+        identity=b"",
+        lines={name: line._replace(active=0, newest=0) for name, line in raw.lines.items()},
+        hidden=sorted(raw.hidden, key=repr),
+        operations=list(raw.operations),
+        writes=list(raw.writes),
+        commons={name: list(held) for name, held in raw.commons.items()},
+        kin=(),
+    )
+
+
+async def names_found(store: Store, **asked: Any) -> list[str]:
+    """Return the names of the threads that a search finds."""
+    return [hit.stored.record.key.thread_id for hit in await store.search(Search(**asked))]
+
+
+def as_listed(loaded: Loaded) -> Loaded:
+    """Return what was read with lists in it, ready to be compared."""
+    return loaded._replace(objects=list(loaded.objects), writes=list(loaded.writes))
+
+
+async def join(thread: threading.Thread) -> None:
+    """Wait for a thread, on either face."""
+    thread.join(60)
+    assert not thread.is_alive()

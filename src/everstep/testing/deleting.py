@@ -1,0 +1,426 @@
+"""Checkpoints stand alone; what is deleted goes, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from everstep.errors import (
+    HeadMoved,
+)
+from everstep.stores.protocol import (
+    Base,
+    Change,
+    Common,
+    Hidden,
+    Key,
+    Move,
+    Operation,
+    Pin,
+    Query,
+    Root,
+    Store,
+    Swept,
+    Write,
+)
+from everstep.testing.builders import (
+    ODD_NAMES,
+    follow,
+    head_id,
+    ids,
+    make_object,
+    make_record,
+    put,
+    raw_thread,
+    stored_objects,
+    with_protected,
+    written_ids,
+)
+
+
+class DeletionContract:
+    """Checkpoints stand alone; what is deleted goes, and nothing else."""
+
+    # -- 3 self-contained, 4 exact deletion
+
+    async def test_a_survivor_keeps_what_it_shares_with_the_deleted(self, store: Store) -> None:
+        shared, old, new = make_object(b"shared"), make_object(b"old"), make_object(b"new")
+        first = await store.commit(put(make_record(roots=[shared, old]), shared, old))
+        assert first is not None
+        base = Base(first.record.key, first.digest)
+        await store.commit(put(make_record("c2", step=2, roots=[shared, new]), new, base=base))
+
+        deleted = await store.delete("t", keys=[Key("t", "", "c1")])
+        for family in deleted.families:
+            await store.sweep(family)
+
+        assert deleted.checkpoints == 1
+        loaded = await store.read("t", objects=True)
+        assert loaded is not None
+        assert sorted(loaded.objects) == sorted([shared, new])
+        assert await store.fetch(first.family, [old.hash]) == []
+
+    async def test_a_sweep_says_what_it_removed(self, store: Store) -> None:
+        keep, drop = make_object(b"keep"), make_object(b"drop" * 100)
+        first = await store.commit(put(make_record(roots=[drop]), drop))
+        await store.commit(put(make_record("c2", step=2, roots=[keep]), keep))
+        assert first is not None
+        assert await store.sweep(first.family) == Swept(0, 0)
+        await store.delete("t", keys=[Key("t", "", "c1")])
+        swept = await store.sweep(first.family)
+        assert swept == Swept(1, len(drop.body))
+
+    async def test_a_sweep_keeps_what_writes_need(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        await store.put_writes(Key("t", "", "later"), [Write("task", 0, "ch", leaf.hash, b"", 1)], [leaf])
+        await store.sweep(first.family)
+        assert await store.fetch(first.family, [leaf.hash]) == [leaf]
+
+    async def test_a_deleted_thread_takes_along_what_it_had_in_common(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        assert first is not None
+        common = Common(first.place, Root(leaf.hash, b"common", (6,)))
+        key = first.record.key
+        await store.commit(put(make_record("b1", "branch", step=0), origin=key, commons={"t": common}))
+        await store.delete("t", keys=[key])
+        await store.put_writes(Key("t", "", "x"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        await store.sweep(first.family)
+        assert await store.fetch(first.family, [leaf.hash]) == []  # a thread that is gone has nothing in common
+
+    async def test_a_sweep_keeps_what_two_threads_have_in_common(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        await store.commit(put(make_record("c2", step=2)))
+        assert first is not None
+        common = Common(first.place, Root(leaf.hash, b"common", (6,)))
+        await store.commit(put(make_record("b1", "branch", step=0), origin=first.record.key, commons={"t": common}))
+        await store.delete("t", keys=[first.record.key])
+        await store.sweep(first.family)
+
+        branch, origin = await store.thread("branch"), await store.thread("t")
+
+        assert branch is not None and origin is not None
+        assert branch.origin == first.record.key
+        assert {name: list(held) for name, held in branch.commons.items()} == {"t": [common]}
+        assert {name: list(held) for name, held in origin.commons.items()} == {"branch": [common]}
+        assert await store.fetch(first.family, [leaf.hash]) == [leaf]
+
+    async def test_deleting_a_thread_removes_it_and_nothing_else(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        await store.commit(put(make_record(roots=[leaf]), leaf))
+        await store.commit(put(make_record("s1", "t", "sub")))
+        await store.commit(put(make_record("c1", "other", roots=[leaf]), leaf))
+        await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
+
+        deleted = await store.delete("t")
+
+        assert deleted == (2, frozenset())
+        assert await store.thread("t") is None
+        assert await store.find("c1") == [Key("other", "", "c1")]
+        other = await store.read("other", objects=True, writes=True)
+        assert other is not None
+        assert list(other.objects) == [leaf]
+        assert list(other.writes) == []
+
+    async def test_a_deleted_thread_can_begin_again(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        await store.commit(put(make_record(roots=[leaf]), leaf, log=Operation("x", {})))
+        await store.delete("t")
+        again = await store.commit(follow("t", "new"))
+        assert again is not None
+        assert again.record.step == 1
+        assert await store.operations("t", 10) == []
+        assert await store.fetch(again.family, [leaf.hash]) == []
+
+    async def test_deleting_before_a_step_is_strict(self, store: Store) -> None:
+        for _ in range(4):
+            await store.commit(follow("t", "c"))
+        assert (await store.delete("t", before_step=3)).checkpoints == 2
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-4", "c-3"]
+
+    async def test_deleting_what_is_not_there_is_not_an_error(self, store: Store) -> None:
+        assert await store.delete("t") == (0, frozenset())
+        await store.commit(put(make_record()))
+        assert (await store.delete("t", keys=[Key("t", "", "nope"), Key("u", "", "c1")])).checkpoints == 0
+        assert (await store.delete("t", before_step=0)).checkpoints == 0
+        assert await head_id(store) == "c1"
+
+    async def test_a_deleted_head_falls_back_to_the_newest_left(self, store: Store) -> None:
+        for _ in range(3):
+            await store.commit(follow("t", "c"))
+        await store.delete("t", keys=[Key("t", "", "c-3")])
+        assert await head_id(store) == "c-2"
+
+    async def test_a_deleted_head_does_not_fall_back_to_a_hidden_one(self, store: Store) -> None:
+        one, two, three = [await store.commit(follow("t", "c")) for _ in range(3)]
+        assert one is not None and two is not None and three is not None
+        await store.commit(Change(thread_id="t", hide=[Hidden("", one.seq, two.seq)], log=Operation("x", {})))
+        await store.delete("t", keys=[three.record.key])
+        assert await head_id(store) == "c-1"
+
+    async def test_a_thread_with_no_checkpoints_left_is_gone(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.delete("t", keys=[Key("t", "", "c1")])
+        assert await store.thread("t") is None
+        assert await store.list_threads(10, 0) == []
+
+    async def test_objects_of_a_family_without_threads_go_at_once(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        assert first is not None
+        await store.delete("t")
+        assert await store.fetch(first.family, [leaf.hash]) == []
+
+    async def test_a_checkpoint_of_any_name_can_be_deleted(self, store: Store) -> None:
+        for name in ODD_NAMES:
+            await store.commit(put(make_record(name)))
+        deleted = await store.delete("t", keys=[Key("t", "", name) for name in ODD_NAMES])
+        assert deleted.checkpoints == len(ODD_NAMES)
+
+    async def test_deleting_by_name_takes_writes_that_came_too_early(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.put_writes(Key("t", "", "later"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        await store.delete("t", keys=[Key("t", "", "later")])
+        await store.commit(put(make_record("later")))
+        loaded = await store.read("t", writes=True)
+        assert loaded is not None
+        assert list(loaded.writes) == []
+
+    async def test_a_lost_namespace_does_not_change_how_active_its_thread_was(self, store: Store) -> None:
+        await store.commit(put(make_record("a", "one")))
+        await store.commit(put(make_record("b", "two")))
+        await store.commit(put(make_record("c", "one", "sub")))
+        await store.delete("one", keys=[Key("one", "sub", "c")])
+        assert [s.record.key.thread_id for s in await store.list_threads(9, 0)] == ["one", "two"]
+
+    async def test_deleting_a_checkpoint_takes_its_writes(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.commit(put(make_record("c2", step=2)))
+        await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        await store.delete("t", keys=[Key("t", "", "c1")])
+        await store.commit(put(make_record("c1")))
+        loaded = await store.read("t", "", "c1", writes=True)
+        assert loaded is not None
+        assert list(loaded.writes) == []
+
+    # -- retention's deletions
+
+    async def test_pruning_goes_with_the_commit_and_spares_heads_pins_and_beginnings(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(6)]
+        seqs = [s.seq for s in stored if s is not None]
+        assert stored[1] is not None and stored[2] is not None and stored[3] is not None
+        await store.put_writes(stored[2].record.key, [Write("task", 0, "ch", b"", b"", 0)], [])
+        await store.commit(Change(thread_id="t", pins=[Pin(stored[1].record.key, True)]))
+        await store.commit(put(make_record("b", "branch", step=0), origin=stored[3].record.key))
+        thread = await store.thread("t")
+        await store.commit(follow("t", "c")._replace(prune=seqs))
+        assert thread is not None
+        assert thread.spared == {seqs[1], seqs[3]}
+        assert await store.count(Query(thread_id="t", spared=True)) == 2
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-7", "c-4", "c-2"]
+        await store.commit(Change(thread_id="t", pins=[Pin(stored[1].record.key, False)]))
+        await store.delete("branch")
+        await store.commit(Change(thread_id="t", prune=[*seqs, seqs[-1] + 1]))
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-7"]
+
+    async def test_a_commit_that_fails_prunes_nothing(self, store: Store) -> None:
+        one = await store.commit(follow("t", "c"))
+        await store.commit(follow("t", "c"))
+        assert one is not None
+        with pytest.raises(HeadMoved):
+            await store.commit(follow("t", "c", expect="c-1")._replace(prune=[one.seq]))
+        assert await store.read("t", "", "c-1") is not None
+
+    async def test_a_deletion_can_spare_what_retention_must_keep(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(4)]
+        keys = [s.record.key for s in stored if s is not None]
+        await store.commit(Change(thread_id="t", pins=[Pin(keys[0], True)]))
+        await store.commit(put(make_record("b", "branch", step=0), origin=keys[1]))
+        assert (await store.delete("t", keys=keys, spare=True)).checkpoints == 1
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-4", "c-2", "c-1"]
+        assert (await store.delete("t", keys=keys[:1])).checkpoints == 1
+
+    async def test_what_is_spared_keeps_its_pending_writes(self, store: Store) -> None:
+        stored = await with_protected(store)
+        early = Key("t", "", "early")
+        gone = await store.delete("t", keys=[*(each.record.key for each in stored), early], spare=True)
+
+        assert gone.checkpoints == 2
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-5", "c-2", "c-1"]
+        assert await written_ids(store) == ["c-1", "c-2", "c-5"]  # early writes are not those of a protected one
+        await self._check_writes(store, ["c-1", "c-2", "c-5"])
+        await self._check_hidden_writes(store)
+
+    async def test_what_is_spared_below_a_step_keeps_its_pending_writes(self, store: Store) -> None:
+        await with_protected(store)
+        gone = await store.delete("t", before_step=4, spare=True)
+        assert gone.checkpoints == 1
+        assert await written_ids(store) == ["c-1", "c-2", "c-4", "c-5", "early"]  # early writes have no step
+        await self._check_writes(store, ["c-1", "c-2", "c-4", "c-5"])
+        await self._check_hidden_writes(store)
+
+    async def test_what_is_spared_of_a_whole_thread_keeps_its_pending_writes(self, store: Store) -> None:
+        await with_protected(store)
+        await store.put_writes(Key("t", "sub", "early"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        gone = await store.delete("t", spare=True)
+        assert gone.checkpoints == 2
+        assert await written_ids(store) == ["c-1", "c-2", "c-5"]
+        await self._check_writes(store, ["c-1", "c-2", "c-5"])
+        await self._check_hidden_writes(store)
+        raw = await store.raw("t")
+        assert raw is not None
+        assert list(raw.lines) == [""]
+
+    async def test_what_a_commit_does_not_prune_keeps_its_pending_writes(self, store: Store) -> None:
+        stored = await with_protected(store)
+        await store.commit(follow("t", "c")._replace(prune=[each.seq for each in stored]))
+        assert await written_ids(store) == ["c-1", "c-2", "early"]
+        await self._check_writes(store, ["c-1", "c-2"])
+        other = await with_protected(store, "other")
+        await store.commit(Change(thread_id="other", prune=[each.seq for each in other]))
+        assert await written_ids(store, "other") == ["c-1", "c-2", "c-5", "early"]
+
+    async def test_without_sparing_writes_go_with_what_is_deleted(self, store: Store) -> None:
+        stored = await with_protected(store)
+        assert (await store.delete("t", keys=[each.record.key for each in stored[:2]])).checkpoints == 2
+        assert await written_ids(store) == ["c-3", "c-4", "c-5", "early"]
+        assert (await store.delete("t", before_step=6)).checkpoints == 3
+        assert await written_ids(store) == ["early"]
+
+    async def test_a_thread_that_has_early_writes_only_is_still_there(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        record = make_record("b", "branch", step=0)._replace(parents=(first.record.key,))
+        common = Common(first.place, Root(b"", b"", ()))
+        await store.commit(put(record, origin=first.record.key, commons={"t": common}))
+        await store.commit(Change(thread_id="branch", log=Operation("kept", {})))
+        await store.put_writes(Key("branch", "", "early"), [Write("task", 0, "ch", b"", b"", 0)], [])
+
+        await store.delete("branch", before_step=100)
+
+        thread, origin = await store.thread("branch"), await store.thread("t")
+        assert thread is not None and origin is not None
+        assert (thread.heads, thread.origin, set(thread.commons)) == ({}, first.record.key, {"t"})
+        assert [entry.kind for entry in await store.operations("branch", 10)] == ["kept"]
+        assert origin.spared == {first.seq}  # the branch lives, as far as its origin is concerned
+        assert ids(await store.list_threads(10, 0, headless=True)) == ["c1"]
+
+        await store.delete("branch", keys=[Key("branch", "", "early")])
+
+        origin = await store.thread("t")
+        assert origin is not None
+        assert (await store.thread("branch"), origin.spared, origin.commons) == (None, frozenset(), {})
+        assert await store.operations("branch", 10) == []
+
+    async def test_a_head_that_falls_back_is_no_activity(self, store: Store) -> None:
+        await store.commit(follow("t", "c"))
+        await store.commit(follow("t", "c"))
+        await store.commit(follow("other", "d"))
+        before = await store.read("t")
+        await store.delete("t", keys=[Key("t", "", "c-2")])
+        after = await store.read("t")
+        assert before is not None and after is not None
+        assert ids(await store.list_threads(10, 0)) == ["d-1", "c-1"]
+        assert after.generation == before.generation + 1
+        assert (await raw_thread(store)).lines[""].turned
+
+    async def test_a_namespace_left_empty_is_gone_and_the_others_stay(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        await store.commit(put(make_record("s1", "t", "sub")))
+        await store.commit(Change(thread_id="t", log=Operation("kept", {})))
+        await store.delete("t", keys=[Key("t", "sub", "s1")])
+        assert list((await raw_thread(store)).lines) == [""]
+        assert len(await store.operations("t", 10)) == 1
+
+    async def _check_hidden_writes(self, store: Store) -> None:
+        """Nothing is hidden but writes that are there."""
+        raw = await store.raw("t")
+        assert raw is not None
+        assert sorted({stretch.writes_of or "" for stretch in raw.hidden}) == await written_ids(store)
+
+    async def _check_writes(self, store: Store, names: Sequence[str]) -> None:
+        """Of these checkpoints one write can be seen and one is hidden, as they were put."""
+        raw = await store.raw("t")
+        assert raw is not None
+        held: dict[str, list[str]] = {}
+        for key, write in raw.writes:
+            held.setdefault(key.checkpoint_id, []).append(write.task_id)
+        for name in names:
+            loaded = await store.read("t", "", name, writes=True)
+            assert loaded is not None
+            assert [write.task_id for write in loaded.writes] == ["new"]
+            assert sorted(held[name]) == ["new", "old"]
+
+    async def test_numbers_of_pruned_checkpoints_are_not_given_again(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        seqs = [s.seq for s in stored if s is not None]
+        await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
+        await store.commit(Change(thread_id="t", prune=seqs))
+        again = await store.commit(follow("t", "d"))
+        assert again is not None
+        assert again.seq > seqs[-1]
+
+    async def test_entries_of_the_log_can_be_dropped(self, store: Store) -> None:
+        await store.commit(put(make_record()))
+        for kind in "abc":
+            await store.commit(Change(thread_id="t", log=Operation(kind, {})))
+        entries = await store.operations("t", 10)
+        await store.delete("t", keys=[], operations=[entries[1].seq, entries[2].seq])
+        assert [o.kind for o in await store.operations("t", 10)] == ["c"]
+
+    async def test_a_stretch_that_hides_nothing_any_more_is_dropped(self, store: Store) -> None:
+        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        one, two, three = [s for s in stored if s is not None]
+        hide = [Hidden("", one.seq, three.seq, one.run)]
+        await store.commit(Change(thread_id="t", moves=[Move("", "c-1")], hide=hide, log=Operation("rewind", {})))
+        await store.delete("t", keys=[two.record.key])
+        kept = await store.thread("t")
+        await store.delete("t", keys=[three.record.key])
+        dropped = await store.thread("t")
+        assert kept is not None and dropped is not None
+        assert len(kept.hidden) == 1
+        assert dropped.hidden == {}
+
+    async def test_garbage_is_noted_and_swept_a_little_at_a_time(self, store: Store) -> None:
+        leaves = [make_object(b"leaf %d" % n * 100) for n in range(40)]
+        for n, leaf in enumerate(leaves):
+            await store.commit(put(make_record(f"c{n}", step=n, roots=[leaf]), leaf))
+        first = await store.thread("t")
+        assert first is not None
+        assert first.garbage == 0
+        keys = [Key("t", "", f"c{n}") for n in range(30)]
+        pretended = await store.sweep(first.family, pretend=keys)
+        await store.delete("t", keys=keys)
+        second = await store.thread("t")
+        assert second is not None
+        assert second.garbage > 0
+        swept = objects = 0
+        finished = False
+        while not finished:
+            done = await store.sweep(first.family, effort=7)
+            swept, objects, finished = swept + done.size_bytes, objects + done.objects, done.finished
+        assert (objects, swept) == pretended[:2]
+        assert objects == 30
+        assert await stored_objects(store, first.family, *leaves) == {leaf.hash for leaf in leaves[30:]}
+        third = await store.thread("t")
+        assert third is not None
+        assert third.garbage == 0
+
+    async def test_a_sweep_in_parts_keeps_what_is_committed_meanwhile(self, store: Store) -> None:
+        leaves = [make_object(b"leaf %d" % n) for n in range(30)]
+        for n, leaf in enumerate(leaves):
+            await store.commit(put(make_record(f"c{n}", step=n, roots=[leaf]), leaf))
+        loaded = await store.read("t")
+        assert loaded is not None
+        family = loaded.stored.family
+        await store.delete("t", keys=[Key("t", "", f"c{n}") for n in range(29)])
+        for n in range(29):
+            await store.sweep(family, effort=2)
+            again = leaves[n]
+            await store.commit(put(make_record(f"d{n}", step=n, roots=[again]), again))
+        await store.sweep(family, effort=1000)
+        assert await stored_objects(store, family, *leaves) == {leaf.hash for leaf in leaves}

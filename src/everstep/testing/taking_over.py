@@ -1,0 +1,276 @@
+"""Histories that come from another store."""
+
+from __future__ import annotations
+
+import pytest
+
+from everstep.errors import (
+    CheckpointNotFound,
+    InvalidInput,
+)
+from everstep.stores.protocol import (
+    Change,
+    Hidden,
+    Key,
+    Move,
+    Operation,
+    Part,
+    Pin,
+    Query,
+    RawLine,
+    RawThread,
+    Store,
+    Write,
+)
+from everstep.testing.builders import (
+    Reopen,
+    elsewhere,
+    follow,
+    ids,
+    make_object,
+    make_record,
+    plain,
+    put,
+    raw_thread,
+    stored_objects,
+    take_over,
+)
+
+
+class TakingOverContract:
+    """Histories that come from another store."""
+
+    async def test_a_raw_thread_tells_what_nothing_else_does(self, store: Store) -> None:
+        assert await store.raw("t") is None
+        first = await store.commit(put(make_record()))
+        second = await store.commit(put(make_record("c2", step=2)))
+        assert first is not None and second is not None
+        key, later = first.record.key, Key("t", "sub", "later")
+        await store.put_writes(key, [Write("task", 0, "ch", b"", b"w", 1)], [])
+        await store.put_writes(later, [Write("task", 0, "ch", b"", b"v", 1)], [])
+        loaded = await store.read("t", "", "c1", writes=True)
+        assert loaded is not None
+        stretch = Hidden("", 0, loaded.writes[0].seq, None, "c1")
+        await store.commit(
+            Change(thread_id="t", moves=[Move("", "c1")], hide=[stretch], pins=[Pin(key, True)], log=Operation("a", {}))
+        )
+        await store.commit(put(make_record("b1", "branch"), origin=key, log=Operation("b", {}), log_thread="t"))
+
+        raw, branch = await store.raw("t", kin=True), await store.raw("branch")
+
+        assert raw is not None and branch is not None
+        assert (raw.thread_id, raw.origin, raw.began, raw.note) == ("t", None, 0, b"")
+        assert raw.lines.keys() == {"", "sub"}
+        assert raw.lines[""][:3] == ("c1", True, 3)
+        assert raw.lines["sub"][:3] == (None, False, 0)
+        assert (raw.lines[""].newest, raw.lines["sub"].newest) == (second.seq, 0)
+        assert raw.pinned == {first.seq}
+        assert [o.kind for o in raw.operations] == ["a", "b"]
+        assert list(raw.hidden) == [stretch._replace(operation=raw.operations[0].seq)]
+        assert [(at, write.body) for at, write in raw.writes] == [(key, b"w"), (later, b"v")]
+        assert sorted(raw.kin) == ["branch", "t"]
+        assert raw.identity == branch.identity
+        assert (branch.origin, branch.began, list(branch.kin)) == (key, first.seq, [])
+        assert branch.lines[""].active > raw.lines[""].active > 0
+
+    async def test_a_beginning_that_is_deleted_has_no_number(self, store: Store) -> None:
+        first = await store.commit(put(make_record()))
+        assert first is not None
+        await store.commit(put(make_record("b1", "branch"), origin=first.record.key))
+        await store.delete("t")
+        raw = await store.raw("branch")
+        assert raw is not None
+        assert (raw.origin, raw.began) == (first.record.key, 0)
+
+    async def test_a_family_has_an_identity_for_life(self, store: Store, reopen: Reopen) -> None:
+        for name in ("t", "other", "deleted"):
+            await store.commit(follow(name, "c"))
+        before = [await store.raw(name) for name in ("t", "other", "deleted")]
+        await store.delete("deleted")
+        store = await reopen()
+        await store.commit(follow("deleted", "c"))
+        after = [await store.raw(name) for name in ("t", "other", "deleted")]
+        assert [raw.identity for raw in before[:2] if raw] == [raw.identity for raw in after[:2] if raw]
+        assert len({raw.identity for raw in before + after if raw}) == 4
+
+    async def test_reserved_numbers_are_not_given(self, store: Store) -> None:
+        other = await store.commit(follow("other", "o"))
+        base = await store.adopt(Part("t", reserve=100))
+        again = await store.adopt(Part("t", reserve=10))
+        assert again >= base + 100
+        stored = await store.commit(put(make_record(), log=Operation("x", {})))
+        await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
+        raw = await store.raw("t")
+        assert other is not None and stored is not None and raw is not None
+        assert min(stored.seq, raw.operations[0].seq, raw.writes[0][1].seq) > again + 10
+
+    async def test_a_thread_is_taken_over_as_it_was(self, store: Store, reopen: Reopen) -> None:
+        source = await elsewhere()
+        await store.commit(follow("before", "x"))
+        (_, part), number = await take_over(store, source, "t", "branch")
+        store = await reopen()
+
+        for given in part.threads:
+            assert await raw_thread(store, given.thread_id) == plain(given)
+        for name in ("t", "branch"):
+            query = Query(thread_id=name, namespace=None, hidden="also")
+            ours, theirs = await source.list_checkpoints(query), await store.list_checkpoints(query)
+            assert [s.record for s in theirs] == [s.record for s in ours]
+            assert [(s.seq, s.run) for s in theirs] == [(number(s.seq), number(s.run)) for s in ours]
+            assert [(s.pinned, s.hidden, s.digest) for s in theirs] == [(s.pinned, s.hidden, s.digest) for s in ours]
+            assert await store.count(query) == len(ours)
+            assert await store.count(Query(thread_id=name)) == await source.count(Query(thread_id=name))
+        one, other = await source.thread("t", ancestry=True), await store.thread("t", ancestry=True)
+        assert one is not None and other is not None
+        assert {number(run) for run in one.ancestry} == other.ancestry.keys()
+        assert {number(run) for run in one.runs} == other.runs.keys()
+        assert {number(seq) for seq in one.spared} == other.spared
+        assert other.heads == one.heads
+        read = await store.read("t", "", "c-1", objects=True)
+        assert read is not None
+        assert len(read.objects) == 2
+        visible = await store.read("t", "", "c-3", writes=True)
+        assert visible is not None
+        assert [write.idx for write in visible.writes] == [1]
+
+    async def test_taking_over_again_changes_nothing(self, store: Store) -> None:
+        parts, _ = await take_over(store, await elsewhere(), "t", "branch")
+        before = [await raw_thread(store, name) for name in ("t", "branch")]
+        spared = await store.thread("t", ancestry=True)
+        for part in parts:
+            await store.adopt(part)
+        assert [await raw_thread(store, name) for name in ("t", "branch")] == before
+        assert await store.thread("t", ancestry=True) == spared
+        query = Query(thread_id="t", namespace=None, hidden="also")
+        assert await store.count(query) == len(await store.list_checkpoints(query)) == 5
+
+    async def test_a_thread_goes_on_where_it_was_taken_over(self, store: Store) -> None:
+        source = await elsewhere()
+        _, number = await take_over(store, source, "t", "branch")
+        ours, theirs = await source.commit(follow("t", "n")), await store.commit(follow("t", "n"))
+        again, too = await source.commit(follow("t", "n")), await store.commit(follow("t", "n"))
+        assert ours is not None and theirs is not None and again is not None and too is not None
+        assert theirs.record == ours.record
+        assert theirs.seq > max(number(ours.seq - 1), max(e.seq for e in await store.operations("t", 9)))
+        assert theirs.run == theirs.seq == too.run  # the head had been moved: a new run
+        one, other = await source.thread("t"), await store.thread("t")
+        assert one is not None and other is not None
+        follows = [(place.key, number(place.run), number(place.seq)) for place in one.runs[ours.run]]
+        assert [tuple(place) for place in other.runs[theirs.run]] == follows
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ids(
+            await source.list_checkpoints(Query(thread_id="t"))
+        )
+
+    async def test_what_is_half_there_is_not_listed(self, store: Store) -> None:
+        source = await elsewhere()
+        for stored in await source.list_checkpoints(Query(thread_id="t", namespace=None)):
+            loaded = await source.read(*stored.record.key, objects=True)
+            assert loaded is not None
+            await store.adopt(Part("t", objects=loaded.objects, checkpoints=[loaded.stored]))
+        assert await store.list_threads(9, 0) == []
+        assert await store.read("t") is None
+        assert await store.read("t", "", "c-1") is not None
+
+    async def test_a_thread_that_is_given_anew_loses_what_it_had(self, store: Store) -> None:
+        await take_over(store, await elsewhere(), "t", "branch")
+        key = Key("t", "", "c-2")
+        line = RawLine("c-1", turned=True, generation=9, active=1)
+        await store.adopt(Part("t", gone=[key, Key("t", "", "nope")], threads=[RawThread("t", "", b"", {"": line})]))
+
+        raw = await raw_thread(store)
+        assert raw.lines == {"": line._replace(active=0)}
+        assert (raw.pinned, raw.hidden, raw.operations, raw.writes, raw.note) == (frozenset(), [], [], [], b"")
+        assert ids(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == ["c-4", "c-3", "c-1"]
+        assert await store.count(Query(thread_id="t")) == 3
+        assert raw.commons.keys() == {"branch"}  # a thread that is not named keeps what it has in common
+        assert await store.read("t", "sub") is None
+
+    async def test_runs_and_common_states_are_given_anew(self, store: Store) -> None:
+        (_, part), _ = await take_over(store, await elsewhere(), "t", "branch")
+        branch = next(raw for raw in part.threads if raw.thread_id == "branch")
+        assert branch.lines[""].runs
+        (common,) = branch.commons["t"]
+        common = common._replace(place=common.place._replace(seq=common.place.seq + 1))
+        lines = {"": branch.lines[""]._replace(runs=frozenset())}
+        await store.adopt(Part("t", threads=[branch._replace(lines=lines, commons={"t": [common]})]))
+
+        thread, origin = await store.thread("branch", ancestry=True), await store.thread("t")
+        assert thread is not None and origin is not None
+        assert thread.runs == {}
+        assert thread.ancestry.keys() >= branch.lines[""].runs
+        assert {name: list(held) for name, held in thread.commons.items()} == {"t": [common]}
+        assert {name: list(held) for name, held in origin.commons.items()} == {"branch": [common]}
+
+    async def test_a_checkpoint_may_be_given_anew(self, store: Store) -> None:
+        (part, _), _ = await take_over(store, await elsewhere(), "t", "branch")
+        old = next(s for s in part.checkpoints if s.record.key == Key("t", "", "c-1"))
+        leaf = make_object(b"other leaf")
+        record = old.record._replace(children=leaf.hash, body=b"replaced")
+        await store.adopt(Part("t", objects=[leaf], checkpoints=[old._replace(record=record)]))
+        await store.adopt(Part("t", checkpoints=[old._replace(record=record, seq=old.seq + 500)]))
+
+        loaded = await store.read("t", "", "c-1", objects=True)
+
+        assert loaded is not None
+        assert (loaded.stored.record, loaded.stored.seq, list(loaded.objects)) == (record, old.seq + 500, [leaf])
+        assert loaded.stored.pinned
+        listed = ids(await store.list_checkpoints(Query(thread_id="t", hidden="also")))
+        assert listed == ["c-1", "c-4", "c-3", "c-2"]
+
+    async def test_nothing_is_taken_over_by_halves(self, store: Store) -> None:
+        await store.commit(follow("other", "o"))
+        stored = await store.commit(follow("t", "mine"))
+        assert stored is not None
+        theirs = stored._replace(record=make_record("x", "other"), seq=stored.seq + 50)
+        headless = RawThread("t", "", b"", {"": RawLine("nope", turned=False, generation=1, active=1)})
+        before = await store.raw("t"), await store.raw("other")
+        with pytest.raises(InvalidInput, match="other"):
+            await store.adopt(Part("t", b"note", reserve=5, checkpoints=[theirs]))
+        with pytest.raises(InvalidInput, match="other"):
+            await store.adopt(Part("new", threads=[before[1] or headless]))
+        with pytest.raises(CheckpointNotFound):
+            await store.adopt(Part("t", b"note", gone=[stored.record.key], threads=[headless]))
+        assert (await store.raw("t"), await store.raw("other")) == before
+        assert await store.raw("new") is None
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["mine-1"]
+
+    async def test_a_sweep_keeps_what_was_taken_over(self, store: Store) -> None:
+        await take_over(store, await elsewhere(), "t", "branch")
+        leaf, top = make_object(b"leaf"), make_object(b"top", make_object(b"leaf"))
+        thread = await store.thread("t")
+        assert thread is not None
+        await store.sweep(thread.family)
+        assert await stored_objects(store, thread.family, top) == {leaf.hash, top.hash}
+        await store.delete("t")
+        await store.delete("branch")
+        assert await store.fetch(thread.family, [leaf.hash]) == []
+
+    @pytest.mark.parametrize("again", [0, 1])
+    async def test_retention_spares_where_a_branch_that_was_taken_over_began(self, store: Store, again: int) -> None:
+        parts, _ = await take_over(store, await elsewhere(), "t", "branch")
+        await store.adopt(parts[again])
+        await store.commit(Change(thread_id="t", pins=[Pin(Key("t", "", "c-1"), False)]))
+        await store.delete("t", before_step=99, spare=True)
+        assert ids(await store.list_checkpoints(Query(thread_id="t", hidden="also"))) == ["c-3", "c-1"]
+        await store.delete("branch")
+        await store.delete("t", before_step=99, spare=True)
+        assert ids(await store.list_checkpoints(Query(thread_id="t", hidden="also"))) == ["c-3"]
+
+    async def test_a_note_stays_whatever_becomes_of_the_thread(self, store: Store) -> None:
+        await store.adopt(Part("t", b"first"))
+        await store.commit(follow("t", "c"))
+        await store.adopt(Part("t", reserve=5))
+        raw = await store.raw("t")
+        assert raw is not None
+        assert raw.note == b"first"
+        await store.delete("t")
+        assert await store.raw("t") is None
+
+    async def test_activity_comes_along(self, store: Store) -> None:
+        for name in ("old", "new"):
+            await store.commit(follow(name, "x"))
+        raw = await store.raw("old")
+        assert raw is not None
+        late = raw._replace(lines={"": raw.lines[""]._replace(active=raw.lines[""].active + 10**9)})
+        await store.adopt(Part("old", threads=[late]))
+        assert [s.record.key.thread_id for s in await store.list_threads(9, 0)] == ["old", "new"]

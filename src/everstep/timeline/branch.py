@@ -1,0 +1,85 @@
+"""Branching: a new thread that begins at a checkpoint. Nothing is copied, its first checkpoint names the same root."""
+
+from __future__ import annotations
+
+from everstep.errors import BaseGone, InvalidInput, StoreUnavailable
+from everstep.history import operation_log
+from everstep.history.adapter import adapter_of
+from everstep.repository.new_names import new_token, under_new_name
+from everstep.repository.step import checkpoint_id, new_record
+from everstep.runtime import checks
+from everstep.stores.protocol import Base, Change, Common, Draft, Key, Stored
+from everstep.timeline.workspace import Workspace
+
+_TRIES = 10  # from a checkpoint that others replace meanwhile
+
+
+async def branch(work: Workspace, source: Key, name: str) -> str:
+    """Start a thread at a checkpoint and return the new thread's id."""
+    for _ in range(_TRIES):
+        try:
+            return await under_new_name(lambda: _branch(work, source, name))
+        except BaseGone:
+            continue  # it was replaced meanwhile: begin with what is there now
+    raise StoreUnavailable(f"checkpoint {source.checkpoint_id!r} changes faster than a branch begins; try again")
+
+
+async def _branch(work: Workspace, source: Key, name: str) -> str:
+    thread_id = branch_id(source.thread_id, name)
+    origin = await work.require(source)
+    adapter = adapter_of(origin.record.kind)
+    if adapter is not None:
+        origin, drafts, writes = await adapter.beginning(work.repository, origin, thread_id, name)
+    else:
+        drafts, writes = [_first_of_branch(origin, thread_id, name)], []
+    namespaces = [draft.record.key.namespace for draft in drafts]
+    undo = operation_log.Undo(
+        thread_id,
+        dict.fromkeys(namespaces),
+        [],
+        dict.fromkeys(namespaces, 0),
+        since=0 if adapter is not None else None,
+    )
+    details = {"checkpoint_id": source.checkpoint_id, "thread_id": thread_id, "name": name}
+    top = await work.top_operation(source.thread_id)
+    await work.store.commit(
+        Change(
+            thread_id=thread_id,
+            namespace=namespaces[0],
+            build=lambda _: drafts[0],
+            fresh=True,
+            origin=origin.record.key,
+            commons={source.thread_id: Common(origin.place, origin.record.root)},
+            beside=drafts[1:],
+            writes=writes,
+            log=operation_log.entry("branch", details, undo, top, origin.seq),
+            log_thread=source.thread_id,
+        )
+    )
+    work.keeper.forget(source.thread_id)
+    return thread_id
+
+
+def branch_id(thread_id: str, name: str) -> str:
+    """Return the id of a new branch."""
+    made = f"{thread_id}-branch-{name}-{new_token()}"
+    if len(made.encode()) > checks.THREAD_ID_BYTES_MAX:
+        raise InvalidInput(
+            f"the branch's thread id, made of its origin's id and its name, would be {len(made.encode()):,} bytes; "
+            f"the limit is {checks.THREAD_ID_BYTES_MAX:,}: choose a shorter name, or branch nearer the root"
+        )
+    return made
+
+
+def _first_of_branch(origin: Stored, thread_id: str, name: str) -> Draft:
+    source = origin.record.key
+    record = new_record(
+        Key(thread_id, source.namespace, checkpoint_id(thread_id, 0)),
+        0,
+        (source,),
+        tags=("branch", name),
+        summary=f"Branch '{name}' from {source.checkpoint_id}",
+        next_node=origin.record.next_node,
+    )
+    record = record.with_root(origin.record.root)._replace(repeats=origin.record.repeats)
+    return Draft(record, (), (Base(source, origin.digest),))

@@ -1,0 +1,299 @@
+"""Merging: the head of one thread into another, against what they have in common, as one new checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from everstep.errors import CheckpointCorrupted, HeadMoved, InvalidInput, MergeConflict
+from everstep.history import checkpoint_tree, operation_log
+from everstep.history.adapter import Adapter, adapter_of
+from everstep.history.ancestry import Ancestry, ancestry_of
+from everstep.history.merge_base import Bases, MergeBase, root_of_nodes, shown_root
+from everstep.history.three_way import Merged
+from everstep.history.three_way import merge as merge_roots
+from everstep.repository.new_names import under_new_name
+from everstep.repository.repository import packed_whole
+from everstep.repository.step import checkpoint_id, new_record
+from everstep.runtime import calls
+from everstep.runtime.deadlines import held_by_caller
+from everstep.stores.protocol import Base, Change, Common, Draft, Key, Object, Place, Record, Root, Stored, Thread
+from everstep.timeline.protocol import Resolve
+from everstep.timeline.workspace import Workspace
+from everstep.types import Conflict
+from everstep.values import compress, costs, tree
+from everstep.values.walk import read_values
+
+_ASKED_MAX = 1000  # threads that are asked for a common state that is not stored any more
+
+_EMPTY = root_of_nodes([tree.EMPTY_LIST, tree.EMPTY_MAP, tree.EMPTY_MAP])
+
+
+class _Sides(NamedTuple):
+    """The two heads of a merge, and what is known of their history."""
+
+    ours: Stored
+    theirs: Stored
+    thread: Thread
+    """The one that is merged into."""
+    ancestry: Ancestry
+    bases: Sequence[Place]
+    """The last checkpoints that both sides have in common."""
+
+
+async def merge(work: Workspace, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str:
+    """Merge the head of one thread into another and return the merge's id."""
+    if branch == into:
+        raise InvalidInput(f"thread {into!r} cannot be merged into itself")
+    decide = _untimed(resolve) if callable(resolve) else resolve
+    stored = await work.until_done(
+        into,
+        lambda inner: under_new_name(lambda: _merge(inner, branch, into, decide, namespace, graph)),
+        "a merge",
+        calls_back=callable(resolve) or graph is not None,
+    )
+    if isinstance(stored, str):
+        return stored  # everything is merged already
+    work.forget(into)
+    if not stored.record.kind:  # an adapter's thread is kept as its own policy says
+        await work.keeper.upkeep(work.store, stored)
+    return stored.record.key.checkpoint_id
+
+
+def _untimed(resolve: Callable[[Conflict], Any]) -> Callable[[Conflict], Any]:
+    """Return a function of the caller's as one whose time does not count: it may ask a model, or a person."""
+
+    def decide(conflict: Conflict) -> Any:
+        with held_by_caller():
+            return resolve(conflict)
+
+    return decide
+
+
+async def _merge(work: Workspace, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any) -> Stored | str:
+    """Return the checkpoint of the merge, or the id of the head if there is nothing to merge."""
+    sides = await _sides(work, branch, into, namespace)
+    ours, theirs = sides.ours, sides.theirs
+    if theirs.place in sides.bases:
+        return ours.record.key.checkpoint_id
+    adapter = adapter_of(ours.record.kind)
+    if graph is not None and adapter is None:
+        raise InvalidInput(f"graph= is for threads of a LangGraph saver; thread {into!r} is the engine's own")
+    try:
+        if adapter is None:
+            drafts = [await _merged(work, sides, resolve)]
+        else:
+            drafts = await _merged_by(adapter, work, sides, resolve, graph)
+    except CheckpointCorrupted:
+        await _check_heads(work, ours, theirs)
+        raise
+    return await _commit(work, sides, drafts)
+
+
+async def _sides(work: Workspace, branch: str, into: str, namespace: str) -> _Sides:
+    ours = await work.require_head(into, namespace)
+    theirs = await work.require_head(branch, namespace)
+    if ours.family != theirs.family:
+        raise InvalidInput(
+            f"threads {branch!r} and {into!r} are unrelated: only threads that branched from one another, or from "
+            "the same one, can be merged"
+        )
+    thread = await work.store.thread(into)
+    if thread is None:
+        raise HeadMoved(into, ours.record.key.checkpoint_id, None)
+    ancestry = ancestry_of(work.store, ours.family)
+    bases = await ancestry.common([ours.place], [theirs.place])
+    if not bases:
+        raise InvalidInput(f"threads {branch!r} and {into!r} have no checkpoint in common")
+    return _Sides(ours, theirs, thread, ancestry, bases)
+
+
+# -- threads of the engine's own
+
+
+async def _merged(work: Workspace, sides: _Sides, resolve: Resolve) -> Draft:
+    ours, theirs = sides.ours, sides.theirs
+    base = await _bases(work, sides, None).merged(sides.bases)
+    walk = merge_roots(base.root, ours.record.root, theirs.record.root, resolve=resolve, uncertain=base.uncertain)
+    merged = await work.repository.walk(walk, [ours.family], base.objects)
+    if merged.conflicts:
+        raise MergeConflict(merged.conflicts)
+    if not work.config.delta_snapshots:
+        merged = await _unsplit(work, merged, ours.family)
+    size = sum([node.size for node in merged.nodes])
+    repeats = _merged_repeats(ours.record, theirs.record, size)
+    if repeats is None or repeats > tree.writable_repeats(tree.REPEATS_MAX):
+        repeats = await work.repository.repeats_of(merged.nodes, merged.objects, [ours.family])
+    record = _merge_record(sides).with_root(root_of_nodes(merged.nodes))._replace(repeats=repeats)
+    objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
+    return Draft(record, objects, tuple(Base(stored.record.key, stored.digest) for stored in (ours, theirs)))
+
+
+async def _unsplit(work: Workspace, merged: Merged, family: str) -> Merged:
+    """Return merged values as one object."""
+    need = read_values(root_of_nodes(merged.nodes))
+    values = await work.repository.walk(need, [family], merged.objects)
+    writer = tree.Writer()
+    return Merged([writer.whole(packed_whole(values))], writer.objects, [])
+
+
+def _merged_repeats(ours: Record, theirs: Record, size: int) -> int | None:
+    """Return what repetition in a merge costs at most, without a look at all of it; None: nobody knows.
+
+    What theirs has more than the common state may repeat what ours has. It is in the figure of theirs if it was
+    appended there; what was saved as a whole shows in the size, each byte of which may be the costliest one.
+    """
+    if ours.repeats is None or theirs.repeats is None:
+        return None
+    growth = max(0, size - sum(ours.sizes))
+    return ours.repeats + theirs.repeats + costs.BYTE_MAX * growth
+
+
+def _merge_record(sides: _Sides) -> Record:
+    ours, theirs = sides.ours, sides.theirs
+    into, namespace, _ = ours.record.key
+    step = ours.record.step + 1
+    goes_on = theirs if checkpoint_tree.is_unmoved(ours, sides.bases) else ours
+    return new_record(
+        Key(into, namespace, checkpoint_id(into, step)),
+        step,
+        (ours.record.key, theirs.record.key),
+        tags=("merge",),
+        summary=f"Merge {theirs.record.key.thread_id} into {into}",
+        next_node=goes_on.record.next_node,
+        kind=ours.record.kind,
+    )
+
+
+# -- threads of an adapter
+
+
+async def _merged_by(adapter: Adapter, work: Workspace, sides: _Sides, resolve: Resolve, graph: Any) -> list[Draft]:
+    """Return the checkpoints of a merge: the first is that of the namespace, others are what subgraphs remember."""
+    drafts = [await _merged_namespace(adapter, work, sides, resolve, graph)]
+    other = await work.store.thread(sides.theirs.record.key.thread_id)
+    if other is not None and not sides.ours.record.key.namespace:
+        for name in adapter.lasting(other):
+            draft = await _merged_subgraph(adapter, work, sides, name, resolve, graph)
+            if draft is not None:
+                drafts.append(draft)
+    return await adapter.named(work.store, drafts)
+
+
+async def _merged_namespace(adapter: Adapter, work: Workspace, sides: _Sides, resolve: Resolve, graph: Any) -> Draft:
+    # A subgraph may have begun on each side by itself: then there is nothing in common.
+    base = await _bases(work, sides, adapter).merged(sides.bases) if sides.bases else MergeBase(_EMPTY)
+    return await adapter.merged(
+        work.repository,
+        (sides.ours, sides.theirs),
+        base,
+        sides.bases,
+        sides.ancestry,
+        resolve=resolve,
+        graph=graph,
+    )
+
+
+async def _merged_subgraph(
+    adapter: Adapter, work: Workspace, sides: _Sides, name: str, resolve: Resolve, graph: Any
+) -> Draft | None:
+    """Return what a subgraph remembers after the merge; None: theirs has nothing new."""
+    thread = sides.thread
+    theirs = await work.require_head(sides.theirs.record.key.thread_id, name)
+    if name not in thread.heads:
+        return adapter.taken_over(theirs, thread.thread_id)
+    ours = await work.require_head(thread.thread_id, name)
+    bases = await sides.ancestry.common([ours.place], [theirs.place])
+    if theirs.place in bases:
+        return None
+    within = _Sides(ours, theirs, thread, sides.ancestry, bases)
+    # A mapping of decisions is by paths of the graph itself.
+    settle = None if isinstance(resolve, Mapping) else resolve
+    try:
+        return await _merged_namespace(adapter, work, within, settle, adapter.subgraph(graph, name))
+    except MergeConflict as exc:
+        conflicts = [dataclasses.replace(each, path=f"{name}: {each.path}") for each in exc.conflicts]
+        raise MergeConflict(conflicts) from None
+
+
+# -- what both have in common
+
+
+def _bases(work: Workspace, sides: _Sides, adapter: Adapter | None) -> Bases[Place]:
+    thread, ancestry = sides.thread, sides.ancestry
+    return Bases(
+        lambda place: _base_root(work, place, thread),
+        lambda places, other: ancestry.common([other], places),
+        lambda need, objects: work.repository.walk(need, [thread.family], objects),
+        *((shown_root, adapter.merge_codec) if adapter is not None else ()),
+    )
+
+
+async def _base_root(work: Workspace, place: Place, thread: Thread) -> Root:
+    """Return the values of an ancestor: from the checkpoint, or as kept for the merge if it is gone."""
+    loaded = await work.store.read(*place.key)
+    if loaded is not None and loaded.stored.seq == place.seq:
+        return loaded.stored.record.root
+    names = [thread.thread_id, place.key.thread_id, *thread.commons]
+    asked: set[str] = set()
+    while names:
+        name = names.pop(0)
+        if name in asked or len(asked) >= _ASKED_MAX:
+            continue
+        asked.add(name)
+        other = await work.store.thread(name)
+        commons = other.commons if other is not None else {}
+        for common in itertools.chain(*commons.values()):
+            if common.place == place:
+                return common.root
+        names += commons
+    raise InvalidInput(
+        f"the last common ancestor of these threads, {place.key.checkpoint_id!r} of thread "
+        f"{place.key.thread_id!r}, was deleted; there is nothing to merge against"
+    )
+
+
+# -- the commit
+
+
+async def _commit(work: Workspace, sides: _Sides, drafts: Sequence[Draft]) -> Stored:
+    ours, theirs, thread = sides.ours, sides.theirs, sides.thread
+    into, namespace, head = ours.record.key
+    record = drafts[0].record
+    newest = max(thread.newest[namespace], ours.seq)
+    undo = operation_log.Undo(
+        into,
+        {namespace: head},
+        [],
+        {namespace: newest},
+        since=max(thread.newest.values()) if record.kind else None,
+    )
+    details = {"from": theirs.record.key.thread_id, "checkpoint_id": record.key.checkpoint_id}
+    top = await work.top_operation(into)
+    stored = await work.store.commit(
+        Change(
+            thread_id=into,
+            namespace=namespace,
+            expect=head,
+            build=lambda _: drafts[0],
+            fresh=True,
+            beside=drafts[1:],
+            commons={theirs.record.key.thread_id: Common(theirs.place, theirs.record.root)},
+            log=operation_log.entry("merge", details, undo, top, newest),
+        )
+    )
+    if stored is None:
+        raise RuntimeError("the store returned no checkpoint for a change that makes one")
+    calls.added(stored.added_bytes, len(drafts[0].objects))
+    return stored
+
+
+async def _check_heads(work: Workspace, ours: Stored, theirs: Stored) -> None:
+    """Raise HeadMoved if one of the heads is not there any more as it was."""
+    for stored in (ours, theirs):
+        thread_id, namespace, head = stored.record.key
+        loaded = await work.store.read(thread_id, namespace)
+        if loaded is None or loaded.stored.digest != stored.digest:
+            raise HeadMoved(thread_id, head, None)

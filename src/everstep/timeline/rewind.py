@@ -1,0 +1,186 @@
+"""Going back: a checkpoint becomes the head again, and what came later on its line is hidden, deleted or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from everstep.errors import CheckpointNotFound, InvalidInput
+from everstep.history import checkpoint_tree, operation_log
+from everstep.history.adapter import WayBack, adapter_of
+from everstep.history.ancestry import ancestry_of
+from everstep.repository.repository import reclaim, to_checkpoint, to_metadata
+from everstep.runtime.blocking import run_to_end
+from everstep.stores.protocol import Change, Common, Hidden, Key, Loaded, Move, Operation, Query, Stored, Thread
+from everstep.timeline.workspace import Workspace
+from everstep.types import Checkpoint, TimeTravelResult, UnreadCheckpoint
+
+_EAGER_BYTES = 1 << 18  # a checkpoint up to this size is read at once with a rewind
+
+
+class _Rewound(NamedTuple):
+    """A rewind that is done, but for the deletion of what came later."""
+
+    result: TimeTravelResult
+    later: Sequence[Hidden]
+    entry: Operation | None = None
+    """Of the log; None: nothing had to be changed."""
+
+
+async def rewind(work: Workspace, key: Key, later: str) -> TimeTravelResult:
+    """Make a checkpoint the head; `later` says what becomes of those that came later on its line."""
+    done = await work.until_done(key.thread_id, lambda inner: _rewind(inner, key, later), "a rewind")
+    if done.entry is not None:
+        work.forget(key.thread_id)
+    if later == "delete":
+        await _delete_later(work, key.thread_id, done.later, done.entry)
+    return done.result
+
+
+async def _rewind(work: Workspace, key: Key, later: str) -> _Rewound:
+    loaded, thread = await _target(work, key, later)
+    target = loaded.stored
+    adapter = adapter_of(target.record.kind)
+    if adapter is not None:
+        back = await adapter.way_back(work.store, thread, loaded)
+    else:
+        back = await _way_back(work, thread, loaded)
+    result = TimeTravelResult(await _checkpoint(work, target), key.thread_id, back.depth, back.before)
+
+    doomed: Sequence[Hidden] = ()
+    if later == "delete":
+        doomed = checkpoint_tree.all_later(thread, target) if adapter is None else back.later
+    hide = list(back.writes)
+    if later != "keep":
+        hide += back.later
+    heads_before = {name: thread.head_id(name) for name in back.heads}
+    if not hide and heads_before == back.heads:
+        return _Rewound(result, doomed)
+
+    details = {
+        "checkpoint_id": key.checkpoint_id,
+        "from": thread.head_id(key.namespace),
+        "later": later,
+        "left_behind": back.depth,
+        "namespace": key.namespace,
+    }
+    undo = operation_log.Undo(
+        key.thread_id,
+        heads_before,
+        [],
+        {name: thread.newest[name] for name in back.heads},
+        since=max(thread.newest.values()) if adapter is not None else None,
+        kept=back.kept,
+    )
+    top = await work.top_operation(key.thread_id)
+    entry = operation_log.entry("rewind", details, undo, top, thread.newest[key.namespace])
+    await work.store.commit(
+        Change(
+            thread_id=key.thread_id,
+            namespace=key.namespace,
+            expect=thread.head_id(key.namespace),
+            moves=[Move(*move) for move in back.heads.items()],
+            hide=hide,
+            commons=commons_after(thread, target),
+            log=entry,
+        )
+    )
+    return _Rewound(result, doomed, entry)
+
+
+async def _target(work: Workspace, key: Key, later: str) -> tuple[Loaded, Thread]:
+    """Return the checkpoint to go back to, which must be there and visible, and its thread."""
+    loaded = await work.store.read(*key, writes=True)
+    if loaded is None:
+        raise CheckpointNotFound(key.checkpoint_id, key.thread_id)
+    # What grows with the number of operations is read only where it is needed.
+    is_simple = not loaded.stored.record.kind and not loaded.writes and later != "delete"
+    thread = await work.store.thread(key.thread_id, brief=is_simple)
+    if thread is None:
+        raise CheckpointNotFound(key.checkpoint_id, key.thread_id)
+    if loaded.stored.hidden:
+        raise InvalidInput(
+            f"checkpoint {key.checkpoint_id!r} was left behind by an earlier operation; undo() brings it back, "
+            "branch() starts a thread from it"
+        )
+    return loaded, thread
+
+
+async def _way_back(work: Workspace, thread: Thread, target: Loaded) -> WayBack:
+    """Return what a rewind of a thread of the engine's own does: it is about one namespace."""
+    key = target.stored.record.key
+    newest = thread.newest[key.namespace]
+    started = await work.store.started(key.thread_id, key.namespace, target.stored.seq)
+    ancestry = ancestry_of(work.store, thread.family)
+    following = await ancestry.walk(checkpoint_tree.later(target.stored, newest, started, key.thread_id))
+    depth = await _count(work, key, following)
+    return WayBack(
+        heads={key.namespace: key.checkpoint_id},
+        later=following if depth else [],
+        writes=checkpoint_tree.writes(target.writes, key, thread),
+        depth=depth,
+        before=await work.store.count(Query(thread_id=key.thread_id, namespace=key.namespace)),
+    )
+
+
+async def _count(work: Workspace, key: Key, following: Sequence[Hidden]) -> int:
+    """Return how many visible checkpoints came later."""
+    total = 0
+    for stretch in following:
+        query = Query(thread_id=key.thread_id, namespace=key.namespace, after_seq=stretch.after, run=stretch.run)
+        total += await work.store.count(query)
+    return total
+
+
+async def _delete_later(work: Workspace, thread_id: str, stretches: Sequence[Hidden], entry: Operation | None) -> None:
+    """Delete what came later on a line, hidden ones included, and the entry of the rewind in the log."""
+    doomed: list[Key] = []
+    for stretch in stretches:
+        query = Query(
+            thread_id=thread_id,
+            namespace=stretch.namespace,
+            after_seq=stretch.after,
+            run=stretch.run,
+            before_seq=stretch.to + 1,
+            hidden="also",
+        )
+        doomed += [stored.record.key for stored in await work.store.list_checkpoints(query)]
+    entries: list[int] = []
+    if entry is not None:
+        found = await work.store.operations(thread_id, 100)
+        entries = [each.seq for each in found if each.data == entry.data]
+    deleted = await work.store.delete(thread_id, keys=doomed, operations=entries)
+    work.forget(thread_id)
+    await reclaim(work.store, deleted, thread_id)
+
+
+def commons_after(thread: Thread, target: Stored) -> dict[str, Common]:
+    """Return what a thread has in common, after a rewind, with those that went on from what it leaves behind."""
+    common = Common(target.place, target.record.root)
+    return {
+        other: common
+        for other, held in thread.commons.items()
+        if any(c.place.key.thread_id == thread.thread_id and c.place.seq > target.seq for c in held)
+    }
+
+
+async def _checkpoint(work: Workspace, stored: Stored) -> Checkpoint:
+    """Return a checkpoint; a large one is read when it is looked at."""
+    if sum(stored.record.sizes) > _EAGER_BYTES and not stored.record.kind:
+        return _unread(work, stored)
+    loaded = await work.repository.load(*stored.record.key)
+    if loaded is None:
+        raise CheckpointNotFound(stored.record.key.checkpoint_id, stored.record.key.thread_id)
+    return to_checkpoint(*loaded)
+
+
+def _unread(work: Workspace, stored: Stored) -> Checkpoint:
+    repository = work.repository.over(work.store.blocking)
+
+    def read() -> Sequence[Any]:
+        loaded = run_to_end(repository.load(*stored.record.key))
+        if loaded is None:
+            raise CheckpointNotFound(stored.record.key.checkpoint_id, stored.record.key.thread_id)
+        return loaded[1]
+
+    return UnreadCheckpoint(to_metadata(stored), next_node=stored.record.next_node, read=read)

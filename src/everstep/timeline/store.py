@@ -1,0 +1,283 @@
+"""What the engine does with the history of threads, on a store. Each method is one commit, or a short loop around one.
+
+Nothing here copies state: a rewind moves a head and hides stretches, a branch names its origin's root, a merge writes
+what the walk through three trees found new. A commit names the head it saw; if another writer was first, it is done
+again on what is there then. `timeline/foreign.py` is the same for a backend that has only the seven published methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from everstep.backends import StoreBackend
+from everstep.config import SnapshotConfig
+from everstep.errors import CheckpointCorrupted
+from everstep.history import checkpoint_tree, operation_log
+from everstep.history.adapter import adapter_of
+from everstep.history.ancestry import ancestry_of
+from everstep.history.diff import compare
+from everstep.history.merge_base import shown_root
+from everstep.repository.ledger import Save
+from everstep.repository.repository import copied
+from everstep.repository.step import Step
+from everstep.retention.keeper import Keeper
+from everstep.runtime import calls
+from everstep.runtime.blocking import run_to_end
+from everstep.stores.protocol import AnyHead, Change, Common, Key, Pin, Query, Root, Stored
+from everstep.timeline.branch import branch
+from everstep.timeline.merge import merge
+from everstep.timeline.protocol import Resolve
+from everstep.timeline.rewind import commons_after, rewind
+from everstep.timeline.undo import operations, redo, undo
+from everstep.timeline.workspace import Workspace
+from everstep.types import (
+    TASK_NAMESPACE,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTree,
+    DeletedThreads,
+    Diff,
+    Difference,
+    GCReport,
+    Operation,
+    Sizes,
+    ThreadPage,
+    TimeTravelResult,
+)
+
+
+class StoreTimeline:
+    """The history of threads on one face of a store."""
+
+    def __init__(self, backend: StoreBackend, config: SnapshotConfig, keeper: Keeper | None = None) -> None:
+        self._backend = backend
+        self._work = Workspace(backend.repository, keeper or Keeper(config), config)
+
+    @property
+    def blocking(self) -> StoreTimeline:
+        """The same, never suspending."""
+        return StoreTimeline(self._backend.blocking, self._work.config, self._work.keeper)
+
+    @property
+    def run(self) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+        """How a blocking caller gets to the end of a coroutine of the blocking face."""
+        return run_to_end
+
+    # -- finding
+
+    async def list_threads(self, limit: int, **asked: Any) -> ThreadPage:
+        """Return threads, the one that was active last first."""
+        return await self._backend.list_threads(limit, **asked)
+
+    async def delete_threads(self, **asked: Any) -> DeletedThreads:
+        """Delete threads by what `list_threads` finds them by."""
+        deleted = await self._backend.delete_threads(**asked)
+        for thread_id in () if deleted.dry_run else deleted.thread_ids:
+            self._work.keeper.forget(thread_id)
+        return deleted
+
+    async def sizes(self, thread_id: str | None) -> Sizes:
+        """Return what a thread takes, or all of them."""
+        return await self._backend.sizes(thread_id)
+
+    # -- saving
+
+    async def save(
+        self, step: Step, values: tuple[Any, ...], parent_id: str | None, expect: str | AnyHead | None
+    ) -> str:
+        """Save whole values as the next step."""
+        parent, commons = None, dict[str, Common]()
+        if parent_id is not None:
+            # Copied before the wait: what the caller changes later belongs to a later step.
+            names = ("messages", "state", "tools_result")
+            values = tuple(copied(value, name) for name, value in zip(names, values, strict=True))
+            parent = await self._work.require(Key(step.thread_id, step.namespace, parent_id))
+            thread = await self._work.store.thread(step.thread_id)
+            commons = commons_after(thread, parent) if thread is not None else {}
+        return await self._kept(
+            step,
+            lambda prune: self._work.repository.save(
+                step.thread_id,
+                values,
+                lambda head: step.record(parent or head),
+                namespace=step.namespace,
+                expect=expect,
+                split=self._work.config.delta_snapshots,
+                size_bytes_max=self._work.config.size_bytes_max,
+                prune=prune,
+                commons=commons,
+                make_new_id=step.make_new_id,
+            ),
+        )
+
+    async def save_onto(self, step: Step, save: Save) -> str:
+        """Save what a live thread holds as the next step; see `ledger`."""
+        return await self._kept(
+            step,
+            lambda prune: self._work.repository.save_onto(
+                step.thread_id,
+                save,
+                step,
+                split=self._work.config.delta_snapshots,
+                size_bytes_max=self._work.config.size_bytes_max,
+                prune=prune,
+            ),
+        )
+
+    async def append(
+        self,
+        step: Step,
+        messages: list[Any],
+        state: dict[str, Any] | None,
+        tools_result: dict[str, Any] | None,
+        expect: str | AnyHead | None,
+        *,
+        replace: bool = False,
+    ) -> str:
+        """Save the head's values with something added as the next step; see `Repository.append`."""
+        return await self._kept(
+            step,
+            lambda prune: self._work.repository.append(
+                step.thread_id,
+                messages,
+                state,
+                tools_result,
+                step.record,
+                namespace=step.namespace,
+                expect=expect,
+                split=self._work.config.delta_snapshots,
+                size_bytes_max=self._work.config.size_bytes_max,
+                replace=replace,
+                prune=prune,
+                make_new_id=step.make_new_id,
+            ),
+        )
+
+    async def _kept(self, step: Step, save: Callable[[Sequence[int]], Coroutine[Any, Any, Stored]]) -> str:
+        """Run a save, with what retention lets go in the same commit."""
+        line = step.thread_id, step.namespace
+        due = self._work.keeper.due(line)
+        try:
+            stored = await save([item.seq for item in due])
+        except BaseException:
+            self._work.keeper.give_back(line, due)
+            raise
+        if stored.run == stored.seq:
+            self._work.keeper.forget(step.thread_id)  # the head was moved, maybe by somebody else: plan anew
+        await self._work.keeper.upkeep(self._work.store, stored)
+        return stored.record.key.checkpoint_id
+
+    # -- reading
+
+    async def get(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Checkpoint | None:
+        """Return a checkpoint, hidden or not."""
+        return await self._backend.get(checkpoint_id, thread_id=thread_id, namespace=namespace)
+
+    async def get_latest(self, thread_id: str, namespace: str) -> Checkpoint | None:
+        """Return the head."""
+        return await self._backend.get_latest(thread_id, namespace=namespace)
+
+    async def list_points(self, thread_id: str, limit: int, offset: int, namespace: str) -> list[CheckpointMetadata]:
+        """Return metadata, newest first."""
+        return await self._backend.list_checkpoints(thread_id, limit, offset, namespace=namespace)
+
+    async def tree(self, thread_id: str, limit: int, *, branches: bool) -> CheckpointTree:
+        """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
+        newest = await self._work.store.newest(thread_id, limit, branches=branches, without=TASK_NAMESPACE)
+        if newest is None:
+            return checkpoint_tree.tree(thread_id, [], (), {}, 0)
+        runs: checkpoint_tree.Runs = {}
+        if newest.listed:
+            ancestry = ancestry_of(self._work.store, newest.listed[0].family)
+            runs = await ancestry.walk(checkpoint_tree.tree_runs(newest.listed))
+        return checkpoint_tree.tree(thread_id, newest.listed, newest.heads, runs, newest.total)
+
+    async def diff(self, a: Key, b: Key) -> Diff:
+        """Return what changed from `a` to `b`."""
+        before, after = await self._work.require(a), await self._work.require(b)
+        try:
+            families = [before.family, after.family]
+            adapter = adapter_of(before.record.kind) or adapter_of(after.record.kind)
+            codec = adapter.codec if adapter is not None else None
+            need = compare(_root_to_show(before), _root_to_show(after), codec)
+            changes = await self._work.repository.walk(need, families)
+            if adapter is not None:
+                changes = await adapter.shown(self._work.repository, changes, before, after)
+        except CheckpointCorrupted as exc:
+            await self._work.require(a)  # deleted meanwhile?
+            await self._work.require(b)
+            raise exc.located(*b[::2]) from exc
+        changes += next_node_change(before.record.next_node, after.record.next_node)
+        return Diff(a.checkpoint_id, b.checkpoint_id, changes)
+
+    async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key:
+        """Return the full name of a checkpoint that must be there."""
+        key = await self._backend.require(checkpoint_id, thread_id, namespace)
+        calls.about(key.thread_id)
+        return key
+
+    async def at_step(self, thread_id: str, step: int, namespace: str) -> Key | None:
+        """Return the newest checkpoint whose step is not greater."""
+        query = Query(thread_id=thread_id, namespace=namespace, step_max=step, limit=1)
+        listed = await self._work.store.list_checkpoints(query)
+        return listed[0].record.key if listed else None
+
+    # -- going back and forth, branching, merging: each has a file of its own
+
+    async def rewind(self, key: Key, later: str) -> TimeTravelResult:
+        """Make a checkpoint the head; what came later on its line is hidden, deleted or kept."""
+        return await rewind(self._work, key, later)
+
+    async def undo(self, thread_id: str) -> Operation:
+        """Take the newest operation back."""
+        return await undo(self._work, thread_id)
+
+    async def redo(self, thread_id: str) -> Operation:
+        """Do again what was undone last."""
+        return await redo(self._work, thread_id)
+
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
+        """Return the log, newest first."""
+        return await operations(self._work, thread_id, limit)
+
+    async def branch(self, source: Key, name: str) -> str:
+        """Start a thread at a checkpoint and return the new thread's id."""
+        return await branch(self._work, source, name)
+
+    async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str:
+        """Merge the head of one thread into another and return the merge's id."""
+        return await merge(self._work, branch, into, resolve, namespace, graph)
+
+    # -- retention
+
+    async def pin(self, key: Key, *, pinned: bool) -> None:
+        """Set or lift the mark that keeps a checkpoint from retention."""
+        stored = await self._work.require(key)
+        if stored.pinned == pinned:
+            return
+        details = {"checkpoint_id": key.checkpoint_id, "namespace": key.namespace}
+        lift = operation_log.Undo(key.thread_id, {}, [], {}, [Pin(key, not pinned)])
+        top = await self._work.top_operation(key.thread_id)
+        entry = operation_log.entry("pin" if pinned else "unpin", details, lift, top, stored.seq)
+        change = Change(thread_id=key.thread_id, namespace=key.namespace, pins=[Pin(key, pinned)], log=entry)
+        await self._work.store.commit(change)
+        self._work.forget(key.thread_id)
+
+    async def collect(self, thread_id: str | None, *, dry_run: bool) -> GCReport:
+        """Apply the retention policy and give the space back."""
+        return await self._work.keeper.collect(self._work.store, thread_id, dry_run=dry_run)
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self._backend.close()
+
+
+def next_node_change(before: str, after: str) -> list[Difference]:
+    """Return the change of `next_node`, if it is one."""
+    return [Difference("next_node", "changed", before, after)] if before != after else []
+
+
+def _root_to_show(stored: Stored) -> Root:
+    """Return the values of a checkpoint; of an adapter's, what people are shown."""
+    return shown_root(stored.record.root) if stored.record.kind else stored.record.root
