@@ -382,8 +382,13 @@ class Channels:
         except Exception as exc:
             raise CheckpointCorrupted(f"the serializer cannot read a stored value: {exc!r:.200}") from exc
 
-    def conversation(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> list[Any]:
-        """Return the messages of a list node, from templates: for readers of many checkpoints of one history."""
+    def conversation(
+        self, node: tree.Node, objects: Mapping[bytes, tree.Content], *, shares: bool = False
+    ) -> list[Any]:
+        """Return the messages of a list node, from templates: for readers of many checkpoints of one history.
+
+        With `shares` they are those that others get who share.
+        """
         parts: list[bytes | tree.Node] = []
         opened = tree.opened(node.children, node.body)
         if opened.length > _LENGTH_FREE:
@@ -402,12 +407,14 @@ class Channels:
             known.update(fresh)
             self._templates_bytes += sum(map(len, bodies))
         templates = [found[part] if isinstance(part, bytes) else part for part in parts]
+        made: list[Any] = []
         with QUIET:
-            return [
-                self._messages.decoded(_joined(item, objects)) if isinstance(item, tree.Node) else item.copy()
-                for item in templates
-                if item is not None
-            ]
+            for item in templates:
+                if isinstance(item, tree.Node):
+                    made.append(self._messages.decoded(_joined(item, objects)))
+                elif item is not None:
+                    made.append(item.shared() if shares else item.copy())
+        return made
 
     def _collect(
         self,

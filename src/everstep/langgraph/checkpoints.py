@@ -137,10 +137,13 @@ class Threads:
         keeper: Keeper | None = None,
         lines: Lines | None = None,
         fence: Fence | None = None,
+        *,
+        shares: bool = False,
     ) -> None:
+        """With `shares` the same message of several checkpoints is one object: for readers that change nothing."""
         self._repository, self._channels, self._keeper = repository, channels, keeper
         self._lines = lines or Lines()
-        self._fence = fence
+        self._fence, self._shares = fence, shares
         self._store = repository.store
 
     def over(self, repository: Repository) -> Threads:
@@ -693,7 +696,7 @@ class Threads:
             if name in values:
                 values[name] = channels.read(form, values[name])
             elif name == LIST_CHANNEL and form == CHAT:
-                values[name] = channels.conversation(opened.conversation, objects)
+                values[name] = channels.conversation(opened.conversation, objects, shares=self._shares)
             elif name == LIST_CHANNEL:
                 values[name] = channels.value(form, opened.conversation, objects)
         return opened.envelope, values

@@ -15,6 +15,7 @@ from everstep.errors import EverstepError
 from everstep.langgraph.messages import Shape, fields_of
 from everstep.values.codec import Codec
 
+_PAIRS_MAX = 10_000
 _SIMPLE = frozenset((str, int, bool, bytes, bytearray, type(None)))
 
 
@@ -42,6 +43,31 @@ def difference(found: Any, expected: Any, path: str, codec: Codec) -> str | None
                 return inner
         return None
     return _of_another_kind(found, expected, path, codec)
+
+
+class SameItems:
+    """Compares lists of which most items were compared a moment ago: the same objects, which nobody has changed."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._known: dict[tuple[int, int], tuple[Any, Any]] = {}
+        """Pairs that are the same, by identity; they are kept, so that no other object gets theirs."""
+
+    def lists(self, found: Any, expected: Any) -> bool:
+        """Whether these are lists, and the same; False also if that is not sure."""
+        if type(found) is not list or type(expected) is not list or len(found) != len(expected):
+            return False
+        known = self._known
+        new = [pair for pair in zip(found, expected, strict=True) if (id(pair[0]), id(pair[1])) not in known]
+        if not new:
+            return True
+        if len(known) > _PAIRS_MAX:
+            known.clear()
+        ours, theirs = map(list, zip(*new, strict=True))
+        if not _same_messages(ours, theirs, self._codec):
+            return False
+        known.update({(id(pair[0]), id(pair[1])): pair for pair in new})
+        return True
 
 
 def _items(found: Any, expected: Any, path: str, codec: Codec) -> str | None:

@@ -10,6 +10,7 @@ stock saver reads, and compared.
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import os
 import sys
@@ -26,7 +27,7 @@ from everstep.history.operation_log import DEPTH_MAX
 from everstep.langgraph import configs
 from everstep.langgraph.checkpoints import KIND, Pending, Saved, Threads
 from everstep.langgraph.compat import maybe_add_typed_methods
-from everstep.langgraph.equality import difference
+from everstep.langgraph.equality import SameItems, difference
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.last_written import Lines
 from everstep.langgraph.saver import HarnessCheckpointer
@@ -43,9 +44,11 @@ from everstep.values.tree import Node
 
 _PAGE = 128
 _LISTED = 1000  # at once, without values
-_BATCH_MAX, _BATCH_BYTES = 500, 8 << 20  # of checkpoints that are put in one commit
+_BATCH_MAX, _BATCH_BYTES = 2000, 8 << 20  # of checkpoints that are put in one commit
+_CHUNK_MAX = 64  # checkpoints that are made in one pause of the collector
 _COMPARED_MAX, _COMPARED_BYTES = 256, 4 << 20  # of checkpoints whose values are read again at once
 _TOLD_EACH = 32  # checkpoints between two calls of `progress`
+_NAMES_MAX = 1024  # of entries of metadata, of which is known whether they are secrets
 _LINE_SECONDS = 1.0
 _STAGED_BYTES = 32 << 20  # objects that are remembered while the next checkpoints are made from them
 
@@ -291,14 +294,15 @@ class _Mover:
         repository = saver._backend.repository
         self._store: Store = repository.store.blocking
         # Without retention: what is imported shall be there, at least until the saver's next put.
-        self._threads = Threads(repository.over(self._store), saver._channels)
+        self._threads = Threads(repository.over(self._store), saver._channels, shares=True)
         self._channels = saver._channels
         self.figures: Figures = repository.figures
         self.limit_seconds: float | None = None
         # Not the memory of the saver: what is compared in the end shall come from the store.
         self._staged_memory, self._staged_lines = Memory(_STAGED_BYTES), Lines()
         self._codec = saver._channels.kinds.codec
-        self._is_secret = saver._is_secret
+        self._same = SameItems(self._codec)
+        self._is_secret = functools.lru_cache(_NAMES_MAX)(saver._is_secret)
         self._stock = source.saver() if verify else None
         self.report = ImportReport()
         self._threads_total = self._checkpoints_total = 0
@@ -347,11 +351,10 @@ class _Mover:
             )
         )
 
-    def _go_on(self, done: int) -> None:
+    def _go_on(self) -> None:
         if self._stop.is_set():
             raise _Stopped
-        if done % _TOLD_EACH == 0:
-            self._tell()
+        self._tell()
 
     # -- a thread
 
@@ -447,13 +450,13 @@ class _Mover:
         number = await self._store.adopt(Part(plan.thread_id, reserve=count))
         batch = await _Batch.opened(self, plan, number)
         rows = self._source.rows(plan.thread_id, missing, plan.written)
-        for entry, row in zip(missing, rows, strict=True):
+        for chunk in _chunks(zip(missing, rows, strict=True)):
             if self._stop.is_set():
                 raise _Stopped
             if batch.is_full:
                 await self._send(batch)
                 batch = await _Batch.opened(self, plan, batch.number)
-            await batch.put(entry, row)
+            await batch.put(chunk)
         await self._send(batch)
 
     async def _send(self, batch: _Batch) -> None:
@@ -541,14 +544,18 @@ class _Mover:
             expected = {Key(plan.thread_id, namespace, _name(one)): one for one in page}
             expected = {key: one for key, one in expected.items() if key in wanted}
             found = {saved.stored.record.key: saved for saved in await self._threads.read_some(list(expected))}
-            for done, (key, one) in enumerate(expected.items()):
-                self._go_on(done)
-                if key not in found:
-                    raise _differs_at(key, "it is missing", None)
+            pairs = list(expected.items())
+            for start in range(0, len(pairs), _TOLD_EACH):
+                self._go_on()
+                some = pairs[start : start + _TOLD_EACH]
                 with QUIET:
-                    self._compare_one(wanted[key], found[key], one, writes)
+                    for key, one in some:
+                        if key not in found:
+                            raise _differs_at(key, "it is missing", None)
+                        self._compare_one(wanted[key], found[key], one, writes)
                 if histories is not None:
-                    await histories.check(wanted[key], one)
+                    for key, one in some:
+                        await histories.check(wanted[key], one)
         return head
 
     def _stock_pages(self, plan: _Plan, namespace: str, wanted: Mapping[Key, Entry]) -> Iterator[list[Any]]:
@@ -606,7 +613,8 @@ class _Mover:
         for name in sorted(values.keys() | wanted_values.keys()):
             if name not in values or name not in wanted_values:
                 raise _differs_at(key, "a channel is on one side only", name)
-            self._expect(key, values[name], wanted_values[name], name)
+            if not self._same.lists(values[name], wanted_values[name]):
+                self._expect(key, values[name], wanted_values[name], name)
         for name in sorted(found.keys() | wanted.keys()):
             if name not in wanted and name in saved.absent:
                 continue
@@ -653,34 +661,39 @@ class _Batch:
     def is_full(self) -> bool:
         return self.counts["checkpoints"] >= _BATCH_MAX or self.stage.size_bytes >= _BATCH_BYTES
 
-    async def put(self, entry: Entry, row: Row) -> None:
-        """Put a checkpoint with its writes."""
+    async def put(self, chunk: Sequence[tuple[Entry, Row]]) -> None:
+        """Put checkpoints with their writes."""
+        own = {entry.key for entry, _ in chunk}
+        before = {entry.parent for entry, _ in chunk if entry.parent is not None} - own
+        await self.stage.bring(before)
+        for parent in before:
+            await self._threads.warm(parent)
+        with QUIET:  # what is put is in memory, so hardly anything waits
+            for entry, row in chunk:
+                await self._put(entry, row)
+
+    async def _put(self, entry: Entry, row: Row) -> None:
         key, parent = entry.key, entry.parent
         metadata, secrets = self._mover._without_secrets(row.metadata)
         if parent is not None:
-            await self.stage.bring([parent])
             await self._threads.warm(parent)
         head, last = self._heads.get(key.namespace), self.plan.heads[key.namespace]
         moves = key.checkpoint_id == last or head is None or (head != last and key.checkpoint_id > head)
         parent_id = parent.checkpoint_id if parent is not None else None
         where: Literal["always", "never"] = "always" if moves else "never"
         try:
-            with QUIET:  # what is put is in memory, so nothing waits
-                stored = await self._threads.put(key, parent_id, row.checkpoint, metadata, None, head=where)
-                await self._threads.attach(key, row.writes)
+            stored = await self._threads.put(key, parent_id, row.checkpoint, metadata, None, head=where)
+            await self._threads.attach(key, row.writes)
         except EverstepError as exc:
             exc.add_note(f"thread {key.thread_id!r}, checkpoint {key.checkpoint_id!r}")
             raise
         if moves:
             self._heads[key.namespace] = key.checkpoint_id
         self.plan.sizes[key] = _size(stored)
-        for name, more in (
-            ("checkpoints", 1),
-            ("writes", len(row.writes)),
-            ("secrets", secrets),
-            ("bytes_read", row.size_bytes),
-        ):
-            self.counts[name] += more
+        self.counts["checkpoints"] += 1
+        self.counts["writes"] += len(row.writes)
+        self.counts["secrets"] += secrets
+        self.counts["bytes_read"] += row.size_bytes
 
 
 class _Histories:
@@ -774,6 +787,20 @@ def _popped(
         for child in children.get(entry.key, ()):
             heapq.heappush(ready, (child.key.checkpoint_id, child.key.namespace))
         yield entry
+
+
+def _chunks(rows: Iterable[tuple[Entry, Row]]) -> Iterator[list[tuple[Entry, Row]]]:
+    """Yield rows in groups that may be in memory at once."""
+    chunk: list[tuple[Entry, Row]] = []
+    size = 0
+    for entry, row in rows:
+        chunk.append((entry, row))
+        size += row.size_bytes
+        if size > _BATCH_BYTES // 8 or len(chunk) >= min(_CHUNK_MAX, _BATCH_MAX):
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _config(thread_id: str, namespace: str, checkpoint_id: str | None = None) -> dict[str, Any]:

@@ -319,6 +319,8 @@ class Packed:
         """Return a new message."""
         return self._messages.decoded(self._packed)
 
+    shared = copy
+
 
 class Bare:
     """A message to make copies of where LangChain is not installed, or its class is not known: a dict."""
@@ -336,11 +338,13 @@ class Bare:
         """Return the dict that this is the only copy of."""
         return self._fields
 
+    shared = made
+
 
 class Template:
     """A message to make copies of."""
 
-    __slots__ = ("_cls", "_extra", "_fields", "_fresh", "_given", "_private")
+    __slots__ = ("_cls", "_extra", "_fields", "_fresh", "_given", "_private", "_shared")
 
     def __init__(
         self, cls: Any, fields: dict[str, Any], given: set[str], extra: dict[str, Any] | None, private: Any
@@ -349,6 +353,13 @@ class Template:
         self._fresh: list[tuple[str, Callable[[], Any]]] = [
             (name, _copier(value)) for name, value in fields.items() if type(value) not in _FIXED
         ]
+        self._shared: Any = None
+
+    def shared(self) -> Any:
+        """Return the one message of all who change nothing."""
+        if self._shared is None:
+            self._shared = self.copy()
+        return self._shared
 
     def copy(self) -> Any:
         """Return a new message."""

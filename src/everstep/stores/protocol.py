@@ -464,6 +464,8 @@ class Part(NamedTuple):
     objects: Sequence[Object] = ()
     checkpoints: Sequence[Stored] = ()
     """With their seq, run and added bytes. `family`, `hidden`, `digest` and `pinned` are not looked at."""
+    packed: Mapping[Key, tuple[bytes, bytes]] = MappingProxyType({})
+    """What `records.pack_record` gives for checkpoints, of those where the sender has it at hand."""
     runs: Mapping[int, Sequence[Place]] = MappingProxyType({})
     """What runs of the family follow; to which namespace a run belongs is said by `threads`, or it belongs to none."""
     gone: Sequence[Key] = ()

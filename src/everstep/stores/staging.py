@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from everstep.errors import HeadMoved
 from everstep.stores.memory import MemoryStore, _Row, _Thread
-from everstep.stores.protocol import Base, Key, Loaded, Object, Part, RawLine, RawThread, Store, Stored, Write
+from everstep.stores.protocol import Base, Key, Loaded, Object, Part, RawLine, RawThread, Record, Store, Stored, Write
 from everstep.stores.transaction import Line, Packed
 from everstep.values.tree import hashes
 
@@ -92,6 +92,9 @@ class StagingStore(MemoryStore):
         self.size_bytes += added_bytes
         return super().insert(line, packed, run, added_bytes, is_head=is_head)
 
+    def _note(self, line: Line, record: Record, known: Record | None) -> None:
+        """Nobody looks for threads here."""
+
     def _put(self, line: Line, packed: Packed, seq: int, run: int, added_bytes: int, pinned: bool) -> Stored:
         family = self._threads[line.thread_id].family
         made = Stored(packed.record, seq, family, pinned, digest=packed.digest, run=run, added_bytes=added_bytes)
@@ -130,6 +133,7 @@ class StagingStore(MemoryStore):
                 base.thread_id,
                 objects=list(self._objects.get(thread.family, {}).values()),
                 checkpoints=[self._in_commit(thread, row) for row in new],
+                packed={row.key: (row.info, row.root) for row in new},
                 runs=self._runs.get(thread.family, {}),
                 threads=[base._replace(lines=lines, writes=grown.writes, commons={})],
             )

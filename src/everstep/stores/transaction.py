@@ -458,7 +458,10 @@ def apply_writes(
 
 def adopt(tx: Transaction, part: Part) -> int:
     """Take over a part of a family. See `Store.adopt`."""
-    packed = [(stored, Packed(stored.record, *pack_record(stored.record))) for stored in part.checkpoints]
+    packed: list[tuple[Stored, Packed]] = []
+    for stored in part.checkpoints:
+        record = stored.record
+        packed.append((stored, Packed(record, *(part.packed.get(record.key) or pack_record(record)))))
     family = tx.family(part.thread_id)
     coming = {stored.record.key for stored in part.checkpoints}
     for name in {key.thread_id for key in (*coming, *part.gone)} | {raw.thread_id for raw in part.threads}:
