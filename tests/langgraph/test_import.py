@@ -58,10 +58,11 @@ from everstep.langgraph import (
     stock_postgres,
 )
 from everstep.langgraph.checkpoints import Threads
+from everstep.langgraph.equality import SameItems
 from everstep.langgraph.tasks import TaskManager
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Change, Key, Move, Query
+from everstep.stores.protocol import Change, Key, Move, Part, Query
 from everstep.stores.staging import StagingStore
 from tests.conftest import Place
 from tests.langgraph.graphs import GRAPHS, Pickled, asking, chat, delta_chat, human, shapes
@@ -799,19 +800,32 @@ def test_somebody_else_who_writes_to_the_thread_meanwhile_loses_nothing(stock, s
 def test_somebody_else_who_is_first_at_the_last_moment_loses_nothing(stock, saver, monkeypatch):
     with stock.saver() as other:
         put_chain(other, [{"n": n} for n in range(6)])
-    raw = MemoryStore.raw
+    adopt = MemoryStore.adopt
 
-    async def raw_late(self: MemoryStore, thread_id: str, **options: Any) -> Any:
-        found = await raw(self, thread_id, **options)
-        if found is not None and not found.lines and not isinstance(self, StagingStore):
+    async def adopt_early(self: MemoryStore, part: Part) -> int:
+        number = await adopt(self, part)
+        if part.reserve:
             saver.put(at("t"), checkpoint("99999999", {"n": "mine"}), {}, {"n": 1})
-        return found
+        return number
 
-    monkeypatch.setattr(MemoryStore, "raw", raw_late)
+    monkeypatch.setattr(MemoryStore, "adopt", adopt_early)
     with pytest.raises(InvalidInput, match="changed in the target by somebody else"):
         moved(stock, saver)
 
     assert [one.checkpoint["channel_values"] for one in saver.list(at("t"))] == [{"n": "mine"}]
+
+
+def test_a_message_that_differs_is_found_among_those_that_were_compared_before(saver):
+    same = SameItems(saver._channels.kinds.codec)
+    ours: list[Any] = [HumanMessage(str(n), id=str(n)) for n in range(4)]
+    theirs = [HumanMessage(str(n), id=str(n)) for n in range(4)]
+    assert same.lists(ours[:3], theirs[:3])
+
+    assert same.lists(ours, theirs)
+    assert not same.lists([*ours[:3], HumanMessage("3", id="other")], theirs)
+    assert not same.lists([ours[1], ours[0], *ours[2:]], theirs)
+    assert not same.lists(ours[:3], theirs)
+    assert not same.lists([*ours[:3], AIMessage("3", id="3")], theirs)
 
 
 # -- from memory -------------------------------------------------------------------------------------------------------

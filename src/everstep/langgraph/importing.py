@@ -269,6 +269,8 @@ class _Plan(NamedTuple):
     """What the target has of it."""
     sizes: dict[Key, int]
     """What the values of these take, and of those that are put."""
+    is_new: bool
+    """The target had nothing of it."""
     gone_on: bool
     """Somebody has worked with the thread in the target."""
 
@@ -390,7 +392,7 @@ class _Mover:
         written = self._source.written(thread_id)
         gone_on = is_there and await self._has_gone_on(thread_id, by_key)
         heads = self._source.heads(thread_id)
-        return _Plan(thread_id, entries, written, heads, frozenset(sizes), sizes, gone_on)
+        return _Plan(thread_id, entries, written, heads, frozenset(sizes), sizes, not is_there, gone_on)
 
     async def _has_gone_on(self, thread_id: str, known: Container[Key]) -> bool:
         """Whether somebody has worked with the thread in the target, or taken it back: that is not ours to mend."""
@@ -418,7 +420,7 @@ class _Mover:
             query = replace(query, after_seq=page[-1].seq)
 
     async def _heads(self, thread_id: str) -> Mapping[str, tuple[str, int]]:
-        thread = await self._store.thread(thread_id)
+        thread = await self._store.thread(thread_id, brief=True)
         return thread.heads if thread is not None else {}
 
     def _check_known(self, entries: Sequence[Entry], known: Mapping[Key, Stored]) -> None:
@@ -448,7 +450,7 @@ class _Mover:
         attached = [plan.written[entry.key] for entry in missing if entry.key in plan.written]
         count = len(missing) + sum(len(one.names) for one in attached)
         number = await self._store.adopt(Part(plan.thread_id, reserve=count))
-        batch = await _Batch.opened(self, plan, number)
+        batch = await _Batch.opened(self, plan, number, is_new=plan.is_new)
         rows = self._source.rows(plan.thread_id, missing, plan.written)
         for chunk in _chunks(zip(missing, rows, strict=True)):
             if self._stop.is_set():
@@ -643,9 +645,9 @@ class _Batch:
         self.counts = {"checkpoints": 0, "writes": 0, "secrets": 0, "bytes_read": 0}
 
     @classmethod
-    async def opened(cls, mover: _Mover, plan: _Plan, number: int) -> _Batch:
+    async def opened(cls, mover: _Mover, plan: _Plan, number: int, *, is_new: bool = False) -> _Batch:
         """Return an empty batch; what it puts is numbered after `number`."""
-        stage = await StagingStore.opened(mover._store, plan.thread_id, number)
+        stage = await StagingStore.opened(mover._store, plan.thread_id, number, is_new=is_new)
         heads = {name: line.head for name, line in stage.base.lines.items() if line.head is not None}
         for name, head in heads.items():
             if name != TASK_NAMESPACE and Key(plan.thread_id, name, head) not in plan.sizes:

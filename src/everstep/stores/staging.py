@@ -29,16 +29,17 @@ class StagingStore(MemoryStore):
         """What has been gathered."""
 
     @classmethod
-    async def opened(cls, target: Store, thread_id: str, number: int) -> StagingStore:
-        """Return a thread that the target has, maybe empty, and in which all numbers after `number` are ours."""
-        base = await target.raw(thread_id)
-        if base is None:
-            raise HeadMoved(thread_id, "a thread that was there", "deleted by another writer")
+    async def opened(cls, target: Store, thread_id: str, number: int, *, is_new: bool = False) -> StagingStore:
+        """Return a thread that the target has, maybe empty, and in which all numbers after `number` are ours.
+
+        With `is_new` there was nothing of it a moment ago, so it is not read before `send`.
+        """
+        base = RawThread(thread_id, "", b"", {}) if is_new else await _raw(target, thread_id)
         stage = cls(target, base, number)
         heads = [
             Key(thread_id, namespace, line.head) for namespace, line in base.lines.items() if line.head is not None
         ]
-        found = [loaded.stored for loaded in await target.read_many(heads)]
+        found = [loaded.stored for loaded in await target.read_many(heads)] if heads else []
         # Only what the next changes look at: heads, and pending writes. The rest stays as it is in the target.
         lines = {namespace: line._replace(runs=frozenset()) for namespace, line in base.lines.items()}
         seed = RawThread(thread_id, "", b"", lines, writes=base.writes)
@@ -84,7 +85,7 @@ class StagingStore(MemoryStore):
         missing = set(hashes) - known
         if below:
             missing.update(_referred(found) - known)
-        if missing:
+        if missing and self._base.family:
             found += await self._target.fetch(self._base.family, missing, below=below)
         return found
 
@@ -118,7 +119,9 @@ class StagingStore(MemoryStore):
     async def send(self) -> None:
         """Put all that was gathered into the target, in one commit; HeadMoved if somebody else wrote there."""
         base = self._base
-        found = await self._target.raw(base.thread_id)
+        found = await _raw(self._target, base.thread_id)
+        if not base.family and not found.lines:
+            base = found
         if found != base:
             raise HeadMoved(base.thread_id, "the thread as it was", "changed by another writer")
         grown = await self.raw(base.thread_id)
@@ -138,6 +141,13 @@ class StagingStore(MemoryStore):
                 threads=[base._replace(lines=lines, writes=grown.writes, commons={})],
             )
         )
+
+
+async def _raw(target: Store, thread_id: str) -> RawThread:
+    found = await target.raw(thread_id)
+    if found is None:
+        raise HeadMoved(thread_id, "a thread that was there", "deleted by another writer")
+    return found
 
 
 def _joined(line: RawLine, before: RawLine | None) -> RawLine:
