@@ -10,27 +10,21 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
 from everstep.opening.addresses import Address, file_path
 from everstep.opening.options import resolved
-from everstep.repository.finding import (
-    check_deletion,
-    every_thread,
-    make_search,
-    page_of,
-    sizes_of_all,
-    sizes_of_thread,
-)
 from everstep.repository.repository import Repository, copied, reclaim, to_checkpoint, to_metadata
 from everstep.repository.step import check_messages
 from everstep.runtime import checks
 from everstep.runtime.blocking import Closing, SyncFace, blocking, describe_on_store
 from everstep.runtime.calls import Figures, public_call
-from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Query, Record, Store
-from everstep.types import Checkpoint, CheckpointMetadata, DeletedThreads, Sizes, ThreadPage
+from everstep.types import Checkpoint, CheckpointMetadata
+
+if TYPE_CHECKING:
+    from everstep.reports import DeletedThreads, Sizes, ThreadPage
 
 logger = logging.getLogger("everstep")
 
@@ -160,6 +154,8 @@ class StoreBackend(CheckpointBackend, Closing):
         Only threads whose name begins with `prefix`, whose latest checkpoint has all `tags` and every entry of `filter`
         in its metadata with exactly that value, and that were active at `since` or later.
         """
+        from everstep.repository.finding import make_search, page_of  # a saver does not need it
+
         search = make_search(prefix, filter, tags, since, limit, cursor)
         return await page_of(self.store, search, checks.count(offset, "offset"))
 
@@ -178,6 +174,9 @@ class StoreBackend(CheckpointBackend, Closing):
 
         To delete all there are, say `everything=True` and nothing else.
         """
+        from everstep.reports import DeletedThreads
+        from everstep.repository.finding import check_deletion, every_thread, make_search
+
         search = make_search(prefix, filter, tags, since)
         check_deletion(search, everything=everything)
         names: list[str] = []
@@ -193,6 +192,8 @@ class StoreBackend(CheckpointBackend, Closing):
     @public_call("backend.sizes", has_deadline=False)
     async def sizes(self, thread_id: str | None = None) -> Sizes:
         """Return what a thread takes, or (None) all of them. It reads all that they are made of."""
+        from everstep.repository.finding import sizes_of_all, sizes_of_thread
+
         if thread_id is None:
             return await sizes_of_all(self.store)
         return await sizes_of_thread(self.store, checks.thread_id(thread_id))
@@ -279,6 +280,8 @@ class MemoryCheckpointer(StoreBackend):
     """Checkpoints in this process's memory."""
 
     def __init__(self) -> None:
+        from everstep.stores.memory import MemoryStore  # stores are imported when they are used
+
         super().__init__(MemoryStore())
 
 

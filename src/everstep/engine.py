@@ -19,17 +19,7 @@ from everstep.capture.decorators import Capture, F, Scope
 from everstep.capture.live import LiveThread, SyncLiveThread
 from everstep.config import SnapshotConfig, SnapshotTrigger
 from everstep.errors import InvalidInput
-from everstep.repository.ledger import Save
-from everstep.repository.step import Step, check_values
-from everstep.runtime import checks
-from everstep.runtime.blocking import Closing, SyncFace, blocking, describe_on_store
-from everstep.runtime.calls import Figures, public_call
-from everstep.stores.protocol import ANY, AnyHead, Key
-from everstep.timeline.protocol import Resolve, Timeline
-from everstep.timeline.store import StoreTimeline
-from everstep.types import (
-    Checkpoint,
-    CheckpointMetadata,
+from everstep.reports import (
     CheckpointTree,
     DeletedThreads,
     Diff,
@@ -40,6 +30,15 @@ from everstep.types import (
     ThreadPage,
     TimeTravelResult,
 )
+from everstep.repository.ledger import Save
+from everstep.repository.step import Step, check_values
+from everstep.runtime import checks
+from everstep.runtime.blocking import Closing, SyncFace, blocking, describe_on_store
+from everstep.runtime.calls import Figures, public_call
+from everstep.stores.protocol import ANY, AnyHead, Key
+from everstep.timeline.protocol import Resolve, Timeline
+from everstep.timeline.store import StoreTimeline
+from everstep.types import Checkpoint, CheckpointMetadata
 
 logger = logging.getLogger("everstep")
 

@@ -44,7 +44,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everstep.types import Conflict
+    from everstep.reports import Conflict
 
 
 class EverstepError(Exception):

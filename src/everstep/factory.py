@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from everstep.backends import (
     MemoryCheckpointer,
@@ -14,10 +14,12 @@ from everstep.backends import (
     StoreBackend,
 )
 from everstep.config import SnapshotConfig
-from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
 from everstep.opening.addresses import Address, file_path, place_of, shown_name
 from everstep.opening.options import PlacedOptions, StoreOptions, resolved
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
 
 DEFAULT_URL = "sqlite:///checkpoints.db"
 _BACKENDS: dict[str, Callable[..., StoreBackend]] = {
@@ -45,6 +47,8 @@ def open(  # noqa: A001  # the name people read as everstep.open
 
     Without one it reads the environment variable EVERSTEP_STORE, then takes `sqlite:///checkpoints.db`.
     """
+    from everstep.engine import CheckpointEngine  # a saver needs backends only
+
     where = url if url is not None else os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
     return CheckpointEngine(backend_from_url(where, {**options}, "everstep.open", also=("config",)), config)
 
@@ -60,6 +64,8 @@ async def create_checkpoint_engine(
     backend: str = "sqlite", db_path: Address = "checkpoints.db", **options: Unpack[EngineOptions]
 ) -> CheckpointEngine:
     """Return an engine on the backend of that name. `config=` is the engine's; other options are the backend's."""
+    from everstep.engine import CheckpointEngine
+
     config = options.pop("config", None)
     made = backend_of_kind(backend, db_path, {**options}, "create_checkpoint_engine", also=("config",))
     return CheckpointEngine(made, config)

@@ -15,11 +15,35 @@ import everstep
 def test_all_is_sorted_and_complete() -> None:
     assert everstep.__all__ == sorted(everstep.__all__)
     public = {
-        name
-        for name, value in vars(everstep).items()
-        if not name.startswith("_") and not inspect.ismodule(value) and name in dir(everstep)
+        name for name in dir(everstep) if not name.startswith("_") and not inspect.ismodule(getattr(everstep, name))
     }
-    assert public == set(everstep.__all__) | {"open", "copy"}
+    assert public - {"TYPE_CHECKING", "names_from"} == set(everstep.__all__) | {"open", "copy"}
+
+
+def test_a_name_that_is_not_there_is_not_looked_for_elsewhere() -> None:
+    with pytest.raises(AttributeError, match="module 'everstep' has no attribute 'Checkpointt'"):
+        _ = everstep.Checkpointt  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="cannot import name 'sendd'"):
+        exec("from everstep.langgraph import sendd")
+
+
+def test_a_saver_is_imported_without_what_only_others_need() -> None:
+    others = (
+        "engine",
+        "history.three_way",
+        "langgraph.importing",
+        "langgraph.sending",
+        "reports",
+        "stores.memory",
+        "timeline.store",
+        "transfer.copying",
+    )
+    code = f"""if True:
+        import sys
+        from everstep.langgraph import HarnessCheckpointer
+        print([name for name in {others!r} if "everstep." + name in sys.modules])"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_importing_everything_takes_no_builtin_away() -> None:
@@ -35,7 +59,8 @@ def test_every_public_name_is_documented() -> None:
 
 
 def test_every_error_has_one_base() -> None:
-    raised = [value for value in vars(everstep).values() if inspect.isclass(value) and issubclass(value, Exception)]
+    named = [getattr(everstep, name) for name in everstep.__all__]
+    raised = [value for value in named if inspect.isclass(value) and issubclass(value, Exception)]
     errors = [value for value in raised if not issubclass(value, Warning)]
     assert len(errors) > 10
     assert all(issubclass(error, everstep.EverstepError) for error in errors)

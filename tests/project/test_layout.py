@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src/everstep"
 
 LAYERS = (
-    {"version", "errors", "types"},
+    {"version", "errors", "types", "reports"},
     {"runtime"},
     {"values", "config"},
     {"stores"},

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from everstep.errors import InvalidInput
-from everstep.history.merge_base import MergeBase
-from everstep.history.three_way import Resolve
 from everstep.stores.protocol import Draft, Hidden, Key, Loaded, Place, Record, Store, Stored, Thread, Write
-from everstep.types import Difference
 from everstep.values.codec import Codec
 from everstep.values.tree import Content
 
-if TYPE_CHECKING:  # it looks at records as people see them, for which it comes here
+if TYPE_CHECKING:  # it looks at records as people see them, for which it comes here; the others few need
     from everstep.history.ancestry import Ancestry
+    from everstep.history.merge_base import MergeBase
+    from everstep.history.three_way import Resolve
+    from everstep.reports import Difference
 
 
 class WayBack(NamedTuple):

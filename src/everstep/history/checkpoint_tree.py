@@ -11,8 +11,8 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from everstep.history.adapter import described
+from everstep.reports import CheckpointTree, TreeEdge, TreeNode
 from everstep.stores.protocol import Hidden, Key, Place, Stored, Thread, Write
-from everstep.types import CheckpointTree, TreeEdge, TreeNode
 
 T = TypeVar("T")
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from everstep.history.message_facts import Facts, Name, id_of, name_path, unique_names
-from everstep.types import MISSING, Difference
+from everstep.reports import Difference
+from everstep.types import MISSING
 from everstep.values.codec import Codec
 from everstep.values.tree import Node
 from everstep.values.walk import (

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from everstep.errors import InvalidInput
 from everstep.history.three_way import Merged, merge
-from everstep.types import Conflict
+from everstep.reports import Conflict
 from everstep.values import tree
 from everstep.values.codec import Codec
 from everstep.values.walk import Need, Root

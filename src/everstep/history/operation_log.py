@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CannotUndo
+from everstep.reports import Operation
 from everstep.stores.protocol import Hidden, Key, Pin, Thread
 from everstep.stores.protocol import Operation as Entry
-from everstep.types import Operation, utc_now
+from everstep.types import utc_now
 
 DEPTH_MAX = 2000
 """How far back undo looks."""

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.merge_messages import Slot, Woven, weave
-from everstep.types import MISSING, Conflict
+from everstep.reports import Conflict
+from everstep.types import MISSING
 from everstep.values import codec, tree
 from everstep.values.codec import Codec
 from everstep.values.tree import Content, Node, Part

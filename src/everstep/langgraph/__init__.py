@@ -1,18 +1,39 @@
 """Everstep as a checkpointer for LangGraph. Start at `saver`."""
 
+from typing import TYPE_CHECKING
+
 from everstep.errors import PendingTurnFailed, SendError, ThreadBusy, ThreadLost
-from everstep.langgraph.importing import ImportProgress, ImportReport, aimport_langgraph, import_langgraph
 from everstep.langgraph.models import CheckpointBackend, CheckpointerConfig, CheckpointMetadata, CheckpointRecord
-from everstep.langgraph.record_backends import (
-    MemoryBackend,
-    PostgresBackend,
-    RecordBackend,
-    RedisBackend,
-    SQLiteBackend,
-    StoreRecordBackend,
-)
 from everstep.langgraph.saver import HarnessCheckpointer
-from everstep.langgraph.sending import asend, send
+from everstep.runtime.public_names import names_from
+
+if TYPE_CHECKING:
+    from everstep.langgraph.importing import ImportProgress, ImportReport, aimport_langgraph, import_langgraph
+    from everstep.langgraph.record_backends import (
+        MemoryBackend,
+        PostgresBackend,
+        RecordBackend,
+        RedisBackend,
+        SQLiteBackend,
+        StoreRecordBackend,
+    )
+    from everstep.langgraph.sending import asend, send
+else:
+    __getattr__, __dir__ = names_from(
+        __name__,
+        {
+            "everstep.langgraph.importing": ("ImportProgress", "ImportReport", "aimport_langgraph", "import_langgraph"),
+            "everstep.langgraph.record_backends": (
+                "MemoryBackend",
+                "PostgresBackend",
+                "RecordBackend",
+                "RedisBackend",
+                "SQLiteBackend",
+                "StoreRecordBackend",
+            ),
+            "everstep.langgraph.sending": ("asend", "send"),
+        },
+    )
 
 __all__ = [
     "CheckpointBackend",

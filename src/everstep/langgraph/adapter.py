@@ -20,6 +20,7 @@ from everstep.langgraph import display
 from everstep.langgraph.channels import Form
 from everstep.langgraph.checkpoints import KIND
 from everstep.langgraph.merging import KINDS, merged, named
+from everstep.reports import Difference
 from everstep.repository.repository import Repository, squeezed_objects
 from everstep.stores.protocol import (
     Base,
@@ -35,7 +36,6 @@ from everstep.stores.protocol import (
     Thread,
     Write,
 )
-from everstep.types import Difference
 from everstep.values import tree
 from everstep.values.tree import Content
 

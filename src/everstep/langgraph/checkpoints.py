@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput, StoreUnavailable
 from everstep.langgraph.channels import (
@@ -28,12 +28,14 @@ from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.last_written import Line, Lines, line_of
 from everstep.repository.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
 from everstep.repository.turns import BEATEN_MAX
-from everstep.retention.keeper import Keeper
 from everstep.runtime import calls, checks
 from everstep.runtime.calls import Figures, public_call
 from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Object, Query, Record, Store, Stored, Write
 from everstep.types import TASK_NAMESPACE, utc_now
 from everstep.values import costs, tree
+
+if TYPE_CHECKING:
+    from everstep.retention.keeper import Keeper
 
 logger = logging.getLogger("everstep")
 

@@ -10,11 +10,11 @@ from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput, UnsupportedByBackend
 from everstep.langgraph.checkpoints import KIND, is_call
+from everstep.reports import GCReport
 from everstep.retention.keeper import Keeper, Scope
 from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Store, Stored
-from everstep.types import GCReport
 
 _DAY = 86_400.0
 _SECONDS_MIN, _SECONDS_MAX = 1e-9, 1e14

@@ -14,8 +14,8 @@ from everstep.errors import CheckpointCorrupted
 from everstep.langgraph.channels import CHAT, LIST_CHANNEL, MESSAGE, PLAIN, SEED, WRITES, Channels, Form
 from everstep.langgraph.classes import ADVICE, Kinds, special_for_name
 from everstep.langgraph.messages import MARK
+from everstep.reports import Difference
 from everstep.stores.protocol import Record
-from everstep.types import Difference
 from everstep.values import codec, registry, tree
 from everstep.values.registry import Registered
 from everstep.values.walk import key_path

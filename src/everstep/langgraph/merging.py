@@ -34,10 +34,11 @@ from everstep.langgraph.checkpoints import KIND
 from everstep.langgraph.classes import Kinds
 from everstep.langgraph.compat import new_checkpoint_id, next_version, number_of
 from everstep.langgraph.messages import Messages, base_class
+from everstep.reports import Conflict
 from everstep.repository.repository import Repository, squeezed_objects
 from everstep.runtime.deadlines import held_by_caller
 from everstep.stores.protocol import Base, Draft, Key, Place, Query, Record, Root, Store, Stored, Write
-from everstep.types import MISSING, Conflict, utc_now
+from everstep.types import MISSING, utc_now
 from everstep.values import codec, tree
 
 KINDS = Kinds().exact()

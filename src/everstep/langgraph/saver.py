@@ -20,11 +20,10 @@ from collections.abc import (
     Sequence,
 )
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack, cast
 
 from everstep.backends import StoreBackend
 from everstep.config import CheckpointGC, SnapshotConfig
-from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput
 from everstep.factory import backend_from_url
 from everstep.langgraph import configs
@@ -49,10 +48,12 @@ from everstep.langgraph.models import (
 from everstep.opening.addresses import Address
 from everstep.opening.options import StoreOptions
 from everstep.repository.new_names import under_new_name
-from everstep.retention.keeper import Keeper
 from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Key, Query, Store
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
 
 T = TypeVar("T")
 Config = Any
@@ -100,7 +101,11 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         self._custom = maybe_add_typed_methods(serde) if serde is not None else None
         self._is_secret = is_secret
         channels = Channels(Kinds(allow, strict=strict, serde=getattr(self, "serde", None)), self._custom)
-        keeper = Keeper(retention, is_call) if retention is not None else None
+        keeper = None
+        if retention is not None:
+            from everstep.retention.keeper import Keeper
+
+            keeper = Keeper(retention, is_call)
         repository = self._backend.repository
         self._use(Threads(repository, channels, keeper), channels)
         self._clones: dict[frozenset[Any], HarnessCheckpointer] = {}
@@ -132,6 +137,8 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
     @property
     def engine(self) -> CheckpointEngine:
         """What rewinds, branches, compares and merges the saver's threads. It applies no retention of its own."""
+        from everstep.engine import CheckpointEngine  # few need it
+
         return CheckpointEngine(self._backend, SnapshotConfig(gc_policy=CheckpointGC.KEEP_ALL))
 
     # -- reading

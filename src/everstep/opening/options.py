@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -149,5 +148,7 @@ def _refusal(known: Known, caller: str, name: str, names: Iterable[str]) -> str:
 
 
 def _guess(name: str, names: Collection[str]) -> str:
+    import difflib  # for mistakes only
+
     close = difflib.get_close_matches(name, names, 1)
     return f"did you mean {close[0]}?" if close else ""

@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from everstep.errors import InvalidInput
+from everstep.reports import Sizes, ThreadPage
 from everstep.repository.repository import to_metadata
 from everstep.runtime import checks
 from everstep.stores.facts import Wanted
 from everstep.stores.protocol import Key, Position, Query, Search, Store
 from everstep.stores.records import pack_record
-from everstep.types import Sizes, ThreadPage
 from everstep.values.tree import hashes
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

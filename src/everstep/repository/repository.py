@@ -24,7 +24,6 @@ from everstep.errors import (
     UnstorableValue,
 )
 from everstep.history.adapter import adapter_of, described
-from everstep.history.rebase import Values
 from everstep.repository.new_names import under_new_name
 from everstep.repository.recent import Recent
 from everstep.repository.turns import Beaten, until_done
@@ -52,6 +51,7 @@ from everstep.values.overlap import NOTHING, Chunked, chunked, chunked_packed, e
 from everstep.values.walk import Need
 
 if TYPE_CHECKING:
+    from everstep.history.rebase import Values
     from everstep.repository.ledger import Save
     from everstep.repository.step import Step
 
@@ -355,6 +355,7 @@ class Repository:
 
     async def _merged_onto(self, thread_id: str, save: Save) -> tuple[str | None, Values]:
         """Return the head that is there, and the values to be put on top of it."""
+        from everstep.history.rebase import Values  # only live threads need it
 
         async def recent() -> list[str]:
             listed = await self.store.list_checkpoints(Query(thread_id=thread_id, limit=_RECENT))

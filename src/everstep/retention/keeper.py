@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.errors import CheckpointCorrupted
+from everstep.reports import GCReport
 from everstep.repository.recent import Line, Recent
 from everstep.retention.policies import Grid, Item, grid_of, is_older, let_go, moment_of
 from everstep.runtime import forks
 from everstep.stores.protocol import Erasing, Key, Outline, Query, Store, Stored, Thread
 from everstep.stores.records import pack_record
-from everstep.types import GCReport
 
 logger = logging.getLogger("everstep")
 

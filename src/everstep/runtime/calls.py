@@ -14,10 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from everstep.runtime import forks, tracing
-from everstep.types import CallStats, Stats
+
+if TYPE_CHECKING:
+    from everstep.reports import Stats
 
 logger = logging.getLogger("everstep")
 
@@ -74,6 +76,8 @@ class Figures:
 
     def stats(self) -> Stats:
         """Return the sums as they are now."""
+        from everstep.reports import CallStats, Stats  # few ask for them
+
         with self._lock:
             sums = {name: list(numbers) for name, numbers in self._sums.items()}
         calls = {}

@@ -34,6 +34,17 @@ from everstep.history.diff import compare
 from everstep.history.merge_base import Bases, root_of_nodes
 from everstep.history.rebase import Values
 from everstep.history.three_way import merge as merge_roots
+from everstep.reports import (
+    CheckpointTree,
+    DeletedThreads,
+    Diff,
+    GCReport,
+    Operation,
+    Sizes,
+    ThreadPage,
+    TimeTravelResult,
+    TreeNode,
+)
 from everstep.repository.finding import check_deletion, make_search
 from everstep.repository.ledger import Save
 from everstep.repository.new_names import under_new_name
@@ -46,20 +57,7 @@ from everstep.stores.protocol import ANY, AnyHead, Key, Search
 from everstep.timeline.branch import branch_id
 from everstep.timeline.protocol import Resolve
 from everstep.timeline.store import next_node_change
-from everstep.types import (
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTree,
-    DeletedThreads,
-    Diff,
-    GCReport,
-    Operation,
-    Sizes,
-    ThreadPage,
-    TimeTravelResult,
-    TreeNode,
-    utc_now,
-)
+from everstep.types import Checkpoint, CheckpointMetadata, utc_now
 from everstep.values import codec, tree
 from everstep.values.walk import Need, Root, read_values
 

@@ -14,6 +14,7 @@ from everstep.history.ancestry import Ancestry, ancestry_of
 from everstep.history.merge_base import Bases, MergeBase, root_of_nodes, shown_root
 from everstep.history.three_way import Merged
 from everstep.history.three_way import merge as merge_roots
+from everstep.reports import Conflict
 from everstep.repository.new_names import under_new_name
 from everstep.repository.repository import packed_whole
 from everstep.repository.step import checkpoint_id, new_record
@@ -22,7 +23,6 @@ from everstep.runtime.deadlines import held_by_caller
 from everstep.stores.protocol import Base, Change, Common, Draft, Key, Object, Place, Record, Root, Stored, Thread
 from everstep.timeline.protocol import Resolve
 from everstep.timeline.workspace import Workspace
-from everstep.types import Conflict
 from everstep.values import compress, costs, tree
 from everstep.values.walk import read_values
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
-from everstep.repository.ledger import Save
-from everstep.repository.step import Step
-from everstep.stores.protocol import AnyHead, Key
-from everstep.types import (
-    Checkpoint,
-    CheckpointMetadata,
+from everstep.reports import (
     CheckpointTree,
     Conflict,
     DeletedThreads,
@@ -21,6 +16,10 @@ from everstep.types import (
     ThreadPage,
     TimeTravelResult,
 )
+from everstep.repository.ledger import Save
+from everstep.repository.step import Step
+from everstep.stores.protocol import AnyHead, Key
+from everstep.types import Checkpoint, CheckpointMetadata
 
 Resolve = str | Mapping[str, Any] | Callable[[Conflict], Any] | None
 """How the caller of a merge decides what both sides have changed."""

@@ -9,11 +9,12 @@ from everstep.errors import CheckpointNotFound, InvalidInput
 from everstep.history import checkpoint_tree, operation_log
 from everstep.history.adapter import WayBack, adapter_of
 from everstep.history.ancestry import ancestry_of
+from everstep.reports import TimeTravelResult
 from everstep.repository.repository import reclaim, to_checkpoint, to_metadata
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Change, Common, Hidden, Key, Loaded, Move, Operation, Query, Stored, Thread
 from everstep.timeline.workspace import Workspace
-from everstep.types import Checkpoint, TimeTravelResult, UnreadCheckpoint
+from everstep.types import Checkpoint, UnreadCheckpoint
 
 _EAGER_BYTES = 1 << 18  # a checkpoint up to this size is read at once with a rewind
 

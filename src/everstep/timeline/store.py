@@ -18,6 +18,17 @@ from everstep.history.adapter import adapter_of
 from everstep.history.ancestry import ancestry_of
 from everstep.history.diff import compare
 from everstep.history.merge_base import shown_root
+from everstep.reports import (
+    CheckpointTree,
+    DeletedThreads,
+    Diff,
+    Difference,
+    GCReport,
+    Operation,
+    Sizes,
+    ThreadPage,
+    TimeTravelResult,
+)
 from everstep.repository.ledger import Save
 from everstep.repository.repository import copied
 from everstep.repository.step import Step
@@ -31,20 +42,7 @@ from everstep.timeline.protocol import Resolve
 from everstep.timeline.rewind import commons_after, rewind
 from everstep.timeline.undo import operations, redo, undo
 from everstep.timeline.workspace import Workspace
-from everstep.types import (
-    TASK_NAMESPACE,
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTree,
-    DeletedThreads,
-    Diff,
-    Difference,
-    GCReport,
-    Operation,
-    Sizes,
-    ThreadPage,
-    TimeTravelResult,
-)
+from everstep.types import TASK_NAMESPACE, Checkpoint, CheckpointMetadata
 
 
 class StoreTimeline:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from everstep.errors import CannotUndo
 from everstep.history import checkpoint_tree, operation_log
+from everstep.reports import Operation
 from everstep.stores.protocol import Change, Hidden, Key, Move, Query, Thread
 from everstep.stores.protocol import Operation as Entry
 from everstep.timeline.workspace import Workspace
-from everstep.types import TASK_NAMESPACE, Operation
+from everstep.types import TASK_NAMESPACE
 
 
 async def undo(work: Workspace, thread_id: str) -> Operation:

@@ -21,6 +21,7 @@ from everstep.engine import CheckpointEngine
 from everstep.errors import CheckpointCorrupted, InvalidInput, StoreUnavailable, UnsupportedByBackend
 from everstep.history import checkpoint_tree
 from everstep.opening.addresses import Address, is_in_memory
+from everstep.reports import CopyProgress, CopyReport
 from everstep.repository.repository import verified
 from everstep.runtime import checks
 from everstep.runtime.blocking import SyncFace, run_to_end
@@ -28,7 +29,6 @@ from everstep.stores.protocol import Key, Object, Part, Place, Query, RawThread,
 from everstep.stores.records import pack_record, record_digest
 from everstep.transfer import renumber
 from everstep.transfer.renumber import CHECKPOINT, Note, Numbers
-from everstep.types import CopyProgress, CopyReport
 from everstep.values.tree import hashes
 
 T = TypeVar("T")

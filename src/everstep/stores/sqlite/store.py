@@ -990,8 +990,6 @@ def _connection(path: Path, busy_ms: int) -> apsw.Connection:
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
     connection.set_busy_timeout(busy_ms)
     connection.setlk_timeout(busy_ms, 0)
-    # One plan for each statement: otherwise some are compiled anew for every value that is bound to them.
-    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     add_functions(connection)
     # Otherwise a statement with a join is compiled anew for each execution, to see whether its values suggest another
     # plan: that takes ten times as long as to run it, and there is nothing here that they could suggest.
