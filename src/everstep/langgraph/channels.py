@@ -8,7 +8,7 @@ has changed, never Python's equality, identity or a promise: a message changed i
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -66,7 +66,6 @@ class Written(NamedTuple):
     """Of a list of messages all of which are usual: they are compared in few steps."""
     copies: Copies | None = None
     """Of a list of messages."""
-    version: Any = None
 
     @property
     def packed(self) -> bytes:
@@ -84,6 +83,22 @@ class Written(NamedTuple):
     def is_list(self) -> bool:
         """Whether `node` is a list node that can be extended."""
         return self.items is not None
+
+
+class Small(NamedTuple):
+    """The values of a mapping that are small, and stand together."""
+
+    entries: Mapping[str, bytes]
+    """By name: the name and the value, packed."""
+    packed: bytes
+    """All of them, as a mapping."""
+
+
+def _together(entries: Mapping[str, bytes]) -> Small:
+    return Small(entries, b"".join([codec.map_header(len(entries)), *entries.values()]))
+
+
+NONE_SMALL = _together({})
 
 
 class Copies:
@@ -311,33 +326,51 @@ class Channels:
                 lowered[key], forms[key] = messages, form
         return (forms, lowered) if forms else (PLAIN, value)
 
-    def mapping(self, writer: tree.Writer, values: Mapping[str, Written], old: tree.Node | None = None) -> tree.Node:
-        """Write a mapping of written values; `old` is the node of the one before it."""
-        entries: list[tuple[bytes, bytes | tree.Node]] = []
-        alone = False
-        for name, value in values.items():
-            if value.node is None:
-                entries.append((_packed_name(name), value.packed))
+    def small(
+        self, values: Mapping[str, Written], before: Small = NONE_SMALL, changed: Collection[str] | None = None
+    ) -> Small:
+        """Return the small ones of these values; only `changed` ones are others than `before`, in the same places."""
+        entries = dict(before.entries)
+        for name in values if changed is None else changed:
+            value = values[name]
+            if value.node is not None:
+                entries.pop(name, None)
                 continue
-            alone = True
-            entries.append((_packed_name(name), writer.placed(value.node) if value.is_list else value.node))
-        if alone:
-            return writer.placed(writer.mapping(entries, old), _ROOT_BYTES)
-        packed = b"".join([codec.map_header(len(entries)), *[key + value for key, value in entries]])  # type: ignore[operator]  # all are bytes
-        return writer.packed(packed, tree.made_of(old))
+            if changed is not None and name not in entries:
+                return self.small(values)  # its place is among those that were small already
+            entries[name] = _packed_name(name) + value.packed
+        return _together(entries)
 
-    def envelope(self, writer: tree.Writer, rest: dict[str, Any], kept: dict[str, Written]) -> tree.Node:
-        """Write what a checkpoint is besides its values.
+    def mapping(
+        self, writer: tree.Writer, values: Mapping[str, Written], small: Small, old: tree.Node | None = None
+    ) -> tree.Node:
+        """Write a mapping of written values, `small` ones among them; `old` is the node of the one before it."""
+        if len(small.entries) == len(values):
+            return writer.packed(small.packed, tree.made_of(old))
+        entries: list[tuple[bytes, bytes | tree.Node]] = []
+        for name, value in values.items():
+            part = value.packed if value.node is None else value.node
+            if value.node is not None and value.is_list:
+                part = writer.placed(value.node)
+            entries.append((_packed_name(name), part))
+        return writer.placed(writer.mapping(entries, old), _ROOT_BYTES)
 
-        It differs from step to step, so it stands in the root, compressed; as a mapping if it holds trees (`kept`).
+    def envelope(
+        self, writer: tree.Writer, rest: dict[str, Any], kept: dict[str, Written]
+    ) -> tuple[tree.Node, bytes | None]:
+        """Write what a checkpoint is besides its values; return its node, and it packed if it holds no trees (`kept`).
+
+        It differs from step to step, so it stands in the root, compressed; as a mapping if it holds trees.
         """
         whole = self._codec.pack(rest, "checkpoint")
         if not kept and len(whole) <= tree.WHOLE_MAX:
-            return tree.inline(self._codec.pack(compress.squeeze_fast(whole)))
+            squeezed = compress.squeeze_fast(whole)
+            return tree.inline(codec.bytes_header(len(squeezed)) + squeezed), whole
         written: dict[str, Written] = {}
         for name, value in rest.items():
             written[name] = self._in_bulk(writer, PLAIN, self._codec.pack(value, name, 1), None)
-        return self.mapping(writer, {**written, **kept})
+        written.update(kept)
+        return self.mapping(writer, written, self.small(written)), None
 
     # -- reading
 
@@ -452,10 +485,9 @@ class Channels:
         self, node: tree.Node, objects: Mapping[bytes, tree.Content]
     ) -> tuple[dict[str, Any], dict[str, tree.Node]]:
         """Return what `envelope` wrote: plain values, and the nodes of trees."""
-        if node.body[0] == tree.PACKED:
-            squeezed = self.plain(node, objects)
-            if type(squeezed) is bytes:
-                return _checked_envelope(self._codec.unpack(compress.expand(squeezed))), {}
+        packed = self.packed_envelope(node, objects)
+        if packed is not None:
+            return self.unpacked_envelope(packed), {}
         entries = self._entries(node, objects)
         named = {name: value if isinstance(value, tree.Node) else tree.inline(value) for name, value in entries.items()}
         kept = {name: value for name, value in named.items() if name.startswith(KEPT)}
@@ -464,6 +496,17 @@ class Channels:
             tree.refuse_repeats(tree.repeats(node.children, node.body, objects.get), repeats_max())
         rest = {name: self.plain(value, objects) for name, value in named.items() if name not in kept}
         return _checked_envelope(rest), kept
+
+    def packed_envelope(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> bytes | None:
+        """Return what a checkpoint is besides its values, packed; None if it is kept as a mapping."""
+        if node.body[0] != tree.PACKED:
+            return None
+        squeezed = self.plain(node, objects)
+        return compress.expand(squeezed) if type(squeezed) is bytes else None
+
+    def unpacked_envelope(self, packed: bytes) -> dict[str, Any]:
+        """Return what was packed, if its parts are of the types that are written."""
+        return _checked_envelope(self._codec.unpack(packed))
 
     def plain(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
         """Return the plain value of a node."""
@@ -485,6 +528,17 @@ class Channels:
             if type(item) is not list or len(item) != 3 or type(item[0]) is not str:
                 raise CheckpointCorrupted("the writes of a stored channel are out of shape")
         return [(task, form, value) for task, form, value in items]
+
+    def unwritten_all(self, values: Mapping[str, Written], small: Small) -> dict[str, Any]:
+        """Return the values that were written, `small` ones among them."""
+        found: dict[str, Any] = self._codec.unpack(small.packed)
+        for name in found:
+            form = values[name].form
+            if form != PLAIN:
+                found[name] = self.read(form, found[name])
+        if len(found) == len(values):
+            return found
+        return {name: found[name] if name in found else self.unwritten(value) for name, value in values.items()}
 
     def unwritten(self, written: Written) -> Any:
         """Return the value that was written."""

@@ -8,7 +8,7 @@ commit that the parent is still what the line says; if not, everything is writte
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
@@ -21,11 +21,12 @@ from everstep.langgraph.channels import (
     SEED,
     WRITES,
     Channels,
+    Small,
     Written,
     repeats_max,
 )
 from everstep.langgraph.gc_pause import QUIET
-from everstep.langgraph.last_written import Line, Lines, line_of
+from everstep.langgraph.last_written import Line, Lines
 from everstep.repository.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
 from everstep.repository.turns import BEATEN_MAX
 from everstep.runtime import calls, checks
@@ -51,6 +52,7 @@ _FEW_OBJECTS = 32  # so many are sent sooner than those of the parent are looked
 _PAGE_FIRST, _PAGE_MAX = 16, 128
 _AHEAD_MAX = 8  # checkpoints decoded before they are asked for
 _LOOKS_MAX = 4  # at a checkpoint that others replace or write to meanwhile
+_NONE = object()  # the version of a channel of which none is known
 _OWN_FIELDS = ("id", "ts", "channel_values", "channel_versions", "versions_seen", "updated_channels", "v")
 
 
@@ -88,19 +90,6 @@ class Delta(NamedTuple):
     """The parent's own: [task, form, value]."""
 
 
-class _WrittenCheckpoint(NamedTuple):
-    values: Encoded
-    channels: Mapping[str, Written]
-    rest: Mapping[str, Written]
-    state: tree.Node
-    """The mapping of the channels."""
-    repeats: int | None = None
-
-    def line(self, stored: Stored, checked_by: Channels) -> Line:
-        found = line_of(stored, self.channels, self.rest, self.state, checked_by.rules)
-        return found._replace(fresh=frozenset(self.values.objects), repeats=self.repeats)
-
-
 class _Copied(NamedTuple):
     """A checkpoint that was copied to another thread, and the objects that it has there."""
 
@@ -114,6 +103,8 @@ class _Opened(NamedTuple):
     conversation: tree.Node
     state: tree.Node
     envelope: dict[str, Any]
+    packed: bytes | None
+    """The envelope, if it is kept so."""
     rest: Mapping[str, tree.Node]
     """What delta channels are made from."""
 
@@ -191,25 +182,26 @@ class Threads:
         With `fresh` its id was made by chance: IdTaken if it is in use already.
         `odd` holds fields that are not of LangGraph's shape: they are kept with the checkpoint, beside its own.
         """
-        parent = key._replace(checkpoint_id=parent_id) if parent_id is not None else None
+        parent = Key(key[0], key[1], parent_id) if parent_id is not None else None
         line = self._lines.get(parent) if parent is not None else None
-        record = _record(key, parent, checkpoint, metadata, created_at)
         names = _delta_channels(checkpoint, metadata)
         deltas: dict[str, Delta] = {}
         if names and parent is not None:
             line, deltas = await self._deltas(parent, line, names)
-        written = self._write(checkpoint, new_versions, line, deltas, odd)
+        created_at = _created_at(checkpoint, created_at)
+        written = self._write(key, checkpoint, new_versions, line, deltas, odd)
         if written is None:
-            written = self._whole(checkpoint, deltas, odd)
+            written = self._whole(key, checkpoint, deltas, odd)
+        values, its_line = written
         try:
-            stored = await self._commit(record, written.values, head, fresh)
+            stored = await self._commit(_record(key, parent, created_at, metadata, values), values, head, fresh)
         except BaseGone:
-            written = self._whole(checkpoint, deltas, odd)
-            stored = await self._refenced(lambda: self._commit(record, written.values, head, fresh))
-        self._repository.memory.add(written.values.objects)
-        self._lines.add(written.line(stored, self._channels))
-        if parent is not None and stored.run != stored.seq:
-            self._lines.drop(parent)  # it has been continued: rarely needed again
+            values, its_line = self._whole(key, checkpoint, deltas, odd)
+            record = _record(key, parent, created_at, metadata, values)
+            stored = await self._refenced(lambda: self._commit(record, values, head, fresh))
+        self._repository.memory.add(values.objects)
+        its_line.base = Base(key, stored.digest)
+        self._lines.add(its_line, parent if stored.run != stored.seq else None)
         if self._keeper is not None:
             if stored.run == stored.seq:
                 self._keeper.forget(key.thread_id)  # the head was moved, maybe by somebody else: plan anew
@@ -231,15 +223,17 @@ class Threads:
         self, record: Record, values: Encoded, moves: Literal["always", "newer", "never"], fresh: bool
     ) -> Stored:
         thread_id, namespace, _ = record.key
-        fences = (self._fence.base,) if self._fence is not None else ()
-        due = self._keeper.due((thread_id, namespace)) if self._keeper is not None else []
+        bases = [values.base] if values.base is not None else []
+        if self._fence is not None:
+            bases.append(self._fence.base)
+        draft = Draft(record, values.squeezed, bases)
 
         def build(head: Stored | None) -> Draft:
             if head is not None:
                 _check_kind(head)
-            draft = values.draft(record)
-            return draft._replace(bases=(*draft.bases, *fences)) if fences else draft
+            return draft
 
+        due = self._keeper.due((thread_id, namespace)) if self._keeper is not None else []
         prune = [item.seq for item in due]
         change = Change(thread_id, namespace, build=build, head=moves, prune=prune, fresh=fresh)
         try:
@@ -254,44 +248,37 @@ class Threads:
         return stored
 
     def _whole(
-        self, checkpoint: Mapping[str, Any], deltas: Mapping[str, Delta], odd: Mapping[str, Any]
-    ) -> _WrittenCheckpoint:
+        self, key: Key, checkpoint: Mapping[str, Any], deltas: Mapping[str, Delta], odd: Mapping[str, Any]
+    ) -> tuple[Encoded, Line]:
         """Write a checkpoint with every object that it needs."""
-        written = self._write(checkpoint, None, None, deltas, odd)
+        written = self._write(key, checkpoint, None, None, deltas, odd)
         if written is None:
             raise RuntimeError("an object of a checkpoint that was just written is not at hand")
         return written
 
     def _write(
         self,
+        key: Key,
         checkpoint: Mapping[str, Any],
         new_versions: Mapping[str, Any] | None,
         line: Line | None,
         deltas: Mapping[str, Delta],
         odd: Mapping[str, Any],
-    ) -> _WrittenCheckpoint | None:
-        """Write a checkpoint; None: all of `line` would have to be looked at, and it is not in memory any more."""
+    ) -> tuple[Encoded, Line] | None:
+        """Write a checkpoint, and return its line as well, the base of which is for whoever commits it.
+
+        None: all of `line` would have to be looked at, and it is not in memory any more.
+        """
         channels, writer = self._channels, tree.Writer(packer=self._channels.kinds.codec)
         versions = dict(checkpoint.get("channel_versions") or {})
-        written: dict[str, Written] = {}
-        # A saver with other rules may have written the line: what it let through is looked at again, whole.
-        is_checked = line is not None and line.checked_by is channels.rules
-        for name, value in dict(checkpoint.get("channel_values") or {}).items():
-            checks.text(name, "the name of a channel")
-            version, old = versions.get(name), line.channels.get(name) if line is not None else None
-            if old is not None and not is_checked:
-                old = old._replace(version=None, shape=None)
-            known = old is not None and version is not None and old.version == version
-            if old is not None and known and new_versions is not None and name not in new_versions:
-                written[name] = old
-                continue
-            top = channels.stands_alone(name, value)
-            made = channels.written(writer, name, value, old, self._repository.memory.contents, top=top)
-            written[name] = made._replace(version=version)
+        written, small = self._written_channels(writer, checkpoint, versions, new_versions, line)
         conversation = written.get(LIST_CHANNEL)
         if conversation is not None and not conversation.top:
             conversation = None
-        others = {name: value for name, value in written.items() if value is not conversation}
+        others = written
+        if conversation is not None:
+            others = dict(written)
+            del others[LIST_CHANNEL]
         envelope = _envelope(checkpoint, versions, written, conversation is not None)
         seeds = {name: delta.seed.form for name, delta in deltas.items() if delta.seed is not None and delta.seed.form}
         if seeds:
@@ -302,24 +289,67 @@ class Threads:
         for name, delta in deltas.items():
             rest.update(self._delta_written(writer, name, delta, whole=line is None))
         node = conversation.node if conversation is not None else None
-        state = channels.mapping(writer, others, line.state if line is not None else None)
-        nodes = [node or tree.EMPTY_LIST, state, channels.envelope(writer, envelope, rest)]
+        state = channels.mapping(writer, others, small, line.state if line is not None else None)
+        envelope_node, packed_envelope = channels.envelope(writer, envelope, rest)
+        nodes = [node or tree.EMPTY_LIST, state, envelope_node]
         if line is not None and len(writer.objects) > _FEW_OBJECTS:
             for name, old in line.channels.items():
                 if old.node is not None and written.get(name) is not old:
                     writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
         values = encoded(nodes, writer, line.base if line is not None else None, thorough=True)
-        found = _WrittenCheckpoint(values, written, rest, state)
-        if sum(values.sizes) < tree.REPEATS_FREE:
-            return found
-        added = writer.weight_at_most() + costs.weight(channels.kinds.codec.pack(envelope, "checkpoint"))
-        if line is not None:  # what stood elsewhere in the parent may now stand here as well
-            moved = [value.packed for name, value in rest.items() if name not in line.rest]
-            added += sum([costs.weight_at_most(packed) for packed in moved])
-        return self._bounded(found, line, added)
+        size = sum(values.sizes)
+        known = {name: version for name, version in versions.items() if version is not None}
+        base = Base(key, b"")
+        its_line = Line(base, written, rest, state, size, small, known, packed_envelope, channels.rules)
+        its_line.fresh = frozenset(values.objects)
+        if size >= tree.REPEATS_FREE:
+            added = writer.weight_at_most() + costs.weight(channels.kinds.codec.pack(envelope, "checkpoint"))
+            if line is not None:  # what stood elsewhere in the parent may now stand here as well
+                moved = [value.packed for name, value in rest.items() if name not in line.rest]
+                added += sum([costs.weight_at_most(packed) for packed in moved])
+            its_line.repeats = self._repeats(values, line, added)
+            if its_line.repeats is None:
+                return None
+        return values, its_line
 
-    def _bounded(self, written: _WrittenCheckpoint, line: Line | None, added: int) -> _WrittenCheckpoint | None:
-        """Return a large checkpoint with what repetition in it costs at most; raise if it could not be read.
+    def _written_channels(
+        self,
+        writer: tree.Writer,
+        checkpoint: Mapping[str, Any],
+        versions: Mapping[str, Any],
+        new_versions: Mapping[str, Any] | None,
+        line: Line | None,
+    ) -> tuple[dict[str, Written], Small]:
+        """Write the values of the channels; those that have not changed stay as they are in the line."""
+        channels, memory = self._channels, self._repository.memory
+        values = dict(checkpoint.get("channel_values") or {})
+        # A saver with other rules may have written the line: what it let through is looked at again, whole.
+        is_checked = line is not None and line.checked_by is channels.rules
+        before: Mapping[str, Written] = line.channels if line is not None else {}
+        changed: Collection[str] = values
+        if line is not None and is_checked and new_versions is not None:
+            known = line.versions
+            changed = [name for name in values if name in new_versions or known.get(name, _NONE) != versions.get(name)]
+        written: dict[str, Written] = {}
+        is_alike = line is not None and list(values) == list(before)
+        if is_alike:
+            written.update(before)
+        elif len(changed) < len(values):
+            written = {name: before[name] for name in values if name in before}
+        for name in changed:
+            checks.text(name, "the name of a channel")
+            value, old = values[name], before.get(name)
+            if old is not None and not is_checked:
+                old = old._replace(shape=None)
+            top = channels.stands_alone(name, value)
+            written[name] = channels.written(writer, name, value, old, memory.contents, top=top)
+        if line is not None and is_alike:
+            return written, channels.small(written, line.small, changed)
+        written = {name: written[name] for name in values}
+        return written, channels.small(written)
+
+    def _repeats(self, values: Encoded, line: Line | None, added: int) -> int | None:
+        """Return what repetition in a large checkpoint costs at most; raise if it could not be read.
 
         All that is new may be a repetition. Only when that would be too much all of it is looked at; None: that cannot
         be done with what is in memory.
@@ -327,9 +357,8 @@ class Threads:
         if line is not None and line.repeats is not None:
             bound = line.repeats + added
             if bound <= tree.writable_repeats(repeats_max()):
-                return written._replace(repeats=bound)
-        fresh, held = written.values.objects, self._repository.memory.contents
-        children = written.values.children
+                return bound
+        fresh, held = values.objects, self._repository.memory.contents
 
         def content(key: bytes) -> tree.Content | None:
             return fresh.get(key) or held.get(key)
@@ -338,11 +367,11 @@ class Threads:
             found = content(key)
             return None if found is None else found[0]
 
-        if tree.reachable(children, below)[1]:
+        if tree.reachable(values.children, below)[1]:
             return None
-        cost = tree.repeats(children, written.values.body, content)
-        tree.check_repeats(cost, repeats_max(), sum(written.values.sizes), "checkpoint")
-        return written._replace(repeats=cost)
+        cost = tree.repeats(values.children, values.body, content)
+        tree.check_repeats(cost, repeats_max(), sum(values.sizes), "checkpoint")
+        return cost
 
     async def put_writes(self, key: Key, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
         """Attach a task's writes to a checkpoint, which may not be there yet."""
@@ -520,7 +549,8 @@ class Threads:
         saved = await self._saved(loaded, line)
         # Only now: what could not be read must not be continued as if it had been.
         if saved is not None and saved.stored.digest == line.base.digest:
-            self._lines.add(line._replace(checked_by=self._channels.rules))
+            line.checked_by = self._channels.rules
+            self._lines.add(line)
         return saved
 
     async def warm(self, key: Key) -> None:
@@ -681,18 +711,25 @@ class Threads:
         if len(record.sizes) != 3:
             raise CheckpointCorrupted("a stored checkpoint is out of shape")
         conversation, state, rest = tree.nodes(record.children, record.body, record.sizes)
-        envelope, kept = self._channels.opened_envelope(rest, objects)
+        packed, kept = self._channels.packed_envelope(rest, objects), dict[str, tree.Node]()
+        if packed is not None:
+            envelope = self._channels.unpacked_envelope(packed)
+        else:
+            envelope, kept = self._channels.opened_envelope(rest, objects)
         if not envelope.keys() >= {"v", "channel_versions", "versions_seen"}:
             raise CheckpointCorrupted("a stored checkpoint is out of shape")
-        return _Opened(conversation, state, envelope, kept)
+        return _Opened(conversation, state, envelope, packed, kept)
 
     def _values(
         self, line: Line | None, record: Record, objects: Mapping[bytes, tree.Content]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what a checkpoint is besides its values, and these."""
-        opened, channels = self._open(record, objects), self._channels
+        channels = self._channels
+        if line is not None and line.envelope is not None:
+            return channels.unpacked_envelope(line.envelope), channels.unwritten_all(line.channels, line.small)
+        opened = self._open(record, objects)
         if line is not None:
-            return opened.envelope, {name: channels.unwritten(value) for name, value in line.channels.items()}
+            return opened.envelope, channels.unwritten_all(line.channels, line.small)
         values = channels.mapping_of(opened.state, objects)
         for name, form in opened.envelope.get("forms", {}).items():
             if name in values:
@@ -712,13 +749,14 @@ class Threads:
             found[LIST_CHANNEL] = channels.thawed(forms[LIST_CHANNEL], opened.conversation, objects, top=True)
         # Versions are compared when the next checkpoint is written: only those without a way to compare of their own.
         known = {name: version for name, version in versions.items() if type(version) in (int, float, str)}
-        found = {name: value._replace(version=known.get(name)) for name, value in found.items()}
         seeds = opened.envelope.get("seeds", {})
         rest = {
             name: channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
             for name, node in opened.rest.items()
         }
-        return line_of(stored, found, rest, channels.thawed_mapping(opened.state, objects))
+        base, size = Base(stored.record.key, stored.digest), sum(stored.record.sizes)
+        state, small = channels.thawed_mapping(opened.state, objects), channels.small(found)
+        return Line(base, found, rest, state, size, small, known, opened.packed)
 
     def _written_values(self, loaded: Loaded, objects: Mapping[bytes, tree.Content]) -> list[tuple[str, str, Any]]:
         return [
@@ -911,18 +949,21 @@ def _node(write: Write) -> tree.Node:
     return tree.Node(write.children, write.body[1:], write.size)
 
 
-def _record(
-    key: Key, parent: Key | None, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any], created_at: str | None
-) -> Record:
-    step, ts = metadata.get("step"), checkpoint.get("ts", created_at)
+def _created_at(checkpoint: Mapping[str, Any], otherwise: str | None) -> str:
+    ts = checkpoint.get("ts", otherwise)
+    return checks.text(ts, "ts") if ts is not None else utc_now()
+
+
+def _record(key: Key, parent: Key | None, created_at: str, metadata: Mapping[str, Any], values: Encoded) -> Record:
+    step = metadata.get("step")
     return Record(
         key=key,
         step=step if type(step) is int and -(2**62) <= step < 2**62 else 0,  # metadata keeps any other
         parents=(parent,) if parent is not None else (),
-        created_at=checks.text(ts, "ts") if ts is not None else utc_now(),
-        children=b"",
-        body=b"",
-        sizes=(),
+        created_at=created_at,
+        children=values.children,
+        body=values.body,
+        sizes=values.sizes,
         kind=KIND,
         metadata=metadata,
     )

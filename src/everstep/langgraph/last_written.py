@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any
 
-from everstep.langgraph.channels import Written
+from everstep.langgraph.channels import NONE_SMALL, Small, Written
 from everstep.repository.recent import Recent
 from everstep.runtime import forks
-from everstep.stores.protocol import Base, Key, Stored
+from everstep.stores.protocol import Base, Key
 from everstep.values import tree
 
 _LINES_BYTES_MAX = 64 << 20
@@ -18,34 +19,41 @@ _LINE_OVERHEAD = 2048
 _MET_MAX = 4096
 
 
-class Line(NamedTuple):
-    """A checkpoint as it was written: what the next one is written from."""
+class Line:
+    """A checkpoint as it was written: what the next one is written from. Not changed once others know it."""
 
-    base: Base
-    channels: Mapping[str, Written]
-    rest: Mapping[str, Written]
-    state: tree.Node
-    """The mapping of the channels."""
-    size: int
-    fresh: frozenset[bytes] = frozenset()
-    """The objects that came with it."""
-    checked_by: object = None
-    """Whose rules for classes its values are known to satisfy: those of the saver that wrote or read them."""
-    repeats: int | None = None
-    """What repetition in its values costs at most, if they are large and somebody has looked."""
+    __slots__ = (
+        "base", "channels", "checked_by", "envelope", "fresh", "repeats", "rest", "size", "small", "state",
+        "versions",
+    )  # fmt: skip
 
-
-def line_of(
-    stored: Stored,
-    channels: Mapping[str, Written],
-    rest: Mapping[str, Written],
-    state: tree.Node,
-    checked_by: object = None,
-) -> Line:
-    """Return the line of a checkpoint with these values."""
-    # Twice: as bytes, and as what copies are made from.
-    size = 2 * sum([value.size for value in (*channels.values(), *rest.values())]) + _LINE_OVERHEAD
-    return Line(Base(stored.record.key, stored.digest), channels, rest, state, size, checked_by=checked_by)
+    def __init__(
+        self,
+        base: Base,
+        channels: Mapping[str, Written],
+        rest: Mapping[str, Written],
+        state: tree.Node,
+        size: int,
+        small: Small = NONE_SMALL,
+        versions: Mapping[str, Any] = MappingProxyType({}),
+        envelope: bytes | None = None,
+        checked_by: object = None,
+    ) -> None:
+        self.base, self.channels, self.rest = base, channels, rest
+        self.state = state
+        """The mapping of the channels."""
+        self.size = 2 * size + _LINE_OVERHEAD  # twice: as bytes, and as what copies are made from
+        self.small = small
+        self.versions = versions
+        """Of the channels, as far as they are known: a channel of the same version has not changed."""
+        self.envelope = envelope
+        """What it is besides its values, packed; None if it is not kept so."""
+        self.checked_by = checked_by
+        """Whose rules for classes its values are known to satisfy: those of the saver that wrote or read them."""
+        self.fresh: frozenset[bytes] = frozenset()
+        """The objects that came with it."""
+        self.repeats: int | None = None
+        """What repetition in its values costs at most, if they are large and somebody has looked."""
 
 
 class Lines:
@@ -70,10 +78,13 @@ class Lines:
     def get(self, key: Key) -> Line | None:
         return self._lines.get(key)
 
-    def add(self, line: Line) -> None:
+    def add(self, line: Line, follows: Key | None = None) -> None:
+        """Remember a line. The one that it follows has been continued, and is rarely needed again."""
         key = line.base.key
         with self._lock:
             self._drop(key)
+            if follows is not None:
+                self._drop(follows)
             self._lines[key] = line
             self._of_thread.setdefault(key.thread_id, set()).add(key)
             self._size += line.size

@@ -198,8 +198,8 @@ class _Merger:
         conversation = channels.pop(LIST_CHANNEL) if _stands_alone(channels) else None
         nodes = [
             conversation.node if conversation is not None and conversation.node is not None else tree.EMPTY_LIST,
-            self._channels.mapping(self._writer, channels),
-            self._channels.envelope(self._writer, envelope, rest),
+            self._channels.mapping(self._writer, channels, self._channels.small(channels)),
+            self._channels.envelope(self._writer, envelope, rest)[0],
         ]
         return nodes, {**objects, **self._writer.objects}
 

@@ -786,15 +786,15 @@ def encoded(
     thorough: bool = False,
 ) -> Encoded:
     """Return written nodes ready to be committed; `thorough`: smaller, and slower."""
-    total = sum(node.size for node in nodes)
+    sizes = tuple([node.size for node in nodes])
+    total = sum(sizes)
     if total > tree.VALUE_BYTES_MAX:
         raise UnstorableValue("checkpoint", f"{total:,} bytes", f"the limit is {tree.VALUE_BYTES_MAX:,}")
-    children, body = b"".join(node.children for node in nodes), b"".join(node.body for node in nodes)
+    children, body = b"".join([node.children for node in nodes]), b"".join([node.body for node in nodes])
     added = writer.added_bytes + len(body)
     if size_bytes_max is not None and added > size_bytes_max:
         raise SnapshotTooLarge(added, size_bytes_max)
-    sizes = tuple(node.size for node in nodes)
-    squeezed = squeezed_objects(writer.objects, thorough=thorough)
+    squeezed = squeezed_objects(writer.objects, thorough=thorough) if writer.objects else []
     return Encoded(children, body, sizes, writer.objects, squeezed, nodes, added, base)
 
 
