@@ -315,6 +315,9 @@ class Channels:
 
     def _lowered_dict(self, value: dict[str, Any]) -> tuple[Form, Any]:
         lowered, forms = dict(value), dict[str, int]()
+        kinds = set(map(type, lowered.values()))
+        if not any(kind is list or hasattr(kind, "__pydantic_fields_set__") for kind in kinds):
+            return PLAIN, value
         for key, item in list(lowered.items()):
             if type(item) is list and item:
                 messages, form = self._messages.lowered(item), CHAT

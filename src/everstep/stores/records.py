@@ -31,27 +31,49 @@ def digest(*parts: bytes) -> bytes:
     return hashlib.sha256(joined).digest()[:DIGEST_BYTES]
 
 
+class _NoClasses:
+    """Metadata holds plain types only: a list must be readable in a process that has not registered any class."""
+
+    def for_type(self, _cls: type, /) -> None:
+        return None
+
+    def for_name(self, _name: str, /) -> None:
+        return None
+
+
+_PLAIN = codec.Codec(_NoClasses(), "")
+
+
 def pack_record(record: Record) -> tuple[bytes, bytes]:
     """Return (info, root): what listing needs, and the root's body; each begins with its checksum."""
     parents = [pack_id(parent[2]) if parent[:2] == record.key[:2] else list(parent) for parent in record.parents]
     fields = [
         _pack_time(record.created_at), parents, list(record.tags), record.summary, record.next_node,
-        record.trigger, record.kind, list(record.sizes), dict(record.metadata),
+        record.trigger, record.kind, list(record.sizes),
     ]  # fmt: skip
+    packed = [
+        codec.array_header(_FIELDS if record.repeats is None else _FIELDS + 1),
+        # Nothing else in it is of a type that the packer would take for another one.
+        codec.DEFAULT.pack_items_quickly(fields) or codec.DEFAULT.pack_items(fields, "checkpoint"),
+        _packed_metadata(record.metadata),
+    ]
     if record.repeats is not None:
-        fields.append(record.repeats)
-    try:
-        info = codec.pack(fields, "checkpoint")
-    except UnstorableValue:
-        codec.pack(dict(record.metadata), "metadata")  # by its own path
-        raise
-    if record.metadata:
-        _refuse_objects(record.metadata, "metadata")
+        packed.append(codec.pack(record.repeats))
+    info = b"".join(packed)
     name = _name(record.key, record.step)
     root = digest(name, record.children, record.body) + record.body
     if record.kind:  # an adapter's metadata says the same things again and again
         info = compress.squeeze_fast(info)
     return digest(name, info) + info, root
+
+
+def _packed_metadata(metadata: Mapping[str, Any]) -> bytes:
+    try:
+        return _PLAIN.pack(dict(metadata), "metadata", 1)
+    except UnstorableValue:
+        _refuse_objects(metadata, "metadata")
+        codec.pack(dict(metadata), "metadata", 1)  # with the usual advice
+        raise
 
 
 def unpack_record(key: Key, step: int, children: bytes, info: bytes, root: bytes | None) -> Record:
@@ -186,6 +208,7 @@ def unpack_operation(data: bytes, seq: int, undone: bool) -> Operation:
     return Operation(kind, content, seq, undone)
 
 
+@functools.lru_cache(256)  # the parent of a checkpoint is the one before it
 def pack_id(text: str) -> str | bytes:
     """Return 16 bytes if an id is the usual text of a UUID, else the id unchanged."""
     if len(text) == 36 and _UUID.fullmatch(text):
@@ -212,7 +235,7 @@ def matches(metadata: Mapping[str, Any], wanted: Mapping[str, bytes]) -> bool:
 
 
 def _refuse_objects(value: Any, path: str) -> None:
-    """Refuse objects of registered classes: a list must be readable in a process that has not registered them."""
+    """Refuse objects of registered classes, and say where they are."""
     if registry.for_type(type(value)) is not None:
         raise UnstorableValue(path, f"a {type(value).__name__}", "metadata holds plain types only")
     if isinstance(value, Mapping):

@@ -61,6 +61,7 @@ _ABOVE_MAX = DEPTH_MAX - sum(_FAST_DEPTHS)
 _hidden = threading.local()  # an interrupt that the packer hides
 _PLAIN = frozenset((type(None), bool, float, bytes))
 _COPIED = frozenset((list, dict))
+_TEXT = frozenset((str,))
 _SIZED = frozenset((list, dict, tuple, set, frozenset))
 _BUFFERS = frozenset((bytearray, memoryview))
 _BYTES = frozenset((bytes, bytearray, memoryview))
@@ -70,7 +71,8 @@ _END = ormsgpack.packb(b"\xe5everstep.end")  # follows a value when it is unpack
 
 def has_text_keys(mapping: dict[Any, Any]) -> bool:
     """Whether MessagePack's own map can hold these keys: strings that are valid Unicode."""
-    return all(type(key) is str and not _surrogates(key) for key in list(mapping))
+    keys = list(mapping)
+    return set(map(type, keys)) <= _TEXT and not _surrogates("".join(keys))
 
 
 def array_header(count: int) -> bytes:
