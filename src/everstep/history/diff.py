@@ -109,23 +109,32 @@ def _list(walker: Walker, path: str, a: Items, b: Items, *, named: bool = False)
     lists, (matches,) = yield from walker.align(a, b)
     a, b = lists
     loose = stretches(matches, len(a.parts), len(b.parts))
-    names: list[dict[int, Name]] = [{}, {}]
+    a_names: dict[int, Name] = {}
+    b_names: dict[int, Name] = {}
     if named:
-        facts = yield from together([_facts(walker, lists[side], [part[side] for part in loose]) for side in (0, 1)])
-        names = unique_names(facts)
-    pairs = [pair for part in loose for pair in _paired(part, names[0], names[1])]
-    gone = [old for old, new in pairs if old is not None and new is None]
-    here = [new for _, new in pairs if new is not None]
+        a_places = [stretch.a for stretch in loose]
+        b_places = [stretch.b for stretch in loose]
+        facts = yield from together([_facts(walker, a, a_places), _facts(walker, b, b_places)])
+        a_names, b_names = unique_names(facts)
+    pairs: list[_Pair] = []
+    for stretch in loose:
+        pairs += _paired(stretch, a_names, b_names)
+    gone = [pair.a for pair in pairs if pair.a is not None and pair.b is None]
+    here = [pair.b for pair in pairs if pair.b is not None]
     a_paths, b_paths = yield from together(
-        [_paths(walker, path, a, gone, names[0]), _paths(walker, path, b, here, names[1])]
+        [_paths(walker, path, a, gone, a_names), _paths(walker, path, b, here, b_names)]
     )
     needs: list[Need[list[_Change]]] = []
-    for old, new in pairs:
-        before = None if old is None else a.parts[old].node
-        after = None if new is None else b.parts[new].node
-        where = b_paths[new] if new is not None else a_paths[old or 0]
+    for pair in pairs:
+        before = None if pair.a is None else a.parts[pair.a].node
+        after = None if pair.b is None else b.parts[pair.b].node
+        # What is still there is named by its new place.
+        where = b_paths[pair.b] if pair.b is not None else a_paths[pair.a or 0]
         needs.append(_value(walker, where, before, after))
-    return [change for changes in (yield from together(needs)) for change in changes]
+    changes: list[_Change] = []
+    for found in (yield from together(needs)):
+        changes += found
+    return changes
 
 
 def _facts(walker: Walker, items: Items, stretches: list[range]) -> Need[dict[int, Facts]]:
@@ -142,20 +151,30 @@ def _paired(stretch: Stretch, a_names: dict[int, Name], b_names: dict[int, Name]
     b_tokens = [b_names.get(place, ("b", place)) for place in stretch.b]
     pairs: list[_Pair] = []
     matches = match(a_tokens, b_tokens)
-    ends = {len(stretch.a): len(stretch.b)}
-    a_at = b_at = 0
-    for a_end, b_end in (matches | ends).items():
-        old, new = stretch.a[a_at:a_end], stretch.b[b_at:b_end]
-        if len(old) == len(new) and not any(p in a_names for p in old) and not any(p in b_names for p in new):
-            pairs.extend(_Pair(*both) for both in zip(old, new, strict=True))
+    end = {len(stretch.a): len(stretch.b)}
+    a_start = b_start = 0
+    for a_end, b_end in (matches | end).items():
+        old = stretch.a[a_start:a_end]
+        new = stretch.b[b_start:b_end]
+        are_nameless = a_names.keys().isdisjoint(old) and b_names.keys().isdisjoint(new)
+        if len(old) == len(new) and are_nameless:
+            pairs += [_Pair(*both) for both in zip(old, new, strict=True)]
         else:
-            pairs.extend([_Pair(place, None) for place in old] + [_Pair(None, place) for place in new])
+            pairs += [_Pair(place, None) for place in old]
+            pairs += [_Pair(None, place) for place in new]
         if a_end in matches:
             pairs.append(_Pair(stretch.a[a_end], stretch.b[b_end]))
-        a_at, b_at = a_end + 1, b_end + 1
+        a_start = a_end + 1
+        b_start = b_end + 1
     return pairs
 
 
 def _paths(walker: Walker, path: str, items: Items, places: list[int], names: dict[int, Name]) -> Need[dict[int, str]]:
     indexes = yield from walker.positions(items, [place for place in places if place not in names])
-    return {place: name_path(names[place]) if place in names else f"{path}[{indexes[place]}]" for place in places}
+    paths: dict[int, str] = {}
+    for place in places:
+        if place in names:
+            paths[place] = name_path(names[place])
+        else:
+            paths[place] = f"{path}[{indexes[place]}]"
+    return paths

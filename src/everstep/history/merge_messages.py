@@ -9,6 +9,7 @@ another message stands between them, so what the other side added there moves be
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -67,6 +68,9 @@ class _Side(NamedTuple):
         place = self.kept.get(base_place)
         return None if place is None else self.items.parts[place].node
 
+    def all_added(self) -> list[int]:
+        return list(itertools.chain(*self.added.values()))
+
 
 def weave(walker: Walker, base: Items, ours: Items, theirs: Items, *, all_paths: bool) -> Need[Woven | None]:
     """Return the conversation with what both sides did to it; None if a side changed the order of messages.
@@ -105,27 +109,43 @@ def _side(
     base_names: dict[int, Name],
 ) -> _Side | None:
     """Find the messages of the base on a side: by content, by name, by place; None if they changed their order."""
-    taken = set(matches.values())
-    by_name = {name: place for place, name in names.items() if place not in taken}
-    named = {place: by_name[name] for place, name in base_names.items() if place not in matches and name in by_name}
-    kept = dict(sorted((matches | named).items()))
+    kept = matches | _matches_by_name(names, matches, base_names)
+    kept = dict(sorted(kept.items()))
     if list(kept.values()) != sorted(kept.values()):
         return None
+    # As many nameless messages on both sides of a stretch are the same ones, edited.
     for a, b in stretches(kept, base_length, len(items.parts)):
-        nameless = not any(place in base_names for place in a) and not any(place in names for place in b)
-        if len(a) == len(b) and nameless:
+        if len(a) == len(b) and base_names.keys().isdisjoint(a) and names.keys().isdisjoint(b):
             kept.update(zip(a, b, strict=True))
+    added = _added(kept, base_length, len(items.parts))
+    return _Side(items, facts, names, kept, added)
+
+
+def _matches_by_name(names: dict[int, Name], matches: dict[int, int], base_names: dict[int, Name]) -> dict[int, int]:
+    """Return where messages of the base are on a side, if they have a name and are not matched yet."""
+    taken = set(matches.values())
+    free = {name: place for place, name in names.items() if place not in taken}
+    found: dict[int, int] = {}
+    for base_place, name in base_names.items():
+        if base_place not in matches and name in free:
+            found[base_place] = free[name]
+    return found
+
+
+def _added(kept: dict[int, int], base_length: int, length: int) -> dict[int, list[int]]:
+    """Return what is new on a side, by the place in the base after which it stands; -1: before all of them."""
     base_place_of = {place: base_place for base_place, place in kept.items()}
     added: dict[int, list[int]] = defaultdict(list)
     last = -1
-    for place in range(len(items.parts)):
-        last = base_place_of.get(place, last)
-        if place not in base_place_of:
+    for place in range(length):
+        if place in base_place_of:
+            last = base_place_of[place]
+        else:
             added[last].append(place)
-    if added.get(last) and last < base_length - 1:
+    if last in added and last < base_length - 1:
         # What stands at the end is new after all of the base, also if the base's own end was removed.
         added[base_length - 1] = added.pop(last)
-    return _Side(items, facts, names, kept, added)
+    return added
 
 
 class _Weaver:
@@ -216,24 +236,36 @@ class _Weaver:
 
 def _twins(ours: _Side, theirs: _Side) -> dict[int, int]:
     """Return new messages that are the same on both sides, ours -> theirs: at one place, by name, or by their call."""
+    found = _equal_additions(ours, theirs)
+    taken = set(found.values())
+    free = [place for place in theirs.all_added() if place not in taken]
+    by_name = {theirs.names[place]: place for place in free if place in theirs.names}
+    by_call: dict[str | int, int] = {}
+    for place in free:
+        for call in theirs.facts[place].answers:
+            by_call.setdefault(call, place)
+
+    for mine in ours.all_added():
+        if mine in found:
+            continue
+        name = ours.names.get(mine)
+        candidates = [by_name[name]] if name in by_name else []
+        candidates += [by_call[call] for call in ours.facts[mine].answers if call in by_call]
+        twin = next((place for place in candidates if place not in taken), None)
+        if twin is not None:
+            found[mine] = twin
+            taken.add(twin)
+    return found
+
+
+def _equal_additions(ours: _Side, theirs: _Side) -> dict[int, int]:
+    """Return what both sides have added at the same place, as far as it is equal."""
     found: dict[int, int] = {}
-    for anchor, run in ours.added.items():
-        for mine, other in zip(run, theirs.added.get(anchor, ()), strict=False):
+    for anchor, places in ours.added.items():
+        for mine, other in zip(places, theirs.added.get(anchor, ()), strict=False):
             if ours.items.parts[mine].node != theirs.items.parts[other].node:
                 break
             found[mine] = other
-    taken = set(found.values())
-    free = [place for run in theirs.added.values() for place in run if place not in taken]
-    by_name = {theirs.names[place]: place for place in free if place in theirs.names}
-    by_call = {call: place for place in reversed(free) for call in theirs.facts[place].answers}
-    for mine in [place for run in ours.added.values() for place in run if place not in found]:
-        name = ours.names.get(mine)
-        same = [by_name[name]] if name in by_name else []
-        same += [by_call[call] for call in ours.facts[mine].answers if call in by_call]
-        same = [place for place in same if place not in taken]
-        if same:
-            found[mine] = same[0]
-            taken.add(same[0])
     return found
 
 

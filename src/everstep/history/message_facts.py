@@ -7,7 +7,7 @@ here may fail because a message looks different: what is not understood has no n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from everstep.values import codec
@@ -69,10 +69,21 @@ def unique_names(lists: Iterable[Mapping[int, Facts]]) -> list[dict[int, Name]]:
     Only what was looked at counts: to look for a twin among messages that nobody changed would mean reading them all.
     """
     lists = list(lists)
-    counts = [Counter(name for fact in facts.values() for name in fact.names) for facts in lists]
-    twice = {name for counted in counts for name, count in counted.items() if count > 1}
-    best = [{place: [n for n in fact.names if n not in twice] for place, fact in facts.items()} for facts in lists]
-    return [{place: names[0] for place, names in found.items() if names} for found in best]
+    twice: set[Name] = set()
+    for facts in lists:
+        counts = Counter(name for fact in facts.values() for name in fact.names)
+        twice |= {name for name, count in counts.items() if count > 1}
+    return [_best_names(facts, twice) for facts in lists]
+
+
+def _best_names(facts: Mapping[int, Facts], twice: Collection[Name]) -> dict[int, Name]:
+    """Return the first name of each message that no other has."""
+    best: dict[int, Name] = {}
+    for place, fact in facts.items():
+        name = next((name for name in fact.names if name not in twice), None)
+        if name is not None:
+            best[place] = name
+    return best
 
 
 def name_path(name: Name) -> str:

@@ -133,8 +133,9 @@ class _Side(NamedTuple):
 
 def _splices(base: Sequence[Any], ours: Sequence[Any], theirs: Sequence[Any]) -> list[Splice] | None:
     """Return what is to be done to our list so that it has what they did, the last place first; None: edits overlap."""
-    old, one, two = ([codec.pack(item) for item in items] for items in (base, ours, theirs))
-    mine, other = _side(old, one), _side(old, two)
+    old = [codec.pack(item) for item in base]
+    mine = _side(old, [codec.pack(item) for item in ours])
+    other = _side(old, [codec.pack(item) for item in theirs])
     found: list[Splice] = []
     if other.added:
         end = len(old) + mine.growth  # what was added is kept from both, even if it is the same
@@ -142,9 +143,12 @@ def _splices(base: Sequence[Any], ours: Sequence[Any], theirs: Sequence[Any]) ->
     if not other.is_edited or mine[:3] == other[:3]:
         return found
     items = theirs[other.start : other.start + len(other.items)]
-    if not mine.is_edited or (other.stop <= mine.start and mine[:2] != other[:2]):
+    is_same_place = mine[:2] == other[:2]
+    is_before_ours = other.stop <= mine.start and not is_same_place
+    if not mine.is_edited or is_before_ours:
         return [*found, Splice(other.start, other.stop, items)]
-    if mine.stop <= other.start and mine[:2] != other[:2]:
+    is_behind_ours = mine.stop <= other.start and not is_same_place
+    if is_behind_ours:
         return [*found, Splice(other.start + mine.growth, other.stop + mine.growth, items)]
     return None
 

@@ -154,16 +154,19 @@ class _Planner:
     def __init__(
         self, walker: Walker, uncertain: frozenset[str], ours_count: Callable[[str], bool] | None = None
     ) -> None:
-        self._walker, self._uncertain, self._ours_count = walker, uncertain, ours_count
+        self._walker = walker
+        self._uncertain = uncertain
+        self._ours_count = ours_count
 
     def value(
         self, path: str, base: Node | None, ours: Node | None, theirs: Node | None, certain: bool = True
     ) -> Need[_Plan]:
         certain = certain and path not in self._uncertain
-        if ours == theirs or (self._ours_count is not None and self._ours_count(path)):
+        if ours == theirs or self._is_ours(path):
             return ours
         b, o, t = base, ours, theirs
         if not certain or base not in (ours, theirs):
+            # Equal values may have been written in different forms.
             b, o, t = yield from self._walker.alike([base, ours, theirs])
         if o == t:
             return ours
@@ -171,10 +174,15 @@ class _Planner:
             return theirs if o == b else ours
         if ours is not None and theirs is not None:
             container = yield from self._mapping(path, base, ours, theirs, certain)
-            container = container or (yield from self._list(path, base, ours, theirs, certain))
+            if container is None:
+                container = yield from self._list(path, base, ours, theirs, certain)
             if container is not None:
                 return container
         return _Clash(path, base, ours, theirs)
+
+    def _is_ours(self, path: str) -> bool:
+        """Whether the caller says that our value counts, whatever theirs is."""
+        return self._ours_count is not None and self._ours_count(path)
 
     def tools_result(self, base: Node, ours: Node, theirs: Node) -> Need[_Plan]:
         """Plan the results of tool calls. The record of one captured call is not mixed with another's: ours counts."""
@@ -198,12 +206,16 @@ class _Planner:
         b, o, t = yield from together(
             self._walker.entries(node) if node is not None else ready(None) for node in (base, ours, theirs)
         )
-        if o is None or t is None or (b is None and base is not None and certain):
+        if o is None or t is None:
             return None
+        if b is None and base is not None and certain:
+            return None  # it became a mapping on both sides: nothing tells how
         container = _Container(path, ours, _keyed(o.nodes), {}, is_list=False)
-        if o.stands_alone is not None or t.stands_alone is not None:
-            container.stands_alone = (o.stands_alone or frozenset()) | (t.stands_alone or frozenset())
-        yield from self._parts(container, _keyed(b.nodes if b is not None else {}), _keyed(t.nodes), certain)
+        alone = [entries.stands_alone for entries in (o, t) if entries.stands_alone is not None]
+        if alone:
+            container.stands_alone = frozenset().union(*alone)
+        before = _keyed(b.nodes) if b is not None else {}
+        yield from self._parts(container, before, _keyed(t.nodes), certain)
         return container
 
     def _list(self, path: str, base: Node | None, ours: Node, theirs: Node, certain: bool) -> Need[_Container | None]:
@@ -235,7 +247,7 @@ class _Planner:
         container.parts.update(zip(open_keys, plans, strict=True))
 
     def messages(self, base: Node, ours: Node, theirs: Node) -> Need[_Plan]:
-        if ours == theirs or (self._ours_count is not None and self._ours_count("messages")):
+        if ours == theirs or self._is_ours("messages"):
             return ours
         if "messages" in self._uncertain:
             return _Clash("messages", base, ours, theirs)

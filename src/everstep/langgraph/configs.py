@@ -167,14 +167,19 @@ def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str],
         # LangGraph writes pairs and gets lists back from its own savers.
         kept[COUNTERS] = {name: list(pair) if type(pair) is tuple else pair for name, pair in counters.items()}
     for part in (config.get("metadata"), config.get("configurable")):
-        for key, value in part.items() if isinstance(part, Mapping) else ():
-            if key in kept or key in _PLACES or not isinstance(key, str) or key.startswith("__"):
-                continue
-            if key != REQUEST_ID and hides(key):
-                continue
-            if isinstance(value, (str, int, float)):
+        if not isinstance(part, Mapping):
+            continue
+        for key, value in part.items():
+            if key not in kept and isinstance(value, (str, int, float)) and _is_kept(key, hides):
                 kept[key] = _clean(value)
     return kept
+
+
+def _is_kept(key: Any, hides: Callable[[str], bool]) -> bool:
+    """Whether an entry of a config belongs to the metadata: not where the checkpoint is, LangGraph's own, a secret."""
+    if not isinstance(key, str) or key in _PLACES or key.startswith("__"):
+        return False
+    return key == REQUEST_ID or not hides(key)
 
 
 def _clean(value: Any) -> Any:

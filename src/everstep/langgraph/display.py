@@ -45,17 +45,21 @@ def _keep(value: Any) -> Any:
 
 def _fields(state: Any) -> Any:
     """Return what is kept of an object as data: fields by name, the name of an enum's member, or a tuple."""
-    if isinstance(state, list) and len(state) in (4, 5) and isinstance(state[0], dict):
-        return state[0] | (state[1] or {})  # a pydantic model
-    if isinstance(state, list) and len(state) == 1:
-        return state[0]
-    if isinstance(state, list) and len(state) == 2 and isinstance(state[0], str) and isinstance(state[1], list):
-        return state[0]  # a member of an enum, with its value
-    if isinstance(state, list) and len(state) == 2 and isinstance(state[0], dict):
-        return state[0] | state[1]  # a named tuple with attributes
-    if isinstance(state, list) and len(state) == 2 and state[0] is None:
-        return state[1]
-    return state
+    if not isinstance(state, list):
+        return state
+    match state:
+        case [dict() as fields, extra, _, _] | [dict() as fields, extra, _, _, _]:
+            return fields | (extra or {})  # a pydantic model
+        case [value]:
+            return value
+        case [str() as name, list()]:
+            return name  # a member of an enum, with its value
+        case [dict() as items, attributes]:
+            return items | attributes  # a named tuple
+        case [None, value]:
+            return value
+        case _:
+            return state
 
 
 def _sent(state: Any) -> Any:
@@ -93,18 +97,29 @@ def opened(record: Record, objects: Mapping[bytes, tree.Content]) -> tuple[list[
     if LIST_CHANNEL in forms and LIST_CHANNEL not in channels:
         channels[LIST_CHANNEL] = _CHANNELS.plain(conversation, objects)
     values = {name: shown(forms.get(name, PLAIN), value) for name, value in channels.items()}
-    for name in [name.removeprefix(WRITES) for name in kept if name.startswith(WRITES)]:
-        if name not in values:
-            seed = kept.get(SEED + name)
-            form = envelope.get("seeds", {}).get(name, PLAIN)
-            start = shown(form, _CHANNELS.plain(seed, objects)) if seed is not None else []
-            items = _CHANNELS.delta_items(kept[WRITES + name], objects)
-            folded = _folded(start, [shown(form, value) for _, form, value in items])
-            if folded is not None:
-                values[name] = folded
-    messages = values.pop(LIST_CHANNEL) if isinstance(values.get(LIST_CHANNEL), list) else []
+    for key in kept:
+        name = key.removeprefix(WRITES)
+        if name == key or name in values:
+            continue
+        form = envelope.get("seeds", {}).get(name, PLAIN)
+        folded = _delta_value(name, form, kept, objects)
+        if folded is not None:
+            values[name] = folded
+    messages = []
+    if isinstance(values.get(LIST_CHANNEL), list):
+        messages = values.pop(LIST_CHANNEL)
     state = {name: value for name, value in values.items() if not is_internal(name)}
     return [messages, state, {}], ", ".join(_next(values))
+
+
+def _delta_value(
+    name: str, form: Form, kept: Mapping[str, tree.Node], objects: Mapping[bytes, tree.Content]
+) -> list[Any] | None:
+    """Return the value of a delta channel: its last whole one, and what was written since."""
+    seed = kept.get(SEED + name)
+    start = [] if seed is None else shown(form, _CHANNELS.plain(seed, objects))
+    items = _CHANNELS.delta_items(kept[WRITES + name], objects)
+    return _folded(start, [shown(form, value) for _, form, value in items])
 
 
 def forms(rest: tree.Node, objects: Mapping[bytes, tree.Content]) -> Mapping[str, Form]:
@@ -182,12 +197,21 @@ def _folded(start: Any, writes: list[Any]) -> list[Any] | None:
     found = list(start)
     for write in writes:
         for item in write if isinstance(write, list) else [write]:
-            name = item.get("id") if isinstance(item, dict) else None
-            at = next((n for n, old in enumerate(found) if isinstance(old, dict) and old.get("id") == name), None)
-            if name is None or (at is None and item.get("type") != "remove"):
-                found.append(item)
-            elif at is not None and item.get("type") == "remove":
-                del found[at]
-            elif at is not None:
-                found[at] = item
+            _fold(found, item)
     return found
+
+
+def _fold(found: list[Any], item: Any) -> None:
+    """Add an item, or put it in the place of the one of its id, or remove that one."""
+    name = item.get("id") if isinstance(item, dict) else None
+    if name is None:
+        found.append(item)
+        return
+    same = [n for n, old in enumerate(found) if isinstance(old, dict) and old.get("id") == name]
+    is_removal = item.get("type") == "remove"
+    if same and is_removal:
+        del found[same[0]]
+    elif same:
+        found[same[0]] = item
+    elif not is_removal:
+        found.append(item)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import itertools
 import logging
 import threading
 from collections import deque
@@ -336,19 +337,26 @@ class PlainTimeline:
 
     async def _graph(self, *names: str) -> _Graph:
         """Read the history of threads, and of those that they came from or merged."""
-        points = [point for name in names for point in await self._all(name)]
-        known, asked = {point.checkpoint_id for point in points}, set(names)
-        pending = [parent for point in points for parent in point.parents if parent not in known]
+        points: dict[str, CheckpointMetadata] = {}
+        pending: list[str] = []  # parents, some of which belong to other threads
+
+        async def add(thread_id: str) -> None:
+            more = await self._all(thread_id)
+            points.update({point.checkpoint_id: point for point in more})
+            pending.extend(itertools.chain(*[point.parents for point in more]))
+
+        for name in names:
+            await add(name)
+        asked = set(names)
         while pending:
-            found = await self._backend.get(pending.pop())
-            if found is None or found.metadata.thread_id in asked:
+            parent = pending.pop()
+            if parent in points:
                 continue
-            asked.add(found.metadata.thread_id)
-            more = await self._all(found.metadata.thread_id)
-            known |= {point.checkpoint_id for point in more}
-            points += more
-            pending += [parent for point in more for parent in point.parents if parent not in known]
-        return _Graph(points)
+            found = await self._backend.get(parent)
+            if found is not None and found.metadata.thread_id not in asked:
+                asked.add(found.metadata.thread_id)
+                await add(found.metadata.thread_id)
+        return _Graph(list(points.values()))
 
     async def _merge(
         self, ours: Checkpoint, theirs: Checkpoint, bases: Sequence[str], graph: _Graph, resolve: Resolve

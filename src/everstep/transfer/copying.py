@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -299,15 +300,7 @@ class _Copier:
 
     async def _read(self, names: Sequence[str]) -> _Family | None:
         """Return the family as it is now; None if it is gone."""
-        raws: dict[str, RawThread] = {}
-        pending = dict.fromkeys(names)
-        while pending:
-            name = next(iter(pending))
-            del pending[name]
-            raw = await self._source.raw(name, kin=not raws)
-            if raw is not None and (not raws or raw.family == next(iter(raws.values())).family):
-                raws[name] = raw
-                pending |= dict.fromkeys(kin for kin in raw.kin if kin not in raws)
+        raws = await self._read_threads(names)
         entries: list[_Entry] = []
         for name, raw in raws.items():
             # What came later belongs to a later moment of the thread.
@@ -321,6 +314,22 @@ class _Copier:
                 return _Family(raw.family, raw.identity, raws, thread.ancestry, entries)
         return None
 
+    async def _read_threads(self, names: Sequence[str]) -> dict[str, RawThread]:
+        """Return these threads of one family, and those that have come to it meanwhile."""
+        raws: dict[str, RawThread] = {}
+        family: str | None = None
+        pending = dict.fromkeys(names)
+        while pending:
+            name = next(iter(pending))
+            del pending[name]
+            raw = await self._source.raw(name, kin=not raws)
+            if raw is None or family not in (None, raw.family):
+                continue
+            family = raw.family
+            raws[name] = raw
+            pending |= dict.fromkeys(kin for kin in raw.kin if kin not in raws)
+        return raws
+
     # -- what the target has
 
     async def _there(self, family: _Family) -> _There:
@@ -333,8 +342,10 @@ class _Copier:
         if not raws:
             return _There(next(iter(family.raws)), {}, {}, {}, Numbers())
         notes = {name: renumber.unpack_note(raw.note) for name, raw in raws.items() if raw.note}
-        for name in raws:
-            if not notes or (name in notes and notes[name].identity != family.identity):
+        if not notes:
+            raise _not_a_copy(next(iter(raws)))
+        for name, note in notes.items():
+            if note.identity != family.identity:
                 raise _not_a_copy(name)
         anchor = max(notes, key=lambda name: sum(s.size for s in notes[name].stretches))
         numbers = Numbers(notes[anchor].stretches)
@@ -397,16 +408,29 @@ class _Copier:
             loaded = await self._source.read(*entry.key)
             if loaded is not None and loaded.stored.seq == entry.seq:
                 found.append(loaded.stored)
+        if not found:
+            return []
+        roots = [key for stored in found for key in hashes(stored.record.children)]
         try:
-            objects = await self._lacking(family, there, [key for s in found for key in hashes(s.record.children)])
+            objects = await self._lacking(family, there, roots)
         except _Lost:
-            if len(group) > 1:
-                return [part for entry in group for part in await self._load(family, there, [entry])]
-            loaded = await self._source.read(*group[0].key)
-            if loaded is None or loaded.stored.digest != found[0].digest:
-                return []
-            raise _differs("a part of its values is missing in the source", group[0].key) from None
-        return [([renumber.stored(s, there.numbers) for s in found], objects)] if found else []
+            return await self._load_one_by_one(family, there, group, found)
+        return [([renumber.stored(stored, there.numbers) for stored in found], objects)]
+
+    async def _load_one_by_one(
+        self, family: _Family, there: _There, group: Sequence[_Entry], found: Sequence[Stored]
+    ) -> list[tuple[list[Stored], list[Object]]]:
+        """Load a group of which an object is missing: its checkpoint was deleted meanwhile, or it is damaged."""
+        if len(group) > 1:
+            parts: list[tuple[list[Stored], list[Object]]] = []
+            for entry in group:
+                parts += await self._load(family, there, [entry])
+            return parts
+        key = group[0].key
+        loaded = await self._source.read(*key)
+        if loaded is None or loaded.stored.digest != found[0].digest:
+            return []
+        raise _differs("a part of its values is missing in the source", key) from None
 
     async def _lacking(self, family: _Family, there: _There, roots: Iterable[bytes]) -> list[Object]:
         """Return the objects at or below `roots` that the target lacks."""
@@ -434,18 +458,19 @@ class _Copier:
         None if the source has moved on so far that a head could not be copied: it takes another pass.
         """
         late = [entry for entry in family.entries if _is_renumbered(entry, there.entries, there.numbers)]
-        parts = [part for entry in late for part in await self._load(family, there, [entry])]
-        moved = {s.record.key: s for stored, _ in parts for s in stored}
-        wanted = {entry.key for entry in family.entries}
-        entries = {key: entry for key, entry in there.entries.items() if key in wanted}
+        moved: dict[Key, Stored] = {}
+        objects_of: dict[str, list[Object]] = defaultdict(list)
         for entry in late:
-            del entries[entry.key]
+            for stored, objects in await self._load(family, there, [entry]):
+                moved |= {each.record.key: each for each in stored}
+                objects_of[entry.key.thread_id] += objects
+        wanted = {entry.key for entry in family.entries} - {entry.key for entry in late}
+        entries = {key: entry for key, entry in there.entries.items() if key in wanted}
         entries |= {key: _entry(stored) for key, stored in moved.items()}
         threads = _expected(family, entries, there.numbers)
-        for name, raw in threads.items():
-            heads = [Key(name, namespace, line.head) for namespace, line in raw.lines.items() if line.head is not None]
-            if any(head not in entries for head in heads):
-                return None
+        if not _has_all_heads(threads.values(), entries):
+            return None
+
         gone = there.entries.keys() - entries.keys()
         touched = {key.thread_id for key in (*gone, *moved)}
         changed = [raw for name, raw in threads.items() if name in touched or not _is_done(raw, there)]
@@ -453,7 +478,7 @@ class _Copier:
             names = {raw.thread_id for raw in batch}
             part = Part(
                 there.anchor,
-                objects=[obj for stored, objects in parts for obj in objects if stored[0].record.key[0] in names],
+                objects=list(itertools.chain(*[objects_of[name] for name in names])),
                 checkpoints=[stored for key, stored in moved.items() if key.thread_id in names],
                 gone=[key for key in gone if key.thread_id in names],
                 threads=batch,
@@ -662,6 +687,14 @@ def _moved_on(thread_id: str) -> InvalidInput:
         f"thread {thread_id!r} was changed in the target since it was copied, and copying it again would lose that; "
         "delete it there, or copy to another store"
     )
+
+
+def _has_all_heads(threads: Iterable[RawThread], entries: Mapping[Key, _Entry]) -> bool:
+    for raw in threads:
+        for namespace, line in raw.lines.items():
+            if line.head is not None and Key(raw.thread_id, namespace, line.head) not in entries:
+                return False
+    return True
 
 
 def _differs(reason: str, key: Key) -> CheckpointCorrupted:
