@@ -71,8 +71,8 @@ def _packed_metadata(metadata: Mapping[str, Any]) -> bytes:
     try:
         return _PLAIN.pack(dict(metadata), "metadata", 1)
     except UnstorableValue:
+        codec.pack(dict(metadata), "metadata", 1)  # with the usual advice, if it cannot be kept anywhere
         _refuse_objects(metadata, "metadata")
-        codec.pack(dict(metadata), "metadata", 1)  # with the usual advice
         raise
 
 
