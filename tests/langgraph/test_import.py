@@ -570,10 +570,10 @@ def test_a_special_write_that_alone_was_replaced_since(stock, saver):
 
 KILLED = """
 import sys
-from everstep.langgraph import import_langgraph, moving
+from everstep.langgraph import import_langgraph, importing
 from everstep.stores.staging import StagingStore
 
-source, target, where, after, moving._BATCH_MAX = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
+source, target, where, after, importing._BATCH_MAX = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
 
 def stand_still():
     print("now", flush=True)
