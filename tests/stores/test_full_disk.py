@@ -1,5 +1,6 @@
 """Deleting where the disk is full: in steps, with the room that was set aside for it."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import everstep
 from everstep import StoreFull
 from everstep.stores.protocol import Key
+from everstep.stores.sqlite import files
 from everstep.stores.sqlite import store as sqlite
 from everstep.stores.sqlite.full_disk import Reserve, Steps
 from everstep.stores.sqlite.rows import Rows
@@ -280,3 +282,19 @@ def test_opening_on_a_full_disk_takes_a_little_of_the_reserve(path: Path, monkey
     with everstep.open(path).sync as engine:
         assert len(engine.list_time_travel_points("t")) == 3
     assert SIZE * 3 // 4 < reserve_of(path).stat().st_size < SIZE
+
+
+@pytest.mark.parametrize("code", [errno.EDQUOT, errno.ENOSPC])
+def test_a_user_whose_share_of_the_disk_is_used_up_is_told_that_it_is_full(
+    path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """SQLite itself tells a full disk from a full share, which it calls a failed write."""
+    failed: Any = apsw.IOError("disk I/O error")
+    failed.extendedresult = apsw.SQLITE_IOERR_WRITE
+    assert not isinstance(sqlite._translation(path, failed), StoreFull)
+
+    def no_more(*arguments: Any, **options: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files, "TemporaryFile", no_more)
+    assert isinstance(sqlite._translation(path, failed), StoreFull)

@@ -83,6 +83,16 @@ class TestMerge:
         assert await state(engine) == {"k": 0, "a": 2}
         assert await texts(engine) == ["base", "t1", "b1", "t2", "b2"]
 
+    async def test_a_message_is_resolved_to_a_mapping_only(self, engine: Any) -> None:
+        branch = await forked(engine)
+        for thread_id in ("t", branch):
+            await engine.append(thread_id, [{"role": "ai", "content": thread_id, "id": "m"}])
+        for wrong in ("text", None, 5, ["m"]):
+            with pytest.raises(InvalidInput, match=r"messages\[.*\] must be resolved to a dict"):
+                await engine.merge_branch(branch, "t", resolve=lambda _, wrong=wrong: wrong)
+        await engine.merge_branch(branch, "t", resolve=lambda _: {"role": "ai", "content": "both", "id": "m"})
+        assert await texts(engine) == ["base", "both"]
+
     async def test_the_other_way_round(self, engine: Any) -> None:
         branch = await forked(engine)
         await engine.append("t", [say("t1")], {"a": 1})

@@ -188,6 +188,19 @@ async def test_diff(engine: Any) -> None:
         await engine.diff(ids[0], "nobody")
 
 
+async def resolved_to_no_message(engine: Any) -> None:
+    """A message that both wrote can be resolved to a message only."""
+    await engine.append("v", [{"role": "ai", "content": "first"}])
+    branch = await engine.branch((await engine.get_latest("v")).metadata.checkpoint_id, "other idea")
+    for thread_id in ("v", branch):
+        await engine.append(thread_id, [{"role": "ai", "content": thread_id, "id": "m"}])
+    for wrong in ("text", None, 5, ["m"]):
+        with pytest.raises(InvalidInput, match=r"messages\[.*\] must be resolved to a dict"):
+            await engine.merge_branch(branch, "v", resolve=lambda _, wrong=wrong: wrong)
+    done = await engine.merge_branch(branch, "v", resolve=lambda _: {"role": "ai", "content": "new", "id": "m"})
+    assert (await engine.get(done)).messages[1]["content"] == "new"
+
+
 async def test_merge(engine: Any) -> None:
     ids = await write(engine, 1)
     branch = await engine.branch(ids[0], "idea")
@@ -208,6 +221,7 @@ async def test_merge(engine: Any) -> None:
     assert (await engine.get(done)).state["a"] == 7
     with pytest.raises(InvalidInput):
         await engine.merge_branch("t", "t")
+    await resolved_to_no_message(engine)
     await write(engine, 1, "u")
     with pytest.raises(InvalidInput, match="unrelated"):
         await engine.merge_branch("u", "t")

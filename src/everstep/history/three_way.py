@@ -93,12 +93,14 @@ def merge(
     uncertain: frozenset[str] = frozenset(),
     ours_count: Callable[[str], bool] | None = None,
     reader: Codec | None = None,
+    mappings_only: bool = False,
 ) -> Need[Merged]:
     """Return `ours` with what `theirs` did since `base`.
 
     A path that both changed, each in its own way, is a conflict, unless `resolve` settles it. At and below the
     `uncertain` paths the base counts for nothing: where the sides differ there, they are in conflict. What `ours_count`
-    says of the messages, or of a key of the state, decides whether it stays as in ours whatever theirs did.
+    says of the messages, or of a key of the state, decides whether it stays as in ours whatever theirs did. With
+    `mappings_only` a message can be resolved to a mapping only.
     """
     _check_resolve(resolve)
     walker = Walker([base, ours, theirs], reader)
@@ -113,6 +115,8 @@ def merge(
     )
     clashes = [clash for plan in plans for clash in _clashes(plan)]
     conflicts = yield from _settle(walker, clashes, resolve)
+    if mappings_only:
+        _check_messages(plans[0])
     if conflicts:
         return Merged([], {}, conflicts)
     builder = _Builder(walker)
@@ -361,6 +365,22 @@ def _decide(clash: _Clash, value: Any) -> None:
     if clash.path in ("state", "tools_result") and not isinstance(value, dict):
         raise InvalidInput(f"{clash.path} must be resolved to a dict, not {type(value).__name__}")
     clash.value = value
+
+
+def _check_messages(plan: _Plan) -> None:
+    """Refuse messages that were resolved to something else than mappings."""
+    if isinstance(plan, _Clash) and isinstance(plan.value, list):
+        for index, message in enumerate(plan.value):
+            _check_message(message, f"messages[{index}]")
+    if isinstance(plan, _Conversation):
+        for part in plan.plans:
+            if isinstance(part, _Clash) and part.value is not MISSING:
+                _check_message(part.value, part.path)
+
+
+def _check_message(message: object, path: str) -> None:
+    if not isinstance(message, Mapping):
+        raise InvalidInput(f"{path} must be resolved to a dict, as a message is one, not {type(message).__name__}")
 
 
 # -- building ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final, Generic, Literal, NotRequired, TypedDict
 
-from typing_extensions import TypeVar  # pydantic brings it: the standard one has no defaults yet
+from typing_extensions import TypeVar  # the standard one has no defaults before Python 3.13
 
 from everstep.errors import (
     CheckpointNotFound,

@@ -374,7 +374,8 @@ class PlainTimeline:
 
         base = await Bases(root_of, below, walk).merged(bases)
         sides = _rooted(ours, objects), _rooted(theirs, objects)
-        merged = await walk(merge_roots(base.root, *sides, resolve=resolve, uncertain=base.uncertain), base.objects)
+        need = merge_roots(base.root, *sides, resolve=resolve, uncertain=base.uncertain, mappings_only=True)
+        merged = await walk(need, base.objects)
         if merged.conflicts:
             raise MergeConflict(merged.conflicts)
         values = await walk(read_values(root_of_nodes(merged.nodes)), {**base.objects, **merged.objects})

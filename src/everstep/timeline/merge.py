@@ -116,7 +116,14 @@ async def _sides(work: Workspace, branch: str, into: str, namespace: str) -> _Si
 async def _merged(work: Workspace, sides: _Sides, resolve: Resolve) -> Draft:
     ours, theirs = sides.ours, sides.theirs
     base = await _bases(work, sides, None).merged(sides.bases)
-    walk = merge_roots(base.root, ours.record.root, theirs.record.root, resolve=resolve, uncertain=base.uncertain)
+    walk = merge_roots(
+        base.root,
+        ours.record.root,
+        theirs.record.root,
+        resolve=resolve,
+        uncertain=base.uncertain,
+        mappings_only=True,
+    )
     merged = await work.repository.walk(walk, [ours.family], base.objects)
     if merged.conflicts:
         raise MergeConflict(merged.conflicts)

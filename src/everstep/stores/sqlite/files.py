@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from everstep.errors import StoreError, StoreReadOnly
 from everstep.stores.open_files import too_many_now
@@ -44,7 +46,14 @@ def is_unchanging(path: Path) -> bool:
 
 def has_space(path: Path) -> bool:
     """Whether there is room for the files that SQLite makes beside a database."""
-    return shutil.disk_usage(path.parent).free >= _COMPANIONS_BYTES
+    if shutil.disk_usage(path.parent).free < _COMPANIONS_BYTES:
+        return False
+    try:  # the disk may have room of which this user has used up his share
+        with TemporaryFile(dir=path.parent, buffering=0) as trial:
+            trial.write(bytes(_COMPANIONS_BYTES))
+    except OSError as exc:
+        return exc.errno not in (errno.ENOSPC, errno.EDQUOT)
+    return True
 
 
 def why_not_opened(path: Path) -> StoreError:

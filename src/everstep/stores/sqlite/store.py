@@ -1197,9 +1197,7 @@ class _translated:  # noqa: N801  # used like a function
 def _translation(path: Path, error: apsw.Error) -> EverstepError:
     """Return what callers are told about an error of APSW's."""
     if isinstance(error, apsw.FullError):
-        return StoreFull(
-            f"{path}: no space left; nothing was written, what was stored is intact. Free some, or delete threads"
-        )
+        return _full(path)
     if isinstance(error, (apsw.BusyError, apsw.LockedError)):
         return StoreUnavailable(f"{path}: another process held the file locked for too long; try again")
     if isinstance(error, apsw.ReadOnlyError):
@@ -1216,6 +1214,12 @@ def _translation(path: Path, error: apsw.Error) -> EverstepError:
     return CheckpointCorrupted(f"{path} cannot be read: {type(error).__name__}: {error}")
 
 
+def _full(path: Path) -> StoreFull:
+    return StoreFull(
+        f"{path}: no space left; nothing was written, what was stored is intact. Free some, or delete threads"
+    )
+
+
 def _translated_failure(path: Path, error: apsw.IOError) -> EverstepError:
     """The same for errors of the disk."""
     code = getattr(error, "extendedresult", 0)
@@ -1228,4 +1232,6 @@ def _translated_failure(path: Path, error: apsw.IOError) -> EverstepError:
         )
     if code == apsw.SQLITE_IOERR_SHMSIZE and not has_space(path):
         return StoreFull(f"{path}: there is no space left for the index of its log, some 32 KB; free some")
+    if code == apsw.SQLITE_IOERR_WRITE and not has_space(path):  # SQLite says "full" of a disk, not of a user's share
+        return _full(path)
     return StoreError(f"{path}: the disk failed: {error}")
