@@ -113,6 +113,33 @@ def small_pieces(levels: int) -> tuple[tree.Node, Forge]:
     return in_pieces(b"\x01", header(0xDD, 11 + 16**levels) + b"\x01" * 11, levels)
 
 
+def empty_texts(levels: int) -> tuple[tree.Node, Forge]:
+    """Return a list of empty texts, in the longer of their two forms: slow to weigh."""
+    return in_pieces(b"\xd9\x00" * 100, header(0xDD, 11 + 100 * 16**levels) + b"\x01" * 11, levels)
+
+
+def squeezed_pieces(levels: int) -> tuple[tree.Node, Forge]:
+    """Return a list of empty dicts in pieces, none of which is like another; each shrinks to almost nothing."""
+    forge = Forge()
+    pieces = [b"\x80" * (1_000_000 + n) for n in range(8 * levels)]
+    keys = b"".join([forge.add(b"", piece) for piece in pieces])
+    total = sum(map(len, pieces))
+    head = header(0xDD, 11 + total) + b"\x80" * 11
+    body = bytes((tree.PIECES,)) + NUMBER(16 + total) + b"\x01" + NUMBER(len(pieces)) + head
+    return in_list(tree.Node(keys, body, 16 + total), forge)
+
+
+def squeezed_twice(levels: int) -> tuple[tree.Node, Forge]:
+    """Return lists of numbers, each of which occurs twice and shrinks to almost nothing: there is much to weigh."""
+    forge = Forge()
+    items = [codec.array_header(70_000 + n) + b"\x01" * (70_000 + n) for n in range(100 * levels)]
+    keys = b"".join([forge.leaf(packed) * 2 for packed in items])
+    count = 2 * len(items)
+    size = len(codec.array_header(count)) + 2 * sum(map(len, items))
+    body = bytes((tree.LIST,)) + NUMBER(count) + NUMBER(size) + b"\x01" + NUMBER(2 * count) + b"\x00"
+    return tree.Node(keys, body, size), forge
+
+
 def nested_maps(levels: int) -> tuple[tree.Node, Forge]:
     """Return mappings of mappings: each has the one below under 16 keys."""
     forge = Forge()
@@ -154,6 +181,9 @@ BOMBS: dict[str, Callable[[int], tuple[tree.Node, Forge]]] = {
     "long text": long_text,
     "packed dicts": packed_dicts,
     "small pieces": small_pieces,
+    "empty texts": empty_texts,
+    "squeezed pieces": squeezed_pieces,
+    "squeezed twice": squeezed_twice,
     "small claim": small_claim,
 }
 

@@ -68,7 +68,7 @@ def node_of(value: Any, shelf: Shelf) -> tree.Node:
 @given(st.lists(values(), max_size=8), st.dictionaries(st.text(max_size=4), values(), max_size=6))
 @settings(max_examples=20)
 def test_the_items_of_packed_bytes_are_their_values(items: list[Any], mapping: dict[str, Any]) -> None:
-    assert codec.items(codec.pack(items)) == [codec.pack(item) for item in items]
+    assert codec.listed(codec.pack(items)) == [codec.pack(item) for item in items]
     assert codec.items(codec.pack(mapping)) == [codec.pack(part) for pair in mapping.items() for part in pair]
 
 

@@ -428,7 +428,7 @@ class Channels:
         parts: list[bytes | tree.Node] = []
         opened = tree.opened(node.children, node.body)
         if opened.length > _LENGTH_FREE:
-            tree.refuse_repeats(tree.repeats(node.children, node.body, objects.get), repeats_max())
+            tree.refuse_repeats(tree.repeats(node.children, node.body, objects.get, repeats_max()), repeats_max())
         self._collect(opened.parts, objects, parts, opened.length)
         known = self._templates
         found = {part: known.get(part) for part in parts if isinstance(part, bytes)}
@@ -496,7 +496,7 @@ class Channels:
         kept = {name: value for name, value in named.items() if name.startswith(KEPT)}
         if sum([_size_of(value, objects) for value in kept.values()]) >= tree.REPEATS_FREE:
             # They are read one by one, and any number of them may be the same.
-            tree.refuse_repeats(tree.repeats(node.children, node.body, objects.get), repeats_max())
+            tree.refuse_repeats(tree.repeats(node.children, node.body, objects.get, repeats_max()), repeats_max())
         rest = {name: self.plain(value, objects) for name, value in named.items() if name not in kept}
         return _checked_envelope(rest), kept
 

@@ -369,7 +369,7 @@ class Threads:
 
         if tree.reachable(values.children, below)[1]:
             return None
-        cost = tree.repeats(values.children, values.body, content)
+        cost = tree.repeats(values.children, values.body, content, repeats_max())
         tree.check_repeats(cost, repeats_max(), sum(values.sizes), "checkpoint")
         return cost
 
@@ -396,7 +396,7 @@ class Threads:
         for task_id, idx, channel, value, task_path in pending:
             form, node = self._channels.pending(writer, channel, value)
             if node.size >= tree.REPEATS_FREE:
-                cost = tree.repeats(node.children, node.body, writer.objects.get)
+                cost = tree.repeats(node.children, node.body, writer.objects.get, repeats_max())
                 tree.check_repeats(cost, repeats_max(), node.size, channel)
             rows.append(Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path))
         return rows, writer.objects

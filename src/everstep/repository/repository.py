@@ -46,7 +46,7 @@ from everstep.stores.protocol import (
     Stored,
 )
 from everstep.types import Checkpoint, CheckpointMetadata
-from everstep.values import codec, compress, tree
+from everstep.values import codec, compress, costs, tree
 from everstep.values.overlap import NOTHING, Chunked, chunked, chunked_packed, extended, overlap
 from everstep.values.walk import Need
 
@@ -585,15 +585,17 @@ class Repository:
                 missing.append(key)
             return found
 
-        cost = tree.repeats(children, body, content)
+        limit = tree.REPEATS_MAX if limit is None else limit
+        writable = tree.writable_repeats(limit)
+        cost = tree.repeats(children, body, content, writable)
         for family in families:
             if missing:
                 fetched.update(await self._fetch(family, list(dict.fromkeys(missing))))
                 missing.clear()
-                cost = tree.repeats(children, body, content)
-        limit = tree.REPEATS_MAX if limit is None else limit
-        if cost > tree.writable_repeats(limit):
-            alone = [tree.repeats(node.children, node.body, content) for node in nodes]
+                cost = tree.repeats(children, body, content, writable)
+        if cost > writable:
+            # Only to name it, so a quick look is enough.
+            alone = [tree.repeats(node.children, node.body, content, scale=costs.Scale(0)) for node in nodes]
             tree.check_repeats(cost, limit, size, _name_of(alone.index(max(alone)), len(nodes)))
         return cost
 

@@ -15,6 +15,7 @@ from importlib import resources
 import zstandard
 
 from everstep.errors import CheckpointCorrupted
+from everstep.values import costs
 
 PLAIN, ZSTD, ZSTD_DICTIONARY_1, ZSTD_DICTIONARY = b"\x00", b"\x01", b"\x02", b"\x03"
 
@@ -32,6 +33,14 @@ _TOGETHER_FREE = 64 << 20
 _TOGETHER_RATIO = 1024
 _ROW_BYTES = 64  # what an object takes besides its body: its address and more
 """Many bodies together may grow to 64 MiB and 1,024 times what is stored: many small bombs are a large one."""
+_HIDDEN_RATIO = 64
+_WEIGHT_RATIO = 8192
+_WEIGHT_FREE = 32 << 20
+"""A body that grows more than 64 times is weighed (see `costs`): half a million empty dicts are as small as nothing.
+
+It may weigh 8,192 times what is stored. Together they may weigh 32 Mi more, for those of before there was this limit.
+"""
+_SMALL_ENOUGH = _HIDDEN_RATIO * _ROW_BYTES  # any row may grow to this size
 
 
 class _Contexts:
@@ -133,11 +142,20 @@ def squeeze_all(bodies: Sequence[bytes], *, thorough: bool = False) -> list[byte
             # The dictionary helps small bodies; a large one finds its own repetitions.
             small = size < _DICTIONARY_BYTES
             packed = compress_small(body) if small else contexts.compress(body)
-            if len(packed) >= size - size // 10 or size > max(_SMALL_BYTES, _RATIO_MAX * len(packed)):
+            too_small = size > max(_SMALL_BYTES, _RATIO_MAX * len(packed)) or _hidden_weight(body, len(packed)) > 0
+            if len(packed) >= size - size // 10 or too_small:
                 found.append(PLAIN + body)
             else:
                 found.append((ZSTD_DICTIONARY if small else ZSTD) + packed)
     return found
+
+
+def _hidden_weight(body: bytes, stored_bytes: int) -> int:
+    """Return what a body weighs beyond what may be stored in so few bytes."""
+    stored_bytes += _ROW_BYTES
+    if len(body) <= _HIDDEN_RATIO * stored_bytes:
+        return 0
+    return max(costs.weight_at_most(body) - _WEIGHT_RATIO * stored_bytes, 0)
 
 
 def expand(stored: bytes) -> bytes:
@@ -164,20 +182,23 @@ def expand(stored: bytes) -> bytes:
 def expand_all(stored: Iterable[bytes]) -> list[bytes]:
     """Return `expand` of each; a tree has a thousand small bodies, so the usual kind is done in place."""
     bodies = list[bytes]()
-    allowed = _TOGETHER_FREE
+    allowed, weight_allowed = _TOGETHER_FREE, _WEIGHT_FREE
     with _contexts() as contexts:
         decompress = contexts.decompress_small
         for data in stored:
             allowed += _TOGETHER_RATIO * (len(data) + _ROW_BYTES)
             if data[:2] in _SMALL_FRAMES:
                 try:
-                    bodies.append(decompress(data[1:]))
-                    continue  # at most 65,791 bytes, which its own row allows
+                    body = decompress(data[1:])
                 except zstandard.ZstdError:
-                    pass  # said properly below
-            body = expand(data)
+                    body = expand(data)  # says it properly
+            else:
+                body = expand(data)
             bodies.append(body)
+            if len(body) <= _SMALL_ENOUGH:
+                continue
             allowed -= len(body)
-            if allowed < 0:
+            weight_allowed -= _hidden_weight(body, len(data))
+            if allowed < 0 or weight_allowed < 0:
                 raise CheckpointCorrupted("stored objects claim an impossible size together")
     return bodies

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -237,7 +238,8 @@ class Writer:
 
     def weight_at_most(self) -> int:
         """Return what all weighs that was written and not kept from before, at most: it may repeat what is there."""
-        whole = sum([costs.weight(packed) for packed in self._whole])
+        scale = costs.Scale(sys.maxsize)
+        whole = sum([scale.weight(packed) for packed in self._whole])
         return whole + sum([costs.weight_at_most(piece) for piece in self._pieces])
 
     def leave_out(self, known: Collection[bytes]) -> None:
@@ -554,8 +556,7 @@ class Reader:
         self._repeated += size
         if self._repeated > REPEATS_FREE and self._root is not None:
             root, self._root = self._root, None
-            cost = repeats(*root, self._objects.get)
-            refuse_repeats(cost, self._repeats_max)
+            refuse_repeats(repeats(*root, self._objects.get, self._repeats_max), self._repeats_max)
 
     def _node(self, cursor: _Cursor, out: list[bytes]) -> None:
         op = cursor.byte()
@@ -742,35 +743,49 @@ def in_pieces(node: Node, objects: Mapping[bytes, Content]) -> InPieces | None:
 # -- what repetition costs ---------------------------------------------------------------------------------------------
 
 
-def repeats(children: bytes, body: bytes, content: Callable[[bytes], Content | None]) -> int:
+def repeats(
+    children: bytes,
+    body: bytes,
+    content: Callable[[bytes], Content | None],
+    most: int = sys.maxsize,
+    scale: costs.Scale | None = None,
+) -> int:
     """Return what it costs to build the values of these nodes beyond building each object below them once.
 
     That is 0 for a value no part of which occurs twice, however large it is. Of an object that occurs n times, n - 1
     count, weighed by what it is made of (see `costs`). A value in pieces is weighed as a whole, and of that counts the
     share that its pieces have in what occurs again. Objects that are not at hand count nothing. Takes time by the
-    number of objects, not by how often they occur; and by the size of values in pieces that repeat themselves.
+    number of objects, not by how often they occur; and, up to half a second, by what there is to weigh. What would
+    take longer may count too much. Stops somewhere above `most`.
     """
     roots = hashes(children)
     below = _opened_all(roots, content)
     if len(roots) + sum([len(keys) for keys in below.values()]) == len(below):
         return 0  # each is referred to once
-    tally = _Tally(content)
-    tally.count(roots, _notes_of(children, body, is_object=False), 1)
+    scale = scale or costs.Scale()
+    tally = _Tally(content, most, scale)
+    tally.count(roots, _notes_of(children, body, scale, is_object=False), 1)
     for key in reversed(below):  # whoever refers to it comes first
         found, times = content(key), tally.times.get(key, 0)
         if found is None or times == 0 or (times == 1 and not below[key]):
             continue
-        notes = _notes_of(*found, is_object=True)
+        notes = _notes_of(*found, scale, is_object=True)
         tally.cost += (times - 1) * notes.weight
         tally.count(below[key], notes, times)
-    return tally.cost + sum([tally.cost_in_pieces(*found) for found in tally.in_pieces.items()])
+        if tally.cost > most:
+            return tally.cost
+    for note, times in tally.in_pieces.items():
+        tally.add_in_pieces(note, times)
+        if tally.cost > most:
+            break
+    return tally.cost
 
 
 class _Tally:
     """How often objects occur, and what that costs."""
 
-    def __init__(self, content: Callable[[bytes], Content | None]) -> None:
-        self._content = content
+    def __init__(self, content: Callable[[bytes], Content | None], most: int, scale: costs.Scale) -> None:
+        self._content, self._most, self._scale = content, most, scale
         self.times: dict[bytes, int] = {}
         self.in_pieces: dict[_PiecesNote, int] = {}
         self.cost = 0
@@ -789,18 +804,19 @@ class _Tally:
         for child in children[at:]:
             times_of[child] = times_of.get(child, 0) + times
 
-    def cost_in_pieces(self, note: _PiecesNote, times: int) -> int:
-        """Return what a value in pieces costs that occurs so often, beyond building each piece once."""
+    def add_in_pieces(self, note: _PiecesNote, times: int) -> None:
+        """Add what a value in pieces costs that occurs so often, beyond building each piece once."""
         new_bytes = _HEAD_BYTES + sum([self._new_bytes(key, note.height - 1) for key in hashes(note.keys)])
         if times == 1 and new_bytes >= note.size:
-            return 0
+            return
         repeated_bytes = max(note.size * times - min(new_bytes, note.size), 1)
-        if note.size > REPEATS_MAX:
-            return repeated_bytes  # which is too much already, if it is not weighed
+        if repeated_bytes > min(self._most, REPEATS_MAX):
+            self.cost += repeated_bytes  # which is too much already, though it is not weighed
+            return
         # What is weighed up to here costs more than any reader allows, though only its repeated share counts.
-        most = (REPEATS_MAX + 1) * note.size // repeated_bytes + 1
-        weight = costs.weight_in_pieces(self._join(note), most, repeated_bytes / max(note.size, 1))
-        return weight * repeated_bytes // max(note.size, 1)
+        most = (self._most + 1) * note.size // repeated_bytes + 1
+        weight = self._scale.weight_in_pieces(self._join(note), most, repeated_bytes / max(note.size, 1))
+        self.cost += weight * repeated_bytes // max(note.size, 1)
 
     def _new_bytes(self, key: bytes, level: int) -> int:
         """Return how many bytes there are in pieces that have not been met yet."""
@@ -815,7 +831,7 @@ class _Tally:
         return sum([self._new_bytes(child, level - 1) for child in hashes(found[0])])
 
     def _join(self, note: _PiecesNote) -> bytes:
-        """Return a value in pieces as a whole, and not much more of it than it says it has."""
+        """Return a value in pieces as a whole, and no more of it than it says it has."""
         joined: dict[tuple[bytes, int], bytes] = {}
 
         def join(keys: bytes, level: int) -> bytes:
@@ -830,7 +846,7 @@ class _Tally:
                 size += len(part)
                 if size > note.size:
                     break
-            return b"".join(parts)
+            return b"".join(parts)[: note.size]
 
         return note.head + join(note.keys, note.height - 1)
 
@@ -851,7 +867,7 @@ def _opened_all(roots: Sequence[bytes], content: Callable[[bytes], Content | Non
             keys = hashes(found[0]) if found is not None else nothing
             opened[key] = keys
             above = []
-            for child in keys:
+            for child in dict.fromkeys(keys):  # many may be the same
                 if child in done:
                     continue
                 inner = content(child)
@@ -919,21 +935,21 @@ class _Notes:
 class _Weigher(_Cursor):
     """A place in a body; what is taken from it is weighed."""
 
-    __slots__ = ("notes",)
+    __slots__ = ("notes", "scale")
 
-    def __init__(self, children: bytes, body: bytes) -> None:
+    def __init__(self, children: bytes, body: bytes, scale: costs.Scale) -> None:
         super().__init__(children, body)
-        self.notes = _Notes()
+        self.notes, self.scale = _Notes(), scale
 
     def take(self, size: int) -> bytes:
         data = super().take(size)
-        self.notes.weight += costs.weight(data)
+        self.notes.weight += self.scale.weight(data)
         return data
 
 
-def _notes_of(children: bytes, body: bytes, *, is_object: bool) -> _Notes:
+def _notes_of(children: bytes, body: bytes, scale: costs.Scale, *, is_object: bool) -> _Notes:
     """Return what an object, or nodes one after the other, cost by themselves, and which values in pieces are there."""
-    cursor = _Weigher(children, body)
+    cursor = _Weigher(children, body, scale)
     try:
         if is_object and body[:1] == _REST_BODY:
             cursor.byte()

@@ -368,7 +368,12 @@ class Walker:
             pending = {key for found in pending for key in tree.hashes(self.objects[found][0])} - seen
         # What is new is no larger than all roots and all that was written, but for small values, which stand inline.
         size_max = self._size_max + self.writer.added_bytes + _SMALL_VALUES_MAX
-        return [b"".join(tree.Reader(self.objects, size_max).fields(node.children, node.body, 1)[0]) for node in nodes]
+        joined: dict[Content, bytes] = {}
+        for children, body, *_ in nodes:
+            if (children, body) not in joined:
+                parts = tree.Reader(self.objects, size_max).fields(children, body, 1)[0]
+                joined[children, body] = b"".join(parts)
+        return [joined[node.children, node.body] for node in nodes]
 
     def alike(self, nodes: Sequence[Node | None]) -> Need[list[Node | None]]:
         """Return nodes that are equal exactly if their values are: those in pieces are written anew."""
