@@ -185,19 +185,22 @@ class _Merger:
         if self._graph is not None:
             await self._reduce()
         channels, objects = await self._three_way(resolve, clashes)
-        decided = {**self._decided, **{name: value for name, (value, _) in deltas.items()}}
-        channels = {name: value for name, value in {**channels, **decided}.items() if value is not None}
-        envelope = self._envelope(channels)
+        merged: dict[str, Written | None] = {**channels, **self._decided}
         rest: dict[str, Written] = {}
-        for _, kept in deltas.values():
+        for name, (value, kept) in deltas.items():
+            merged[name] = value
             rest.update(kept)
-        seeds = {name[len(SEED) :]: value.form for name, value in rest.items() if name.startswith(SEED) and value.form}
+        channels = {name: value for name, value in merged.items() if value is not None}
+        envelope = self._envelope(channels)
         envelope.pop("seeds", None)
+        seeds = _seed_forms(rest)
         if seeds:
             envelope["seeds"] = seeds
-        conversation = channels.pop(LIST_CHANNEL) if _stands_alone(channels) else None
+        conversation = tree.EMPTY_LIST
+        if _stands_alone(channels):
+            conversation = channels.pop(LIST_CHANNEL).node or tree.EMPTY_LIST
         nodes = [
-            conversation.node if conversation is not None and conversation.node is not None else tree.EMPTY_LIST,
+            conversation,
             self._channels.mapping(self._writer, channels, self._channels.small(channels)),
             self._channels.envelope(self._writer, envelope, rest)[0],
         ]
@@ -293,12 +296,12 @@ class _Merger:
         versions = dict(envelope["channel_versions"])
         known = [*versions.values(), *self._theirs.envelope["channel_versions"].values()]
         newest = next_version(max(known, key=number_of, default=None))
-        changed = [
-            name
-            for name in {**self._ours.channels, **channels}
-            if (channels[name].packed if name in channels else None)
-            != (self._ours.channels[name].packed if name in self._ours.channels else None)
-        ]
+        changed: list[str] = []
+        for name in {**self._ours.channels, **channels}:
+            before = self._ours.channels.get(name)
+            after = channels.get(name)
+            if before is None or after is None or before.packed != after.packed:
+                changed.append(name)
         changed += [name for name in self._moved_deltas if name not in changed]
         for name in changed:
             versions[name] = newest
@@ -332,11 +335,16 @@ class _Merger:
             known = {**self._ours.channels, **self._theirs.channels}
             self._delta_names |= _gathering(self._graph, "DeltaChannel").keys() & known.keys()
         for name in sorted(self._delta_names):
-            before, ours, theirs = [_delta(side, name) for side in (self._before, self._ours, self._theirs)]
-            side, chosen = self._ours, ours
-            if theirs not in (before, ours) and (ours == before or resolve == "theirs"):
-                side, chosen = self._theirs, theirs
-            elif theirs not in (before, ours) and resolve != "ours":
+            before = _delta(self._before, name)
+            ours = _delta(self._ours, name)
+            theirs = _delta(self._theirs, name)
+            side = self._ours
+            chosen = ours
+            is_changed = theirs not in (before, ours)
+            if is_changed and (ours == before or resolve == "theirs"):
+                side = self._theirs
+                chosen = theirs
+            elif is_changed and resolve != "ours":
                 new = await self._new_items(name, before, theirs)
                 if new is None:
                     clashes.append(Conflict(display.path_of(name), MISSING, MISSING, MISSING))
@@ -391,17 +399,7 @@ class _Merger:
     async def _reduce(self) -> None:
         """Decide the channels of the graph that have a reducer and that both sides changed."""
         specs = _gathering(self._graph, "BinaryOperatorAggregate", "Topic")
-        open_names = []
-        for name in specs:
-            before, ours, theirs = [
-                side.channels[name].packed if name in side.channels else None
-                for side in (self._before, self._ours, self._theirs)
-            ]
-            sides = (self._before, self._ours, self._theirs)
-            if FOREIGN in [side.channels[name].form for side in sides if name in side.channels]:
-                continue  # nobody here can read it: see `_opaque`
-            if ours is not None and theirs is not None and before not in (ours, theirs) and name not in self._decided:
-                open_names.append(name)
+        open_names = [name for name in specs if self._is_open(name)]
         if not open_names:
             return
         steps = await self._steps(open_names)
@@ -414,6 +412,16 @@ class _Merger:
             if value is not MISSING:
                 top = self._channels.stands_alone(name, value)
                 self._decided[name] = self._channels.written(self._writer, name, value, None, top=top)
+
+    def _is_open(self, name: str) -> bool:
+        """Whether both sides changed a channel, and nothing has decided about it yet."""
+        if name in self._decided:
+            return False
+        sides = [side.channels.get(name) for side in (self._before, self._ours, self._theirs)]
+        if any(side is not None and side.form == FOREIGN for side in sides):
+            return False  # nobody here can read it: see `_opaque`
+        before, ours, theirs = [side.packed if side is not None else None for side in sides]
+        return ours is not None and theirs is not None and before not in (ours, theirs)
 
     async def _applied(self, spec: Any, name: str, own: _Steps, shared: Set[_Place]) -> Any:
         """Return ours with what theirs wrote; MISSING: no way to do it turns the ancestor's value into theirs."""
@@ -647,6 +655,15 @@ def _as_messages(values: list[Any]) -> list[Any]:
     from langchain_core.messages import convert_to_messages  # it is there: one of the values is a message
 
     return convert_to_messages(values)
+
+
+def _seed_forms(rest: Mapping[str, Written]) -> dict[str, Form]:
+    """Return the forms of the stored values that delta channels begin with, where they are not plain."""
+    seeds: dict[str, Form] = {}
+    for name, value in rest.items():
+        if name.startswith(SEED) and value.form:
+            seeds[name.removeprefix(SEED)] = value.form
+    return seeds
 
 
 def _stands_alone(channels: Mapping[str, Written]) -> bool:
