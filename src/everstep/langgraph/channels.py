@@ -70,14 +70,19 @@ class Written(NamedTuple):
     @property
     def packed(self) -> bytes:
         """The whole value, packed."""
+        return self.whole if self.whole is not None else b"".join(self.parts)
+
+    @property
+    def parts(self) -> list[bytes]:
+        """The whole value, packed, in parts."""
         if self.whole is not None:
-            return self.whole
+            return [self.whole]
         if self.items is not None:
-            return self.items.packed()
+            return self.items.parts()
         made = tree.made_of(self.node)
         if made is None:
             raise RuntimeError("a value that was written is not at hand")
-        return made.packed()
+        return made.parts()
 
     @property
     def is_list(self) -> bool:
@@ -482,7 +487,7 @@ class Channels:
 
     def value(self, form: Form, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
         """Return the value of a node in any form."""
-        return self.read(form, self._codec.unpack(_joined(node, objects)))
+        return self.read(form, self.plain(node, objects))
 
     def opened_envelope(
         self, node: tree.Node, objects: Mapping[bytes, tree.Content]
@@ -513,7 +518,7 @@ class Channels:
 
     def plain(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
         """Return the plain value of a node."""
-        return self._codec.unpack(_joined(node, objects))
+        return self._codec.unpack_parts(_parts(node, objects))
 
     def mapping_of(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> dict[str, Any]:
         """Return the values that `mapping` wrote, as they are kept."""
@@ -546,12 +551,12 @@ class Channels:
     def unwritten(self, written: Written) -> Any:
         """Return the value that was written."""
         if written.size < _MANY_BYTES:
-            return self.read(written.form, self._codec.unpack(written.packed))
+            return self.read(written.form, self._codec.unpack_parts(written.parts))
         with QUIET:
             templates = self._ready(written)
             if templates is not None:
                 return [template.copy() for template in templates]
-            return self.read(written.form, self._codec.unpack(written.packed))
+            return self.read(written.form, self._codec.unpack_parts(written.parts))
 
     def _ready(self, written: Written) -> list[Template | Packed | Bare] | None:
         """Return the messages of a conversation to copy; None if it is read for the first time, or is none."""
@@ -603,14 +608,16 @@ class Channels:
         self, form: Form, node: tree.Node, objects: Mapping[bytes, tree.Content], *, top: bool = False
     ) -> Written:
         """Return a value that was read as it was written, so that its successor can be written from it."""
-        packed = _joined(node, objects)
+        parts = _parts(node, objects)
+        size = sum(map(len, parts))
         inner = tree.Node(*tree.content_of(node.children, objects), 0) if node.body == tree.REF_BODY else node
         if tree.is_list(inner):
-            items = chunked_packed(codec.items(packed))
+            items = chunked_packed(codec.items(b"".join(parts)))
             copies = Copies(self.rules) if form == CHAT else None
-            return Written(form, len(packed), None, inner._replace(size=len(packed)), items, top, copies=copies)
+            return Written(form, size, None, inner._replace(size=size), items, top, copies=copies)
         made = tree.in_pieces(node, objects)
-        return Written(form, len(packed), packed if made is None else None, node._replace(size=len(packed), made=made))
+        whole = b"".join(parts) if made is None else None
+        return Written(form, size, whole, node._replace(size=size, made=made))
 
 
 def _edited(
@@ -663,6 +670,10 @@ def _size_of(node: tree.Node, objects: Mapping[bytes, tree.Content]) -> int:
 
 
 def _joined(node: tree.Node, objects: Mapping[bytes, tree.Content]) -> bytes:
+    return b"".join(_parts(node, objects))
+
+
+def _parts(node: tree.Node, objects: Mapping[bytes, tree.Content]) -> list[bytes]:
+    """Return the value of a node, packed, in parts."""
     reader = tree.Reader(objects, node.size or tree.VALUE_BYTES_MAX, repeats_max())
-    parts: Sequence[list[bytes]] = reader.fields(node.children, node.body, 1)
-    return b"".join(parts[0])
+    return reader.fields(node.children, node.body, 1)[0]

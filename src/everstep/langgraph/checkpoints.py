@@ -303,11 +303,15 @@ class Threads:
         its_line = Line(base, written, rest, state, size, small, known, packed_envelope, channels.rules)
         its_line.fresh = frozenset(values.objects)
         if size >= tree.REPEATS_FREE:
-            added = writer.weight_at_most() + costs.weight(channels.kinds.codec.pack(envelope, "checkpoint"))
-            if line is not None:  # what stood elsewhere in the parent may now stand here as well
-                moved = [value.packed for name, value in rest.items() if name not in line.rest]
-                added += sum([costs.weight_at_most(packed) for packed in moved])
-            its_line.repeats = self._repeats(values, line, added)
+
+            def weigh_new() -> int:
+                added = writer.weight_at_most() + costs.weight(channels.kinds.codec.pack(envelope, "checkpoint"))
+                if line is not None:  # what stood elsewhere in the parent may now stand here as well
+                    moved = [value.packed for name, value in rest.items() if name not in line.rest]
+                    added += sum([costs.weight_at_most(packed) for packed in moved])
+                return added
+
+            its_line.repeats = self._repeats(values, line, weigh_new)
             if its_line.repeats is None:
                 return None
         return values, its_line
@@ -348,20 +352,24 @@ class Threads:
         written = {name: written[name] for name in values}
         return written, channels.small(written)
 
-    def _repeats(self, values: Encoded, line: Line | None, added: int) -> int | None:
+    def _repeats(self, values: Encoded, line: Line | None, weigh_new: Callable[[], int]) -> int | None:
         """Return what repetition in a large checkpoint costs at most; raise if it could not be read.
 
         All that is new may be a repetition. Only when that would be too much all of it is looked at; None: that cannot
         be done with what is in memory.
         """
-        if line is not None and line.repeats is not None:
-            bound = line.repeats + added
-            if bound <= tree.writable_repeats(repeats_max()):
-                return bound
         fresh, held = values.objects, self._repository.memory.contents
 
         def content(key: bytes) -> tree.Content | None:
             return fresh.get(key) or held.get(key)
+
+        if line is not None and line.repeats is not None:
+            is_mostly_new = tree.is_mostly_new(values.added_bytes, sum(values.sizes))
+            if is_mostly_new and tree.repeats_nothing(values.children, content):
+                return 0
+            bound = line.repeats + weigh_new()
+            if bound <= tree.writable_repeats(repeats_max()):
+                return bound
 
         def below(key: bytes) -> bytes | None:
             found = content(key)

@@ -324,6 +324,8 @@ class Codec:
 
     def unpack_parts(self, parts: list[bytes]) -> Any:
         """Return the value whose bytes are the joined `parts`."""
+        if len(parts) > 1 and parts[0][:1] in _LONG_BYTES:
+            return _joined_bytes(parts)
         return _Reader(self.types).read([b"\x92", *parts, _END])
 
     def unpack_and_tell(self, parts: list[bytes]) -> tuple[Any, bool]:
@@ -712,6 +714,18 @@ for _n, _kind in enumerate(_PATHS):
 
 
 # -- unpacking ---------------------------------------------------------------------------------------------------------
+
+
+_LONG_BYTES = frozenset((b"\xc5", b"\xc6"))
+
+
+def _joined_bytes(parts: list[bytes]) -> bytes:
+    """Return a long bytes value: with one copy, where the packer makes two."""
+    header = 1 + _LENGTHS[parts[0][0]][0]
+    size = int.from_bytes(parts[0][1:header], "big")
+    if len(parts[0]) < header or sum(map(len, parts)) != header + size:
+        raise CheckpointCorrupted("a stored value is not of the size it says")
+    return b"".join([parts[0][header:], *parts[1:]])
 
 
 class _Reader:

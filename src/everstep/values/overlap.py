@@ -24,7 +24,11 @@ class Chunked(NamedTuple):
 
     def packed(self) -> bytes:
         """Return the list, packed."""
-        return b"".join([codec.array_header(self.length), *self.chunks])
+        return b"".join(self.parts())
+
+    def parts(self) -> list[bytes]:
+        """Return the list, packed, in parts."""
+        return [codec.array_header(self.length), *self.chunks]
 
 
 class Overlap(NamedTuple):

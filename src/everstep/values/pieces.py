@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_SIZES = ((64 << 10, 2 << 10), (512 << 10, 4 << 10), (2 << 20, 8 << 10))
-"""How large the pieces of a value are that is smaller than this."""
+_SIZES = ((64 << 10, 2 << 10), (512 << 10, 8 << 10))
+"""How large the pieces of a value are that is smaller than this. Small ones leave half of a database's pages empty."""
 _SIZE_MAX = 32 << 10
 
 _PROBE_BYTES = 64

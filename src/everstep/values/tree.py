@@ -88,9 +88,9 @@ class InPieces(NamedTuple):
     head: bytes
     levels: list[Level]
 
-    def packed(self) -> bytes:
-        """Return the whole value, packed."""
-        return b"".join([self.head, *self.levels[0].pieces])
+    def parts(self) -> list[bytes]:
+        """Return the whole value, packed, in parts."""
+        return [self.head, *self.levels[0].pieces]
 
 
 class Node(NamedTuple):
@@ -779,6 +779,26 @@ def repeats(
         if tally.cost > most:
             break
     return tally.cost
+
+
+def repeats_nothing(children: bytes, content: Callable[[bytes], Content | None]) -> bool:
+    """Whether all objects below these nodes are at hand, and each is referred to once: `repeats` is 0 then."""
+    seen: set[bytes] = set()
+    pending = hashes(children)
+    while pending:
+        key = pending.pop()
+        found = content(key)
+        if found is None or key in seen:
+            return False
+        seen.add(key)
+        if found[0]:
+            pending.extend(hashes(found[0]))
+    return True
+
+
+def is_mostly_new(added_bytes: int, size: int) -> bool:
+    """Whether so much of a value is new that a look at all its objects takes less time than to weigh what is new."""
+    return added_bytes * 8 > size
 
 
 class _Tally:
