@@ -27,7 +27,7 @@ import threading
 import uuid
 import zoneinfo
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import ormsgpack
@@ -63,6 +63,7 @@ _PLAIN = frozenset((type(None), bool, float, bytes))
 _COPIED = frozenset((list, dict))
 _TEXT = frozenset((str,))
 _SIZED = frozenset((list, dict, tuple, set, frozenset))
+_WRITTEN = frozenset((list, dict, type(None), bool, int, float, str, bytes))  # by the packer itself
 _BUFFERS = frozenset((bytearray, memoryview))
 _BYTES = frozenset((bytes, bytearray, memoryview))
 _ROW_PARTS = frozenset((type(None), bool, int, float, str, bytes))
@@ -304,8 +305,8 @@ class Codec:
         try:
             packed = self.pack_items_quickly(items)
             if packed is None:
-                packed = self._packed_own(self._own_items(items, 0, 0), 0)[len(array_header(len(items))) :]
-            self._refuse_buffers(packed, items)
+                return self._packed_own(self._own_items(items, 0, 0), 0)[len(array_header(len(items))) :]
+            _refuse_buffers(packed, items)
             return packed
         except (TypeError, EverstepError, RuntimeError):
             _raise_hidden()
@@ -334,41 +335,30 @@ class Codec:
         return reader.read([b"\x92", *parts, _END]), not reader.tagged
 
     def _pack_fast(self, value: Any) -> bytes:
-        packed = self._packed_at_once(value)
-        self._refuse_buffers(packed, value)
-        return packed
-
-    @staticmethod
-    def _refuse_buffers(packed: bytes, value: Any) -> None:
-        """Raise TypeError if there is a bytearray in a value: the packer writes it as bytes.
-
-        Where the bytes marker cannot be seen there is none.
-        """
-        if may_hold_bytes(packed) and _holds(value, _BUFFERS):
-            raise TypeError("a bytearray needs the careful way")
-
-    def _packed_at_once(self, value: Any) -> bytes:
         """Return what the packer makes of `value`, though another thread may be changing it.
 
         Without a callback nothing else runs meanwhile. With one it does, and the packer reads beyond the end of a list
         that has shrunk, so it gets containers of its own.
         """
-        if type(value) not in _COPIED:
-            return self._packed_tagged(value, 0)
-        try:
-            return _packed_within(value, None, 0)
-        except TypeError:
-            return self._packed_tagged(value, 0)
+        if type(value) in _COPIED:
+            try:
+                packed = _packed_within(value, None, 0)
+            except TypeError:
+                return self._packed_tagged(value, 0)
+            _refuse_buffers(packed, value)
+            return packed
+        return self._packed_tagged(value, 0)
 
     def _packed_tagged(self, value: Any, level: int) -> bytes:
         """Return what the packer makes of a value that is in `level` tagged containers."""
         if level >= len(_FAST_DEPTHS):
             raise TypeError("so many tagged containers inside one another need the careful way")
+        _own_kinds([value])
         return self._packed_own(self._own_containers(value, 0, level), level)
 
     def _packed_own(self, own: Any, level: int) -> bytes:
         """Return what the packer makes of a value that nobody else can change."""
-        if type(own) is dict or (type(own) is list and not _COPIED.isdisjoint(map(type, own))):
+        if type(own) in _COPIED:
             return _packed_within(own, self._hook(level), level)
         return ormsgpack.packb(own, self._hook(level), _OPTIONS)
 
@@ -381,35 +371,33 @@ class Codec:
         if depth > DEPTH_MAX:
             raise TypeError("a value that nests too deep, or contains itself, needs the careful way")
         if kind is list:
-            own = value.copy()
-            kinds = set(map(type, own))
-            if tuple in kinds and len(kinds) == 1:
-                rows = _rows(own)
-                if rows is not None:
-                    return ormsgpack.Ext(ROWS, rows)
-            return own if kinds.isdisjoint(_COPIED) else self._own_items(own, depth, level)
-        if kind is dict:
-            own = value.copy()
-            if own and set(map(type, own)) != {str}:
-                return ormsgpack.Ext(MAP, self._packed_content([*own, *own.values()], level + 1))
-            if set(map(type, own.values())).isdisjoint(_COPIED):
-                return own
+            own_list = value.copy()
+            rows = _rows(own_list) if set(map(type, own_list)) == {tuple} else None
+            return ormsgpack.Ext(ROWS, rows) if rows is not None else self._own_items(own_list, depth, level)
+        if kind is not dict:
+            return value
+        own = value.copy()
+        if not {str}.issuperset(map(type, own)):
+            return ormsgpack.Ext(MAP, self._packed_content([*own, *own.values()], level + 1))
+        if not _own_kinds(own.values()).isdisjoint(_COPIED):
             for key, item in own.items():
                 if type(item) in _COPIED:
                     own[key] = self._own_containers(item, depth + 1, level)
-            return own
-        return value
+        return own
 
     def _own_items(self, items: list[Any], depth: int, level: int) -> list[Any]:
+        if _own_kinds(items).isdisjoint(_COPIED):
+            return items
         return [self._own_containers(item, depth + 1, level) if type(item) in _COPIED else item for item in items]
 
     def _packed_content(self, content: list[Any], level: int) -> bytes:
         """Return the items of a tagged container, packed."""
         if level >= len(_FAST_DEPTHS):
             raise TypeError("so many tagged containers inside one another need the careful way")
-        packed = self._packed_own(self._own_items(content, 0, level), level)
-        self._refuse_buffers(packed, content)
-        return packed
+        own = self._own_items(content, 0, level)
+        if own is content:  # it holds no lists and no mappings
+            return ormsgpack.packb(own, self._hook(level), _OPTIONS)
+        return self._packed_own(own, level)
 
     def _tagged_fast(self, level: int, value: Any) -> ormsgpack.Ext:
         """Return the extension value for `value`; the packer calls this for what it does not know."""
@@ -592,34 +580,34 @@ def holds_bytes(value: Any) -> bool:
 
 def _holds(value: Any, kinds: frozenset[type]) -> bool:
     """Whether there is something of these types in the parts of `value` that the packer writes by itself."""
-    if type(value) in kinds:
-        return True
     # Level by level, so that a list of many small mappings takes few steps of the interpreter.
-    dicts = [value] if type(value) is dict else []
-    lists = [value] if type(value) is list else []
-    while dicts or lists:
-        if not dicts and _are_numbers(lists):
-            return False
-        found = set(map(type, _parts(dicts, lists)))
+    level = [value]
+    while level:
+        found = set(map(type, level))
         if not found.isdisjoint(kinds):
             return True
-        below = list(_parts(dicts, lists)) if not found.isdisjoint(_COPIED) else []
-        dicts = _of_type(dict, below, found)
-        lists = _of_type(list, below, found)
+        if found.isdisjoint(_COPIED):
+            return False
+        if not _WRITTEN.issuperset(found):
+            level = [part for part in level if type(part) in _COPIED]
+        if found == {list} and _are_numbers(level):
+            return False
+        level = gc.get_referents(*level)
     return False
 
 
-def _of_type(kind: type, values: list[Any], found: set[type]) -> list[Any]:
-    """Return those of the values that are of this type; `found` has the types of all of them."""
-    if kind not in found:
-        return []
-    return values if len(found) == 1 else [value for value in values if type(value) is kind]
+def _own_kinds(values: Iterable[Any]) -> set[type]:
+    """Return the types of these values; raise TypeError if there is a bytearray, which the packer writes as bytes."""
+    kinds = set(map(type, values))
+    if not kinds.isdisjoint(_BUFFERS):
+        raise TypeError("a bytearray needs the careful way")
+    return kinds
 
 
-def _parts(dicts: list[dict[Any, Any]], lists: list[list[Any]]) -> Iterator[Any]:
-    """Return all that is in these containers, without a step of the interpreter for each."""
-    values = itertools.chain.from_iterable(map(dict.values, dicts))
-    return itertools.chain(values, itertools.chain.from_iterable(lists))
+def _refuse_buffers(packed: bytes, value: Any) -> None:
+    """Raise TypeError if there is a bytearray in a value. Where the bytes marker cannot be seen there is none."""
+    if may_hold_bytes(packed) and _holds(value, _BUFFERS):
+        raise TypeError("a bytearray needs the careful way")
 
 
 def _are_numbers(lists: list[list[Any]]) -> bool:
