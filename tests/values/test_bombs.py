@@ -135,6 +135,8 @@ def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MESSAGE = {"role": "user", "content": "the same " * 50}
+NOTE = {"role": "user", "content": ("the same " * 60)[:490]}
+"""Takes 512 bytes, so that equal ones make equal pieces."""
 UNSPLIT = SnapshotConfig(delta_snapshots=False)
 
 
@@ -237,9 +239,7 @@ def test_what_a_saver_acknowledges_is_readable(channel: str, is_fresh: bool) -> 
     saver = HarnessCheckpointer(backend=store)
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     value: list[Any] = []
-    # A note takes 512 bytes, so that equal notes make equal pieces.
-    note = {"role": "user", "content": ("the same " * 60)[:490]}
-    made = HumanMessage("the same " * 50, id="1") if channel == "messages" else note
+    made = HumanMessage("the same " * 50, id="1") if channel == "messages" else NOTE
     for step in range(200):
         if is_fresh:
             saver = HarnessCheckpointer(backend=store)
@@ -263,12 +263,12 @@ def test_what_a_saver_acknowledges_is_readable(channel: str, is_fresh: bool) -> 
 def test_a_pending_write_that_could_not_be_read_is_refused() -> None:
     saver = HarnessCheckpointer(backend=MemoryStore())
     config = saver.put({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, empty_checkpoint(), {"step": 1}, {})
-    saver.put_writes(config, [("notes", [MESSAGE] * 100)], "a")
+    saver.put_writes(config, [("notes", [NOTE] * 100)], "a")
     with pytest.raises(UnstorableValue, match="again and again"):
-        saver.put_writes(config, [("notes", [MESSAGE] * 3000)], "b")
+        saver.put_writes(config, [("notes", [NOTE] * 3000)], "b")
     found = saver.get_tuple(config)
     assert found is not None
-    assert found.pending_writes == [("a", "notes", [MESSAGE] * 100)]
+    assert found.pending_writes == [("a", "notes", [NOTE] * 100)]
 
 
 class CountingStore(MemoryStore):
