@@ -319,9 +319,6 @@ class Channels:
         return PLAIN, value
 
     def _lowered_dict(self, value: dict[str, Any]) -> tuple[Form, Any]:
-        kinds = set(map(type, value.copy().values()))
-        if not any([kind is list or hasattr(kind, "__pydantic_fields_set__") for kind in kinds]):  # noqa: C419
-            return PLAIN, value  # there are no messages in it, which few steps tell
         lowered, forms = dict(value), dict[str, int]()
         kinds = set(map(type, lowered.values()))
         if not any(kind is list or hasattr(kind, "__pydantic_fields_set__") for kind in kinds):
