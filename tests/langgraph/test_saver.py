@@ -37,6 +37,28 @@ async def test_what_is_put_is_what_get_tuple_gives(saver: FacedSaver) -> None:
     assert await saver.get(config) == given
 
 
+async def test_channels_come_and_go_and_change_their_size_in_any_order(saver: FacedSaver) -> None:
+    """Versions say what is as in the parent; a channel may have a version before it has a value."""
+    steps: list[tuple[dict[str, Any], dict[str, int]]] = [
+        ({"a": 1, "b": 2}, {}),
+        ({"a": 1, "b": 2, "late": 3}, {}),
+        ({"late": 3, "b": "long " * 500, "a": 1}, {"b": 2}),
+        ({"late": 3, "b": "short", "a": 1}, {"b": 3}),
+        ({"late": 3, "b": [AIMessage("x", id="1")], "a": 1}, {"b": 4}),
+        ({"b": [AIMessage("x", id="1")], "a": None}, {"a": 2}),
+    ]
+    versions = {"a": 1, "b": 1, "late": 1}
+    for n, (values, new) in enumerate(steps):
+        versions = {**versions, **new}
+        parent = at(name=f"c{n - 1}") if n else at()
+        await saver.put(parent, checkpoint(f"c{n}", values, versions), {}, new)
+        assert await saver.values() == values
+        assert list(await saver.values()) == list(values)
+
+    for n, (values, _) in enumerate(steps):
+        assert await saver.values(name=f"c{n}") == values
+
+
 async def test_short_conversations_grow_in_any_channel(saver: FacedSaver) -> None:
     messages = [AIMessage("a", id="1"), HumanMessage("b", id="2"), AIMessage("c" * 2000, id="3"), HumanMessage("d")]
     for n in range(1, 5):

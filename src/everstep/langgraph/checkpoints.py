@@ -298,7 +298,9 @@ class Threads:
                     writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
         values = encoded(nodes, writer, line.base if line is not None else None, thorough=True)
         size = sum(values.sizes)
-        known = {name: version for name, version in versions.items() if version is not None}
+        known = versions
+        if None in versions.values():
+            known = {name: version for name, version in versions.items() if version is not None}
         base = Base(key, b"")
         its_line = Line(base, written, rest, state, size, small, known, packed_envelope, channels.rules)
         its_line.fresh = frozenset(values.objects)
@@ -332,14 +334,11 @@ class Threads:
         before: Mapping[str, Written] = line.channels if line is not None else {}
         changed: Collection[str] = values
         if line is not None and is_checked and new_versions is not None:
-            known = line.versions
-            changed = [name for name in values if name in new_versions or known.get(name, _NONE) != versions.get(name)]
-        written: dict[str, Written] = {}
+            changed = _changed(values, versions, new_versions, line.versions)
         is_alike = line is not None and list(values) == list(before)
-        if is_alike:
-            written.update(before)
-        elif len(changed) < len(values):
-            written = {name: before[name] for name in values if name in before}
+        written = dict(before) if is_alike else {name: before[name] for name in values if name in before}
+        if len(written) < len(values):  # a channel may have had a version, but no value
+            changed = dict.fromkeys([*changed, *[name for name in values if name not in before]])
         for name in changed:
             checks.text(name, "the name of a channel")
             value, old = values[name], before.get(name)
@@ -1000,6 +999,15 @@ def _envelope(
     if forms:
         envelope["forms"] = forms
     return envelope
+
+
+def _changed(
+    values: Mapping[str, Any], versions: Mapping[str, Any], new_versions: Mapping[str, Any], known: Mapping[str, Any]
+) -> list[str]:
+    """Return the names of the values that may be others than those of the versions that are `known`."""
+    if versions == {**known, **new_versions} and values.keys() <= versions.keys():
+        return [name for name in new_versions if name in values]  # few of many, without a look at each
+    return [name for name in values if name in new_versions or known.get(name, _NONE) != versions.get(name)]
 
 
 def _delta_channels(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -72,6 +73,7 @@ COUNTERS = "counters_since_delta_snapshot"
 """The key under which LangGraph counts the updates of delta channels in the metadata."""
 
 
+@functools.lru_cache(256)  # the same few names come with every checkpoint
 def is_secret(name: str) -> bool:
     """Whether a name in `configurable` looks like that of a secret: it is not kept with the metadata."""
     words = [word.lower() for word in _WORDS.findall(name)]
@@ -139,7 +141,7 @@ def config_of(thread: str, ns: str, checkpoint: str) -> dict[str, Any]:
 def check_mappings(**given: object) -> None:
     """Refuse what is neither a mapping nor None, by its name."""
     for name, value in given.items():
-        if value is not None and not isinstance(value, Mapping):
+        if value is not None and type(value) is not dict and not isinstance(value, Mapping):
             raise InvalidInput(f"{name} is a dict, not {type(value).__name__}")
 
 
