@@ -716,13 +716,19 @@ def take_back_to_schema_1(own: OwnPostgres, schema: str) -> None:
         f"ALTER TABLE {tables}lines DROP stored, DROP stretches, DROP runs, DROP incoming",
         f"DROP INDEX {tables}threads_name_idx, {tables}runs_family_line_idx",
         f"DROP VIEW {tables}overview",
-        f"DROP FUNCTION {tables}told, {tables}readable, {tables}item",
+        f"DROP FUNCTION {tables}load, {tables}told, {tables}readable, {tables}item",
         f"DROP TABLE {tables}gone, {tables}covers",
         f"DROP FUNCTION {tables}cover, {tables}uncover, {tables}uncover_all, {tables}cover_rest CASCADE",
         f"DROP FUNCTION {tables}unswept CASCADE",
         f"ALTER TABLE {tables}families DROP swept",
         f"DROP FUNCTION {tables}packed, {tables}is_followed, {tables}stretches",
     )
+
+
+def test_tables_are_made_where_every_statement_is_prepared(own: OwnPostgres, schema: str) -> None:
+    store = PostgresStore(own.url, schema=schema, prepare_threshold=0).blocking
+    assert run(store.list_threads(1, 0)) == []
+    run(store.close())
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -791,7 +797,8 @@ def test_tags_of_older_checkpoints_are_found(own: OwnPostgres, schema: str) -> N
         f"UPDATE {schema}.everstep_meta SET version = 6",
         f"UPDATE {schema}.everstep_checkpoints SET labels = NULL",
         f"DROP VIEW {schema}.everstep_overview",
-        f"DROP FUNCTION {schema}.everstep_told, {schema}.everstep_readable, {schema}.everstep_item",
+        f"DROP FUNCTION {schema}.everstep_load, {schema}.everstep_told",
+        f"DROP FUNCTION {schema}.everstep_readable, {schema}.everstep_item",
     )
     with everstep.open(own.url, schema=schema).sync as engine:
         assert [found.thread_id for found in engine.list_threads(tags=["tag"])] == ["t"]

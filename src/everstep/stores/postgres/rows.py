@@ -71,7 +71,7 @@ TABLES = (
     "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
     "operations", "hidden", "covers", "cover_rest", "cover", "uncover_all", "uncover",
     "gone", "packed", "guard", "alone", "below", "keep", "put", "attach", "is_followed", "stretches",
-    "unswept", "item", "readable", "told", "overview",
+    "unswept", "item", "readable", "told", "overview", "load",
 )  # fmt: skip
 
 # Covers do not overlap: the first one that ends at a seq or later has it, or none has.
@@ -620,13 +620,9 @@ class Rows:
         self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
     ) -> tuple[Loaded, Known | None] | None:
         """Read a checkpoint, its objects and its writes in one statement: one round trip, one state."""
-        parts = [_LOAD_CHECKPOINT, *([_LOAD_OBJECTS] if objects else []), *([_LOAD_WRITES] if writes else [])]
-        which = "c.seq = l.head" if checkpoint_id is None else "c.id = %(c)s"
         rows = self._all(
-            _LOAD.replace("{which}", which).replace("{torn}", _STALE if checkpoint_id is None else _TORN)
-            + (_LOAD_BELOW if objects else "")
-            + " UNION ALL ".join(parts),
-            {"t": thread_id.encode(), "n": namespace.encode(), "c": _bytes(checkpoint_id)},
+            "SELECT * FROM {load}(%s, %s, %s, %s, %s)",
+            (*_named(thread_id, namespace), _bytes(checkpoint_id), objects, writes),
         )
         if not rows:
             self.check_whole(thread_id, namespace, stored_max=0 if checkpoint_id is None else _STORED_COUNTED_MAX)
@@ -1392,9 +1388,6 @@ _IS_TORN = 8
 _CHOSEN = f"""SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden, {{torn}} AS torn FROM {{names}} n
         JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
         JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id"""
-_LOAD = f"""WITH chosen AS (
-        SELECT 0 AS place, c.* FROM ({_CHOSEN} WHERE n.name = %(t)s AND l.namespace = %(n)s AND {{which}}) c
-    )"""
 # OFFSET 0: each is looked up by itself, by the keys of the tables.
 _LOAD_MANY = f"""WITH chosen AS (
         SELECT a.place, c.* FROM unnest(%(t)s::bytea[], %(n)s::bytea[], %(c)s::bytea[])
@@ -1403,10 +1396,8 @@ _LOAD_MANY = f"""WITH chosen AS (
             {_CHOSEN} WHERE n.name = a.thread AND l.namespace = a.namespace AND c.id = a.id OFFSET 0
         ) c
     )"""
-_LOAD_BELOW = ", found AS (SELECT o.* FROM chosen CROSS JOIN LATERAL {below}(chosen.family, chosen.children) o)"
 _LOAD_CHECKPOINT = """ SELECT 0, place, generation, seq, step, run, added, family, line,
     pinned::int + 2 * hidden::int + 4 * turned::int + 8 * torn::int, id, info, children, root FROM chosen"""
-_LOAD_OBJECTS = "SELECT 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, hash, children, body, ''::bytea FROM found"
 _LOAD_WRITES = """SELECT 2, place, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
     CROSS JOIN LATERAL (
         SELECT * FROM {writes} w WHERE w.family = chosen.family AND w.line = chosen.line

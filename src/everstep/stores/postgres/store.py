@@ -1,8 +1,8 @@
 """PostgreSQL, through psycopg 3: one pool of blocking connections per store, worker threads for asynchronous callers.
 
-The usual commit is one call of a function in the database and the usual read one statement: one round trip each, no
-session state, so that PgBouncer may stand between in transaction mode. Everything else is a short transaction around
-`apply`. Every call has a deadline.
+The usual commit and the usual read are one call of a function in the database: one round trip each, no session state,
+so that PgBouncer may stand between in transaction mode. Everything else is a short transaction around `apply`. Every
+call has a deadline.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ except ImportError as exc:
 logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {
@@ -801,7 +801,7 @@ class _Database:
                 connection.execute(psycopg.sql.SQL("CREATE SCHEMA {}").format(psycopg.sql.Identifier(self._schema)))
             for number in range(self._version(connection) + 1, SCHEMA_VERSION + 1):
                 text = resources.files("everstep.stores.postgres").joinpath(f"sql/postgres-{number}.sql").read_text()
-                connection.execute(self._tables(text).encode())
+                connection.execute(self._tables(text).encode(), prepare=False)  # several commands
             connection.execute(self._tables("UPDATE {meta} SET version = %s"), (SCHEMA_VERSION,))
 
     def _version(self, connection: Connection) -> int:
