@@ -78,7 +78,7 @@ def check_whole(path: Path) -> None:
     """
     with closing(sqlite._connection(path, 1000)) as connection:
         if connection.pragma("application_id") == sqlite.APPLICATION_ID:
-            sqlite_verify.verify(connection, sqlite.SCHEMA_FIRST, sqlite.SCHEMA_VERSION, content=False)
+            sqlite_verify.verify(connection, content=False)
 
 
 class Place:

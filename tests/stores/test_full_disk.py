@@ -105,7 +105,7 @@ def _refuse_many(count: int) -> None:
 def left(path: Path, table: str) -> int:
     connection = sqlite._connection(path, 1000)
     try:
-        verify(connection, sqlite.SCHEMA_FIRST, sqlite.SCHEMA_VERSION)
+        verify(connection)
         return int(connection.execute(f"SELECT count(*) FROM {table}").get)
     finally:
         connection.close()

@@ -33,9 +33,10 @@ from everstep.errors import CommitUnknown, StoreUnavailable
 from everstep.runtime import interrupts
 from everstep.runtime.blocking import run_to_end
 from everstep.runtime.interrupts import deferred
-from everstep.stores.protocol import Change, Draft, Hidden, Key, Operation, Query, Stored, Write
+from everstep.stores.protocol import Change, Draft, Query, Stored
 from everstep.stores.records import pack_id, unpack_id
 from everstep.stores.sqlite import rows as sqlite_rows
+from everstep.stores.sqlite import schema
 from everstep.stores.sqlite import store as sqlite
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow, make_object, make_record, put
@@ -156,7 +157,7 @@ def test_a_file_of_another_application_with_its_mark_is_left_alone(path: Path) -
         _open_and_use(path)
 
 
-@pytest.mark.parametrize(("version", "word"), [(sqlite.SCHEMA_VERSION + 1, "newer"), (1, "before the first release")])
+@pytest.mark.parametrize(("version", "word"), [(schema.VERSION + 1, "newer"), (8, "before the first release")])
 def test_a_file_of_a_version_that_is_not_read_is_left_alone(path: Path, version: int, word: str) -> None:
     _open_and_use(path)
     connection = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
@@ -166,110 +167,6 @@ def test_a_file_of_a_version_that_is_not_read_is_left_alone(path: Path, version:
     with pytest.raises(StoreMismatch, match=word):
         _open_and_use(path)
     assert path.read_bytes() == before
-
-
-INSERT_UNSEALED = """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root)
-                     SELECT ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ? WHERE ? IS NOT NULL"""
-INSERT_WRITE_UNSEALED = f"""INSERT INTO writes (line, checkpoint, task, idx, seq, info, children)
-                            SELECT ?1, ?2, ?3, ?4, {sqlite_rows._next("writes")}, ?5, ?6 WHERE 1"""
-"""As before schema 5; the checksum that it is given is not kept."""
-
-
-def without_covers(before: pytest.MonkeyPatch) -> None:
-    """As before schema 6: what is asked of a table that files did not have is asked of an empty one beside them."""
-
-    def add_table(connection: apsw.Connection) -> None:
-        connection.execute("CREATE TEMP TABLE covers (line, run, upto, after)")
-
-    before.setattr(apsw, "connection_hooks", [*apsw.connection_hooks, add_table])
-
-
-def test_stretches_of_schema_5_are_covered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as before:
-        before.setattr(sqlite, "SCHEMA_VERSION", 5)
-        without_covers(before)
-        old = SQLiteStore(path).blocking
-        seqs = []
-        for n in range(1, 9):
-            stored = run_to_end(old.commit(put(make_record(f"{n}"))))
-            assert stored is not None
-            seqs.append(stored.seq)
-        stretches = [(1, 3, None), (2, 4, None), (6, 7, None), (0, 8, 1 << 40), (4, 5, 1 << 40)]
-        for after, to, run in stretches:
-            hide = Hidden("", seqs[after - 1] if after else 0, seqs[to - 1], run)
-            run_to_end(old.commit(Change(thread_id="t", hide=[hide], log=Operation("x", {}))))
-        run_to_end(old.close())
-    store = SQLiteStore(path).blocking
-    listed = run_to_end(store.list_checkpoints(Query(thread_id="t")))
-    assert [stored.record.key.checkpoint_id for stored in listed] == ["8", "6", "5", "1"]
-    run_to_end(store.close())
-
-
-def test_a_file_of_schema_2_is_brought_up_to_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as before:
-        before.setattr(sqlite, "SCHEMA_VERSION", 2)
-        without_covers(before)
-        for name in ("_HEAD", "_HEAD_OF_LINE"):  # notes of threads came with schema 3
-            before.setattr(sqlite_rows, name, getattr(sqlite_rows, name).replace("t.note IS NOT NULL", "0"))
-        before.setattr(sqlite_rows.Rows, "_check_has_lines", lambda *_: None)
-        before.setattr(sqlite_rows, "_INSERT", INSERT_UNSEALED)
-        with everstep.open(f"sqlite:///{path}").sync as engine:
-            fill(engine, "t", 3)
-    source, target = SQLiteStore(path), SQLiteStore(path.with_name("copy.db"))
-    assert everstep.copy(source, target).verified == 3
-    raw = run_to_end(source.blocking.raw("t"))
-    assert raw is not None
-    for store in (source, target):
-        run_to_end(store.blocking.close())
-    again = SQLiteStore(path)
-    assert run_to_end(again.blocking.raw("t")) == raw
-    run_to_end(again.blocking.close())
-
-
-def test_a_file_of_schema_3_is_brought_up_to_date_with_its_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [str(UUID(int=n << 64)) for n in (3, 2, 1)] + ["plain", str(UUID(int=0xABC)).upper()]
-    with monkeypatch.context() as before:
-        before.setattr(sqlite, "SCHEMA_VERSION", 3)
-        without_covers(before)
-        before.setattr(sqlite_rows, "_INSERT", INSERT_UNSEALED)
-        before.setattr(sqlite_rows, "pack_id", lambda text: text)
-        before.setattr(sqlite_rows, "_INSERT_WRITE", INSERT_WRITE_UNSEALED)
-        old = SQLiteStore(path).blocking
-        for name in names:
-            run_to_end(old.commit(put(make_record(name))))
-            for task in names:
-                run_to_end(old.put_writes(Key("t", "", name), [Write(task, 0, "ch", b"", b"w", 1)], []))
-        hide = Hidden("", 0, 2, None, names[0])
-        run_to_end(old.commit(Change(thread_id="t", hide=[hide], log=Operation("x", {}))))
-        expected = run_to_end(old.raw("t"))
-        run_to_end(old.close())
-    with closing(apsw.Connection(str(path), vfs=sqlite._checksum_vfs())) as connection:
-        assert _id_types(connection) == {("text",)}
-
-    store = SQLiteStore(path).blocking
-    assert run_to_end(store.raw("t")) == expected
-    loaded = run_to_end(store.read("t", "", names[0], writes=True))
-    assert loaded is not None
-    assert {write.task_id for write in loaded.writes} == set(names[2:]), "the first two are hidden"
-    by_id = run_to_end(store.list_checkpoints(Query(thread_id="t", order="id")))
-    assert [stored.record.key.checkpoint_id for stored in by_id] == sorted(names, reverse=True)
-    run_to_end(store.put_writes(Key("t", "", names[0]), [Write("new", 0, "ch", b"", b"w", 1)], []))
-    again = run_to_end(store.raw("t"))
-    assert again is not None
-    assert [write.seq for _, write in again.writes] == list(range(1, len(names) ** 2 + 2))
-    run_to_end(store.close())
-    with closing(apsw.Connection(str(path), vfs=sqlite._checksum_vfs())) as connection:
-        assert connection.pragma("integrity_check") == "ok"
-        assert _id_types(connection) == {("text",), ("blob",)}
-
-
-def _id_types(connection: apsw.Connection) -> set[tuple[str]]:
-    return set(
-        connection.execute(
-            """SELECT typeof(id) FROM checkpoints UNION ALL SELECT typeof(checkpoint) FROM writes
-               UNION ALL SELECT typeof(task) FROM writes UNION ALL SELECT typeof(writes_of) FROM hidden"""
-        )
-    )
 
 
 @given(st.one_of(st.uuids().map(str), st.text(), st.text("0123456789abcdefABCDEF-", min_size=36, max_size=36)))

@@ -61,7 +61,7 @@ from everstep.stores.records import (
     unpack_run,
     unpack_write,
 )
-from everstep.stores.sqlite.verify import seal
+from everstep.stores.sqlite.schema import seal
 from everstep.stores.transaction import Candidate, Line, Packed, delete, delete_some, doomed_keys, now_micros, prune
 from everstep.values.tree import FORMAT, hashes
 

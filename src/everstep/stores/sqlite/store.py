@@ -68,13 +68,15 @@ from everstep.stores.protocol import (
     Thread,
     Write,
 )
+from everstep.stores.sqlite import schema
 from everstep.stores.sqlite.files import can_write, has_space, is_unchanging, why_not_opened
 from everstep.stores.sqlite.full_disk import Reserve, Steps
 from everstep.stores.sqlite.guard import FileGuard
 from everstep.stores.sqlite.queue import CommitQueue, Job
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.rows import Rows
-from everstep.stores.sqlite.verify import add_functions, migrate, verify
+from everstep.stores.sqlite.schema import add_functions, migrate
+from everstep.stores.sqlite.verify import verify
 from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import adopt, apply, apply_writes
 from everstep.stores.waiting import Rhythm, Waiting
@@ -83,7 +85,6 @@ _log = logging.getLogger("everstep")
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
-SCHEMA_FIRST, SCHEMA_VERSION = 2, 8  # older files were never released
 APPLICATION_ID = 0x45565354  # "EVST"
 _PAGE_BYTES = 4096
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
@@ -1046,10 +1047,10 @@ def _renew_checksums(path: Path, busy_ms: int) -> None:
         if pages == 0:
             return  # somebody else was here first
         version, application = connection.pragma("user_version"), connection.pragma("application_id")
-        if (version, application) != (SCHEMA_VERSION, APPLICATION_ID):
+        if (version, application) != (schema.VERSION, APPLICATION_ID):
             raise CheckpointCorrupted(f"{path} is damaged: {pages} pages do not match their checksums")
         try:
-            verify(connection, SCHEMA_FIRST, SCHEMA_VERSION)
+            verify(connection)
         except CheckpointCorrupted as exc:
             raise CheckpointCorrupted(
                 f"{path} is damaged: {pages} pages do not match their checksums, and {exc.reason}",
@@ -1099,17 +1100,17 @@ def _prepare(connection: apsw.Connection, path: Path) -> None:
         version, application = _migrate(connection, path)
     if application != APPLICATION_ID:
         raise _of_another(connection, path)
-    if version > SCHEMA_VERSION:
+    if version > schema.VERSION:
         raise StoreMismatch(
-            f"{path} was written by a newer Everstep: its schema is {version}, this one knows {SCHEMA_VERSION}; "
+            f"{path} was written by a newer Everstep: its schema is {version}, this one knows {schema.VERSION}; "
             "upgrade everstep"
         )
-    if version < SCHEMA_FIRST:
+    if version < schema.FIRST:
         raise StoreMismatch(
             f"{path} was written by a version before the first release: its schema is {version}, which is not read any "
             "more; give the store a new file"
         )
-    if version < SCHEMA_VERSION:
+    if version < schema.VERSION:
         _migrate(connection, path)
     _check_reserved_bytes(connection, path)
     if not int(connection.pragma("checksum_verification")):
@@ -1141,7 +1142,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> tuple[int, int]:
         version, application = connection.pragma("user_version"), connection.pragma("application_id")
         if version == 0 and application == 0 and connection.execute("SELECT 1 FROM sqlite_schema").get is not None:
             raise _of_another(connection, path)
-        for number in migrate(connection, max(version + 1, SCHEMA_FIRST), SCHEMA_VERSION):
+        for number in migrate(connection, version):
             connection.execute(f"PRAGMA user_version={number}; PRAGMA application_id={APPLICATION_ID}")
         connection.execute("COMMIT")
     except BaseException:

@@ -8,12 +8,10 @@ covers follows from other rows. See docs/decisions/0012.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from importlib import resources
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import apsw
 
@@ -21,7 +19,6 @@ from everstep.errors import CheckpointCorrupted, EverstepError
 from everstep.stores.facts import EVERYTHING, new_facts, stands_for
 from everstep.stores.protocol import Key, Record
 from everstep.stores.records import (
-    pack_id,
     unpack_common,
     unpack_id,
     unpack_operation,
@@ -30,54 +27,22 @@ from everstep.stores.records import (
     unpack_run,
     unpack_write,
 )
+from everstep.stores.sqlite.schema import SEALED, add_functions, migrate
 from everstep.values import compress, tree
-
-SEALED = {
-    "families": "id, format, sweeps, live",
-    "threads": "id, name, family, began, origin, note",
-    "lines": "id, thread, namespace, head, turned, generation, active, doomed",
-    "runs": "family, run, line",
-    "checkpoints": "seq, line, run, pinned, branches, added",
-    "writes": "line, checkpoint, task, idx, seq",
-    "operations": "seq, thread, undone",
-    "hidden": "line, operation, after, upto, run, writes_of",
-    "covers": "line, run, upto, after",
-    "counters": "name, value",
-}
-"""By table: the columns that its rows' `seal` covers, in order. The triggers in the schema say the same."""
 
 _PROBLEMS_MAX = 3  # that an error names
 _OBJECTS_AT_ONCE = 500
 
 
-def seal(*values: str | bytes | int | None) -> int:
-    """Return the checksum of a row. The text of the values is the same in every version of Python."""
-    return zlib.crc32(ascii(values).encode())
-
-
-def add_functions(connection: apsw.Connection) -> None:
-    """Give a connection the functions that the schema and its migrations use."""
-    flags = apsw.SQLITE_INNOCUOUS
-    connection.create_scalar_function("seal", cast(Any, seal), deterministic=True, flags=flags)
-    connection.create_scalar_function("pack_id", cast(Callable[..., str | bytes], pack_id), 1)
-
-
-def migrate(connection: apsw.Connection, first: int, last: int) -> Iterator[int]:
-    """Run these schema files one after the other; yield the number of each that has been run."""
-    for number in range(first, last + 1):
-        connection.execute(resources.files("everstep.stores.sqlite").joinpath(f"sql/sqlite-{number}.sql").read_text())
-        yield number
-
-
-def verify(connection: apsw.Connection, first: int, last: int, *, content: bool = True) -> None:
-    """Raise CheckpointCorrupted, and say where, unless all that a store of schema `last` holds is as it was written.
+def verify(connection: apsw.Connection, *, content: bool = True) -> None:
+    """Raise CheckpointCorrupted, and say where, unless all that a store holds is as it was written.
 
     Without `content`, what records and objects hold is not looked at.
     """
     checks = _CHECKS if content else {what: check for what, check in _CHECKS.items() if check is not _check_content}
     try:
         for what, check in checks.items():
-            problems = check(connection, first, last)
+            problems = check(connection)
             if problems:
                 raise CheckpointCorrupted(f"{what}: {'; '.join(problems[:_PROBLEMS_MAX])}")
     except (TypeError, ValueError, AttributeError, OverflowError) as exc:
@@ -86,31 +51,31 @@ def verify(connection: apsw.Connection, first: int, last: int, *, content: bool 
         raise CheckpointCorrupted(f"something impossible is stored: {exc!r}") from exc
 
 
-def _check_schema(connection: apsw.Connection, first: int, last: int) -> list[str]:
+def _check_schema(connection: apsw.Connection) -> list[str]:
     """What others have added (an index, a view) does no harm; what is ours must be there as it was made."""
     found = set(connection.execute(_SCHEMA))
-    return [f"{kind} {name} is not as it was made" for kind, name, sql in _schema(first, last) - found]
+    return [f"{kind} {name} is not as it was made" for kind, name, sql in _schema() - found]
 
 
 _SCHEMA = "SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
 
 
 @cache
-def _schema(first: int, last: int) -> frozenset[tuple[Any, ...]]:
+def _schema() -> frozenset[tuple[Any, ...]]:
     connection = apsw.Connection(":memory:")
     add_functions(connection)
-    for _ in migrate(connection, first, last):
+    for _ in migrate(connection, 0):
         pass
     return frozenset(connection.execute(_SCHEMA))
 
 
-def _check_structure(connection: apsw.Connection, _first: int, _last: int) -> list[str]:
+def _check_structure(connection: apsw.Connection) -> list[str]:
     """SQLite looks at every page, and at every index entry against its row."""
     found = [text for (text,) in connection.execute(f"PRAGMA integrity_check({_PROBLEMS_MAX})")]
     return [] if found == ["ok"] else [str(text) for text in found]
 
 
-def _check_seals(connection: apsw.Connection, _first: int, _last: int) -> list[str]:
+def _check_seals(connection: apsw.Connection) -> list[str]:
     problems = []
     for table, columns in SEALED.items():
         wrong = connection.execute(f"SELECT {columns} FROM {table} WHERE seal IS NOT seal({columns}) LIMIT 1").get
@@ -166,7 +131,7 @@ _IMPOSSIBLE = {
 """What cannot be, as the query that finds it."""
 
 
-def _check_references(connection: apsw.Connection, _first: int, _last: int) -> list[str]:
+def _check_references(connection: apsw.Connection) -> list[str]:
     problems = []
     for what, query in _IMPOSSIBLE.items():
         found = connection.execute(f"{query} LIMIT 1").get
@@ -175,7 +140,7 @@ def _check_references(connection: apsw.Connection, _first: int, _last: int) -> l
     return problems
 
 
-def _check_content(connection: apsw.Connection, _first: int, _last: int) -> list[str]:
+def _check_content(connection: apsw.Connection) -> list[str]:
     """Take everything apart that carries a checksum inside: what is wrong with it is raised."""
     execute = connection.execute
     for name, origin in execute("SELECT name, origin FROM threads WHERE origin IS NOT NULL"):
@@ -234,7 +199,7 @@ def _wrong_objects(connection: apsw.Connection) -> list[str]:
     return problems
 
 
-_CHECKS: dict[str, Callable[[apsw.Connection, int, int], list[str]]] = {
+_CHECKS: dict[str, Callable[[apsw.Connection], list[str]]] = {
     "its tables are not those of a store": _check_schema,
     "its structure is damaged": _check_structure,
     "rows are damaged": _check_seals,
