@@ -19,7 +19,7 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -n $(strip $(WORKERS))
+	$(BIN)/python -m pytest -n $(strip $(WORKERS)) --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -49,7 +49,7 @@ class ServerFaults:
         assert_nothing_lost(writers, open_engine())
 
     def test_a_killed_server_loses_nothing(self, server: Server, open_engine: OpenEngine) -> None:
-        with Writers(lambda: open_engine(timeout_seconds=0.5), "killed") as writers:
+        with Writers(lambda: open_engine(timeout_seconds=2), "killed") as writers:
             writers.advance()
             server.kill()
             wait_until(lambda: any(attempt.outcome == "refused" for attempt in writers.attempts), "an error")

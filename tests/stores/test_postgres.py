@@ -377,8 +377,9 @@ def test_so_many_connections_stay_however_long_they_idle(url: str) -> None:
 
 
 def test_a_call_that_waits_for_a_lock_ends_at_the_deadline(make: Any, url: str) -> None:
-    store, patient = make(timeout_seconds=0.5), make()
-    run(store.commit(follow("t", "c")))
+    store, patient = make(timeout_seconds=1), make()
+    run(patient.commit(follow("t", "c")))  # makes the tables, which may take longer than the other waits
+    assert run(head_id(store)) == "c-1"
     with psycopg.connect(url) as connection:
         connection.execute("SELECT 1 FROM everstep_lines FOR UPDATE")
         with pytest.raises(CommitUnknown):

@@ -557,8 +557,11 @@ def test_a_commit_whose_outcome_is_unknown_says_so_and_can_be_repeated(path: Pat
 
 
 def test_a_file_locked_for_too_long_is_worth_trying_again(path: Path) -> None:
-    store = SQLiteStore(path, busy_timeout_seconds=0.2).blocking
-    run_to_end(store.commit(follow("t", "c")))
+    patient = SQLiteStore(path).blocking
+    run_to_end(patient.commit(follow("t", "c")))  # makes the file, which may take longer than the other waits
+    run_to_end(patient.close())
+    store = SQLiteStore(path, busy_timeout_seconds=1).blocking
+    assert run_to_end(store.read("t")) is not None
     other = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailable):
