@@ -393,6 +393,7 @@ def _cyclic() -> Any:
     return value
 
 
+@pytest.mark.parametrize("kind", ["memory"], indirect=True)  # what is kept of a value is the same everywhere
 @pytest.mark.parametrize(
     "value",
     [Hostile(), [Hostile()], _cyclic(), _nested(96), _nested(97), _nested(98), _nested(99), _nested(5000), lambda: 1,

@@ -190,7 +190,7 @@ def test_after_many_rewinds_sqlite_looks_at_no_more(tmp_path: Path, monkeypatch:
 
 def test_after_many_rewinds_a_server_looks_at_no_more() -> None:
     found = []
-    with servers.ValkeyServer(durable=True) as server, server.connect() as client:
+    with servers.ValkeyServer(durable=False) as server, server.connect() as client:
         for count in (20, 200):
             with everstep.open(server.url, KEEP_ALL, key_prefix=f"after{count}:").sync as engine:
                 first = _rewound(engine, count)
