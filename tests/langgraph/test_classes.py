@@ -141,7 +141,7 @@ def test_another_process_gets_what_it_can_and_is_told_once_for_each_class(tmp_pa
         **{f"known {name}": repr(value) for name, value in known.items()},
     }
     told = found["warnings"]
-    assert all(text.startswith("UnknownClassWarning: a stored 'tests.langgraph_kinds:") for text in told)
+    assert all(text.startswith("UnknownClassWarning: a stored 'tests.langgraph.kinds:") for text in told)
     assert sum("local_values.<locals>.Plan'" in text for text in told) == 1
     assert sum("local_values.<locals>.Spot'" in text for text in told) == 1
     assert len(set(told)) == len(told)
