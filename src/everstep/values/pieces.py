@@ -19,7 +19,7 @@ _SIZE_MAX = 32 << 10
 _PROBE_BYTES = 64
 _PROBES_MAX = 4
 """How many of the next old pieces are looked for where the old and the new value part."""
-_WINDOW_BYTES = 256 << 10
+_WINDOW_BYTES = 128 << 10
 """How far they are looked for."""
 
 
