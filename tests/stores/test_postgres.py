@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import Any
 
@@ -714,7 +715,7 @@ def take_back_to_schema_1(own: OwnPostgres, schema: str) -> None:
     own.do(
         f"UPDATE {tables}meta SET version = 1",
         f"ALTER TABLE {tables}threads DROP lines, DROP operations",
-        f"ALTER TABLE {tables}lines DROP stored, DROP stretches, DROP runs, DROP incoming",
+        f"ALTER TABLE {tables}lines DROP stored, DROP stretches, DROP runs, DROP incoming, DROP minute",
         f"DROP INDEX {tables}threads_name_idx, {tables}runs_family_line_idx",
         f"DROP VIEW {tables}overview",
         f"DROP FUNCTION {tables}load, {tables}told, {tables}readable, {tables}item",
@@ -797,12 +798,37 @@ def test_tags_of_older_checkpoints_are_found(own: OwnPostgres, schema: str) -> N
     own.do(
         f"UPDATE {schema}.everstep_meta SET version = 6",
         f"UPDATE {schema}.everstep_checkpoints SET labels = NULL",
+        f"ALTER TABLE {schema}.everstep_lines DROP minute",
         f"DROP VIEW {schema}.everstep_overview",
         f"DROP FUNCTION {schema}.everstep_load, {schema}.everstep_told",
         f"DROP FUNCTION {schema}.everstep_readable, {schema}.everstep_item",
     )
     with everstep.open(own.url, schema=schema).sync as engine:
         assert [found.thread_id for found in engine.list_threads(tags=["tag"])] == ["t"]
+
+
+def test_threads_are_walked_through_minute_by_minute(own: OwnPostgres, schema: str) -> None:
+    names = [f"t{n:02}" for n in range(60)]
+    with everstep.open(own.url, schema=schema).sync as engine:
+        for name in names:
+            engine.append(name, [], metadata={"float": 0.5 if name < "t10" else 1.5})
+        # Some in one minute, some hours apart; t59 was active last. Floats are in no index.
+        own.do(
+            f"""UPDATE {schema}.everstep_lines l SET active = '2026-01-01 00:00:00Z'::timestamptz
+                    + (substr(convert_from(t.name, 'UTF8'), 2)::int ^ 2) * interval '20 seconds'
+                FROM {schema}.everstep_threads t WHERE t.family = l.family AND t.id = l.thread"""
+        )
+        for limit in (1, 7, 60, 100):
+            found = []
+            page = engine.list_threads(limit)
+            found += [thread.thread_id for thread in page]
+            while page.cursor is not None:
+                page = engine.list_threads(limit, cursor=page.cursor)
+                found += [thread.thread_id for thread in page]
+            assert found == names[::-1]
+        since = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=50**2 * 20)
+        assert [t.thread_id for t in engine.list_threads(100, since=since)] == names[:49:-1]
+        assert [t.thread_id for t in engine.list_threads(3, filter={"float": 0.5})] == ["t09", "t08", "t07"]
 
 
 def test_tables_of_a_newer_version_are_not_touched(own: OwnPostgres, schema: str) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import random
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -838,19 +838,38 @@ class Rows:
 
     def search(self, search: Search) -> list[Hit]:
         wanted = Wanted.of(search)
-        source = self._narrow_source(search)
         found: list[Hit] = []
-        after, size = search.after, search.limit
-        while len(found) < search.limit:
-            rows = self._all(*_search_text(search, source, after, size))
-            for (active, *_), stored in zip(rows, self._shown([row[1:] for row in rows]), strict=True):
-                after = Position(active, stored.record.key.thread_id)
-                if wanted.fits(stored.record):
-                    found.append(Hit(stored, after))
-            if len(rows) < size:
+        after = search.after
+        for source in self._sources(search):
+            size, is_more_left = search.limit, True
+            while is_more_left and len(found) < search.limit:
+                rows = self._all(*_search_text(search, source, after, size))
+                for (active, *_), stored in zip(rows, self._shown([row[1:] for row in rows]), strict=True):
+                    after = Position(active, stored.record.key.thread_id)
+                    if wanted.fits(stored.record):
+                        found.append(Hit(stored, after))
+                is_more_left = len(rows) == size
+                # Some entries have no label; and, once in an age, two have the same.
+                size = min(size * _GROWTH, _OUTLINES)
+            if len(found) >= search.limit:
                 break
-            size = min(size * _GROWTH, _OUTLINES)  # some entries have no label; and, once in an age, two have the same
         return found[: search.limit]
+
+    def _sources(self, search: Search) -> Iterator[_Source]:
+        """Yield where the threads of a search may be found, one after the other: what is in the first comes first."""
+        narrow = self._narrow_source(search)
+        if narrow is not None:
+            yield _Source(narrow)
+            return
+        before, size = search.after.active + 1 if search.after is not None else None, search.limit
+        while search.since is None or before is None or before > search.since:
+            first = self._one(_FIRST_MINUTE, {"before": before, "size": size})[0]
+            if first is None:
+                break
+            yield _Source(_OF_MINUTES, first, before)
+            before, size = first, min(size * _GROWTH, _OUTLINES)
+        if search.since is None and search.after is None:
+            yield _Source(None)  # threads that were never active, which nobody wants but those who look for losses
 
     def _narrow_source(self, search: Search) -> str | None:
         """Return the query for the threads that a search may be about, if an index gives few; None: it gives many."""
@@ -1453,21 +1472,25 @@ def _search_values(search: Search, after: Position | None, limit: int) -> dict[s
     }
 
 
-def _search_text(search: Search, source: str | None, after: Position | None, limit: int) -> tuple[str, dict[str, Any]]:
+def _search_text(search: Search, source: _Source, after: Position | None, limit: int) -> tuple[str, dict[str, Any]]:
     """Return the query for some threads that a search may be about, in its order, and the values in it."""
     conditions = [_IS_SHOWN]
     if search.prefix:
         conditions.append(_begins_with("t", search))
-    values = _search_values(search, after, limit)
+    values = {**_search_values(search, after, limit), "first": source.first, "before": source.before}
     if values["labels"] is not None:
         conditions.append("c.labels @> %(labels)s::bigint[]")
     if search.since is not None:
         conditions.append(f"a.active >= {_MOMENT.format('since')}")
     if after is not None:
         conditions.append(f"(a.active, t.name) < ({_MOMENT.format('active')}, %(name)s::bytea)")
+    if source.first is not None:
+        conditions.append(f"a.active >= {_MOMENT.format('first')}")
     lines, joined = "{lines}", _OF_SHOWN
-    if source is not None:
-        lines = f"(SELECT x.* FROM (SELECT DISTINCT * FROM ({source}) y) s JOIN {{lines}} x USING (family, thread)) z"
+    if source.text is not None:
+        lines = (
+            f"(SELECT x.* FROM (SELECT DISTINCT * FROM ({source.text}) y) s JOIN {{lines}} x USING (family, thread)) z"
+        )
         joined = joined.replace("FULL JOIN", "LEFT JOIN")
     text = f"""SELECT {_MICROS}, {_SHOWN} FROM
                  (SELECT family, thread, {_OF_ONE_THREAD} FROM {lines} GROUP BY family, thread) a
@@ -1477,7 +1500,22 @@ def _search_text(search: Search, source: str | None, after: Position | None, lim
     return text, values
 
 
-_MOMENT = "'epoch'::timestamptz + %({})s * interval '1 microsecond'"
+_MOMENT = "'epoch'::timestamptz + %({})s::bigint * interval '1 microsecond'"
+_BEFORE = f"minute < coalesce({_MOMENT.format('before')}, 'infinity')"
+_OF_MINUTES = f"SELECT family, thread FROM {{lines}} WHERE minute >= {_MOMENT.format('first')} AND {_BEFORE}"
+_FIRST_MINUTE = f"""SELECT (extract(epoch FROM min(minute)) * 1000000)::bigint FROM
+                    (SELECT minute FROM {{lines}} WHERE {_BEFORE} ORDER BY minute DESC LIMIT %(size)s) x"""
+
+
+class _Source(NamedTuple):
+    """Where some threads of a search are found."""
+
+    text: str | None
+    """The query for them; None: they are among all."""
+    first: int | None = None
+    """When they were active at the earliest, in microseconds."""
+    before: int | None = None
+    """They have been active before that, maybe also later."""
 
 
 def _hidden(row: Sequence[Any]) -> Hidden:

@@ -87,7 +87,7 @@ except ImportError as exc:
 logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {
