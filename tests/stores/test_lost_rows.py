@@ -45,8 +45,9 @@ class Database:
             for name, rows in self._kept.items():
                 self.connection.execute(f"DELETE FROM everstep_{name}".encode())
                 for row in rows:
-                    places = ", ".join(["%s"] * len(row))
-                    self.connection.execute(f"INSERT INTO everstep_{name} VALUES ({places})".encode(), row)
+                    values = row[:-1] if name == "lines" else row  # the last column of these is made from another
+                    places = ", ".join(["%s"] * len(values))
+                    self.connection.execute(f"INSERT INTO everstep_{name} VALUES ({places})".encode(), values)
 
     def rows(self, name: str) -> list[tuple[Any, ...]]:
         return self.connection.execute(f"SELECT * FROM everstep_{name} r ORDER BY r::text".encode()).fetchall()
