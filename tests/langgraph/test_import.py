@@ -584,16 +584,16 @@ def told(now):
         stand_still()
 
 made = 0
-insert = StagingStore.insert
-def inserting(*arguments, **options):
+commit = StagingStore.commit
+async def committing(*arguments, **options):
     global made
     made += 1
     if made == after:
         stand_still()
-    return insert(*arguments, **options)
+    return await commit(*arguments, **options)
 
 if where == "within":
-    StagingStore.insert = inserting
+    StagingStore.commit = committing
 import_langgraph(source, target, quiet=True, progress=told if where == "after" else None)
 """
 

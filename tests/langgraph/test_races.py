@@ -409,7 +409,8 @@ def test_a_damaged_object_is_told_of_the_checkpoint_that_needs_it_alone() -> Non
     loaded = run_to_end(store.read("t", "", "c2", objects=True))
     assert loaded is not None
     damaged = loaded.objects[0]
-    store._objects[loaded.stored.family][damaged.hash] = damaged._replace(body=damaged.body[:-1] + b"?")
+    family = loaded.stored.family
+    run_to_end(store._write(lambda rows: rows.add_objects(family, [damaged._replace(body=damaged.body[:-1] + b"?")])))
 
     listing = HarnessCheckpointer(backend=store).list(at())
 

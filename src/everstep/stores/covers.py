@@ -37,6 +37,11 @@ class Covers:
         """Whether a checkpoint is covered."""
         return self._has(namespace, 0, seq) or self._has(namespace, run, seq)
 
+    def reach(self, namespace: str) -> tuple[int, int]:
+        """Return between which numbers all that is covered of a namespace is: the first is not, the last may be."""
+        own = [spans for (name, _), spans in self._spans.items() if name == namespace]
+        return min((starts[0] for starts, _ in own), default=0), max((ends[-1] for _, ends in own), default=0)
+
     def _has(self, namespace: str, run: int, seq: int) -> bool:
         spans = self._spans.get((namespace, run))
         if spans is None:

@@ -6,25 +6,88 @@ write to the thread meanwhile: that is looked for at the last moment, not preven
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from everstep.errors import HeadMoved
-from everstep.stores.memory import MemoryStore, _Row, _Thread
-from everstep.stores.protocol import Base, Key, Loaded, Object, Part, RawLine, RawThread, Record, Store, Stored, Write
+from everstep.runtime.blocking import run_to_end
+from everstep.stores.keyvalue.changing import ChangeRows
+from everstep.stores.keyvalue.keys import number
+from everstep.stores.keyvalue.rows import LAST_SEQ, OBJECTS, Seen, read_object
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import (
+    Base,
+    Change,
+    Key,
+    Loaded,
+    Object,
+    Part,
+    Place,
+    RawLine,
+    RawThread,
+    Record,
+    Store,
+    Stored,
+    Write,
+)
 from everstep.stores.transaction import Line, Packed
 from everstep.values.tree import hashes
+
+T = TypeVar("T")
+
+
+class _Gathered(NamedTuple):
+    objects: list[Object]
+    checkpoints: list[tuple[Stored, Packed]]
+    runs: Mapping[int, Sequence[Place]]
+
+
+class _StagedRows(ChangeRows):
+    """Rows that are numbered by another store, and sent there in the end."""
+
+    def _note(self, line: Line, record: Record, known: Record | None) -> None:
+        """Nobody looks for threads here."""
+
+    def number_from(self, number: int) -> None:
+        """Let the next number be the one after this."""
+        self._counters[LAST_SEQ] = number
+
+    def last_seq(self) -> int:
+        """Return the last number that was given."""
+        return self._last(LAST_SEQ)
+
+    def gathered(self, thread_id: str, without: Collection[Key]) -> _Gathered:
+        """Return all that there is of a thread but these checkpoints, the oldest first."""
+        thread = self._known(thread_id)
+        prefix = OBJECTS + number(thread.family)
+        objects = [read_object(key[len(prefix) :], value) for key, value in self._all(prefix)]
+        checkpoints = []
+        for line in self._lines_of(thread):
+            for row in self._rows(line):
+                if Key(thread_id, line.namespace, row.checkpoint_id) not in without:
+                    stored = self._in_commit(line, row)
+                    checkpoints.append((stored, Packed(stored.record, row.info, row.root)))
+        checkpoints.sort(key=lambda each: each[0].seq)
+        return _Gathered(objects, checkpoints, self._ancestry(thread.family))
+
+
+class _SeenAll(Seen):
+    """Every record that was made is sent in the end: none is unpacked for that."""
+
+    _RECORDS_MAX = _RECORD_BYTES_MAX = 1 << 62
 
 
 class StagingStore(MemoryStore):
     """Checkpoints and pending writes of one thread, on top of what another store has of it."""
 
-    def __init__(self, target: Store, base: RawThread, number: int) -> None:
-        """`base` is the thread as the target has it; what is new is numbered after `number`. See `opened`."""
+    _make_rows = _StagedRows
+
+    def __init__(self, target: Store, base: RawThread) -> None:
+        """`base` is the thread as the target has it. See `opened`."""
         super().__init__()
         self._target, self._base = target, base
-        self._number = number
+        self._seen = _SeenAll()
         self._brought: set[Key] = set()
-        self._made: dict[Key, Stored] = {}
         self.size_bytes = 0
         """What has been gathered."""
 
@@ -35,7 +98,7 @@ class StagingStore(MemoryStore):
         With `is_new` there was nothing of it a moment ago, so it is not read before `send`.
         """
         base = RawThread(thread_id, "", b"", {}) if is_new else await _raw(target, thread_id)
-        stage = cls(target, base, number)
+        stage = cls(target, base)
         heads = [
             Key(thread_id, namespace, line.head) for namespace, line in base.lines.items() if line.head is not None
         ]
@@ -45,8 +108,12 @@ class StagingStore(MemoryStore):
         seed = RawThread(thread_id, "", b"", lines, writes=base.writes)
         await stage.adopt(Part(thread_id, checkpoints=found, threads=[seed]))
         stage._brought.update(stored.record.key for stored in found)
-        stage._seq = number
+        await stage._stage(lambda rows: rows.number_from(number))
         return stage
+
+    async def _stage(self, work: Callable[[Any], T]) -> T:
+        """Return what `work` does with the _StagedRows."""
+        return await self._write(work)
 
     @property
     def base(self) -> RawThread:
@@ -56,11 +123,12 @@ class StagingStore(MemoryStore):
     @property
     def number(self) -> int:
         """The last number that was given."""
-        return self._seq
+        return run_to_end(self._stage(_StagedRows.last_seq))
 
     async def bring(self, keys: Collection[Key]) -> None:
         """Have checkpoints of the target at hand: what is committed next may follow them."""
-        wanted = [key for key in keys if self.checkpoint(key) is None]
+        at_hand = {loaded.stored.record.key for loaded in await self.read_many(list(keys))}
+        wanted = [key for key in keys if key not in at_hand]
         found = [loaded.stored for loaded in await self._target.read_many(wanted)] if wanted else []
         if found:
             await self.adopt(Part(self._base.thread_id, checkpoints=found))
@@ -89,25 +157,10 @@ class StagingStore(MemoryStore):
             found += await self._target.fetch(self._base.family, missing, below=below)
         return found
 
-    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
-        self.size_bytes += added_bytes
-        return super().insert(line, packed, run, added_bytes, is_head=is_head)
-
-    def _note(self, line: Line, record: Record, known: Record | None) -> None:
-        """Nobody looks for threads here."""
-
-    def _put(self, line: Line, packed: Packed, seq: int, run: int, added_bytes: int, pinned: bool) -> Stored:
-        family = self._threads[line.thread_id].family
-        made = Stored(packed.record, seq, family, pinned, digest=packed.digest, run=run, added_bytes=added_bytes)
-        self._made[packed.record.key] = made
-        return super()._put(line, packed, seq, run, added_bytes, pinned)
-
-    def _in_commit(self, thread: _Thread, row: _Row) -> Stored:
-        """What was made a moment ago is not unpacked for each commit that follows it."""
-        found = self._made.get(row.key)
-        if found is None or found.seq != row.seq or found.digest != row.digest:
-            found = self._made[row.key] = super()._in_commit(thread, row)
-        return found
+    async def commit(self, change: Change) -> Stored | None:
+        stored = await super().commit(change)
+        self.size_bytes += stored.added_bytes if stored is not None else 0
+        return stored
 
     async def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
@@ -127,17 +180,15 @@ class StagingStore(MemoryStore):
         grown = await self.raw(base.thread_id)
         if grown is None:
             raise RuntimeError("a thread that was staged is gone")
-        thread = self._threads[base.thread_id]
-        rows = [row for line in thread.lines.values() for row in line.rows.values()]
-        new = sorted([row for row in rows if row.key not in self._brought], key=lambda row: row.seq)
         lines = {name: _joined(line, base.lines.get(name)) for name, line in grown.lines.items()}
+        new = await self._stage(lambda rows: rows.gathered(base.thread_id, self._brought))
         await self._target.adopt(
             Part(
                 base.thread_id,
-                objects=list(self._objects.get(thread.family, {}).values()),
-                checkpoints=[self._in_commit(thread, row) for row in new],
-                packed={row.key: (row.info, row.root) for row in new},
-                runs=self._runs.get(thread.family, {}),
+                objects=new.objects,
+                checkpoints=[stored for stored, _ in new.checkpoints],
+                packed={packed.record.key: (packed.info, packed.root) for _, packed in new.checkpoints},
+                runs=new.runs,
                 threads=[base._replace(lines=lines, writes=grown.writes, commons={})],
             )
         )

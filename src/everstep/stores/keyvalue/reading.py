@@ -1,0 +1,476 @@
+"""All that a store of keys and values reads, inside one transaction."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from everstep.errors import CheckpointCorrupted
+from everstep.stores.facts import Wanted
+from everstep.stores.keyvalue import keys
+from everstep.stores.keyvalue.keys import number, numbers
+from everstep.stores.keyvalue.rows import (
+    ACTIVITY,
+    BEGINNINGS,
+    FAMILIES,
+    FOUND_BY,
+    IDENTITY,
+    IDS,
+    LAST_NUMBER,
+    LINE_NAMES,
+    LINE_RUNS,
+    NEWEST,
+    NOTES,
+    OBJECT,
+    OBJECTS,
+    OPERATIONS,
+    PINS,
+    RUNS,
+    SWEPT,
+    THREADS,
+    CheckpointRow,
+    LineRow,
+    Rows,
+    ThreadRow,
+    family_name,
+    family_number,
+    read_object,
+    unpack,
+)
+from everstep.stores.newest import descent, newest_of
+from everstep.stores.protocol import (
+    Hidden,
+    Hit,
+    Key,
+    Loaded,
+    Newest,
+    Object,
+    Operation,
+    Outline,
+    Place,
+    Position,
+    Query,
+    RawLine,
+    RawThread,
+    Search,
+    Stored,
+    Thread,
+    Write,
+)
+from everstep.stores.records import matches, packed_filter, unpack_operation, unpack_run
+from everstep.values.tree import hashes
+
+_NARROW = 1000  # threads that an index may give for them to be put in order one by one
+
+
+class ReadRows(Rows):
+    """What `Store` reads, each as one method. `Inside` calls them by these names."""
+
+    def load(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
+    ) -> Loaded | None:
+        line = self._line(thread_id, namespace)
+        if line is None:
+            return None
+        row = self._head(line) if checkpoint_id is None else self._row_named(line, checkpoint_id)
+        if row is None:
+            return None
+        return Loaded(
+            self._stored(line, row),
+            line.generation,
+            self.below(family_name(line.thread.family), hashes(row.children)) if objects else (),
+            self._visible_writes(line, row.checkpoint_id) if writes else (),
+        )
+
+    def _visible_writes(self, line: LineRow, checkpoint_id: str) -> list[Write]:
+        found = [write for _, write in self._written(line, checkpoint_id)]
+        for _, stretch in self._stretches(line.thread):
+            if stretch.namespace == line.namespace and stretch.writes_of == checkpoint_id:
+                found = [write for write in found if not stretch.after < write.seq <= stretch.to]
+        return sorted(found, key=lambda write: (write.task_path, write.task_id, write.idx))
+
+    def load_many(self, wanted: Sequence[Key], writes: bool) -> list[Loaded]:
+        found = [self.load(*key, objects=False, writes=writes) for key in wanted]
+        return [loaded for loaded in found if loaded is not None]
+
+    def find(self, checkpoint_id: str) -> list[Key]:
+        found = []
+        for key, _ in self._all(IDS + keys.name(checkpoint_id)):
+            line = self._get(LINE_NAMES + key[-8:])
+            if line is not None:  # it was deleted when its checkpoint could not be read
+                thread_id, namespace = unpack(line)
+                found.append(Key(thread_id, namespace, checkpoint_id))
+        return found
+
+    def _object(self, family: int, address: bytes) -> Object | None:
+        value = self._get(OBJECTS + number(family) + address)
+        return None if value is None else read_object(address, value)
+
+    def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
+        found: dict[bytes, Object] = {}
+        prefix = OBJECTS + number(family_number(family))
+        get = self._get
+        pending = list(wanted)
+        while pending:
+            address = pending.pop()
+            if address in found:
+                continue
+            value = get(prefix + address)
+            if value is not None:
+                obj = found[address] = read_object(address, value)
+                if obj.children:
+                    pending.extend(hashes(obj.children))
+        return list(found.values())
+
+    def shallow(self, family: str, wanted: Collection[bytes]) -> list[Object]:
+        found = [self._object(family_number(family), address) for address in wanted]
+        return [obj for obj in found if obj is not None]
+
+    def list_checkpoints(self, query: Query) -> list[Stored]:
+        found = (self._stored(line, row, payload=False) for line, row in self._chosen(query))
+        wanted = packed_filter(query.filter)
+        matching = (stored for stored in found if matches(stored.record.metadata, wanted)) if wanted else found
+        end = None if query.limit is None else query.offset + query.limit
+        return list(itertools.islice(matching, query.offset, end))
+
+    def count(self, query: Query) -> int:
+        if query.filter or query.offset or query.limit is not None:
+            return len(self.list_checkpoints(query))
+        narrowed = (
+            query.checkpoint_id, query.before_id, query.before_seq, query.after_seq, query.step_max, query.run,
+            query.spared,
+        )  # fmt: skip
+        if any(bound is not None for bound in narrowed):
+            return sum(1 for _ in self._chosen(query))
+        return sum(self._count(line, query) for line in self._asked_lines(query))
+
+    def _count(self, line: LineRow, query: Query) -> int:
+        """Return how many checkpoints of a line there are: those that are seen, those that are hidden, or all."""
+        if query.hidden == "also":
+            return line.total
+        hidden = 0
+        if line.thread.veil:
+            after, to = self._covers(line.thread).reach(line.namespace)
+            hidden = sum(self._is_hidden(line, row) for row in self._rows(line, after, to))
+        return hidden if query.hidden == "only" else line.total - hidden
+
+    def _asked_lines(self, query: Query) -> list[LineRow]:
+        """Return the lines that a query is about."""
+        if query.thread_id is None:
+            threads = self._every_thread()
+        else:
+            thread = self._thread(query.thread_id)
+            threads = [thread] if thread is not None else []
+        if query.namespace is None:
+            return [line for thread in threads for line in self._lines_of(thread)]
+        found = [self._line(thread.name, query.namespace) for thread in threads]
+        return [line for line in found if line is not None]
+
+    def _asked_rows(self, line: LineRow, query: Query) -> Iterator[CheckpointRow]:
+        """Yield the checkpoints of a line that a query may ask for, the oldest first if it asks for that."""
+        if query.checkpoint_id is not None:
+            row = self._row_named(line, query.checkpoint_id)
+            return iter(() if row is None else (row,))
+        after = max(query.after_seq or 0, 0)
+        to = max(query.before_seq - 1, 0) if query.before_seq is not None else NEWEST
+        return self._rows(line, after, to, reverse=query.order != "oldest")
+
+    def _chosen(self, query: Query) -> Iterator[tuple[LineRow, CheckpointRow]]:
+        """Yield what a query asks for, its filter left aside, in its order."""
+        lines = self._asked_lines(query)
+        rows: Iterable[tuple[LineRow, CheckpointRow]]
+        rows = ((line, row) for line in lines for row in self._asked_rows(line, query))
+        if query.order == "id":
+            rows = sorted(rows, key=lambda each: (each[1].checkpoint_id, each[1].seq), reverse=True)
+        elif len(lines) > 1:
+            rows = sorted(rows, key=lambda each: each[1].seq, reverse=query.order != "oldest")
+        return (each for each in rows if self._is_asked(query, *each))
+
+    def _is_asked(self, query: Query, line: LineRow, row: CheckpointRow) -> bool:
+        if not (
+            (query.before_id is None or row.checkpoint_id < query.before_id)
+            and (query.before_seq is None or row.seq < query.before_seq)
+            and (query.after_seq is None or row.seq > query.after_seq)
+            and (query.step_max is None or row.step <= query.step_max)
+            and (query.run is None or row.run == query.run)
+            and (query.spared is None or self._is_spared(line, row) == query.spared)
+        ):
+            return False
+        if query.hidden == "also":
+            return True
+        return self._is_hidden(line, row) == (query.hidden == "only")
+
+    def _listed(self, thread: ThreadRow, headless: bool = False) -> tuple[LineRow, int] | None:
+        """Return which checkpoint a thread is listed by: its line and its seq."""
+        lines = self._lines_of(thread)
+        for line in lines:
+            if line.head:
+                return line, line.head
+        for line in lines if headless else ():
+            row = next(self._rows(line), None)
+            if row is not None:
+                return line, row.seq
+        return None
+
+    def _shown(self, line: LineRow, seq: int) -> Stored:
+        row = self._row(line, seq)
+        if row is None:
+            raise CheckpointCorrupted("the head's checkpoint is missing", thread_id=line.thread.name)
+        return self._stored(line, row, payload=False)
+
+    def list_threads(self, limit: int, offset: int, headless: bool) -> list[Stored]:
+        names = (name.decode() for _, name in self._all(ACTIVITY, reverse=True))
+        listed = (self._listed(self._known(name), headless) for name in names)
+        found = (each for each in listed if each is not None)
+        return [self._shown(*each) for each in itertools.islice(found, offset, offset + limit)]
+
+    def search(self, search: Search) -> list[Hit]:
+        found: list[Hit] = []
+        wanted = Wanted.of(search)
+        for name in self._searched(search, wanted) if search.limit else ():
+            thread = self._known(name)
+            position = Position(thread.active, name)
+            if search.since is not None and thread.active < search.since:
+                break
+            if search.after is not None and position >= search.after:
+                continue
+            if not name.startswith(search.prefix) or not self._may_fit(thread, wanted):
+                continue
+            listed = self._listed(thread)
+            stored = self._shown(*listed) if listed is not None else None
+            if stored is not None and wanted.fits(stored.record):
+                found.append(Hit(stored, position))
+                if len(found) == search.limit:
+                    break
+        return found
+
+    def _searched(self, search: Search, wanted: Wanted) -> Iterable[str]:
+        """Return the threads that a search may be about, in its order: by the index that gives the fewest."""
+        narrowest: set[str] | None = None
+        if search.prefix:
+            start = THREADS + keys.shortened(keys.beginning(search.prefix))
+            named = list(itertools.islice(self._all(start), _NARROW + 1))
+            if len(named) <= _NARROW:
+                narrowest = {ThreadRow(*unpack(value)).name for _, value in named}
+        for labels in wanted.labels:
+            lines = (value.decode() for label in labels for _, value in self._all(FOUND_BY + number(label)))
+            names = list(itertools.islice(lines, _NARROW + 1))
+            if len(names) <= _NARROW and (narrowest is None or len(names) < len(narrowest)):
+                narrowest = set(names)
+        if narrowest is not None:
+            return sorted(narrowest, key=lambda name: (self._known(name).active, name), reverse=True)
+        # There are many: those that were active last are looked at one by one.
+        latest = search.after.active + 1 if search.after is not None else NEWEST
+        active = self._tx.scan(ACTIVITY, ACTIVITY + number(latest), reverse=True)
+        return (name.decode() for _, name in active)
+
+    def _may_fit(self, thread: ThreadRow, wanted: Wanted) -> bool:
+        if not wanted.labels:
+            return True
+        lines = [line.number for line in self._lines_of(thread)]
+        for labels in wanted.labels:
+            places = (FOUND_BY + numbers(label, line) for label in labels for line in lines)
+            if all(self._get(place) is None for place in places):
+                return False
+        return True
+
+    def thread(self, thread_id: str, branches: bool, ancestry: bool, brief: bool) -> Thread | None:
+        thread = self._thread(thread_id)
+        if thread is None:
+            return None
+        lines = self._lines_of(thread)
+        newest = {line.namespace: self._newest_seq(line) for line in lines}
+        hidden: dict[int, list[Hidden]] = {}
+        followed: dict[int, Sequence[Place]] = {}
+        spared: frozenset[int] = frozenset()
+        if not brief:
+            for _, stretch in self._stretches(thread):
+                hidden.setdefault(stretch.operation, []).append(stretch)
+            for line in lines:
+                followed.update(self.runs(family_name(thread.family), self._runs_of(line)))
+            spared = self._spared(thread, lines)
+        family = self._family(thread.family)
+        return Thread(
+            thread_id,
+            family_name(thread.family),
+            _origin(thread),
+            {line.namespace: (line.head_id, line.generation) for line in lines if line.head},
+            {namespace: seq for namespace, seq in newest.items() if seq},
+            {operation: tuple(stretches) for operation, stretches in hidden.items()},
+            followed,
+            self._ancestry(thread.family) if ancestry else {},
+            self._branches(thread) if branches else (),
+            self._commons(thread),
+            spared,
+            family.doomed / max(family.live, 1),
+        )
+
+    def _runs_of(self, line: LineRow) -> list[int]:
+        return [keys.last_number(key) for key, _ in self._all(LINE_RUNS + number(line.number))]
+
+    def _ancestry(self, family: int) -> dict[int, tuple[Place, ...]]:
+        found = {}
+        for key, value in self._all(RUNS + number(family)):
+            run = keys.last_number(key)
+            found[run] = unpack_run(run, value)
+        return found
+
+    def _branches(self, thread: ThreadRow) -> list[str]:
+        others = self._relatives(thread.family)
+        return [other.name for other in others if other.origin is not None and other.origin[0] == thread.name]
+
+    def _spared(self, thread: ThreadRow, lines: Sequence[LineRow]) -> frozenset[int]:
+        pinned = {keys.last_number(key) for line in lines for key, _ in self._all(PINS + number(line.number))}
+        began = {keys.number_at(key, 9) for key, _ in self._all(BEGINNINGS + number(thread.family))}
+        own = {seq for seq in began if any(self._row(line, seq) is not None for line in lines)}
+        return frozenset(pinned | own)
+
+    def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        line = self._line(thread_id, namespace)
+        if line is None:
+            return []
+        later = [run for run in self._runs_of(line) if run > after]
+        if not line.thread.veil:
+            return later
+        covers = self._covers(line.thread)
+        return [run for run in later if not covers.hide(namespace, run, run)]
+
+    def runs(self, family: str, runs: Collection[int], older: int = 0) -> dict[int, tuple[Place, ...]]:  # noqa: ARG002  # all are near
+        found = {}
+        for run in runs:
+            value = self._get(RUNS + numbers(family_number(family), run))
+            if value is not None:
+                found[run] = unpack_run(run, value)
+        return found
+
+    def newest(self, thread_id: str, limit: int, branches: bool, without: str | None) -> Newest | None:
+        start = self._thread(thread_id)
+        if start is None:
+            return None
+        born: dict[str, list[str]] = {}
+        for other in self._relatives(start.family) if branches else ():
+            if other.origin is not None:
+                born.setdefault(other.origin[0], []).append(other.name)
+        names = descent(thread_id, born, self._has_head)
+        if not names:
+            return None
+        every = [line for name in names for line in self._lines_of(self._known(name))]
+        lines = [line for line in every if line.namespace != without and line.total]
+        heads = [Key(line.thread.name, line.namespace, line.head_id) for line in lines if line.head]
+        seen = Query(hidden="no")
+        return Newest(
+            newest_of([(self._newest_seq(line), line) for line in lines], limit, self._newest_rows),
+            frozenset(heads),
+            sum(self._count(line, seen) for line in lines),
+        )
+
+    def _has_head(self, name: str) -> bool:
+        thread = self._thread(name)
+        return thread is not None and any(line.head for line in self._lines_of(thread))
+
+    def _newest_rows(self, lines: Sequence[LineRow], after: int, limit: int) -> list[Stored]:
+        found: list[Stored] = []
+        for line in lines:
+            rows = self._rows(line, after, reverse=True)
+            visible = (row for row in rows if not self._is_hidden(line, row))
+            found += [self._stored(line, row, payload=False) for row in itertools.islice(visible, limit)]
+        return found
+
+    def outlines(self, position: int) -> tuple[list[Outline], int | None]:  # noqa: ARG002  # all at once
+        found = []
+        for thread in self._every_thread():
+            most = max((line.total for line in self._lines_of(thread)), default=0)
+            if most:
+                has_log = self._is_any(OPERATIONS + number(thread.number))
+                is_swept = self._family(thread.family).swept == SWEPT
+                found.append(Outline(thread.name, family_name(thread.family), most, has_log, is_swept))
+        return found, None
+
+    def operations(self, thread_id: str, limit: int) -> list[Operation]:
+        thread = self._thread(thread_id)
+        if thread is None:
+            return []
+        return list(itertools.islice(self._logged(thread, reverse=True), limit))
+
+    def _logged(self, thread: ThreadRow, *, reverse: bool = False) -> Iterator[Operation]:
+        for key, value in self._all(OPERATIONS + number(thread.number), reverse=reverse):
+            yield unpack_operation(value[1:], keys.last_number(key), value[:1] == b"\1")
+
+    def raw(self, thread_id: str, kin: bool) -> RawThread | None:
+        thread = self._thread(thread_id)
+        if thread is None:
+            return None
+        lines = self._lines_of(thread)
+        writes = [
+            (Key(thread_id, line.namespace, name), write) for line in lines for name, write in self._written(line)
+        ]
+        origin = _origin(thread)
+        began = self._seq_of(origin) if origin is not None else 0
+        family = family_name(thread.family)
+        return RawThread(
+            thread_id,
+            family,
+            (self._get(IDENTITY) or b"") + family.encode(),
+            {line.namespace: self._raw_line(line) for line in lines},
+            origin,
+            began if began == thread.began else 0,
+            frozenset(keys.last_number(key) for line in lines for key, _ in self._all(PINS + number(line.number))),
+            [stretch for _, stretch in self._stretches(thread)],
+            list(self._logged(thread)),
+            sorted(writes, key=lambda each: each[1].seq),
+            self._commons(thread),
+            self._get(NOTES + number(thread.number)) or b"",
+            [other.name for other in self._relatives(thread.family)] if kin else (),
+        )
+
+    def _seq_of(self, key: Key) -> int:
+        line = self._line(key.thread_id, key.namespace)
+        row = self._row_named(line, key.checkpoint_id) if line is not None else None
+        return row.seq if row is not None else 0
+
+    def _raw_line(self, line: LineRow) -> RawLine:
+        return RawLine(
+            line.head_id if line.head else None,
+            line.turned,
+            line.generation,
+            line.thread.active,
+            frozenset(self._runs_of(line)),
+            self._newest_seq(line),
+        )
+
+    # -- what a sweep reads: see `sweeping`
+
+    def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
+        own = family_number(family)
+        if self._get(FAMILIES + number(own)) is None:
+            return None
+        found = self._family(own)
+        roots = {address for root in self._roots(own, set(without)) for address in hashes(root)}
+        return found.sweeps, found.doomed, self._last(LAST_NUMBER), list(roots)
+
+    def _roots(self, family: int, without: Collection[Key]) -> Iterator[bytes]:
+        for thread in self._relatives(family):
+            for commons in self._commons(thread).values():
+                yield from (common.root.children for common in commons)
+            for line in self._lines_of(thread):
+                for row in self._rows(line):
+                    if Key(thread.name, line.namespace, row.checkpoint_id) not in without:
+                        yield row.children
+                yield from (write.children for _, write in self._written(line))
+
+    def links(self, family: str, wanted: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]:
+        found = self.shallow(family, wanted)
+        return [(obj.hash, obj.children, len(obj.children) + len(obj.body)) for obj in found]
+
+    def objects_after(self, family: str, last: bytes, limit: int) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
+        prefix = OBJECTS + number(family_number(family))
+        pairs = self._tx.scan(prefix + last + b"\0" if last else prefix, keys.end(prefix))
+        found = []
+        for key, value in itertools.islice(pairs, limit):
+            age, _ = OBJECT.unpack_from(value)
+            found.append((key[len(prefix) :], age, len(value) - OBJECT.size))
+        return found, found[-1][0] if len(found) == limit else None
+
+
+def _origin(thread: ThreadRow) -> Key | None:
+    return Key(*thread.origin) if thread.origin is not None else None

@@ -1,0 +1,221 @@
+"""The Store protocol on top of any backend of ordered keys and values: each method is one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+from everstep.runtime.blocking import describe_on_store, run_to_end
+from everstep.stores.inside import Inside
+from everstep.stores.keyvalue.changing import ChangeRows
+from everstep.stores.keyvalue.interface import KeyValues, SealedReading, SealedWriting
+from everstep.stores.keyvalue.reading import ReadRows
+from everstep.stores.keyvalue.rows import Seen
+from everstep.stores.protocol import (
+    Base,
+    Change,
+    Deleted,
+    Hit,
+    Key,
+    Loaded,
+    Newest,
+    Object,
+    Operation,
+    Outline,
+    Part,
+    Place,
+    Query,
+    RawThread,
+    Search,
+    Store,
+    Stored,
+    Swept,
+    Thread,
+    Write,
+)
+from everstep.stores.sweeping import Sweeps
+from everstep.stores.transaction import adopt, apply, apply_writes, delete
+from everstep.stores.workers import AsyncDriver, Driver
+
+T = TypeVar("T")
+_WORKERS = 8
+_FOR_EVER = float("inf")
+
+
+class KeyValueStore:
+    """A store on a backend. `blocking` is the same store for callers that may wait on their own thread."""
+
+    _make_rows = ChangeRows
+
+    def __init__(self, backend: KeyValues) -> None:
+        self._backend = backend
+        self._is_format_known = False
+        self._seen = Seen()
+        self._sweeps = Sweeps()
+        limit = backend.limit_seconds
+        self._driver = Driver(_FOR_EVER) if limit is None else AsyncDriver(limit, _WORKERS)
+
+    @property
+    def blocking(self) -> Self:
+        if not isinstance(self._driver, AsyncDriver):
+            return self
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._driver = Driver(self._driver.timeout_seconds)
+        return twin
+
+    @property
+    def limit_seconds(self) -> float | None:
+        return self._backend.limit_seconds
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return self._backend.address
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._backend.is_closed
+
+    def __repr__(self) -> str:
+        return describe_on_store(self, self)
+
+    async def _read(self, work: Callable[[ReadRows], T]) -> T:
+        def inside(deadline: float) -> T:
+            with self._backend.read(deadline) as tx:
+                rows = ReadRows(tx if self._backend.finds_damage else SealedReading(tx), self._seen)
+                self._check_format(rows)
+                return work(rows)
+
+        return await self._driver.run(inside)
+
+    async def _write(self, work: Callable[[ChangeRows], T]) -> T:
+        def inside(deadline: float) -> T:
+            with self._backend.write(deadline) as tx:
+                rows = self._make_rows(tx if self._backend.finds_damage else SealedWriting(tx), self._seen)
+                self._check_format(rows)
+                done = work(rows)
+                rows.finish()
+            return done
+
+        return await self._driver.run(inside)
+
+    def _check_format(self, rows: ReadRows) -> None:
+        if not self._is_format_known:
+            rows.check_format()
+            self._is_format_known = True
+
+    async def in_turn(
+        self,
+        thread_id: str,  # noqa: ARG002  # nobody changes anything meanwhile
+        work: Callable[[Store], Coroutine[Any, Any, T]],
+        seconds: float = 0.0,  # noqa: ARG002  # others wait however long it takes
+    ) -> T:
+        def inside(rows: ChangeRows) -> T:
+            return run_to_end(work(Inside(self, rows, rows.load, lambda change: apply(rows, change))))
+
+        return await self._write(inside)
+
+    async def commit(self, change: Change) -> Stored | None:
+        return await self._write(lambda rows: apply(rows, change))
+
+    async def put_writes(
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+    ) -> None:
+        await self._write(lambda rows: apply_writes(rows, key, writes, objects, base))
+
+    async def read(
+        self,
+        thread_id: str,
+        namespace: str = "",
+        checkpoint_id: str | None = None,
+        *,
+        objects: bool = False,
+        writes: bool = False,
+    ) -> Loaded | None:
+        return await self._read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes))
+
+    async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
+        return await self._read(lambda rows: rows.load_many(keys, writes))
+
+    async def find(self, checkpoint_id: str) -> list[Key]:
+        return await self._read(lambda rows: rows.find(checkpoint_id))
+
+    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
+        return await self._read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
+
+    async def list_checkpoints(self, query: Query) -> list[Stored]:
+        return await self._read(lambda rows: rows.list_checkpoints(query))
+
+    async def count(self, query: Query) -> int:
+        return await self._read(lambda rows: rows.count(query))
+
+    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
+        return await self._read(lambda rows: rows.list_threads(limit, offset, headless))
+
+    async def search(self, search: Search) -> list[Hit]:
+        return await self._read(lambda rows: rows.search(search))
+
+    async def thread(
+        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
+    ) -> Thread | None:
+        return await self._read(lambda rows: rows.thread(thread_id, branches, ancestry, brief))
+
+    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        return await self._read(lambda rows: rows.started(thread_id, namespace, after))
+
+    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
+        return await self._read(lambda rows: rows.runs(family, runs, older))
+
+    async def newest(
+        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
+    ) -> Newest | None:
+        return await self._read(lambda rows: rows.newest(thread_id, limit, branches, without))
+
+    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:
+        return await self._read(lambda rows: rows.outlines(position))
+
+    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
+        return await self._read(lambda rows: rows.operations(thread_id, limit))
+
+    async def delete(
+        self,
+        thread_id: str,
+        *,
+        keys: Collection[Key] | None = None,
+        before_step: int | None = None,
+        spare: bool = False,
+        operations: Collection[int] = (),
+    ) -> Deleted:
+        return await self._write(lambda rows: delete(rows, thread_id, keys, before_step, spare, operations))
+
+    async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
+        if self._backend.limit_seconds is None:
+            effort = None  # what never waits is done whole
+        swept, _ = await self._sweeps.run(_Sweeper(self), family, effort, pretend)
+        return swept
+
+    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+        return await self._read(lambda rows: rows.raw(thread_id, kin))
+
+    async def adopt(self, part: Part) -> int:
+        return await self._write(lambda rows: adopt(rows, part))
+
+    async def close(self) -> None:
+        self._backend.close()
+        if isinstance(self._driver, AsyncDriver):
+            self._driver.dismiss()
+
+
+class _Sweeper:
+    """How a sweep gets at the rows."""
+
+    def __init__(self, store: KeyValueStore) -> None:
+        self._store = store
+
+    async def read(self, work: Callable[[Any], T]) -> T:
+        return await self._store._read(work)
+
+    async def write(self, work: Callable[[Any], T], thread_id: str) -> T:  # noqa: ARG002  # all threads have one lock
+        return await self._store._write(work)
