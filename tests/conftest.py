@@ -22,7 +22,7 @@ from everstep.stores.redis.store import RedisStore
 from everstep.stores.sqlite import store as sqlite
 from everstep.stores.sqlite import verify as sqlite_verify
 from everstep.stores.sqlite.store import SQLiteStore
-from tests.tools import servers
+from tests.tools import examples, servers
 
 # The same examples in every run, so that a red run is red everywhere; EVERSTEP_TEST_RANDOM=1 looks for new ones.
 settings.register_profile(
@@ -36,6 +36,8 @@ settings.load_profile("everstep")
 
 FACES = ("async", "blocking")
 STORES = ("memory", "sqlite", "postgres", "redis", "cluster")
+WITH_EXAMPLES = (*STORES, "lmdb")
+"""Those and the store of `examples/lmdb_store.py`."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -99,6 +101,8 @@ class Place:
             return self._memory
         if self.kind == "sqlite":
             return SQLiteStore(self.path)
+        if self.kind == "lmdb":
+            return examples.lmdb_store(self._folder / "store.lmdb")
         if self.kind == "postgres":
             if not self._is_clear:
                 servers.clear_postgres()

@@ -154,3 +154,18 @@ def made_package(folder: Path, body: str) -> str:
     (package / "__init__.py").write_text("")
     (package / "chat_models.py").write_text(f"def init_chat_model(name):\n    {body}\n")
     return os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def test_a_store_of_ones_own_survives_restarts_and_can_undo(tmp_path: Path) -> None:
+    pytest.importorskip("lmdb", reason="lmdb is not installed: see requirements-dev.txt")
+
+    lines = told("lmdb_store.py", tmp_path).splitlines()
+
+    assert [line[:15] for line in lines] == [
+        "saved    step 1",
+        "saved    step 2",
+        "saved    step 3",
+        "rewound  step 2",
+        "undone   step 3",
+    ]
+    assert lines[4].endswith("['Hello', 'Here again, after a restart', 'This was a mistake']")
