@@ -38,8 +38,6 @@ from everstep import (
     StoreUnavailable,
 )
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.postgres import adopt as postgres_adopt
-from everstep.stores.postgres import rows as postgres_rows
 from everstep.stores.postgres import store as module
 from everstep.stores.postgres.pool import Connection, Pool, _until, connect
 from everstep.stores.postgres.rows import Rows, Tables, labels, packed_id, unpacked_id
@@ -709,35 +707,13 @@ def test_unknown_options_are_refused_by_name() -> None:
         everstep.open("postgresql://localhost/x", pool_max=3)  # type: ignore[call-arg]
 
 
-def take_back_to_schema_1(own: OwnPostgres, schema: str) -> None:
-    """Make of tables what they were at first: what is written today needs the columns of today."""
-    tables = f"{schema}.everstep_"
-    own.do(
-        f"UPDATE {tables}meta SET version = 1",
-        f"ALTER TABLE {tables}threads DROP lines, DROP operations",
-        f"ALTER TABLE {tables}lines DROP stored, DROP stretches, DROP runs, DROP incoming, DROP minute",
-        f"DROP INDEX {tables}threads_name_idx, {tables}runs_family_line_idx",
-        f"DROP VIEW {tables}overview",
-        f"DROP FUNCTION {tables}load, {tables}told, {tables}readable, {tables}item",
-        f"DROP TABLE {tables}gone, {tables}covers",
-        f"DROP FUNCTION {tables}cover, {tables}uncover, {tables}uncover_all, {tables}cover_rest CASCADE",
-        f"DROP FUNCTION {tables}unswept CASCADE",
-        f"ALTER TABLE {tables}families DROP swept",
-        f"DROP FUNCTION {tables}packed, {tables}is_followed, {tables}stretches",
-    )
-
-
 def test_tables_are_made_where_every_statement_is_prepared(own: OwnPostgres, schema: str) -> None:
     store = PostgresStore(own.url, schema=schema, prepare_threshold=0).blocking
     assert run(store.list_threads(1, 0)) == []
     run(store.close())
 
 
-@pytest.mark.parametrize("version", [0, 1])
-def test_processes_that_start_at_once_make_the_tables_once(own: OwnPostgres, schema: str, version: int) -> None:
-    if version:
-        run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
-        take_back_to_schema_1(own, schema)
+def test_processes_that_start_at_once_make_the_tables_once(own: OwnPostgres, schema: str) -> None:
     script = """if True:
         import sys, warnings
         from everstep.runtime.blocking import run_to_end
@@ -791,22 +767,6 @@ def test_a_view_shows_who_is_there(own: OwnPostgres, schema: str) -> None:
     assert asked(own, f"SELECT count(*) FROM {schema}.everstep_overview") == [(3,)]
 
 
-def test_tags_of_older_checkpoints_are_found(own: OwnPostgres, schema: str) -> None:
-    with everstep.open(own.url, schema=schema).sync as engine:
-        engine.append("t", [], tags=["tag"], metadata={"k": 1})
-        engine.append("other", [], tags=["more"])
-    own.do(
-        f"UPDATE {schema}.everstep_meta SET version = 6",
-        f"UPDATE {schema}.everstep_checkpoints SET labels = NULL",
-        f"ALTER TABLE {schema}.everstep_lines DROP minute",
-        f"DROP VIEW {schema}.everstep_overview",
-        f"DROP FUNCTION {schema}.everstep_load, {schema}.everstep_told",
-        f"DROP FUNCTION {schema}.everstep_readable, {schema}.everstep_item",
-    )
-    with everstep.open(own.url, schema=schema).sync as engine:
-        assert [found.thread_id for found in engine.list_threads(tags=["tag"])] == ["t"]
-
-
 def test_threads_are_walked_through_minute_by_minute(own: OwnPostgres, schema: str) -> None:
     names = [f"t{n:02}" for n in range(60)]
     with everstep.open(own.url, schema=schema).sync as engine:
@@ -831,11 +791,15 @@ def test_threads_are_walked_through_minute_by_minute(own: OwnPostgres, schema: s
         assert [t.thread_id for t in engine.list_threads(3, filter={"float": 0.5})] == ["t09", "t08", "t07"]
 
 
-def test_tables_of_a_newer_version_are_not_touched(own: OwnPostgres, schema: str) -> None:
+@pytest.mark.parametrize(("version", "word"), [(99, "upgrade everstep"), (9, "before the first release")])
+def test_tables_of_a_version_that_is_not_read_are_not_touched(
+    own: OwnPostgres, schema: str, version: int, word: str
+) -> None:
     run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
-    own.do(f"UPDATE {schema}.everstep_meta SET version = 99")
-    with pytest.raises(StoreMismatch, match="upgrade everstep"):
+    own.do(f"UPDATE {schema}.everstep_meta SET version = {version}")
+    with pytest.raises(StoreMismatch, match=word):
         run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
+    assert asked(own, f"SELECT version FROM {schema}.everstep_meta") == [(version,)]
 
 
 UUIDS = ["1f1e11da-22d8-6c65-8259-b92522cbe791", "00000000-0000-0000-0000-000000000000"]
@@ -852,57 +816,6 @@ def test_the_server_packs_ids_as_we_do(make: Any, url: str, name: str) -> None:
         assert connection.execute("SELECT everstep_packed(%b)", (name.encode(),)).fetchone() == (packed_id(name),)
     assert unpacked_id(packed_id(name)) == name
     assert len(packed_id(name)) == (17 if name in UUIDS else len(name.encode()))
-
-
-def test_tables_of_schema_1_are_brought_up_to_date_with_their_writes(
-    own: OwnPostgres, schema: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as before:
-        for rows in (postgres_rows, postgres_adopt):
-            before.setattr(rows, "packed_id", str.encode)
-        old = PostgresStore(own.url, schema=schema).blocking
-        for name in NAMES:
-            run(old.commit(put(make_record(name))))
-            for task in NAMES:
-                run(old.put_writes(Key("t", "", name), [WRITE._replace(task_id=task)], []))
-        seqs = [write.seq for _, write in run(old.raw("t")).writes]
-        run(old.commit(Change(thread_id="t", hide=[Hidden("", 0, seqs[1], None, UUIDS[0])], log=Operation("x", {}))))
-        first, last = (run(old.read("t", "", name)).stored.seq for name in (NAMES[2], NAMES[4]))
-        for after, to in ((first - 1, first), (first, last), (last - 1, last)):
-            run(old.commit(Change(thread_id="t", hide=[Hidden("", after, to)], log=Operation("x", {}))))
-        expected = run(old.raw("t"))
-        run(old.close())
-    take_back_to_schema_1(own, schema)
-    packed = f"""SELECT (SELECT count(*) FROM {schema}.everstep_writes WHERE substr(checkpoint, 1, 1) = '\\xff'),
-                        (SELECT count(*) FROM {schema}.everstep_writes WHERE substr(task, 1, 1) = '\\xff'),
-                        (SELECT count(*) FROM {schema}.everstep_hidden WHERE substr(writes_of, 1, 1) = '\\xff')"""
-    with psycopg.connect(own.url, autocommit=True) as connection:
-        assert connection.execute(packed.encode()).fetchone() == (0, 0, 0)
-        store = PostgresStore(own.url, schema=schema).blocking
-        assert run(store.raw("t")) == expected
-        assert connection.execute(packed.encode()).fetchone() == (2 * len(NAMES), 2 * len(NAMES), 1)
-    assert len(expected.writes) == len(NAMES) ** 2
-    listed = run(store.list_checkpoints(Query(thread_id="t", order="oldest")))
-    assert [stored.record.key.checkpoint_id for stored in listed] == NAMES[:2] + NAMES[5:]
-    for name in NAMES:
-        hidden = NAMES[:2] if name == UUIDS[0] else []
-        loaded = run(store.read("t", "", name, writes=True))
-        assert {write.task_id for write in loaded.writes} == set(NAMES) - set(hidden)
-    run(store.put_writes(Key("t", "", UUIDS[1]), [WRITE._replace(task_id=UUIDS[0], body=b"later")], []))
-    assert run(store.raw("t")) == expected, "the first write stays"
-    run(store.delete("t", keys=[Key("t", "", UUIDS[1])]))
-    assert UUIDS[1] not in {key.checkpoint_id for key, _ in run(store.raw("t")).writes}
-    run(store.close())
-
-
-def test_a_role_that_does_not_own_old_tables_leaves_them_as_they_are(own: OwnPostgres, schema: str, role: str) -> None:
-    run(PostgresStore(own.url, schema=schema).blocking.list_threads(1, 0))
-    take_back_to_schema_1(own, schema)
-    own.do(f"GRANT USAGE ON SCHEMA {schema} TO {role}", f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}")
-    with pytest.raises(StoreReadOnly, match="permission denied"):
-        run(PostgresStore(own.url_of(role), schema=schema).blocking.list_threads(1, 0))
-    with psycopg.connect(own.url) as connection:
-        assert connection.execute(f"SELECT version FROM {schema}.everstep_meta".encode()).fetchone() == (1,)
 
 
 @pytest.mark.parametrize("change", [follow("t", "c"), Change(thread_id="t")], ids=["the short way", "the long way"])
@@ -1191,7 +1104,7 @@ def shown_by(error: BaseException) -> list[str]:
 
 
 def test_the_schema_may_be_partitioned_by_family(own: OwnPostgres, schema: str) -> None:
-    text = resources.files("everstep.stores.postgres").joinpath("sql/postgres-1.sql").read_text()
+    text = resources.files("everstep.stores.postgres").joinpath("sql/postgres-10.sql").read_text()
     parts = []
     for name in ("threads", "commons", "lines", "runs", "checkpoints", "objects", "writes", "operations", "hidden"):
         text, count = re.subn(
@@ -1204,7 +1117,7 @@ def test_the_schema_may_be_partitioned_by_family(own: OwnPostgres, schema: str) 
             for n in range(4)
         ]
     own.do(f"CREATE SCHEMA {schema}", Tables(schema, "everstep_")(text), *parts)
-    own.do(f"UPDATE {schema}.everstep_meta SET version = 1")
+    own.do(f"UPDATE {schema}.everstep_meta SET version = 10")
 
     engine: Any = everstep.CheckpointEngine(
         everstep.StoreBackend(PostgresStore(own.url, schema=schema)),

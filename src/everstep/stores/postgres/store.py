@@ -87,7 +87,8 @@ except ImportError as exc:
 logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
-SCHEMA_VERSION = 9
+SCHEMA_FIRST = 10  # tables of earlier versions were never released
+SCHEMA_VERSION = 10
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {
@@ -791,6 +792,11 @@ class _Database:
                 f"the tables were made by a newer Everstep: their schema is {version}, this one knows "
                 f"{SCHEMA_VERSION}; upgrade everstep"
             )
+        if 0 < version < SCHEMA_FIRST:
+            raise StoreMismatch(
+                f"the tables were made by a version before the first release: their schema is {version}, which is not "
+                "read any more; give the store another schema or table_prefix"
+            )
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
             if (
@@ -799,7 +805,7 @@ class _Database:
                 is None
             ):
                 connection.execute(psycopg.sql.SQL("CREATE SCHEMA {}").format(psycopg.sql.Identifier(self._schema)))
-            for number in range(self._version(connection) + 1, SCHEMA_VERSION + 1):
+            for number in range(max(self._version(connection) + 1, SCHEMA_FIRST), SCHEMA_VERSION + 1):
                 text = resources.files("everstep.stores.postgres").joinpath(f"sql/postgres-{number}.sql").read_text()
                 connection.execute(self._tables(text).encode(), prepare=False)  # several commands
             connection.execute(self._tables("UPDATE {meta} SET version = %s"), (SCHEMA_VERSION,))
