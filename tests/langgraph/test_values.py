@@ -290,6 +290,7 @@ async def test_metadata_comes_back_exactly(saver: FacedSaver) -> None:
     assert_same(dict((await saver.listed(at()))[0].metadata), METADATA)
 
 
+@pytest.mark.parametrize("kind", ["memory"], indirect=True)  # refused before any store is asked
 @pytest.mark.parametrize("name", ["enum", "dataclass", "model", "message", "array", "deque"])
 async def test_metadata_takes_no_objects(saver: FacedSaver, name: str) -> None:
     with pytest.raises(UnstorableValue, match=r"^metadata\.more\.m\b"):
@@ -453,6 +454,7 @@ async def test_what_cannot_be_kept_is_refused_with_channel_path_and_type(name: s
     assert await saver.writes() == []
 
 
+@pytest.mark.parametrize("kind", ["memory"], indirect=True)  # refused before any store is asked
 @pytest.mark.parametrize("name", ["plan", "messages"])
 async def test_what_nests_too_deep_is_refused_with_its_channel(saver: FacedSaver, name: str) -> None:
     for value in (deep(150), [deep(150)] * 300, {"k": deep(150)}, {"k": [deep(150)] * 300}):
