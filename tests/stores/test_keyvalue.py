@@ -20,7 +20,7 @@ from everstep.stores.keyvalue.interface import KEY_BYTES_MAX
 from everstep.stores.keyvalue.rows import IDENTITY
 from everstep.stores.keyvalue.store import KeyValueStore
 from everstep.stores.memory import MemoryKeyValues, MemoryStore, SortedKeys
-from everstep.stores.protocol import Change, Key, Move, Operation, Query, Write
+from everstep.stores.protocol import Change, Key, Move, Operation, Position, Query, Search, Write
 from everstep.testing.builders import follow, ids, make_object, make_record, put, raw_thread
 
 NAMES = st.text(st.sampled_from(["\0", "\1", "a", "b", "\xff", "漢", "🙂"]), max_size=5)
@@ -185,6 +185,14 @@ def told(store: KeyValueStore) -> Any:
     loaded = run_to_end(store.read("t", objects=True, writes=True))
     listed = run_to_end(store.list_checkpoints(Query(thread_id="t")))
     return loaded, ids(listed), run_to_end(store.operations("t", 9)), run_to_end(raw_thread(store))
+
+
+@pytest.mark.parametrize("active", [-5, 0, 1 << 70])
+def test_a_search_may_go_on_from_any_place(active: int) -> None:
+    store = MemoryStore()
+    run_to_end(store.commit(follow("t", "c")))
+    found = run_to_end(store.search(Search(after=Position(active, "t"))))
+    assert len(found) == (active > 0)
 
 
 def test_another_format_is_refused() -> None:

@@ -57,13 +57,15 @@ class SortedKeys:
 
     def between(self, start: bytes, end: bytes) -> Iterator[bytes]:
         """Yield the keys from `start` on that are less than `end`."""
-        first = bisect_right(self._starts, start) - 1
-        low = bisect_left(self._blocks[first], start)
-        for block in self._blocks[first:] if first else self._blocks:
+        at = bisect_right(self._starts, start) - 1
+        low = bisect_left(self._blocks[at], start)
+        while at < len(self._blocks):
+            block = self._blocks[at]
             high = bisect_left(block, end)
             yield from block[low:high]
             if high < len(block):
                 return
+            at += 1
             low = 0
 
     def between_reversed(self, start: bytes, end: bytes) -> Iterator[bytes]:

@@ -56,6 +56,10 @@ class _StagedRows(ChangeRows):
         """Return the last number that was given."""
         return self._last(LAST_SEQ)
 
+    def lacking(self, keys: Collection[Key]) -> list[Key]:
+        """Return those of some checkpoints that are not here."""
+        return [key for key in keys if self.checkpoint(key) is None]
+
     def gathered(self, thread_id: str, without: Collection[Key]) -> _Gathered:
         """Return all that there is of a thread but these checkpoints, the oldest first."""
         thread = self._known(thread_id)
@@ -127,8 +131,7 @@ class StagingStore(MemoryStore):
 
     async def bring(self, keys: Collection[Key]) -> None:
         """Have checkpoints of the target at hand: what is committed next may follow them."""
-        at_hand = {loaded.stored.record.key for loaded in await self.read_many(list(keys))}
-        wanted = [key for key in keys if key not in at_hand]
+        wanted: list[Key] = await self._stage(lambda rows: rows.lacking(keys))
         found = [loaded.stored for loaded in await self._target.read_many(wanted)] if wanted else []
         if found:
             await self.adopt(Part(self._base.thread_id, checkpoints=found))

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 
 _NAME_BYTES_MAX = 200
 _SHORT_END = b"\0\0"
 _LONG_END = b"\0\1"
-_number = struct.Struct(">Q").pack
-_numbers = struct.Struct(">QQ").pack
 _OFFSET = 1 << 63
 
+number = struct.Struct(">Q").pack
+"""8 bytes for a number from 0 on."""
 
-def number(value: int) -> bytes:
-    """Return 8 bytes for a number from 0 on."""
-    return _number(value)
-
-
-def numbers(first: int, second: int) -> bytes:
-    """Return 16 bytes for two numbers: pairs are in the order of the first, then of the second."""
-    return _numbers(first, second)
+numbers = struct.Struct(">QQ").pack
+"""16 bytes for two numbers: pairs are in the order of the first, then of the second."""
 
 
 def signed(value: int) -> bytes:
     """Return 8 bytes for a number that may be below 0."""
-    return _number(value + _OFFSET)
+    return number(value + _OFFSET)
 
 
+@functools.lru_cache(1024)
 def name(text: str) -> bytes:
     """Return a name with a mark at its end: no other name, and no name with something behind it, begins like this.
 

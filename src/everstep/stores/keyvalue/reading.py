@@ -260,8 +260,9 @@ class ReadRows(Rows):
         if narrowest is not None:
             return sorted(narrowest, key=lambda name: (self._known(name).active, name), reverse=True)
         # There are many: those that were active last are looked at one by one.
-        latest = search.after.active + 1 if search.after is not None else NEWEST
-        active = self._tx.scan(ACTIVITY, ACTIVITY + number(latest), reverse=True)
+        latest = search.after.active if search.after is not None else NEWEST
+        end = ACTIVITY + number(min(max(latest, 0), NEWEST) + 1)
+        active = self._tx.scan(ACTIVITY, end, reverse=True)
         return (name.decode() for _, name in active)
 
     def _may_fit(self, thread: ThreadRow, wanted: Wanted) -> bool:
