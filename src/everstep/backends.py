@@ -340,7 +340,8 @@ def _unless(value: Any, default: Any) -> Any:
 
 def _record(checkpoint: Checkpoint) -> Record:
     metadata = checks.kind(checkpoint.metadata, CheckpointMetadata, "metadata")
-    thread_id, namespace = checks.thread_id(metadata.thread_id), checks.namespace(metadata.namespace)
+    thread_id = checks.thread_id(metadata.thread_id)
+    namespace = checks.namespace(metadata.namespace)
     others = checks.kind(metadata.parents, list, "parents")[1:]
     parents = [metadata.parent_checkpoint_id, *others] if metadata.parent_checkpoint_id is not None else []
     if len(parents) > 2:

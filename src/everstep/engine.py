@@ -168,7 +168,8 @@ class CheckpointEngine(Closing):
 
         It is applied to the head found at the commit. The cost does not depend on how long the conversation is.
         """
-        state, tools_result = state if state is not None else {}, tools_result if tools_result is not None else {}
+        state = state if state is not None else {}
+        tools_result = tools_result if tools_result is not None else {}
         check_values(messages, state, tools_result)
         step = Step(thread_id, namespace, trigger, next_node, tags, summary, metadata, messages, state)
         expect = _expected(expected_head)
@@ -281,7 +282,8 @@ class CheckpointEngine(Closing):
         self, thread_id: str, limit: int = 50, *, offset: int = 0, namespace: str = ""
     ) -> list[CheckpointMetadata]:
         """Return the metadata of the thread's checkpoints, newest first."""
-        limit, offset = checks.count(limit, "limit"), checks.count(offset, "offset")
+        limit = checks.count(limit, "limit")
+        offset = checks.count(offset, "offset")
         return await self._timeline.list_points(checks.thread_id(thread_id), limit, offset, checks.namespace(namespace))
 
     @public_call("get_checkpoint_tree")
@@ -382,7 +384,8 @@ class CheckpointEngine(Closing):
     @public_call("time_travel_to_step")
     async def time_travel_to_step(self, thread_id: str, step: int, *, namespace: str = "") -> TimeTravelResult | None:
         """Rewind to the newest checkpoint whose step is not greater; None if there is none."""
-        thread_id, namespace = checks.thread_id(thread_id), checks.namespace(namespace)
+        thread_id = checks.thread_id(thread_id)
+        namespace = checks.namespace(namespace)
         key = await self._timeline.at_step(thread_id, checks.whole(step, "step"), namespace)
         return await self._rewind(key, "hide") if key is not None else None
 
@@ -448,7 +451,8 @@ class CheckpointEngine(Closing):
         "ours", "theirs", a mapping path -> value, or a function of the Conflict. On threads of a LangGraph saver,
         `graph` (compiled or not) lets the reducers of its channels decide.
         """
-        branch, into = checks.thread_id(branch_thread_id), checks.thread_id(into_thread_id)
+        branch = checks.thread_id(branch_thread_id)
+        into = checks.thread_id(into_thread_id)
         made = await self._timeline.merge(branch, into, resolve, checks.namespace(namespace), graph)
         logger.info("thread %r is merged into thread %r: %s", branch, into, made)
         return made

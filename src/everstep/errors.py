@@ -74,7 +74,9 @@ class UnstorableValue(EverstepError, TypeError, ValueError):
 
     def __init__(self, path: str, type_name: str, reason: str) -> None:
         super().__init__(f"{path}: cannot store {type_name}: {reason}")
-        self.path, self.type_name, self.reason = path, type_name, reason
+        self.path = path
+        self.type_name = type_name
+        self.reason = reason
 
     def under(self, path: str) -> UnstorableValue:
         """Return the same error for a value whose own path begins at `path`."""
@@ -100,7 +102,8 @@ class SnapshotTooLarge(EverstepError):
             f"the snapshot adds {size_bytes:,} bytes, the limit is {size_bytes_max:,}; "
             "raise SnapshotConfig.max_snapshot_size_mb or keep large values outside the state"
         )
-        self.size_bytes, self.size_bytes_max = size_bytes, size_bytes_max
+        self.size_bytes = size_bytes
+        self.size_bytes_max = size_bytes_max
 
 
 class CheckpointNotFound(EverstepError, LookupError, ValueError):
@@ -112,7 +115,8 @@ class CheckpointNotFound(EverstepError, LookupError, ValueError):
             f"no checkpoint {checkpoint_id!r}{where}; list_time_travel_points() shows what there is, "
             "as does list_checkpoints() of a backend"
         )
-        self.checkpoint_id, self.thread_id = checkpoint_id, thread_id
+        self.checkpoint_id = checkpoint_id
+        self.thread_id = thread_id
 
 
 class AmbiguousCheckpoint(EverstepError, LookupError):
@@ -121,7 +125,8 @@ class AmbiguousCheckpoint(EverstepError, LookupError):
     def __init__(self, checkpoint_id: str, places: list[tuple[str, str]]) -> None:
         shown = ", ".join(f"thread {t!r} namespace {n!r}" for t, n in places[:5])
         super().__init__(f"checkpoint id {checkpoint_id!r} is in {shown}; pass thread_id= (and namespace=)")
-        self.checkpoint_id, self.places = checkpoint_id, places
+        self.checkpoint_id = checkpoint_id
+        self.places = places
 
 
 class CheckpointCorrupted(EverstepError):
@@ -133,7 +138,10 @@ class CheckpointCorrupted(EverstepError):
         named = (("thread", thread_id), ("checkpoint", checkpoint_id), ("at", path))
         where = ", ".join(f"{word} {value!r}" for word, value in named if value is not None)
         super().__init__(f"{reason} ({where})" if where else reason)
-        self.reason, self.thread_id, self.checkpoint_id, self.path = reason, thread_id, checkpoint_id, path
+        self.reason = reason
+        self.thread_id = thread_id
+        self.checkpoint_id = checkpoint_id
+        self.path = path
 
     def located(self, thread_id: str, checkpoint_id: str | None) -> CheckpointCorrupted:
         """Return the same error with the thread and checkpoint filled in where they were unknown."""
@@ -158,7 +166,9 @@ class HeadMoved(EverstepError):
             f"thread {thread_id!r}: expected the head {expected!r}, found {actual!r}{both}; "
             "read the new head and decide again"
         )
-        self.thread_id, self.expected, self.actual = thread_id, expected, actual
+        self.thread_id = thread_id
+        self.expected = expected
+        self.actual = actual
         self.conflicts = tuple(conflicts)
 
 
@@ -206,7 +216,8 @@ class TaskRunning(TaskError):
 
     def __init__(self, task_id: str, host: str, pid: int) -> None:
         super().__init__(task_id, f"is run by process {pid} on {host}; wait=True waits for its end")
-        self.host, self.pid = host, pid
+        self.host = host
+        self.pid = pid
 
 
 class TaskLost(TaskError):
@@ -274,7 +285,8 @@ class MissingDependency(EverstepError, ImportError):
     def __init__(self, package: str, extra: str = "", *, instead: str = "") -> None:
         what = instead or f"pip install 'everstep[{extra}]'"
         super().__init__(f"{package} is not installed; run: {what}")
-        self.package, self.extra = package, extra
+        self.package = package
+        self.extra = extra
 
 
 class StoreError(EverstepError):
@@ -313,7 +325,8 @@ class CommitUnknown(StoreError):
             f"the store failed while committing checkpoint {checkpoint_id!r} of thread {thread_id!r}"
             f"{f' ({reason})' if reason else ''}; it may be stored: read it back, or save it again under the same id"
         )
-        self.checkpoint_id, self.thread_id = checkpoint_id, thread_id
+        self.checkpoint_id = checkpoint_id
+        self.thread_id = thread_id
 
 
 class HeadRegressed(StoreError):
@@ -330,7 +343,9 @@ class HeadRegressed(StoreError):
             "restart without persistence; look at what is left (list_time_travel_points()) and save what is missing "
             "again. The next call goes on from there"
         )
-        self.thread_id, self.seen_generation, self.found_generation = thread_id, seen_generation, found_generation
+        self.thread_id = thread_id
+        self.seen_generation = seen_generation
+        self.found_generation = found_generation
 
 
 class DurabilityWarning(UserWarning):

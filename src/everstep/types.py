@@ -96,7 +96,9 @@ class UnreadCheckpoint(Checkpoint):
         if read is None:
             super().__init__(metadata, *values, **fields)
         else:
-            self.metadata, self.next_node, self._read = metadata, fields.get("next_node", ""), read
+            self.metadata = metadata
+            self.next_node = fields.get("next_node", "")
+            self._read = read
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("messages", "state", "tools_result"):

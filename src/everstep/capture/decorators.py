@@ -126,7 +126,8 @@ class _Around(ABC):
     _waits_when_closed = False
 
     def __init__(self, capture: Capture, trigger: SnapshotTrigger) -> None:
-        self._capture, self._trigger = capture, trigger
+        self._capture = capture
+        self._trigger = trigger
         self._on = capture.saves(trigger)
 
     @abstractmethod
@@ -215,7 +216,8 @@ class _Call(_Around):
     ) -> None:
         """Take our own keywords out of `kwargs`."""
         super().__init__(capture, trigger)
-        thread_id, state = kwargs.pop("_checkpoint_thread_id", None), kwargs.pop("_checkpoint_state", None)
+        thread_id = kwargs.pop("_checkpoint_thread_id", None)
+        state = kwargs.pop("_checkpoint_state", None)
         self._result: dict[str, Any] = {}
         if self._on:
             taken = {"args": storable(list(args), _ABOVE), "kwargs": storable(kwargs, _ABOVE)}
@@ -311,7 +313,8 @@ class _Heard:
     """A generator whose items are taken note of; `yield from` passes sends, throws and closes on to it."""
 
     def __init__(self, source: Generator[Any, Any, Any], call: _Call) -> None:
-        self._source, self._call = source, call
+        self._source = source
+        self._call = call
 
     def __iter__(self) -> Self:
         return self

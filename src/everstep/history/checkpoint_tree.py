@@ -38,7 +38,8 @@ def later(target: Stored, newest: int, started: Sequence[int], thread_id: str) -
 
 def all_later(thread: Thread, target: Stored) -> list[Hidden]:
     """Return the stretches of all that follows `target`, hidden or not, run by run."""
-    namespace, newest = target.record.key.namespace, thread.newest[target.record.key.namespace]
+    namespace = target.record.key.namespace
+    newest = thread.newest[target.record.key.namespace]
     runs = [Hidden(namespace, run - 1, newest, run) for run in sorted(_following(thread, target))]
     return [Hidden(namespace, target.seq, newest, target.run), *runs]
 
@@ -89,7 +90,8 @@ def is_among(write: Write, key: Key, stretches: Iterable[Hidden]) -> bool:
 
 def is_unmoved(stored: Stored, bases: Sequence[Place]) -> bool:
     """Whether nothing happened since one of these places: it is that checkpoint, or the beginning of a branch there."""
-    key, parents = stored.record.key, stored.record.parents
+    key = stored.record.key
+    parents = stored.record.parents
     if stored.place in bases:
         return True
     begins = len(parents) == 1 and parents[0].thread_id != key.thread_id
@@ -109,7 +111,9 @@ Everything that a run follows has a smaller seq than the run. So walks go down b
 cannot change the answer: they look at what lies between, not at the whole family.
 """
 
-_OURS, _THEIRS, _COVERED = 1, 2, 4
+_OURS = 1
+_THEIRS = 2
+_COVERED = 4
 _SIDES = _OURS | _THEIRS
 
 
@@ -180,7 +184,8 @@ class _Reached:
 
 def common_ancestors(ours: Iterable[Place], theirs: Iterable[Place]) -> Walk[list[Place]]:
     """Return the best common ancestors of some places and some others: not ancestors of one another. Newest first."""
-    frontier, reached = _Frontier(), _Reached()
+    frontier = _Frontier()
+    reached = _Reached()
     for side, places in ((_OURS, ours), (_THEIRS, theirs)):
         for place in places:
             frontier.add(place, side)
@@ -311,7 +316,8 @@ class _Links:
             run.append((stored.seq, stored.record.key))
 
     def edges(self, stored: Stored) -> list[TreeEdge]:
-        child, parents = stored.record.key, stored.record.parents
+        child = stored.record.key
+        parents = stored.record.parents
         before = self._before[child]
         if before is not None:
             found = [before]
@@ -331,7 +337,8 @@ class _Links:
 
     def _nearest(self, place: Place) -> Key | None:
         """Return the newest listed checkpoint at or before `place`, in its run or in what that follows."""
-        pending, seen = [place], set[int]()
+        pending = [place]
+        seen = set[int]()
         while pending:
             place = pending.pop()
             for seq, key in reversed(self._runs.get(place.run, ())):

@@ -96,7 +96,8 @@ def _edges(tree: Mapping[str, Any], nodes: Sequence[Node], threads: Sequence[str
     for edge in edges if isinstance(edges, list | tuple) else ():
         if not isinstance(edge, Mapping):
             continue
-        child, parent = find(edge.get("to"), edge.get("to_thread")), find(edge.get("from"), edge.get("from_thread"))
+        child = find(edge.get("to"), edge.get("to_thread"))
+        parent = find(edge.get("from"), edge.get("from_thread"))
         if child is None or parent is None or child == parent or parent in parents[child]:
             continue
         parents[child] += (parent,)
@@ -307,7 +308,9 @@ def _node_row(node: Node, thread: str, lanes: _Lanes, lane: int, width: int | No
 
 
 def _label(node: Node, notes: Sequence[str], width: int | None) -> str:
-    step, tags, summary = node.get("step"), _tags(node), _clean(node.get("summary"))
+    step = node.get("step")
+    tags = _tags(node)
+    summary = _clean(node.get("summary"))
     label = f"step {'?' if step is None else _clean(step)} "
     if notes:
         label += f" ({', '.join(notes)})"
@@ -328,7 +331,8 @@ def _notes(node: Node, thread: str) -> list[str]:
 
 def _tags(node: Node) -> list[str]:
     """Return the tags to print, without those that the note about a branch says already."""
-    tags, branch = node.get("tags"), node.get("branch")
+    tags = node.get("tags")
+    branch = node.get("branch")
     if not tags or not isinstance(tags, list | tuple):
         return []
     said = ("branch", branch) if branch else ()

@@ -46,7 +46,11 @@ class Bases(Generic[P]):
 
         `view` gives the part of a checkpoint's values that is merged, `reader` reads them.
         """
-        self._root_of, self._below, self._walk, self._view, self._reader = root_of, below, walk, view, reader
+        self._root_of = root_of
+        self._below = below
+        self._walk = walk
+        self._view = view
+        self._reader = reader
 
     async def merged(self, ancestors: Sequence[P]) -> MergeBase:
         """Return the base that all of these make together."""

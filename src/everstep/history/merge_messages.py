@@ -160,8 +160,12 @@ class _Weaver:
         ours: _Side,
         theirs: _Side,
     ) -> None:
-        self.base, self.facts, self.names, self.clean = base, facts, names, clean
-        self.ours, self.theirs = ours, theirs
+        self.base = base
+        self.facts = facts
+        self.names = names
+        self.clean = clean
+        self.ours = ours
+        self.theirs = theirs
         self.kept = [self._kept(place) for place in range(len(base.parts))]
         self.twins = _twins(ours, theirs)
         self.gone = {"ours": self._gone(ours), "theirs": self._gone(theirs)}
@@ -211,7 +215,8 @@ class _Weaver:
     def _from_ours(self, place: int) -> Slot:
         if place not in self.twins:
             return self._from_one("ours", place)
-        ours, theirs = self.ours.items.parts[place].node, self.theirs.items.parts[self.twins[place]].node
+        ours = self.ours.items.parts[place].node
+        theirs = self.theirs.items.parts[self.twins[place]].node
         slot = Slot("both", None, ours, theirs, clash=ours != theirs, facts=self.ours.facts[place])
         name = self.ours.names.get(place)
         if name is not None and name == self.theirs.names.get(self.twins[place]):
@@ -222,7 +227,8 @@ class _Weaver:
 
     def _from_one(self, origin: Literal["ours", "theirs"], place: int) -> Slot:
         side, other = (self.ours, "theirs") if origin == "ours" else (self.theirs, "ours")
-        node, facts = side.items.parts[place].node, side.facts[place]
+        node = side.items.parts[place].node
+        facts = side.facts[place]
         slot = Slot(origin, ours=node, facts=facts) if origin == "ours" else Slot(origin, theirs=node, facts=facts)
         lost = {call for call in facts.answers if call in self.gone[other] and call not in self.gone[origin]}
         if lost:  # the other side dropped a call that was answered here: whether it stays is a conflict
@@ -324,7 +330,8 @@ def _call_at(walker: Walker, slots: list[Slot], answer: Slot) -> Need[int]:
     """Return where the calls that `answer` is for begin; if that is before all foreign messages, any place there."""
     first = _foreign(slots, answer)[0]
     wanted = set((answer.facts or Facts()).answers)
-    at, step = slots.index(answer), 8
+    at = slots.index(answer)
+    step = 8
     while at > first:
         at -= 1
         if slots[at].group is not None:
@@ -341,7 +348,8 @@ def _call_at(walker: Walker, slots: list[Slot], answer: Slot) -> Need[int]:
 
 def _open(walker: Walker, slots: list[Slot], at: int) -> Need[int]:
     """Put what is in a closed group in its place, down to its last message; return how far away that is now."""
-    start, group = at, slots[at].group
+    start = at
+    group = slots[at].group
     while group is not None:
         yield from walker.want([group.node.children])
         parts = walker.group(group)

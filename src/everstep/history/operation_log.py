@@ -154,7 +154,8 @@ def renumbered(
         since=checkpoint(undo.since) if undo.since is not None else None,
         kept=[renumbered_stretch(stretch, checkpoint, operation, write) for stretch in undo.kept],
     )
-    after, made_at_seq = operation(found.data["after"]), checkpoint(found.data["made_at_seq"])
+    after = operation(found.data["after"])
+    made_at_seq = checkpoint(found.data["made_at_seq"])
     return entry._replace(data={**found.data, "after": after, "made_at_seq": made_at_seq, "undo": _packed(undo)})
 
 

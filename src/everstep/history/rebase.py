@@ -171,11 +171,15 @@ def _side(old: Sequence[bytes], new: Sequence[bytes]) -> _Side:
 def _update(
     name: str, base: Mapping[Any, Any], ours: Mapping[Any, Any], theirs: Mapping[Any, Any], conflicts: list[str]
 ) -> Update:
-    old, one, two = _entries(base), _entries(ours), _entries(theirs)
+    old = _entries(base)
+    one = _entries(ours)
+    two = _entries(theirs)
     put: dict[Any, Any] = {}
     removed: list[Any] = []
     for packed in {**old, **two}:
-        before, mine, other = old.get(packed), one.get(packed), two.get(packed)
+        before = old.get(packed)
+        mine = one.get(packed)
+        other = two.get(packed)
         is_theirs = _value(other) != _value(before) and _value(other) != _value(mine)
         if not is_theirs:
             continue

@@ -168,7 +168,9 @@ class _Planner:
         certain = certain and path not in self._uncertain
         if ours == theirs or self._is_ours(path):
             return ours
-        b, o, t = base, ours, theirs
+        b = base
+        o = ours
+        t = theirs
         if not certain or base not in (ours, theirs):
             # Equal values may have been written in different forms.
             b, o, t = yield from self._walker.alike([base, ours, theirs])
@@ -390,7 +392,8 @@ class _Builder:
     """Writes a plan down, in the form that its value would have if it were written anew."""
 
     def __init__(self, walker: Walker) -> None:
-        self._walker, self._writer = walker, walker.writer
+        self._walker = walker
+        self._writer = walker.writer
 
     def field(self, plan: _Plan, name: str) -> Need[Node]:
         """Build one of the three values of a checkpoint."""
@@ -402,7 +405,8 @@ class _Builder:
         return node
 
     def _conversation(self, plan: _Conversation) -> Need[Node]:
-        ours, replaced = plan.woven.ours, plan.woven.replaced
+        ours = plan.woven.ours
+        replaced = plan.woven.replaced
         built = yield from self._built(plan.plans, 1)
         node_of = dict(zip(plan.loose, built, strict=True))
         for slot in plan.loose:

@@ -79,7 +79,8 @@ class _LangGraph:
             )
             left = await store.list_checkpoints(older)
             heads[namespace] = left[0].record.key.checkpoint_id if left else None
-        writes, kept = checkpoint_tree.writes(target.writes, key, thread), list[Hidden]()
+        writes = checkpoint_tree.writes(target.writes, key, thread)
+        kept = list[Hidden]()
         for above, tasks in _running(target.stored.record).items():
             loaded = await store.read(*above, writes=True)
             if loaded is None:
@@ -102,7 +103,8 @@ class _LangGraph:
 
     async def beginning(self, repository: Repository, source: Stored, thread_id: str, name: str) -> Beginning:
         """Take along the checkpoint under its own id, what its unfinished tasks have done, and subgraphs' memory."""
-        store, key = repository.store, source.record.key
+        store = repository.store
+        key = source.record.key
         running = _running(source.record)
         chosen = {above.namespace: above for above in running}
         chosen[key.namespace] = key
@@ -114,7 +116,8 @@ class _LangGraph:
             raise InvalidInput(
                 f"checkpoint {key.checkpoint_id!r} cannot be branched from: one that it needs was deleted"
             )
-        writes, drafts = list[tuple[Key, Write]](), list[Draft]()
+        writes = list[tuple[Key, Write]]()
+        drafts = list[Draft]()
         for found in loaded:
             at = found.stored.record.key
             kept = [write for write in found.writes if at not in running or not _is_of(write, running[at])]
@@ -249,7 +252,8 @@ async def _memories(store: Store, root: Key, source: Stored) -> dict[str, Key]:
         return {}
     found: dict[str, Key] = {}
     hidden: Literal["no", "also"] = "also" if begun.stored.hidden else "no"
-    last, offset = begun.stored.seq, 0
+    last = begun.stored.seq
+    offset = 0
     until = source.seq + 1 if source.record.key != root else None
     while True:
         query = Query(

@@ -28,7 +28,8 @@ FOREIGN: Final = 3
 """Bytes of the graph's own serializer: [type, bytes]."""
 
 LIST_CHANNEL = "messages"
-SEED, WRITES = "seed:", "writes:"
+SEED = "seed:"
+WRITES = "writes:"
 KEPT = (SEED, WRITES)
 """How the names of trees in the rest of a checkpoint begin: what values of delta channels are made from."""
 
@@ -112,7 +113,9 @@ class Copies:
     __slots__ = ("owner", "reads", "state")
 
     def __init__(self, owner: object, reads: int = 0, state: _Ready | None = None) -> None:
-        self.owner, self.reads, self.state = owner, reads, state
+        self.owner = owner
+        self.reads = reads
+        self.state = state
 
     def grown(self, added: list[bytes]) -> Copies:
         """Return the same for a conversation to which these messages were added."""
@@ -131,8 +134,10 @@ class Channels:
 
     def __init__(self, kinds: Kinds, custom: Any = None) -> None:
         """`custom` is the caller's own serializer, which then gets every value."""
-        self.kinds, self._custom = kinds, custom
-        self._codec, self._messages = kinds.codec, Messages(kinds)
+        self.kinds = kinds
+        self._custom = custom
+        self._codec = kinds.codec
+        self._messages = Messages(kinds)
         self.rules: Final = object()
         """Stands for these rules where they are remembered: what is remembered must not keep classes alive."""
         self._templates: dict[bytes, Template | Packed | Bare] = {}
@@ -209,7 +214,8 @@ class Channels:
         parts = [codec.map_header(len(lowered))]
         entries: list[tuple[bytes, bytes | tree.Node]] = []
         for key, item in lowered.items():
-            packed_key, path = self._codec.pack(key), codec.join_path(name, key)
+            packed_key = self._codec.pack(key)
+            path = codec.join_path(name, key)
             if key in forms:
                 items = [self._codec.pack(message, path, 3) for message in item]
                 packed = b"".join([codec.array_header(len(items)), *items])
@@ -319,15 +325,18 @@ class Channels:
         return PLAIN, value
 
     def _lowered_dict(self, value: dict[str, Any]) -> tuple[Form, Any]:
-        lowered, forms = dict(value), dict[str, int]()
+        lowered = dict(value)
+        forms = dict[str, int]()
         kinds = set(map(type, lowered.values()))
         if not any(kind is list or hasattr(kind, "__pydantic_fields_set__") for kind in kinds):
             return PLAIN, value
         for key, item in list(lowered.items()):
             if type(item) is list and item:
-                messages, form = self._messages.lowered(item), CHAT
+                messages = self._messages.lowered(item)
+                form = CHAT
             elif hasattr(item, "__pydantic_fields_set__"):
-                messages, form = self._messages.lowered([item]), MESSAGE
+                messages = self._messages.lowered([item])
+                form = MESSAGE
             else:
                 continue
             if messages is not None:

@@ -49,7 +49,8 @@ SPECIAL_WRITES = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__
 """Channels of which a task has one write, the last one; other writes are numbered by their place."""
 
 _FEW_OBJECTS = 32  # so many are sent sooner than those of the parent are looked up
-_PAGE_FIRST, _PAGE_MAX = 16, 128
+_PAGE_FIRST = 16
+_PAGE_MAX = 128
 _AHEAD_MAX = 8  # checkpoints decoded before they are asked for
 _LOOKS_MAX = 4  # at a checkpoint that others replace or write to meanwhile
 _NONE = object()  # the version of a channel of which none is known
@@ -134,9 +135,12 @@ class Threads:
         shares: bool = False,
     ) -> None:
         """With `shares` the same message of several checkpoints is one object: for readers that change nothing."""
-        self._repository, self._channels, self._keeper = repository, channels, keeper
+        self._repository = repository
+        self._channels = channels
+        self._keeper = keeper
         self._lines = lines or Lines()
-        self._fence, self._shares = fence, shares
+        self._fence = fence
+        self._shares = shares
         self._store = repository.store
 
     def over(self, repository: Repository) -> Threads:
@@ -269,7 +273,8 @@ class Threads:
 
         None: all of `line` would have to be looked at, and it is not in memory any more.
         """
-        channels, writer = self._channels, tree.Writer(packer=self._channels.kinds.codec)
+        channels = self._channels
+        writer = tree.Writer(packer=self._channels.kinds.codec)
         versions = dict(checkpoint.get("channel_versions") or {})
         written, small = self._written_channels(writer, checkpoint, versions, new_versions, line)
         conversation = written.get(LIST_CHANNEL)
@@ -327,7 +332,8 @@ class Threads:
         line: Line | None,
     ) -> tuple[dict[str, Written], Small]:
         """Write the values of the channels; those that have not changed stay as they are in the line."""
-        channels, memory = self._channels, self._repository.memory
+        channels = self._channels
+        memory = self._repository.memory
         values = dict(checkpoint.get("channel_values") or {})
         # A saver with other rules may have written the line: what it let through is looked at again, whole.
         is_checked = line is not None and line.checked_by is channels.rules
@@ -341,7 +347,8 @@ class Threads:
             changed = dict.fromkeys([*changed, *[name for name in values if name not in before]])
         for name in changed:
             checks.text(name, "the name of a channel")
-            value, old = values[name], before.get(name)
+            value = values[name]
+            old = before.get(name)
             if old is not None and not is_checked:
                 old = old._replace(shape=None)
             top = channels.stands_alone(name, value)
@@ -357,7 +364,8 @@ class Threads:
         All that is new may be a repetition. Only when that would be too much all of it is looked at; None: that cannot
         be done with what is in memory.
         """
-        fresh, held = values.objects, self._repository.memory.contents
+        fresh = values.objects
+        held = self._repository.memory.contents
 
         def content(key: bytes) -> tree.Content | None:
             return fresh.get(key) or held.get(key)
@@ -411,7 +419,8 @@ class Threads:
     async def _attach(self, key: Key, writes: Sequence[Write], objects: Mapping[bytes, tree.Content]) -> None:
         """Put writes; what came with the checkpoint itself, as an input does, is not sent again."""
         if self._fence is not None:  # the one base that a store looks at
-            fence, packed = self._fence, squeezed_objects(objects, thorough=True)
+            fence = self._fence
+            packed = squeezed_objects(objects, thorough=True)
             await self._refenced(lambda: self._send_writes(key, writes, packed, fence.base))
             return
         line = self._lines.get(key)
@@ -457,7 +466,8 @@ class Threads:
         return gathered if gathered is not None else (None, {})
 
     def _delta_written(self, writer: tree.Writer, name: str, delta: Delta, *, whole: bool) -> dict[str, Written]:
-        seed, before = delta.seed, delta.before
+        seed = delta.seed
+        before = delta.before
         found: dict[str, Written] = {}
         if seed is not None:
             # What stood by itself stands in a mapping here, where it is written one level deeper.
@@ -490,10 +500,13 @@ class Threads:
         self, record: Record, objects: Mapping[bytes, tree.Content], names: Sequence[str], opened: bool
     ) -> dict[str, dict[str, Any]]:
         """Return what the checkpoint itself keeps of these channels' history."""
-        channels, checkpoint = self._channels, self._open(record, objects)
-        forms, found = checkpoint.envelope.get("seeds", {}), dict[str, dict[str, Any]]()
+        channels = self._channels
+        checkpoint = self._open(record, objects)
+        forms = checkpoint.envelope.get("seeds", {})
+        found = dict[str, dict[str, Any]]()
         for name in names:
-            writes, seed = checkpoint.rest.get(WRITES + name), checkpoint.rest.get(SEED + name)
+            writes = checkpoint.rest.get(WRITES + name)
+            seed = checkpoint.rest.get(SEED + name)
             if writes is not None:
                 items = channels.delta_items(writes, objects)
                 found[name] = {"writes": [(task, name, channels.read(form, value)) for task, form, value in items]}
@@ -506,7 +519,8 @@ class Threads:
         """Return what `history` does from the ancestors themselves: for checkpoints that keep no list."""
         writes: dict[str, list[tuple[str, str, Any]]] = {name: [] for name in names}
         seeds: dict[str, Any] = {}
-        remaining, seen = set(names), set[Key]()
+        remaining = set(names)
+        seen = set[Key]()
         parents = target.stored.record.parents if target is not None else ()
         while parents and remaining and parents[0] not in seen:
             seen.add(parents[0])
@@ -567,18 +581,22 @@ class Threads:
 
     async def listed(self, query: Query, limit: int | None) -> AsyncIterator[Saved]:
         """Yield checkpoints, the greatest id first; a few are decoded ahead. The store holds nothing meanwhile."""
-        page, left, ahead = _PAGE_FIRST, limit, 1
+        page = _PAGE_FIRST
+        left = limit
+        ahead = 1
         while left is None or left > 0:
             keys, loaded, last = await self._page(query.thread_id, query, page, left)
             while loaded:
                 for saved in await self._saved_some(loaded[:ahead]):
                     yield saved
-                loaded, ahead = loaded[ahead:], min(ahead * 2, _AHEAD_MAX)
+                loaded = loaded[ahead:]
+                ahead = min(ahead * 2, _AHEAD_MAX)
             if left is not None:
                 left -= len(keys)
             if last is None or query.checkpoint_id is not None:
                 return
-            query, page = replace(query, before_id=last), min(page * 2, _PAGE_MAX)
+            query = replace(query, before_id=last)
+            page = min(page * 2, _PAGE_MAX)
 
     @public_call("saver.list", has_deadline=False)
     async def _page(
@@ -610,7 +628,8 @@ class Threads:
 
     async def newest(self, thread_id: str, limit: int | None) -> list[Saved]:
         """Return a thread's checkpoints in all namespaces, the one that was put last first. Without their writes."""
-        keys, found = list[Key](), list[Saved]()
+        keys = list[Key]()
+        found = list[Saved]()
         query = Query(thread_id=thread_id, namespace=None, limit=limit)
         while limit is None or len(keys) < limit:
             listed = await self._store.list_checkpoints(query)
@@ -646,7 +665,8 @@ class Threads:
 
     async def _prepare(self, page: Sequence[Loaded]) -> None:
         """Fetch what these checkpoints and their writes need, at once."""
-        held, missing = self._repository.memory.contents, dict[str, set[bytes]]()
+        held = self._repository.memory.contents
+        missing = dict[str, set[bytes]]()
         for loaded in page:
             for children in (loaded.stored.record.children, *(write.children for write in loaded.writes)):
                 unknown = [key for key in tree.hashes(children) if key not in held]
@@ -718,7 +738,8 @@ class Threads:
         if len(record.sizes) != 3:
             raise CheckpointCorrupted("a stored checkpoint is out of shape")
         conversation, state, rest = tree.nodes(record.children, record.body, record.sizes)
-        packed, kept = self._channels.packed_envelope(rest, objects), dict[str, tree.Node]()
+        packed = self._channels.packed_envelope(rest, objects)
+        kept = dict[str, tree.Node]()
         if packed is not None:
             envelope = self._channels.unpacked_envelope(packed)
         else:
@@ -749,8 +770,10 @@ class Threads:
 
     def _thaw(self, stored: Stored, objects: Mapping[bytes, tree.Content]) -> Line:
         """Return a checkpoint that was read as it was written."""
-        opened, channels = self._open(stored.record, objects), self._channels
-        forms, versions = opened.envelope.get("forms", {}), opened.envelope["channel_versions"]
+        opened = self._open(stored.record, objects)
+        channels = self._channels
+        forms = opened.envelope.get("forms", {})
+        versions = opened.envelope["channel_versions"]
         found = channels.opened(forms, opened.state, objects)
         if LIST_CHANNEL in forms and LIST_CHANNEL not in found and tree.is_list(opened.conversation):
             found[LIST_CHANNEL] = channels.thawed(forms[LIST_CHANNEL], opened.conversation, objects, top=True)
@@ -761,8 +784,10 @@ class Threads:
             name: channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
             for name, node in opened.rest.items()
         }
-        base, size = Base(stored.record.key, stored.digest), sum(stored.record.sizes)
-        state, small = channels.thawed_mapping(opened.state, objects), channels.small(found)
+        base = Base(stored.record.key, stored.digest)
+        size = sum(stored.record.sizes)
+        state = channels.thawed_mapping(opened.state, objects)
+        small = channels.small(found)
         return Line(base, found, rest, state, size, small, known, opened.packed)
 
     def _written_values(self, loaded: Loaded, objects: Mapping[bytes, tree.Content]) -> list[tuple[str, str, Any]]:

@@ -29,7 +29,8 @@ from everstep.types import TASK_NAMESPACE, utc_now
 
 logger = logging.getLogger("everstep")
 
-RETURNED, FAILED = "returned", "failed"
+RETURNED = "returned"
+FAILED = "failed"
 """How the last run ended; "" if it did not."""
 
 _RENEWALS_PER_LEASE = 3
@@ -120,7 +121,8 @@ class Claims:
     """The records of tasks over one face of a store."""
 
     def __init__(self, repository: Repository) -> None:
-        self._repository, self._store = repository, repository.store
+        self._repository = repository
+        self._store = repository.store
 
     async def find(self, task_id: str) -> Found | None:
         """Return the record of a task, without its input."""
@@ -188,8 +190,10 @@ class Claim:
     """A task that this process runs: renewed by a thread until it is let go, and a fence around what the run puts."""
 
     def __init__(self, task_id: str, task: Task, stored: Stored, lease_seconds: float, repository: Repository) -> None:
-        self.task_id, self.task = task_id, task
-        self._stored, self._lease = stored, lease_seconds
+        self.task_id = task_id
+        self.task = task
+        self._stored = stored
+        self._lease = lease_seconds
         self._claims = Claims(repository)
         self._blocking = Claims(repository.over(repository.store.blocking))
         self._ended = threading.Event()

@@ -72,7 +72,8 @@ class Kinds:
         for entry in self._allow:
             if not isinstance(entry, type) and not _is_name(entry):
                 raise InvalidInput(f"allow= takes classes or (module, name) pairs, not {entry!r:.80}")
-        self.strict, self._serde = strict, serde
+        self.strict = strict
+        self._serde = serde
         self._classes = {_name(cls): cls for cls in self._allow if isinstance(cls, type)}
         self._names = SAFE | set(self._classes) | {(e[0], e[1]) for e in self._allow if not isinstance(e, type)}
         self._declared: frozenset[Name] = frozenset()

@@ -17,7 +17,8 @@ from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Store, Stored
 
 _DAY = 86_400.0
-_SECONDS_MIN, _SECONDS_MAX = 1e-9, 1e14
+_SECONDS_MIN = 1e-9
+_SECONDS_MAX = 1e14
 
 
 async def cleanup_old_checkpoints(

@@ -20,8 +20,10 @@ from everstep.values import codec, registry, tree
 from everstep.values.registry import Registered
 from everstep.values.walk import key_path
 
-_TO, _JOIN = "branch:to:", "join:"
-_SENT, _START = "__pregel_tasks", "__start__"
+_TO = "branch:to:"
+_JOIN = "join:"
+_SENT = "__pregel_tasks"
+_START = "__start__"
 _INTERNAL = ("__", _TO, _JOIN)
 _INTERNAL_PATH = re.compile(r"state(\.__|\['(__|branch:to:|join:))")
 
@@ -130,9 +132,11 @@ def forms(rest: tree.Node, objects: Mapping[bytes, tree.Content]) -> Mapping[str
 
 def difference(change: Difference, before: Mapping[str, Form], after: Mapping[str, Form]) -> Difference:
     """Return a difference as values are shown: a channel of one message is that message, not a list of it."""
-    path, values = change.path, [change.before, change.after]
+    path = change.path
+    values = [change.before, change.after]
     for name in before.keys() | after.keys():
-        where, kinds = path_of(name), [before.get(name, PLAIN), after.get(name, PLAIN)]
+        where = path_of(name)
+        kinds = [before.get(name, PLAIN), after.get(name, PLAIN)]
         if path == where:
             values = [shown(kind, value) for kind, value in zip(kinds, values, strict=True)]
         elif MESSAGE in kinds and path.startswith(f"{where}[0]"):

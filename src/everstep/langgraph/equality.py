@@ -87,7 +87,8 @@ def _same_messages(found: list[Any], expected: list[Any], codec: Codec) -> bool:
         return False
     given = [frozenset(model.__pydantic_fields_set__) for model in expected]
     shape = Shape(classes, given, [None] * len(classes))
-    fields, wanted = fields_of(found, shape), fields_of(expected, shape)
+    fields = fields_of(found, shape)
+    wanted = fields_of(expected, shape)
     if fields is None or wanted is None:
         return False
     try:

@@ -208,7 +208,8 @@ class _Teller:
     """Tells how far it is: to a function, and on the terminal."""
 
     def __init__(self, progress: Progress | None, quiet: bool) -> None:
-        self._progress, self._quiet = progress, quiet
+        self._progress = progress
+        self._quiet = quiet
         self._shows_line = not quiet and sys.stderr.isatty()
         self._told = 0.0
 
@@ -233,7 +234,8 @@ class _Teller:
             f"{_counted(report.writes, 'write')}; {report.skipped:,} were there, {report.verified:,} verified, "
             f"{_counted(report.secrets, 'secret')} left behind; {report.seconds:.1f} s, {report.mb_per_second:.0f} MB/s"
         )
-        before, after = report.target_bytes_before, "of a size that this store cannot tell"
+        before = report.target_bytes_before
+        after = "of a size that this store cannot tell"
         if report.target_bytes is not None:
             after = _mb(report.target_bytes) + (f", of which {_mb(before)} were there" if before else "")
         _say(f"{summary}\nbefore: {_mb(report.source_bytes)}; after: {after}\n", sys.stdout)
@@ -292,7 +294,9 @@ class _Mover:
     def __init__(
         self, source: Source, saver: HarnessCheckpointer, verify: bool, teller: _Teller, stop: threading.Event
     ) -> None:
-        self._source, self._teller, self._stop = source, teller, stop
+        self._source = source
+        self._teller = teller
+        self._stop = stop
         repository = saver._backend.repository
         self._store: Store = repository.store.blocking
         # Without retention: what is imported shall be there, at least until the saver's next put.
@@ -301,7 +305,8 @@ class _Mover:
         self.figures: Figures = repository.figures
         self.limit_seconds: float | None = None
         # Not the memory of the saver: what is compared in the end shall come from the store.
-        self._staged_memory, self._staged_lines = Memory(_STAGED_BYTES), Lines()
+        self._staged_memory = Memory(_STAGED_BYTES)
+        self._staged_lines = Lines()
         self._codec = saver._channels.kinds.codec
         self._same = SameItems(self._codec)
         self._is_secret = functools.lru_cache(_NAMES_MAX)(saver._is_secret)
@@ -603,15 +608,18 @@ class _Mover:
             raise CheckpointCorrupted(reason, thread_id=key.thread_id, checkpoint_id=key.checkpoint_id or None) from exc
 
     def _compare_one(self, entry: Entry, saved: Saved, expected: Any, writes: bool) -> None:
-        key, record = entry.key, saved.stored.record
+        key = entry.key
+        record = saved.stored.record
         parent = expected.parent_config
         named = record.parents[0].checkpoint_id if record.parents else None
         if named != (parent["configurable"]["checkpoint_id"] if parent is not None else None):
             raise _differs_at(key, "it has another parent", None)
         metadata, _ = self._without_secrets(expected.metadata)
         self._expect(key, _sorted(record.metadata), _sorted(metadata), "metadata")
-        found, wanted = dict(saved.checkpoint), dict(expected.checkpoint)
-        values, wanted_values = found.pop("channel_values"), wanted.pop("channel_values", None) or {}
+        found = dict(saved.checkpoint)
+        wanted = dict(expected.checkpoint)
+        values = found.pop("channel_values")
+        wanted_values = wanted.pop("channel_values", None) or {}
         for name in sorted(values.keys() | wanted_values.keys()):
             if name not in values or name not in wanted_values:
                 raise _differs_at(key, "a channel is on one side only", name)
@@ -639,7 +647,10 @@ class _Batch:
     """Checkpoints of a thread that are put together: made in memory, from what the target has, and sent at once."""
 
     def __init__(self, mover: _Mover, plan: _Plan, stage: StagingStore, heads: dict[str, str]) -> None:
-        self._mover, self.plan, self.stage, self._heads = mover, plan, stage, heads
+        self._mover = mover
+        self.plan = plan
+        self.stage = stage
+        self._heads = heads
         repository = Repository(stage, mover._staged_memory)
         self._threads = Threads(repository, mover._channels, lines=mover._staged_lines)
         self.counts = {"checkpoints": 0, "writes": 0, "secrets": 0, "bytes_read": 0}
@@ -675,11 +686,13 @@ class _Batch:
                 await self._put(entry, row)
 
     async def _put(self, entry: Entry, row: Row) -> None:
-        key, parent = entry.key, entry.parent
+        key = entry.key
+        parent = entry.parent
         metadata, secrets = self._mover._without_secrets(row.metadata)
         if parent is not None:
             await self._threads.warm(parent)
-        head, last = self._heads.get(key.namespace), self.plan.heads[key.namespace]
+        head = self._heads.get(key.namespace)
+        last = self.plan.heads[key.namespace]
         moves = key.checkpoint_id == last or head is None or (head != last and key.checkpoint_id > head)
         parent_id = parent.checkpoint_id if parent is not None else None
         where: Literal["always", "never"] = "always" if moves else "never"
@@ -707,14 +720,16 @@ class _Histories:
     """
 
     def __init__(self, mover: _Mover, wanted: Mapping[Key, Entry]) -> None:
-        self._mover, self._wanted = mover, wanted
+        self._mover = mover
+        self._wanted = wanted
         self._followed = {entry.parent for entry in wanted.values()}
         self._waiting: dict[Key, list[tuple[Key, Mapping[str, Any]]]] = {}
         """By parent: checkpoints that follow it, and their histories, seeds unopened."""
         self._seen: set[Key] = set()
 
     async def check(self, entry: Entry, expected: Any) -> None:
-        key, parent = entry.key, entry.parent
+        key = entry.key
+        parent = entry.parent
         self._seen.add(key)
         values = expected.checkpoint.get("channel_values") or {}
         names = [name for name in expected.metadata.get("counters_since_delta_snapshot") or {} if name not in values]
@@ -741,11 +756,13 @@ class _Histories:
             self._expect(child, name, found, {"seed": values[name], "writes": writes})
             return
         before = own[name] if name in own else (await self._read(key, [name], opened=False))[name]
-        seed, other = history.get("seed"), before.get("seed")
+        seed = history.get("seed")
+        other = before.get("seed")
         if (seed is None and other is None) or (isinstance(seed, Node) and seed == other):
             self._expect(child, name, history["writes"], [*before["writes"], *writes])
             return
-        found, before = (await self._read(child, [name]))[name], (await self._read(key, [name]))[name]
+        found = (await self._read(child, [name]))[name]
+        before = (await self._read(key, [name]))[name]
         self._expect(child, name, found, {**before, "writes": [*before["writes"], *writes]})
 
     async def _read(self, key: Key, names: Sequence[str], *, opened: bool = True) -> dict[str, Any]:
@@ -800,7 +817,8 @@ def _chunks(rows: Iterable[tuple[Entry, Row]]) -> Iterator[list[tuple[Entry, Row
         size += row.size_bytes
         if size > _BATCH_BYTES // 8 or len(chunk) >= min(_CHUNK_MAX, _BATCH_MAX):
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
     if chunk:
         yield chunk
 

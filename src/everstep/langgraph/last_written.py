@@ -39,7 +39,9 @@ class Line:
         envelope: bytes | None = None,
         checked_by: object = None,
     ) -> None:
-        self.base, self.channels, self.rest = base, channels, rest
+        self.base = base
+        self.channels = channels
+        self.rest = rest
         self.state = state
         """The mapping of the channels."""
         self.size = 2 * size + _LINE_OVERHEAD  # twice: as bytes, and as what copies are made from

@@ -134,11 +134,16 @@ class _Merger:
         ancestry: Ancestry,
         graph: Any,
     ) -> None:
-        self._repository, self._stored, self._base, self._graph = repository, sides, base, graph
-        self._ancestry, self._known = ancestry, Ancestors(bases)
+        self._repository = repository
+        self._stored = sides
+        self._base = base
+        self._graph = graph
+        self._ancestry = ancestry
+        self._known = Ancestors(bases)
         kinds = _kinds_of(graph)
         self._codec = kinds.codec
-        self._channels, self._messages = Channels(kinds), Messages(kinds)
+        self._channels = Channels(kinds)
+        self._messages = Messages(kinds)
         self._writer = tree.Writer(packer=self._codec)
         self._decided: dict[str, Written | None] = {}
         """Channels that are not for the three-way rules; None: it is not there."""
@@ -454,7 +459,8 @@ class _Merger:
 
     def _guesses(self, name: str, theirs: Any) -> list[list[list[Any]]]:
         """Return what may have been written: what a list has more at its end, or the value as a whole."""
-        old, ways = self._before.channels.get(name), [[[theirs]]]
+        old = self._before.channels.get(name)
+        ways = [[[theirs]]]
         if isinstance(theirs, list):
             before = codec.items(old.packed) if old is not None and codec.is_list(old.packed) else []
             if codec.items(self._theirs.channels[name].packed)[: len(before)] == before:
@@ -471,7 +477,8 @@ class _Merger:
         That is what stands on theirs' own line, up to a checkpoint that the ancestor knows of.
         """
         pieces = [_Piece(self._stored[1], self._stored[1], [])]
-        seen, is_own = set[Key](), True
+        seen = set[Key]()
+        is_own = True
         while not await self._is_known((child := pieces[-1].start).place):
             parents = child.record.parents
             if not parents or parents[0] in seen or len(seen) >= _STEPS_MAX:
@@ -509,7 +516,8 @@ class _Merger:
 
     async def _pending(self, since: str) -> Sequence[Write] | None:
         """Return the writes that were pending where the threads parted, if ours went on with them; None: unknown."""
-        found, seen = list[Write](), set[Key]()
+        found = list[Write]()
+        seen = set[Key]()
         line = [(key, self._stored[0].record) for key in self._stored[0].record.parents]
         while line and len(seen) < _STEPS_MAX:
             key, following = line.pop(0)
@@ -598,7 +606,8 @@ class _Delta(NamedTuple):
 
 
 def _delta(side: Side, name: str) -> _Delta:
-    value, writes = _seed(side, name), side.rest.get(WRITES + name)
+    value = _seed(side, name)
+    writes = side.rest.get(WRITES + name)
     items = codec.items(writes.packed) if writes is not None and name not in side.channels else ()
     return _Delta(value.packed if value is not None else None, tuple(items))
 

@@ -43,12 +43,15 @@ _USUAL = {
     "ChatMessageChunk": ("chat", "ChatMessageChunk"),
 }
 _CLASSES_MAX = 256
-_SET, _SET_WITH_ID = {"content"}, {"content", "id"}
+_SET = {"content"}
+_SET_WITH_ID = {"content", "id"}
 _OUT_OF_SHAPE = (TypeError, ValueError, AttributeError, LookupError)
 
 
-_set_fields, _set_given = registry.slot_setter("__dict__"), registry.slot_setter("__pydantic_fields_set__")
-_set_extra, _set_private = registry.slot_setter("__pydantic_extra__"), registry.slot_setter("__pydantic_private__")
+_set_fields = registry.slot_setter("__dict__")
+_set_given = registry.slot_setter("__pydantic_fields_set__")
+_set_extra = registry.slot_setter("__pydantic_extra__")
+_set_private = registry.slot_setter("__pydantic_private__")
 
 
 class _Class(NamedTuple):
@@ -73,8 +76,10 @@ class Shape(NamedTuple):
         return Shape(self.classes + other.classes, self.given + other.given, self.marks + other.marks)
 
 
-_fields, _given = operator.attrgetter("__dict__"), operator.attrgetter("__pydantic_fields_set__")
-_extra, _private = operator.attrgetter("__pydantic_extra__"), operator.attrgetter("__pydantic_private__")
+_fields = operator.attrgetter("__dict__")
+_given = operator.attrgetter("__pydantic_fields_set__")
+_extra = operator.attrgetter("__pydantic_extra__")
+_private = operator.attrgetter("__pydantic_private__")
 
 
 def shape_of(messages: Sequence[Any], lowered: Sequence[dict[str, Any]]) -> Shape | None:
@@ -123,7 +128,10 @@ class Messages:
         if base is None or not values or not issubclass(type(values[0]), base):
             return None
         found: list[dict[str, Any]] = []
-        known, plain, with_id, append = self._classes, _SET, _SET_WITH_ID, found.append
+        known = self._classes
+        plain = _SET
+        with_id = _SET_WITH_ID
+        append = found.append
         for message in values:
             entry = known.get(type(message)) or self._class(type(message), base)
             if entry is None:
@@ -163,8 +171,10 @@ class Messages:
         missing = type(message).model_fields.keys() - fields.keys()
         if MARK in fields or missing or not all(type(name) is str for name in fields):
             return None
-        given, usual = message.__pydantic_fields_set__, _SET if fields.get("id") is None else _SET_WITH_ID
-        extra, private = message.__pydantic_extra__, message.__pydantic_private__
+        given = message.__pydantic_fields_set__
+        usual = _SET if fields.get("id") is None else _SET_WITH_ID
+        extra = message.__pydantic_extra__
+        private = message.__pydantic_private__
         if private is not None:
             keeps_all = self._kinds.strict
             private = {
@@ -193,8 +203,13 @@ class Messages:
 
     def _built(self, stored: Any) -> list[Any]:
         found: list[Any] = []
-        usual, new, append = self._usual, object.__new__, found.append
-        set_fields, set_given, set_extra, set_private = _set_fields, _set_given, _set_extra, _set_private
+        usual = self._usual
+        new = object.__new__
+        append = found.append
+        set_fields = _set_fields
+        set_given = _set_given
+        set_extra = _set_extra
+        set_private = _set_private
         for fields in stored if isinstance(stored, list) else [None]:
             if type(fields) is not dict:
                 raise CheckpointCorrupted("a stored message is out of shape")
@@ -313,7 +328,8 @@ class Packed:
     __slots__ = ("_messages", "_packed")
 
     def __init__(self, messages: Messages, packed: bytes) -> None:
-        self._messages, self._packed = messages, packed
+        self._messages = messages
+        self._packed = packed
 
     def copy(self) -> Any:
         """Return a new message."""
@@ -349,7 +365,11 @@ class Template:
     def __init__(
         self, cls: Any, fields: dict[str, Any], given: set[str], extra: dict[str, Any] | None, private: Any
     ) -> None:
-        self._cls, self._fields, self._given, self._extra, self._private = cls, fields, given, extra, private
+        self._cls = cls
+        self._fields = fields
+        self._given = given
+        self._extra = extra
+        self._private = private
         self._fresh: list[tuple[str, Callable[[], Any]]] = [
             (name, _copier(value)) for name, value in fields.items() if type(value) not in _FIXED
         ]
@@ -367,7 +387,8 @@ class Template:
         fields = self._fields.copy()
         for name, fresh in self._fresh:
             fields[name] = fresh()
-        extra, private = self._extra, self._private
+        extra = self._extra
+        private = self._private
         _set_fields(message, fields)
         _set_given(message, self._given.copy())
         _set_extra(message, copied(extra) if extra else extra if extra is None else {})

@@ -125,7 +125,8 @@ def backend_of(config: CheckpointerConfig) -> StoreBackend:
 
 def record_of(saved: Saved) -> CheckpointRecord:
     """Return a checkpoint as a record, with what was put and nothing that was filled in."""
-    stored, checkpoint = saved.stored.record, saved.checkpoint
+    stored = saved.stored.record
+    checkpoint = saved.checkpoint
     own = {name: value for name, value in checkpoint.items() if name not in saved.absent}
     return CheckpointRecord(
         checkpoint={**own, **saved.odd},
@@ -157,7 +158,8 @@ class TupleMetadata(dict[str, Any]):
 
 
 def _metadata(stored: Record) -> CheckpointMetadata:
-    source, at = stored.metadata.get("source"), moment(stored.created_at)
+    source = stored.metadata.get("source")
+    at = moment(stored.created_at)
     usual = {
         "source_layer": source if isinstance(source, str) else "",
         "step": stored.step,

@@ -115,7 +115,9 @@ async def _tried(
     begun = await calls.last(head)
     before = _checkpoint_id(begun)
     answers = _Answers(state, begun, await calls.saved(head)) if getattr(state, "resume", None) is not None else None
-    given, where, failures = answers.given if answers is not None else state, dict(config), list[str]()
+    given = answers.given if answers is not None else state
+    where = dict(config)
+    failures = list[str]()
     for number in range(1, tries + 1):
         try:
             return await calls.invoke(given, where)
@@ -131,7 +133,8 @@ async def _tried(
         seconds = min(backoff[0] * 2 ** (number - 1), backoff[1])
         await calls.pause(seconds * random.uniform(0.5, 1.0))  # noqa: S311  # no secret
         if _checkpoint_id(await calls.last(head)) != before:
-            given, where = None, head
+            given = None
+            where = head
         elif answers is not None:
             given = answers.left(await calls.saved(head))
     raise RuntimeError("a try returns or raises")

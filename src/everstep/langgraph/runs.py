@@ -25,7 +25,8 @@ logger = logging.getLogger("everstep")
 T = TypeVar("T")
 
 _INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")
-_PAUSE_FIRST, _PAUSE_MAX = 0.02, 1.0
+_PAUSE_FIRST = 0.02
+_PAUSE_MAX = 1.0
 _last: set[asyncio.Future[Any]] = set()
 """What must be done even if its caller is cancelled: the event loop alone would not keep it."""
 
@@ -36,7 +37,8 @@ class Blocking:
     def __init__(self, saver: HarnessCheckpointer) -> None:
         self.saver = saver
         repository = saver.backend.blocking.repository
-        self.store, self.claims = repository.store, Claims(repository)
+        self.store = repository.store
+        self.claims = Claims(repository)
 
     async def invoke(self, graph: Any, given: Any, config: Any, **options: Any) -> Any:
         return graph.invoke(given, config, **options)
@@ -78,7 +80,8 @@ class Awaiting:
 
     def __init__(self, saver: HarnessCheckpointer) -> None:
         self.saver = saver
-        self.store, self.claims = saver.backend.store, Claims(saver.backend.repository)
+        self.store = saver.backend.store
+        self.claims = Claims(saver.backend.repository)
 
     async def invoke(self, graph: Any, given: Any, config: Any, **options: Any) -> Any:
         return await graph.ainvoke(given, config, **options)

@@ -448,10 +448,12 @@ async def _put_writes(
     threads: Threads, config: Config, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
 ) -> None:
     inner = configs.configurable(config)
-    thread_id, checkpoint_id = configs.thread_id(inner), configs.checkpoint_id(inner)
+    thread_id = configs.thread_id(inner)
+    checkpoint_id = configs.checkpoint_id(inner)
     if checkpoint_id is None:
         raise InvalidInput("put_writes needs a config with a checkpoint_id: writes belong to a checkpoint")
-    key, writes = Key(thread_id, configs.namespace(inner), checkpoint_id), configs.pairs(writes)
+    key = Key(thread_id, configs.namespace(inner), checkpoint_id)
+    writes = configs.pairs(writes)
     await threads.put_writes(key, writes, checks.text(task_id, "task_id"), checks.text(task_path, "task_path"))
 
 

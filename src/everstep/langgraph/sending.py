@@ -158,7 +158,8 @@ class _Turn:
         options: Mapping[str, Any],
     ) -> None:
         self.saver = _saver_of(graph)
-        self._graph, self._given = graph, given
+        self._graph = graph
+        self._given = given
         self._thread_id = _thread_id_of(config)
         self._config = dict(config)
         if request_id is not None:

@@ -145,7 +145,9 @@ class _Group:
     def __init__(
         self, source: PostgresSource, thread_id: str, entries: Sequence[Entry], written: Mapping[Key, Attached]
     ) -> None:
-        self._source, self._thread_id, self._entries = source, thread_id, entries
+        self._source = source
+        self._thread_id = thread_id
+        self._entries = entries
         keys = [entry.key for entry in entries]
         self._found = self._read_checkpoints(keys)
         self._writes = self._read_writes([key for key in keys if key in written])
@@ -163,7 +165,8 @@ class _Group:
             yield row
 
     def _row(self, entry: Entry) -> Row:
-        key, source = entry.key, self._source
+        key = entry.key
+        source = self._source
         checkpoint, metadata, _, size = self._found[key]
         values, read = self._values(key)
         if key in self._sends:
@@ -181,7 +184,8 @@ class _Group:
     def _values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Return the values that are kept beside the checkpoint, and the size of those that are new."""
         source = self._source
-        known, versions = source._blobs.get(key.namespace, {}), self._found[key][2] or {}
+        known = source._blobs.get(key.namespace, {})
+        versions = self._found[key][2] or {}
         blobs = {pair: known[pair] for pair in versions.items() if pair in known}
         size = 0
         for blob in self._lacking(key):
@@ -298,7 +302,8 @@ def _groups(entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterat
             own += written[entry.key].size_bytes
         if group and (size + own > _GROUP_BYTES or len(group) == _GROUP_MAX):
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
         group.append(entry)
         size += own
     if group:

@@ -33,7 +33,8 @@ from everstep.opening.addresses import place_of
 from everstep.stores.protocol import Key
 
 _EVERSTEP = 0x45565354  # the application id of our own files
-_MEMO_BYTES_MAX, _MEMO_ITEM_BYTES_MAX = 32 << 20, 1 << 20
+_MEMO_BYTES_MAX = 32 << 20
+_MEMO_ITEM_BYTES_MAX = 1 << 20
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, list, dict))
 
 

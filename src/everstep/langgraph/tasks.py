@@ -129,7 +129,8 @@ class TaskManager(Generic[V]):
         self._options: dict[str, Any] = {"durability": durability}
         if context is not None:
             self._options["context"] = context
-        self._blocking, self._awaiting = runs.Blocking(checkpointer), runs.Awaiting(checkpointer)
+        self._blocking = runs.Blocking(checkpointer)
+        self._awaiting = runs.Awaiting(checkpointer)
         self._started: set[asyncio.Task[Any]] = set()
 
     # -- running
@@ -368,7 +369,8 @@ class TaskManager(Generic[V]):
         return self._saver.channels.unpacked(kept["form"], kept["value"])
 
     async def _rollback(self, face: Face, task_id: str, checkpoint_id: str, wait: bool) -> V:
-        task_id, checkpoint_id = checks.thread_id(task_id), checks.checkpoint_id(checkpoint_id)
+        task_id = checks.thread_id(task_id)
+        checkpoint_id = checks.checkpoint_id(checkpoint_id)
         if await face.claims.find(task_id) is None and await face.store.read(task_id, "", checkpoint_id) is None:
             # Claimed, a thread that is none would become a task.
             raise (
@@ -464,7 +466,8 @@ class TaskManager(Generic[V]):
         return found
 
     async def _list(self, face: Face, limit: int, offset: int) -> list[TaskStatus]:
-        limit, offset = checks.count(limit, "limit"), checks.count(offset, "offset")
+        limit = checks.count(limit, "limit")
+        offset = checks.count(offset, "offset")
         found: list[str] = []
         start = 0
         while len(found) < offset + limit:

@@ -154,7 +154,8 @@ class _Measure:
     """What threads of one family take."""
 
     def __init__(self, store: Store, family: str) -> None:
-        self._store, self._family = store, family
+        self._store = store
+        self._family = family
         self.sizes = Sizes()
         self.objects: dict[bytes, int] = {}
         """The sizes of what was met."""

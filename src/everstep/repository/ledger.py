@@ -39,7 +39,9 @@ class Save:
         self.packed = packed
         """The same as bytes; None: something in them cannot be stored, and the save will say so."""
         self.checkpoint_id: str | None = None
-        self.number, self.epoch, self.tools = number, ledger.epoch, tools
+        self.number = number
+        self.epoch = ledger.epoch
+        self.tools = tools
         self.known: dict[int, bytes] = {ledger.epoch: packed} if packed is not None else {}
         """By epoch: what the live thread itself held, in the values it had after that."""
         self.whole: int | None = ledger.epoch
@@ -203,7 +205,8 @@ class Ledger:
         if not epochs:
             raise HeadMoved(self.thread_id, base.checkpoint_id, head_id)
         epoch = max(epochs)
-        before, ours = Values.unpacked(base.known[epoch]), Values.unpacked(save.known[epoch])
+        before = Values.unpacked(base.known[epoch])
+        ours = Values.unpacked(save.known[epoch])
         if save.number < base.number:
             ours = save.contained_in(before, ours)
             save.known = {epoch: ours.packed()}
@@ -246,7 +249,9 @@ class Ledger:
             held = save.known.get(self.epoch)
             if held is None:
                 continue
-            base, ours, theirs = Values.unpacked(before), Values.unpacked(held), Values.unpacked(result)
+            base = Values.unpacked(before)
+            ours = Values.unpacked(held)
+            theirs = Values.unpacked(result)
             if save.number < landed.number:
                 ours = save.contained_in(base, ours)
             try:

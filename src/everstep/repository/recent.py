@@ -22,7 +22,8 @@ class Recent(Generic[V]):
 
     def __init__(self, count_max: int, size_max: int | None = None) -> None:
         """`size_max` is in the unit in which `put` is told sizes; the newest value stays, whatever its size."""
-        self._count_max, self._size_max = count_max, size_max
+        self._count_max = count_max
+        self._size_max = size_max
         self._held: OrderedDict[Line, tuple[V, int]] = OrderedDict()
         self._namespaces: dict[str, set[str]] = {}
         """Of each thread those that are held beside its own (""). Few have any: the others take no room here."""

@@ -144,7 +144,8 @@ class Memory:
         self._lock = threading.Lock()
         self._heads: Recent[_Head] = Recent(_HEADS_MAX, _HEADS_BYTES_MAX)
         self._objects: dict[bytes, tree.Content] = {}
-        self._bytes, self._bytes_max = 0, _CACHE_BYTES_MAX if bytes_max is None else bytes_max
+        self._bytes = 0
+        self._bytes_max = _CACHE_BYTES_MAX if bytes_max is None else bytes_max
         forks.register(self)
 
     def head(self, thread_id: str, namespace: str) -> Stored | None:
@@ -286,7 +287,8 @@ class Repository:
         """
         # Copied before the first wait: what the caller changes later belongs to a later step.
         added = _Added(copied(messages, "messages"))
-        state, tools_result = copied(state, "state"), copied(tools_result, "tools_result")
+        state = copied(state, "state")
+        tools_result = copied(tools_result, "tools_result")
 
         async def attempt(store: Store, is_first: bool) -> tuple[Stored, Encoded]:
             repository = self.over(store)
@@ -528,7 +530,9 @@ class Repository:
 
     async def _list_over(self, writer: tree.Writer, messages: Chunked, last: _Head) -> tree.Node:
         """Write messages over those of the head."""
-        node, before, family = last.nodes[0], last.messages, last.stored.family
+        node = last.nodes[0]
+        before = last.messages
+        family = last.stored.family
         size = len(codec.array_header(messages.length)) + sum(map(len, messages.chunks))
         if before is None:
             joined = self._joined(node, await self.objects(family, node.children))
@@ -555,7 +559,8 @@ class Repository:
         if sum(encoded.sizes) < tree.REPEATS_FREE:
             return encoded
         if before is not None:
-            objects, held = encoded.objects, self.memory.contents
+            objects = encoded.objects
+            held = self.memory.contents
             is_mostly_new = tree.is_mostly_new(encoded.added_bytes, sum(encoded.sizes))
             if is_mostly_new and tree.repeats_nothing(encoded.children, lambda key: objects.get(key) or held.get(key)):
                 return encoded._replace(repeats=0)
@@ -580,8 +585,11 @@ class Repository:
         size = sum([node.size for node in nodes])
         if size < tree.REPEATS_FREE:
             return None
-        children, body = b"".join([node.children for node in nodes]), b"".join([node.body for node in nodes])
-        held, fetched, missing = self.memory.contents, dict[bytes, tree.Content](), list[bytes]()
+        children = b"".join([node.children for node in nodes])
+        body = b"".join([node.body for node in nodes])
+        held = self.memory.contents
+        fetched = dict[bytes, tree.Content]()
+        missing = list[bytes]()
 
         def content(key: bytes) -> tree.Content | None:
             found = objects.get(key) or held.get(key) or fetched.get(key)
@@ -796,7 +804,8 @@ def encoded(
     total = sum(sizes)
     if total > tree.VALUE_BYTES_MAX:
         raise UnstorableValue("checkpoint", f"{total:,} bytes", f"the limit is {tree.VALUE_BYTES_MAX:,}")
-    children, body = b"".join([node.children for node in nodes]), b"".join([node.body for node in nodes])
+    children = b"".join([node.children for node in nodes])
+    body = b"".join([node.body for node in nodes])
     added = writer.added_bytes + len(body)
     if size_bytes_max is not None and added > size_bytes_max:
         raise SnapshotTooLarge(added, size_bytes_max)

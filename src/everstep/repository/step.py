@@ -29,7 +29,8 @@ class Step:
         messages: Sequence[Any],
         state: dict[str, Any],
     ) -> None:
-        self.thread_id, self.namespace = checks.thread_id(thread_id), checks.namespace(namespace)
+        self.thread_id = checks.thread_id(thread_id)
+        self.namespace = checks.namespace(namespace)
         self.trigger = as_trigger(trigger)
         if isinstance(tags, str) or not isinstance(tags, Iterable):
             raise InvalidInput("tags is a collection of strings; put the one you mean in a list")
@@ -38,7 +39,8 @@ class Step:
         self._summary = checks.text(summary, "summary") if summary is not None else _summary(messages, state)
         self._next_node = checks.text(next_node, "next_node") if next_node is not None else None
         self._metadata = copied(checks.kind(metadata, dict, "metadata"), "metadata") if metadata is not None else {}
-        self._created_at, self._token = utc_now(), new_token()
+        self._created_at = utc_now()
+        self._token = new_token()
 
     def make_new_id(self) -> None:
         """Take another id, since the one that was made is in use already."""
@@ -128,7 +130,8 @@ def _summary(messages: Sequence[Any], state: dict[str, Any]) -> str:
     last = messages[-1] if messages else None
     if not isinstance(last, dict):
         return f"State: {len(state)} keys"
-    content, role = last.get("content", ""), last.get("role", "?")
+    content = last.get("content", "")
+    role = last.get("role", "?")
     text = content if isinstance(content, str) else _plain_text(content)
     role = role if isinstance(role, str) else checks.shown(role)
     # A lone surrogate is fine in a value, but a summary is text that every store can hold.

@@ -58,7 +58,8 @@ class _Items:
     __slots__ = ("_marks", "_seqs")
 
     def __init__(self, items: Iterable[_Planned] = ()) -> None:
-        self._seqs, self._marks = array("q"), array("q")
+        self._seqs = array("q")
+        self._marks = array("q")
         self.extend(items)
 
     def __len__(self) -> int:
@@ -141,7 +142,9 @@ class Keeper:
 
     def __init__(self, config: SnapshotConfig, is_call: Callable[[str], bool] | None = None) -> None:
         """`is_call` says whether a namespace belongs to one call: it goes with the thread's own checkpoints of then."""
-        self._policy, self._param, self._is_call = CheckpointGC(config.gc_policy), config.gc_param, is_call
+        self._policy = CheckpointGC(config.gc_policy)
+        self._param = config.gc_param
+        self._is_call = is_call
         self._plans: Recent[_Plan] = Recent(_PLANS_MAX, _PLANS_BYTES_MAX)
         self._sweeping: dict[str, None] = {}
         self._looks = 0
@@ -179,7 +182,8 @@ class Keeper:
                     plan.items.put_first(items)
 
     def _taken(self, plan: _Plan) -> list[_Planned]:
-        items, gone = plan.items, list[_Planned]()
+        items = plan.items
+        gone = list[_Planned]()
         if self._policy is CheckpointGC.KEEP_LAST_N:
             excess = min(plan.count - int(self._param), _DUE_MAX)
             return items.take_first(excess) if excess > 0 else gone
@@ -413,7 +417,8 @@ class Keeper:
 
     async def _delete(self, store: Store, thread: Thread, gone: _Gone) -> int:
         """Delete what is to go of a thread and return how many checkpoints went."""
-        name, count = thread.thread_id, 0
+        name = thread.thread_id
+        count = 0
         if gone.keys or gone.heads:
             self.forget(name)
         if gone.keys:

@@ -86,7 +86,8 @@ def grid_of(items: Sequence[Item], count: int) -> Grid:
     if not items:
         return Grid(1, 0)
     steps = [item.step for item in items]
-    span, stride = max(steps) - min(steps), 1
+    span = max(steps) - min(steps)
+    stride = 1
     while not Grid(stride, 0).fits(span, count) and stride <= span:
         stride *= 2
     remainders = Counter(step % stride for step in steps)

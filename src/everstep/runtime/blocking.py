@@ -136,7 +136,8 @@ class SyncFace(NeedsPlainWith, Generic[A]):
     """Holds the object whose coroutines a blocking face drives; a plain context manager."""
 
     def __init__(self, driven: A, run: Callable[[Coroutine[Any, Any, Any]], Any] = run_to_end) -> None:
-        self._driven, self._run = driven, run
+        self._driven = driven
+        self._run = run
 
     def __enter__(self) -> Self:
         return self

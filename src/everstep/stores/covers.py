@@ -27,9 +27,11 @@ class Covers:
         starts, ends = self._spans.setdefault((stretch.namespace, stretch.run or 0), ([], []))
         first = bisect_left(ends, stretch.after)
         last = bisect_right(starts, stretch.to)
-        after, to = stretch.after, stretch.to
+        after = stretch.after
+        to = stretch.to
         if first < last:
-            after, to = min(after, starts[first]), max(to, ends[last - 1])
+            after = min(after, starts[first])
+            to = max(to, ends[last - 1])
         starts[first:last] = [after]
         ends[first:last] = [to]
 

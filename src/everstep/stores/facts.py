@@ -103,7 +103,8 @@ class Wanted:
     """What a search asks of the checkpoint that a thread is listed by."""
 
     def __init__(self, filter: Mapping[str, Any], tags: Collection[str] = ()) -> None:  # noqa: A002  # its name everywhere
-        self._filter, self._tags = packed_filter(filter), frozenset(tags)
+        self._filter = packed_filter(filter)
+        self._tags = frozenset(tags)
         facts = [_fact(key, value) for key, value in filter.items() if _is_kept(key, value)]
         facts += [_fact(_TAGS, tag) for tag in kept_tags(self._tags)]
         self.labels: list[tuple[int, int, int]] = [(fact.label, stands_for(fact), EVERYTHING) for fact in facts]

@@ -42,7 +42,10 @@ class Inside:
         commit: Callable[[Change], Stored | None],
     ) -> None:
         """`rows` are the tables of the transaction; `load` and `commit` are what the store does on them."""
-        self._store, self._rows, self._load, self._commit = store, rows, load, commit
+        self._store = store
+        self._rows = rows
+        self._load = load
+        self._commit = commit
 
     @property
     def blocking(self) -> Store:

@@ -95,7 +95,9 @@ def unpack_record(key: Key, step: int, children: bytes, info: bytes, root: bytes
         created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = fields
         if type(metadata) is not dict or not (repeats is None or type(repeats) is int):
             raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
-        parents, tags, sizes = _listed(parents), _listed(tags), _listed(sizes)
+        parents = _listed(parents)
+        tags = _listed(tags)
+        sizes = _listed(sizes)
         return Record(
             key, step, tuple(_parent(parent, key) for parent in parents), _unpack_time(created),
             children if root is not None else b"", body, tuple(sizes), tuple(tags), summary, next_node, trigger, kind,

@@ -89,7 +89,8 @@ class StagingStore(MemoryStore):
     def __init__(self, target: Store, base: RawThread) -> None:
         """`base` is the thread as the target has it. See `opened`."""
         super().__init__()
-        self._target, self._base = target, base
+        self._target = target
+        self._base = base
         self._seen = _SeenAll()
         self._brought: set[Key] = set()
         self.size_bytes = 0

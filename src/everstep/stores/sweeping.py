@@ -54,7 +54,8 @@ class Sweep:
     """One sweep of one family, under way."""
 
     def __init__(self, family: str, pretend: Collection[Key] | None = None) -> None:
-        self._family, self._pretend = family, pretend
+        self._family = family
+        self._pretend = pretend
         self._begun = False
         # A number that no other sweep has. With a mark that is the same for all, one that began before something was
         # deleted could end after another one had begun, and note as swept what neither of them had looked at.

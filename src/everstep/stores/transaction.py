@@ -423,7 +423,8 @@ _NO_OPERATION = tuple(Change._field_defaults[name] for name in Change._fields[_F
 
 
 def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: Packed, is_new: bool) -> Stored:
-    head, record = line.head, draft.record
+    head = line.head
+    record = draft.record
     moves = change.head == "always" or (change.head == "newer" and is_newer(record, head))
     # A checkpoint that names no parent follows the head.
     parents = record.parents or ((head.record.key,) if head is not None else ())

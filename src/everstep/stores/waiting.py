@@ -29,7 +29,8 @@ class Waiting:
 
     def __init__(self, rhythm: Rhythm, deadline: float) -> None:
         """`deadline` is by `time.monotonic`."""
-        self._rhythm, self._deadline = rhythm, deadline
+        self._rhythm = rhythm
+        self._deadline = deadline
         self._since: float | None = None
 
     def pause(self, longest: float = float("inf")) -> bool:

@@ -68,7 +68,8 @@ class AncestryContract:
         nested = make_record("b", "nested", step=0)
         await store.commit(put(nested, origin=Key("anna", "", "b")))
         await store.delete("t", keys=[])
-        thread, anna = await store.thread("t", branches=True), await store.thread("anna", branches=True)
+        thread = await store.thread("t", branches=True)
+        anna = await store.thread("anna", branches=True)
         assert thread is not None and anna is not None
         assert list(thread.branches) == names
         assert list(anna.branches) == ["nested"]
@@ -185,7 +186,8 @@ class AncestryContract:
         await store.delete("t", keys=[one.record.key, two.record.key])
         store = await reopen()
 
-        thread, other = await store.thread("t", ancestry=True), await store.thread("branch")
+        thread = await store.thread("t", ancestry=True)
+        other = await store.thread("branch")
 
         assert thread is not None and other is not None
         assert other.runs == {branch.seq: (one.place,)}
@@ -194,7 +196,8 @@ class AncestryContract:
         assert thread.ancestry == {**thread.runs, **other.runs}
         await store.delete("branch")
         await store.commit(put(make_record("x", "other")))
-        alone, stranger = await store.thread("t", ancestry=True), await store.thread("other", ancestry=True)
+        alone = await store.thread("t", ancestry=True)
+        stranger = await store.thread("other", ancestry=True)
         assert alone is not None and stranger is not None
         assert alone.ancestry == thread.ancestry
         assert stranger.ancestry == {}
@@ -205,7 +208,8 @@ class AncestryContract:
         begun = make_record("b", "branch", step=0)._replace(parents=(one.record.key,))
         branch = await store.commit(put(begun, origin=one.record.key))
         assert branch is not None
-        family, unknown = one.family, branch.seq + 1000
+        family = one.family
+        unknown = branch.seq + 1000
         expected = {branch.seq: (one.place,)}
         assert await store.runs(family, [branch.seq]) == expected
         assert await store.runs(family, [branch.seq, unknown]) == expected
@@ -229,7 +233,8 @@ class AncestryContract:
 
     async def test_a_brief_look_leaves_out_what_grows(self, store: Store) -> None:
         await fill(store)
-        whole, brief = await store.thread("t"), await store.thread("t", brief=True)
+        whole = await store.thread("t")
+        brief = await store.thread("t", brief=True)
         assert whole is not None and brief is not None
         assert whole.hidden and whole.spared
         assert brief == whole._replace(hidden={}, runs={}, spared=frozenset())
@@ -256,7 +261,8 @@ class AncestryContract:
                 oldest = await store.list_checkpoints(Query(thread_id="t", order="oldest", offset=offset, limit=2))
                 names = [each.record.key.checkpoint_id for each in oldest]
                 assert names == expected[::-1][offset : offset + 2]
-            after, before = seqs[2], seqs[6]
+            after = seqs[2]
+            before = seqs[6]
             part = Query(thread_id="t", after_seq=after, before_seq=before)
             within = [each.record.key.checkpoint_id for each in await store.list_checkpoints(part)]
             assert within == [each for each in expected if each in ("c-4", "c-5", "c-6")]
@@ -296,7 +302,8 @@ class AncestryContract:
             if any(h.after < stored.seq <= h.to and h.run in (None, stored.run) for h in stretches)
         ]
         visible = [stored for stored in every if stored not in covered]
-        low, high = every[-2].seq, every[1].seq
+        low = every[-2].seq
+        high = every[1].seq
         within = [stored for stored in visible if low < stored.seq < high]
         middle = Query(thread_id="t", after_seq=low, before_seq=high)
         for query, expected in (
@@ -330,7 +337,8 @@ class AncestryContract:
         assert (known["other"].most, known["other"].has_log) == (1, True)
 
     async def test_a_family_is_swept_until_something_goes(self, store: Store) -> None:
-        one, two = make_object(b"one"), make_object(b"two")
+        one = make_object(b"one")
+        two = make_object(b"two")
 
         async def is_swept() -> bool:
             found, _ = await store.outlines()

@@ -118,7 +118,8 @@ async def elsewhere() -> MemoryStore:
 
 async def fill(store: Store) -> None:
     """Put a family into an empty store that has a bit of everything."""
-    leaf, top = make_object(b"leaf"), make_object(b"top", make_object(b"leaf"))
+    leaf = make_object(b"leaf")
+    top = make_object(b"top", make_object(b"leaf"))
     first = await store.commit(put(make_record("c-1", roots=[top]), leaf, top))
     stored = [await store.commit(follow("t", "c")) for _ in range(3)]
     third, last = stored[1:]

@@ -271,7 +271,8 @@ class CommitContract:
         assert await store.operations("t", 10) == []
 
     async def test_other_content_under_the_same_id_replaces_it_in_place(self, store: Store) -> None:
-        old, new = make_object(b"old"), make_object(b"new")
+        old = make_object(b"old")
+        new = make_object(b"new")
         first = await store.commit(put(make_record(roots=[old]), old))
         await store.commit(put(make_record("c2", step=2)))
         second = await store.commit(put(make_record(roots=[new], body=b"other", metadata={"k": 1}), new))

@@ -45,7 +45,9 @@ class DeletionContract:
     # -- 3 self-contained, 4 exact deletion
 
     async def test_a_survivor_keeps_what_it_shares_with_the_deleted(self, store: Store) -> None:
-        shared, old, new = make_object(b"shared"), make_object(b"old"), make_object(b"new")
+        shared = make_object(b"shared")
+        old = make_object(b"old")
+        new = make_object(b"new")
         first = await store.commit(put(make_record(roots=[shared, old]), shared, old))
         assert first is not None
         base = Base(first.record.key, first.digest)
@@ -62,7 +64,8 @@ class DeletionContract:
         assert await store.fetch(first.family, [old.hash]) == []
 
     async def test_a_sweep_says_what_it_removed(self, store: Store) -> None:
-        keep, drop = make_object(b"keep"), make_object(b"drop" * 100)
+        keep = make_object(b"keep")
+        drop = make_object(b"drop" * 100)
         first = await store.commit(put(make_record(roots=[drop]), drop))
         await store.commit(put(make_record("c2", step=2, roots=[keep]), keep))
         assert first is not None
@@ -101,7 +104,8 @@ class DeletionContract:
         await store.delete("t", keys=[first.record.key])
         await store.sweep(first.family)
 
-        branch, origin = await store.thread("branch"), await store.thread("t")
+        branch = await store.thread("branch")
+        origin = await store.thread("t")
 
         assert branch is not None and origin is not None
         assert branch.origin == first.record.key
@@ -302,7 +306,8 @@ class DeletionContract:
 
         await store.delete("branch", before_step=100)
 
-        thread, origin = await store.thread("branch"), await store.thread("t")
+        thread = await store.thread("branch")
+        origin = await store.thread("t")
         assert thread is not None and origin is not None
         assert (thread.heads, thread.origin, set(thread.commons)) == ({}, first.record.key, {"t"})
         assert [entry.kind for entry in await store.operations("branch", 10)] == ["kept"]
@@ -402,7 +407,9 @@ class DeletionContract:
         finished = False
         while not finished:
             done = await store.sweep(first.family, effort=7)
-            swept, objects, finished = swept + done.size_bytes, objects + done.objects, done.finished
+            swept = swept + done.size_bytes
+            objects = objects + done.objects
+            finished = done.finished
         assert (objects, swept) == pretended[:2]
         assert objects == 30
         assert await stored_objects(store, first.family, *leaves) == {leaf.hash for leaf in leaves[30:]}

@@ -125,7 +125,9 @@ class PendingWritesContract:
         assert loaded is not None and [write.body for write in loaded.writes] == [b"first"]
 
     async def test_hidden_writes_are_kept_by_a_sweep_and_go_with_their_checkpoint(self, store: Store) -> None:
-        leaf, other, key = make_object(b"leaf"), make_object(b"other"), Key("t", "", "c1")
+        leaf = make_object(b"leaf")
+        other = make_object(b"other")
+        key = Key("t", "", "c1")
         stored = await store.commit(put(make_record()))
         assert stored is not None
         for each in (leaf, other):
@@ -145,7 +147,9 @@ class PendingWritesContract:
         assert await store.fetch(stored.family, [leaf.hash, other.hash]) == []
 
     async def test_one_commit_makes_checkpoints_in_several_namespaces_with_their_writes(self, store: Store) -> None:
-        leaf, other, value = make_object(b"leaf"), make_object(b"other"), make_object(b"value")
+        leaf = make_object(b"leaf")
+        other = make_object(b"other")
+        value = make_object(b"value")
         sources = [
             await store.commit(put(make_record("c", namespace=name, roots=[root]), root))
             for name, root in (("", leaf), ("inner", other))

@@ -69,7 +69,8 @@ class ReadingContract:
         assert [stored.record.repeats for stored in listed] == [repeats]
 
     async def test_reading_brings_every_object_below_the_root_once(self, store: Store) -> None:
-        leaf, other = make_object(b"leaf"), make_object(b"other")
+        leaf = make_object(b"leaf")
+        other = make_object(b"other")
         middle = make_object(b"middle", leaf, other)
         top = make_object(b"top", middle, leaf)
         await store.commit(put(make_record(roots=[top, leaf]), leaf, other, middle, top))
@@ -87,7 +88,8 @@ class ReadingContract:
         assert list(loaded.objects) == []
 
     async def test_fetching_brings_what_is_there_and_leaves_out_the_rest(self, store: Store) -> None:
-        leaf, missing = make_object(b"leaf"), make_object(b"missing")
+        leaf = make_object(b"leaf")
+        missing = make_object(b"missing")
         await store.commit(put(make_record(roots=[leaf]), leaf))
         loaded = await store.read("t")
         assert loaded is not None

@@ -45,7 +45,8 @@ class TakingOverContract:
         first = await store.commit(put(make_record()))
         second = await store.commit(put(make_record("c2", step=2)))
         assert first is not None and second is not None
-        key, later = first.record.key, Key("t", "sub", "later")
+        key = first.record.key
+        later = Key("t", "sub", "later")
         await store.put_writes(key, [Write("task", 0, "ch", b"", b"w", 1)], [])
         await store.put_writes(later, [Write("task", 0, "ch", b"", b"v", 1)], [])
         loaded = await store.read("t", "", "c1", writes=True)
@@ -56,7 +57,8 @@ class TakingOverContract:
         )
         await store.commit(put(make_record("b1", "branch"), origin=key, log=Operation("b", {}), log_thread="t"))
 
-        raw, branch = await store.raw("t", kin=True), await store.raw("branch")
+        raw = await store.raw("t", kin=True)
+        branch = await store.raw("branch")
 
         assert raw is not None and branch is not None
         assert (raw.thread_id, raw.origin, raw.began, raw.note) == ("t", None, 0, b"")
@@ -114,13 +116,15 @@ class TakingOverContract:
             assert await raw_thread(store, given.thread_id) == plain(given)
         for name in ("t", "branch"):
             query = Query(thread_id=name, namespace=None, hidden="also")
-            ours, theirs = await source.list_checkpoints(query), await store.list_checkpoints(query)
+            ours = await source.list_checkpoints(query)
+            theirs = await store.list_checkpoints(query)
             assert [s.record for s in theirs] == [s.record for s in ours]
             assert [(s.seq, s.run) for s in theirs] == [(number(s.seq), number(s.run)) for s in ours]
             assert [(s.pinned, s.hidden, s.digest) for s in theirs] == [(s.pinned, s.hidden, s.digest) for s in ours]
             assert await store.count(query) == len(ours)
             assert await store.count(Query(thread_id=name)) == await source.count(Query(thread_id=name))
-        one, other = await source.thread("t", ancestry=True), await store.thread("t", ancestry=True)
+        one = await source.thread("t", ancestry=True)
+        other = await store.thread("t", ancestry=True)
         assert one is not None and other is not None
         assert {number(run) for run in one.ancestry} == other.ancestry.keys()
         assert {number(run) for run in one.runs} == other.runs.keys()
@@ -147,13 +151,16 @@ class TakingOverContract:
     async def test_a_thread_goes_on_where_it_was_taken_over(self, store: Store) -> None:
         source = await elsewhere()
         _, number = await take_over(store, source, "t", "branch")
-        ours, theirs = await source.commit(follow("t", "n")), await store.commit(follow("t", "n"))
-        again, too = await source.commit(follow("t", "n")), await store.commit(follow("t", "n"))
+        ours = await source.commit(follow("t", "n"))
+        theirs = await store.commit(follow("t", "n"))
+        again = await source.commit(follow("t", "n"))
+        too = await store.commit(follow("t", "n"))
         assert ours is not None and theirs is not None and again is not None and too is not None
         assert theirs.record == ours.record
         assert theirs.seq > max(number(ours.seq - 1), max(e.seq for e in await store.operations("t", 9)))
         assert theirs.run == theirs.seq == too.run  # the head had been moved: a new run
-        one, other = await source.thread("t"), await store.thread("t")
+        one = await source.thread("t")
+        other = await store.thread("t")
         assert one is not None and other is not None
         follows = [(place.key, number(place.run), number(place.seq)) for place in one.runs[ours.run]]
         assert [tuple(place) for place in other.runs[theirs.run]] == follows
@@ -194,7 +201,8 @@ class TakingOverContract:
         lines = {"": branch.lines[""]._replace(runs=frozenset())}
         await store.adopt(Part("t", threads=[branch._replace(lines=lines, commons={"t": [common]})]))
 
-        thread, origin = await store.thread("branch", ancestry=True), await store.thread("t")
+        thread = await store.thread("branch", ancestry=True)
+        origin = await store.thread("t")
         assert thread is not None and origin is not None
         assert thread.runs == {}
         assert thread.ancestry.keys() >= branch.lines[""].runs
@@ -236,7 +244,8 @@ class TakingOverContract:
 
     async def test_a_sweep_keeps_what_was_taken_over(self, store: Store) -> None:
         await take_over(store, await elsewhere(), "t", "branch")
-        leaf, top = make_object(b"leaf"), make_object(b"top", make_object(b"leaf"))
+        leaf = make_object(b"leaf")
+        top = make_object(b"top", make_object(b"leaf"))
         thread = await store.thread("t")
         assert thread is not None
         await store.sweep(thread.family)

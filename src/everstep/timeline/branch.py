@@ -31,7 +31,8 @@ async def _branch(work: Workspace, source: Key, name: str) -> str:
     if adapter is not None:
         origin, drafts, writes = await adapter.beginning(work.repository, origin, thread_id, name)
     else:
-        drafts, writes = [_first_of_branch(origin, thread_id, name)], []
+        drafts = [_first_of_branch(origin, thread_id, name)]
+        writes = []
     namespaces = [draft.record.key.namespace for draft in drafts]
     undo = operation_log.Undo(
         thread_id,

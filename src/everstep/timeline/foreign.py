@@ -78,7 +78,8 @@ class PlainTimeline:
     def __init__(self, backend: CheckpointBackend, config: SnapshotConfig) -> None:
         if config.gc_policy is CheckpointGC.KEEP_MILESTONES:
             raise UnsupportedByBackend(f"{type(backend).__name__} can only delete before a step: no milestones")
-        self._backend, self._config = backend, config
+        self._backend = backend
+        self._config = config
         self._loop = PrivateLoop()
         self._turns = _Turns()
 
@@ -238,7 +239,8 @@ class PlainTimeline:
     async def diff(self, a: Key, b: Key) -> Diff:
         """Return what changed from `a` to `b`."""
         objects: Objects = {}
-        before, after = await self._required(a.checkpoint_id), await self._required(b.checkpoint_id)
+        before = await self._required(a.checkpoint_id)
+        after = await self._required(b.checkpoint_id)
         changes = _walked(compare(_rooted(before, objects), _rooted(after, objects)), objects)
         changes += next_node_change(before.next_node, after.next_node)
         return Diff(a.checkpoint_id, b.checkpoint_id, changes)
@@ -326,7 +328,8 @@ class PlainTimeline:
         if branch == into:
             raise InvalidInput(f"thread {into!r} cannot be merged into itself")
         async with self._turns.of(into):
-            ours, theirs = await self._head(into), await self._head(branch)
+            ours = await self._head(into)
+            theirs = await self._head(branch)
             graph = await self._graph(into, branch)
             bases = graph.common(ours.metadata.checkpoint_id, theirs.metadata.checkpoint_id)
             if not bases:
@@ -379,7 +382,8 @@ class PlainTimeline:
         if merged.conflicts:
             raise MergeConflict(merged.conflicts)
         values = await walk(read_values(root_of_nodes(merged.nodes)), {**base.objects, **merged.objects})
-        thread_id, other = ours.metadata.thread_id, theirs.metadata
+        thread_id = ours.metadata.thread_id
+        other = theirs.metadata
         unmoved = ours.metadata.checkpoint_id in bases
         next_node = (theirs if unmoved else ours).next_node
 
@@ -426,7 +430,8 @@ class PlainTimeline:
 
     def _first_kept(self, points: Sequence[CheckpointMetadata]) -> int | None:
         """Return the smallest step that is kept; None: all are."""
-        policy, param = self._config.gc_policy, self._config.gc_param
+        policy = self._config.gc_policy
+        param = self._config.gc_param
         if not points or policy is CheckpointGC.KEEP_ALL:
             return None
         if policy is CheckpointGC.KEEP_LAST_N:
@@ -457,7 +462,8 @@ class PlainTimeline:
 
     async def delete_threads(self, **asked: Any) -> DeletedThreads:
         """Delete threads by what `list_threads` finds them by."""
-        everything, dry_run = asked.pop("everything"), asked.pop("dry_run")
+        everything = asked.pop("everything")
+        dry_run = asked.pop("dry_run")
         check_deletion(make_search(**asked), everything=everything)
         found = await self.list_threads(2**62 - 1, **asked)
         names = [metadata.thread_id for metadata in found]

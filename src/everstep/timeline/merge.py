@@ -75,7 +75,8 @@ def _untimed(resolve: Callable[[Conflict], Any]) -> Callable[[Conflict], Any]:
 async def _merge(work: Workspace, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any) -> Stored | str:
     """Return the checkpoint of the merge, or the id of the head if there is nothing to merge."""
     sides = await _sides(work, branch, into, namespace)
-    ours, theirs = sides.ours, sides.theirs
+    ours = sides.ours
+    theirs = sides.theirs
     if theirs.place in sides.bases:
         return ours.record.key.checkpoint_id
     adapter = adapter_of(ours.record.kind)
@@ -114,7 +115,8 @@ async def _sides(work: Workspace, branch: str, into: str, namespace: str) -> _Si
 
 
 async def _merged(work: Workspace, sides: _Sides, resolve: Resolve) -> Draft:
-    ours, theirs = sides.ours, sides.theirs
+    ours = sides.ours
+    theirs = sides.theirs
     base = await _bases(work, sides, None).merged(sides.bases)
     walk = merge_roots(
         base.root,
@@ -159,7 +161,8 @@ def _merged_repeats(ours: Record, theirs: Record, size: int) -> int | None:
 
 
 def _merge_record(sides: _Sides) -> Record:
-    ours, theirs = sides.ours, sides.theirs
+    ours = sides.ours
+    theirs = sides.theirs
     into, namespace, _ = ours.record.key
     step = ours.record.step + 1
     goes_on = theirs if checkpoint_tree.is_unmoved(ours, sides.bases) else ours
@@ -229,7 +232,8 @@ async def _merged_subgraph(
 
 
 def _bases(work: Workspace, sides: _Sides, adapter: Adapter | None) -> Bases[Place]:
-    thread, ancestry = sides.thread, sides.ancestry
+    thread = sides.thread
+    ancestry = sides.ancestry
     return Bases(
         lambda place: _base_root(work, place, thread),
         lambda places, other: ancestry.common([other], places),
@@ -266,7 +270,9 @@ async def _base_root(work: Workspace, place: Place, thread: Thread) -> Root:
 
 
 async def _commit(work: Workspace, sides: _Sides, drafts: Sequence[Draft]) -> Stored:
-    ours, theirs, thread = sides.ours, sides.theirs, sides.thread
+    ours = sides.ours
+    theirs = sides.theirs
+    thread = sides.thread
     into, namespace, head = ours.record.key
     record = drafts[0].record
     newest = max(thread.newest[namespace], ours.seq)

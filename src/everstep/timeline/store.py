@@ -85,7 +85,8 @@ class StoreTimeline:
         self, step: Step, values: tuple[Any, ...], parent_id: str | None, expect: str | AnyHead | None
     ) -> str:
         """Save whole values as the next step."""
-        parent, commons = None, dict[str, Common]()
+        parent = None
+        commons = dict[str, Common]()
         if parent_id is not None:
             # Copied before the wait: what the caller changes later belongs to a later step.
             names = ("messages", "state", "tools_result")
@@ -193,7 +194,8 @@ class StoreTimeline:
 
     async def diff(self, a: Key, b: Key) -> Diff:
         """Return what changed from `a` to `b`."""
-        before, after = await self._work.require(a), await self._work.require(b)
+        before = await self._work.require(a)
+        after = await self._work.require(b)
         try:
             families = [before.family, after.family]
             adapter = adapter_of(before.record.kind) or adapter_of(after.record.kind)

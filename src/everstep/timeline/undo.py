@@ -78,7 +78,8 @@ async def _about_all(work: Workspace, undo: operation_log.Undo, thread: Thread) 
     """Add the namespaces that have got something new, if the operation is about the whole thread."""
     if undo.since is None:
         return undo
-    heads, newest = dict(undo.heads), dict(undo.newest)
+    heads = dict(undo.heads)
+    newest = dict(undo.newest)
     for name, last in thread.newest.items():
         if name in newest or name == TASK_NAMESPACE or last <= undo.since:
             continue

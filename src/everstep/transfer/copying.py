@@ -36,7 +36,10 @@ T = TypeVar("T")
 Side = Address | CheckpointEngine | CheckpointBackend | SyncFace[Any] | Store
 Progress = Callable[[CopyProgress], object]
 
-_PART_CHECKPOINTS, _PART_BYTES, _PART_THREADS, _PART_RUNS = 500, 8 << 20, 100, 5000
+_PART_CHECKPOINTS = 500
+_PART_BYTES = 8 << 20
+_PART_THREADS = 100
+_PART_RUNS = 5000
 _PAGE = 1000
 _FETCHED_MAX = 2000  # objects that are asked for at once
 _PASSES_MAX = 20
@@ -197,7 +200,8 @@ async def _families(store: Store) -> list[list[str]]:
     found: dict[str, dict[str, None]] = {}
     seen: set[str] = set()
     for _ in range(_ROUNDS_MAX):
-        before, offset = len(seen), 0
+        before = len(seen)
+        offset = 0
         while page := await store.list_threads(_PAGE, offset, headless=True):
             for head in page:
                 name = head.record.key.thread_id
@@ -233,13 +237,15 @@ def _pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 def _groups(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
     """Yield entries in groups for which one part is about large enough."""
-    group, size = list[_Entry](), 0
+    group = list[_Entry]()
+    size = 0
     for entry in entries:
         group.append(entry)
         size += entry.added_bytes
         if len(group) >= _PART_CHECKPOINTS or size >= _PART_BYTES:
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
     if group:
         yield group
 
@@ -251,7 +257,10 @@ class _Copier:
     """One copy, under way."""
 
     def __init__(self, source: Store, target: Store, progress: Progress | None, verify: bool) -> None:
-        self._source, self._target, self._progress, self._verify = source, target, progress, verify
+        self._source = source
+        self._target = target
+        self._progress = progress
+        self._verify = verify
         self.report = CopyReport()
         self._threads_total = self._checkpoints_total = 0
         self._sent: set[bytes] = set()
@@ -386,7 +395,8 @@ class _Copier:
 
     async def _reserve(self, family: _Family, there: _There) -> bytes | None:
         """Reserve the numbers that the family needs; return what to note of it with the first part that uses them."""
-        numbers, before = there.numbers, list(there.numbers.stretches)
+        numbers = there.numbers
+        before = list(there.numbers.stretches)
         used = [number for entry in family.entries for number in (entry.seq, entry.run)]
         spans = renumber.spans(family.raws.values(), family.ancestry, used)
         old = there.notes.get(there.anchor, Note(family.identity, (), None))
@@ -529,7 +539,8 @@ class _Copier:
 
     def _tell(self) -> None:
         if self._progress is not None:
-            threads, checkpoints = self.report.threads, self.report.checkpoints + self.report.skipped
+            threads = self.report.threads
+            checkpoints = self.report.checkpoints + self.report.skipped
             self._progress(
                 CopyProgress(
                     threads,
@@ -572,7 +583,8 @@ class _Copier:
             entry = left.pop(stored.record.key, None)
             if entry is None:
                 raise _differs("the copy has a checkpoint that the source has not", stored.record.key)
-            pinned, hidden = stored.seq in expected.pinned, checkpoint_tree.is_hidden(stored, expected.hidden)
+            pinned = stored.seq in expected.pinned
+            hidden = checkpoint_tree.is_hidden(stored, expected.hidden)
             if _entry(stored) != entry or (stored.pinned, stored.hidden) != (pinned, hidden):
                 raise _differs("the copy of the checkpoint is not like the source's", entry.key)
         for key in left:
@@ -644,7 +656,8 @@ def _roots(raw: RawThread) -> list[bytes]:
 
 def _is_done(raw: RawThread, there: _There) -> bool:
     """Whether the target has a thread as it shall be."""
-    found, note = there.raws.get(raw.thread_id), there.notes.get(raw.thread_id)
+    found = there.raws.get(raw.thread_id)
+    note = there.notes.get(raw.thread_id)
     if found is None or note is None or note.fingerprint is None:
         return False
     return renumber.difference(raw, found) is None and _active(raw) == _active(found)

@@ -38,9 +38,27 @@ from everstep.values import registry
 DEPTH_MAX = 100
 """How deep containers may nest, counted from the value that is saved."""
 
-INT, STR, BYTEARRAY, MAP, TUPLE, SET, FROZENSET, OBJECT, ROWS = 1, 2, 3, 4, 5, 6, 7, 8, 9
-DATETIME, DATE, TIME, TIMEDELTA, TIMEZONE, ZONE = 16, 17, 18, 19, 20, 21
-UUID, DECIMAL, COMPLEX, RANGE, FRACTION, PATH = 32, 33, 34, 35, 36, 37
+INT = 1
+STR = 2
+BYTEARRAY = 3
+MAP = 4
+TUPLE = 5
+SET = 6
+FROZENSET = 7
+OBJECT = 8
+ROWS = 9
+DATETIME = 16
+DATE = 17
+TIME = 18
+TIMEDELTA = 19
+TIMEZONE = 20
+ZONE = 21
+UUID = 32
+DECIMAL = 33
+COMPLEX = 34
+RANGE = 35
+FRACTION = 36
+PATH = 37
 
 _OPTIONS = (
     ormsgpack.OPT_PASSTHROUGH_BIG_INT
@@ -284,7 +302,8 @@ class Codec:
     __slots__ = ("advice", "types")
 
     def __init__(self, types: Types, advice: str) -> None:
-        self.types, self.advice = types, advice
+        self.types = types
+        self.advice = advice
 
     def pack(self, value: Any, path: str = "value", depth_above: int = 0) -> bytes:
         """Return the canonical bytes of `value`; `path` is what errors call it. Raises UnstorableValue.
@@ -489,7 +508,10 @@ class Codec:
 DEFAULT = Codec(registry, "its class is not registered; call everstep.register(cls), or store plain data")
 """With the classes that were registered."""
 
-pack, pack_items, unpack, unpack_parts = DEFAULT.pack, DEFAULT.pack_items, DEFAULT.unpack, DEFAULT.unpack_parts
+pack = DEFAULT.pack
+pack_items = DEFAULT.pack_items
+unpack = DEFAULT.unpack
+unpack_parts = DEFAULT.unpack_parts
 
 
 def _raise_hidden() -> None:
@@ -721,7 +743,8 @@ class _Reader:
 
     def __init__(self, types: Types) -> None:
         self.types = types
-        self.level, self.tagged = 0, False
+        self.level = 0
+        self.tagged = False
         self.failure: BaseException | None = None
         self.entries: dict[str, registry.Registered] = {}
         """The classes that were asked for: each is looked up once."""
@@ -922,7 +945,9 @@ def _containers_at_most(packed: bytes) -> int:
 
 def depth(packed: bytes) -> int:
     """Return how deep the containers in one packed value nest, without building it."""
-    deepest, at, end = 0, 0, len(packed)
+    deepest = 0
+    at = 0
+    end = len(packed)
     open_items: list[int] = []  # values still to come, per container that is open
     while at < end:
         while open_items and open_items[-1] == 0:

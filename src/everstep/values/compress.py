@@ -17,7 +17,10 @@ import zstandard
 from everstep.errors import CheckpointCorrupted
 from everstep.values import costs
 
-PLAIN, ZSTD, ZSTD_DICTIONARY_1, ZSTD_DICTIONARY = b"\x00", b"\x01", b"\x02", b"\x03"
+PLAIN = b"\x00"
+ZSTD = b"\x01"
+ZSTD_DICTIONARY_1 = b"\x02"
+ZSTD_DICTIONARY = b"\x03"
 
 _MAGIC = b"\x28\xb5\x2f\xfd"  # begins every frame, so small bodies are kept without it
 _SMALL_FRAMES = frozenset((ZSTD_DICTIONARY + b"\x20", ZSTD_DICTIONARY + b"\x60"))  # claim a size of at most 65,791
@@ -182,7 +185,8 @@ def expand(stored: bytes) -> bytes:
 def expand_all(stored: Iterable[bytes]) -> list[bytes]:
     """Return `expand` of each; a tree has a thousand small bodies, so the usual kind is done in place."""
     bodies = list[bytes]()
-    allowed, weight_allowed = _TOGETHER_FREE, _WEIGHT_FREE
+    allowed = _TOGETHER_FREE
+    weight_allowed = _WEIGHT_FREE
     with _contexts() as contexts:
         decompress = contexts.decompress_small
         for data in stored:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from everstep.values import codec
 
-LIST, PAIR, TEXT, TAGGED = 96, 60, 64, 500
+LIST = 96
+PAIR = 60
+TEXT = 64
+TAGGED = 500
 MAPPING = 136
 BYTE_MAX = 170
 """What a packed byte weighs at most: a tag with nothing in it takes three."""
@@ -21,7 +24,8 @@ _SLOW_STEP = 2  # a part whose size is written behind its first byte takes as lo
 _SLOT = 12  # a place in a list, and what is not made anew
 _NUMBER = 40
 
-_SIZES, _WEIGHTS = [0] * 256, [0] * 256
+_SIZES = [0] * 256
+_WEIGHTS = [0] * 256
 """By the first byte of a part: how many bytes it takes, and what it weighs. 0: that is written behind it."""
 
 
@@ -40,7 +44,9 @@ for _size in range(0x20):
 for _first, _size in ((0xCA, 4), (0xCB, 8), *((kind, 1 << (kind & 3)) for kind in range(0xCC, 0xD4))):
     _part(_first, 1 + _size, _NUMBER)
 _TEXTS = frozenset((0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))
-_LISTS, _MAPPINGS, _TAGS = frozenset((0xDC, 0xDD)), frozenset((0xDE, 0xDF)), frozenset((0xC7, 0xC8, 0xC9))
+_LISTS = frozenset((0xDC, 0xDD))
+_MAPPINGS = frozenset((0xDE, 0xDF))
+_TAGS = frozenset((0xC7, 0xC8, 0xC9))
 _HEADERS = {
     0xC4: 2, 0xC5: 3, 0xC6: 5, 0xD9: 2, 0xDA: 3, 0xDB: 5, 0xDC: 3, 0xDD: 5, 0xDE: 3, 0xDF: 5, 0xC7: 2, 0xC8: 3, 0xC9: 5,
     0xD4: 1, 0xD5: 1, 0xD6: 1, 0xD7: 1, 0xD8: 1,
@@ -120,7 +126,10 @@ class Scale:
 
     def _weighed(self, packed: bytes, at: int, end: int, pending: list[tuple[int, int]]) -> tuple[int, int]:
         """Weigh the parts from `at` to `end`; return how far that came, and the weight. What is in tags is pending."""
-        sizes, weights, headers, texts = _SIZES, _WEIGHTS, _HEADERS, _TEXTS
+        sizes = _SIZES
+        weights = _WEIGHTS
+        headers = _HEADERS
+        texts = _TEXTS
         total = slow = 0
         step = 0
         for step in range(self._steps):  # noqa: B007
@@ -153,7 +162,8 @@ class Scale:
                 total += MAPPING + PAIR * min(size, end - at)
             else:
                 total += TAGGED
-                tag, at = packed[at : at + 1], at + 1
+                tag = packed[at : at + 1]
+                at = at + 1
                 if tag and tag[0] in codec.TREE_TAGS:
                     pending.append((at, min(at + size, end)))
                 else:

@@ -71,7 +71,8 @@ def chunked_packed(items: Sequence[bytes]) -> Chunked:
 def extended(old: Chunked, items: Sequence[bytes]) -> Chunked:
     """Return a list with packed items added at its end."""
     room = -old.length % _CHUNK
-    chunks, plain = old.chunks.copy(), old.plain.copy()
+    chunks = old.chunks.copy()
+    plain = old.plain.copy()
     if room and items:
         chunks[-1] = b"".join([chunks[-1], *items[:room]])
         plain[-1] = not codec.may_hold_bytes(chunks[-1])

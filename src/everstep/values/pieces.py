@@ -41,8 +41,11 @@ class Layer:
         """Cut `data` from `start` on into pieces of about `size`; each has a multiple of `unit` bytes."""
         self.pieces: list[bytes] = []
         self.kept: list[int] = []
-        self._data, self._old, self._size = data, old, size
-        self._start, self._unit = start, unit
+        self._data = data
+        self._old = old
+        self._size = size
+        self._start = start
+        self._unit = unit
         self._lay()
 
     def _lay(self) -> None:
@@ -87,7 +90,8 @@ class Layer:
 
     def _kept_at_the_end(self, place: int, at: int) -> tuple[int, int]:
         """Return the first of the old pieces that the new version ends with, and where it begins."""
-        last, end = len(self._old), len(self._data)
+        last = len(self._old)
+        end = len(self._data)
         while last > place:
             piece = self._old[last - 1]
             if end - len(piece) < at or not self._data.endswith(piece, at, end):

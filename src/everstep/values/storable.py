@@ -48,7 +48,8 @@ def _storable(value: Any, above: int, inside: tuple[int, ...]) -> Any:
         packed = codec.pack(value, "value", above)
         return codec.unpack(packed)
     except Exception:  # then some part of it cannot be stored
-        kind, item = type(value), functools.partial(_storable, above=above + 1, inside=(*inside, id(value)))
+        kind = type(value)
+        item = functools.partial(_storable, above=above + 1, inside=(*inside, id(value)))
     if id(value) not in inside and above < codec.DEPTH_MAX - 1:
         if kind is dict:
             return {_hashable(key, n): item(held) for n, (key, held) in enumerate(list(value.items()))}

@@ -50,7 +50,8 @@ _HEAD_BYTES = 16  # of a value in pieces; they stand in its node, since counts c
 _PIECES_MAX = 48  # so many pieces are listed in the node itself
 _PIECES_IN_GROUP = 32
 _PIECE_MIN = 64  # on average; a writer makes larger ones
-_GROUP_MIN, _GROUP_MAX = 4, 32
+_GROUP_MIN = 4
+_GROUP_MAX = 32
 _GROUP_ODDS = 96  # in 256: that a group ends after a part
 _LEVELS_MAX = 32
 
@@ -113,7 +114,8 @@ def address(children: bytes, body: bytes) -> bytes:
 
 def mismatched(objects: Mapping[bytes, Content]) -> list[bytes]:
     """Return the hashes that are not the address of their content."""
-    sha256, size = _sha256, HASH_BYTES
+    sha256 = _sha256
+    size = HASH_BYTES
     return [
         key
         for key, (children, body) in objects.items()
@@ -138,7 +140,8 @@ class Writer:
         objects: dict[bytes, Content] | None = None,
         packer: codec.Codec = codec.DEFAULT,
     ) -> None:
-        self._known, self._codec = known, packer
+        self._known = known
+        self._codec = packer
         self.objects = objects if objects is not None else {}
         self.added_bytes = sum(len(children) + len(body) for children, body in self.objects.values())
         self._whole: list[bytes] = []
@@ -316,7 +319,9 @@ class Levels:
     """
 
     def __init__(self, writer: Writer, tails: list[list[Node]], cuts: list[list[int]]) -> None:
-        self._writer, self.tails, self.cuts = writer, tails, cuts
+        self._writer = writer
+        self.tails = tails
+        self.cuts = cuts
 
     def takes(self, level: int) -> bool:
         """Whether a finished group of this level can be added as it is: nothing below it is open."""
@@ -336,7 +341,8 @@ class Levels:
         return Node(children, body, size, tuple(zip(self.tails, self.cuts, strict=True)))
 
     def _add(self, part: Node, cut: int, level: int) -> None:
-        tail, cuts = self.tails[level], self.cuts[level]
+        tail = self.tails[level]
+        cuts = self.cuts[level]
         tail.append(part)
         cuts.append(cut)
         count = len(tail)
@@ -370,7 +376,8 @@ class _Cutter:
     """Adds stretches of an old list to a new one, in groups where they fit."""
 
     def __init__(self, levels: Levels, objects: Mapping[bytes, Content]) -> None:
-        self.levels, self._objects = levels, objects
+        self.levels = levels
+        self._objects = objects
         self.lengths: dict[bytes, int] = {}
         """How many items there are in each group that was looked at."""
 
@@ -411,9 +418,11 @@ class _Cutter:
 def _runs(parts: Sequence[Node]) -> bytes:
     """Write parts as runs: 2n for n references, 2n+1 for n nodes that follow. Ends with a 0."""
     out: list[bytes] = []
-    at, end = 0, len(parts)
+    at = 0
+    end = len(parts)
     while at < end:
-        start, plain = at, parts[at].body == REF_BODY
+        start = at
+        plain = parts[at].body == REF_BODY
         while at < end and (parts[at].body == REF_BODY) is plain:
             at += 1
         out.append(_number((at - start) * 2 + (0 if plain else 1)))
@@ -455,7 +464,10 @@ class _Cursor:
     __slots__ = ("at", "body", "child", "children")
 
     def __init__(self, children: bytes, body: bytes) -> None:
-        self.children, self.body, self.at, self.child = children, body, 0, 0
+        self.children = children
+        self.body = body
+        self.at = 0
+        self.child = 0
 
     def byte(self) -> int:
         value = self.body[self.at]
@@ -602,7 +614,8 @@ class Reader:
         self._left = left - size
 
     def _list(self, cursor: _Cursor, out: list[bytes]) -> None:
-        count, size = cursor.number(), cursor.number()
+        count = cursor.number()
+        size = cursor.number()
         left = self._claimed(size)
         self._emit(out, codec.array_header(count))
         top = cursor.number() - 1
@@ -624,12 +637,14 @@ class Reader:
 
     def _mapping(self, cursor: _Cursor, out: list[bytes]) -> None:
         """Join a mapping: the values that stand together are cut apart where another stands between them."""
-        count, size = cursor.number(), cursor.number()
+        count = cursor.number()
+        size = cursor.number()
         left = self._claimed(size)
         self._emit(out, codec.map_header(count))
         alone: list[tuple[int, list[bytes]]] = []
         for _ in range(cursor.number()):
-            before, parts = cursor.number(), list[bytes]()
+            before = cursor.number()
+            parts = list[bytes]()
             self._emit(parts, cursor.take(cursor.number()))
             self._node(cursor, parts)
             alone.append((before, parts))
@@ -712,7 +727,9 @@ _JoinItems = Callable[[_Cursor, list[bytes]], None]
 
 def _pieces_numbers(cursor: _Cursor) -> tuple[int, int, int]:
     """Read of a value in pieces its size, how many levels of pieces and groups it has, and how many of the highest."""
-    size, height, count = cursor.number(), cursor.number(), cursor.number()
+    size = cursor.number()
+    height = cursor.number()
+    count = cursor.number()
     if not 0 < height <= _LEVELS_MAX:
         raise CheckpointCorrupted("a stored value has an impossible height")
     return size, height, count
@@ -720,7 +737,8 @@ def _pieces_numbers(cursor: _Cursor) -> tuple[int, int, int]:
 
 def in_pieces(node: Node, objects: Mapping[bytes, Content]) -> InPieces | None:
     """Open a value in pieces that has been read; None if it is kept otherwise."""
-    children, body = node.children, node.body
+    children = node.children
+    body = node.body
     if body == REF_BODY:
         children, body = content_of(children, objects)
     if body[:1] != bytes((PIECES,)):
@@ -728,7 +746,8 @@ def in_pieces(node: Node, objects: Mapping[bytes, Content]) -> InPieces | None:
     cursor = _Cursor(children, body)
     cursor.byte()
     size, height, count = _pieces_numbers(cursor)
-    head, keys = cursor.take(_HEAD_BYTES), cursor.refs(count)
+    head = cursor.take(_HEAD_BYTES)
+    keys = cursor.refs(count)
     levels: list[Level] = []
     for _ in range(height - 1):
         groups = [content_of(key, objects)[0] for key in keys]
@@ -766,7 +785,8 @@ def repeats(
     tally = _Tally(content, most, scale)
     tally.count(roots, _notes_of(children, body, scale, is_object=False), 1)
     for key in reversed(below):  # whoever refers to it comes first
-        found, times = content(key), tally.times.get(key, 0)
+        found = content(key)
+        times = tally.times.get(key, 0)
         if found is None or times == 0 or (times == 1 and not below[key]):
             continue
         notes = _notes_of(*found, scale, is_object=True)
@@ -805,7 +825,9 @@ class _Tally:
     """How often objects occur, and what that costs."""
 
     def __init__(self, content: Callable[[bytes], Content | None], most: int, scale: costs.Scale) -> None:
-        self._content, self._most, self._scale = content, most, scale
+        self._content = content
+        self._most = most
+        self._scale = scale
         self.times: dict[bytes, int] = {}
         self.in_pieces: dict[_PiecesNote, int] = {}
         self.cost = 0
@@ -959,7 +981,8 @@ class _Weigher(_Cursor):
 
     def __init__(self, children: bytes, body: bytes, scale: costs.Scale) -> None:
         super().__init__(children, body)
-        self.notes, self.scale = _Notes(), scale
+        self.notes = _Notes()
+        self.scale = scale
 
     def take(self, size: int) -> bytes:
         data = super().take(size)
@@ -987,10 +1010,12 @@ def _notes_of(children: bytes, body: bytes, scale: costs.Scale, *, is_object: bo
 
 def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
     """Return the nodes of these sizes that stand one after the other, without opening what they refer to."""
-    cursor, found = _Cursor(children, body), []
+    cursor = _Cursor(children, body)
+    found = []
     try:
         for size in sizes:
-            at, child = cursor.at, cursor.child
+            at = cursor.at
+            child = cursor.child
             _skip(cursor)
             found.append(Node(children[child : cursor.child], body[at : cursor.at], size))
         cursor.finish()
@@ -1022,7 +1047,8 @@ def inline(packed: bytes) -> Node:
 
 def entries(node: Node, objects: Mapping[bytes, Content]) -> Mapped | None:
     """Return the values of a mapping node, without opening those that stand alone; None if it is kept otherwise."""
-    children, body = node.children, node.body
+    children = node.children
+    body = node.body
     if body == REF_BODY:
         children, body = content_of(children, objects)
     return opened_mapping(children, body) if body[:1] == bytes((MAP,)) else None
@@ -1073,7 +1099,8 @@ def _skip(cursor: _Cursor, notes: _Notes | None = None) -> None:
             cursor.refs(cursor.number())
         _skip_items(cursor, notes)
     elif op == MAP:
-        count, _ = cursor.number(), cursor.number()
+        count = cursor.number()
+        _ = cursor.number()
         if notes is not None:
             notes.weight += costs.MAPPING + costs.PAIR * min(count, len(cursor.body))
         for _ in range(cursor.number()):
@@ -1173,7 +1200,8 @@ def opened_mapping(children: bytes, body: bytes) -> Mapped:
     try:
         if cursor.byte() != MAP:
             raise CheckpointCorrupted("a stored mapping is out of shape")
-        length, size = cursor.number(), cursor.number()
+        length = cursor.number()
+        size = cursor.number()
         alone: list[tuple[int, bytes, Node]] = []
         for _ in range(cursor.number()):
             before = cursor.number()
@@ -1192,7 +1220,8 @@ def opened(children: bytes, body: bytes) -> Parts:
     try:
         if cursor.byte() != LIST:
             raise CheckpointCorrupted("a stored list is out of shape")
-        length, size = cursor.number(), cursor.number()
+        length = cursor.number()
+        size = cursor.number()
         tails = _read_tails(cursor)
     except IndexError as exc:
         raise CheckpointCorrupted("a stored list cannot be read") from exc
@@ -1221,7 +1250,8 @@ def opened_group(level: int, children: bytes, body: bytes) -> list[Part]:
 
 def _read_node(cursor: _Cursor) -> Node:
     """Read the node that stands here, without opening what it refers to."""
-    at, child = cursor.at, cursor.child
+    at = cursor.at
+    child = cursor.child
     _skip(cursor)
     return Node(cursor.children[child : cursor.child], cursor.body[at : cursor.at], 0)
 
@@ -1257,7 +1287,8 @@ def _read_list(node: Node) -> tuple[int, int, list[list[Node]], list[list[int]]]
         count = cursor.number()
         if isinstance(node.made, tuple) and not isinstance(node.made, InPieces):
             return count, node.size, [tail.copy() for tail, _ in node.made], [cuts.copy() for _, cuts in node.made]
-        size, tails = cursor.number(), _read_tails(cursor)
+        size = cursor.number()
+        tails = _read_tails(cursor)
     except IndexError as exc:
         raise CheckpointCorrupted("a stored list cannot be read") from exc
     return count, size, tails, [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]

@@ -341,7 +341,9 @@ class Walker:
         is taken as it is; any other is opened.
         """
         levels = tree.Levels(self.writer, [[]], [[]])
-        pending, ahead, count = parts[::-1], 1, 0
+        pending = parts[::-1]
+        ahead = 1
+        count = 0
         while pending:
             part = pending.pop()
             count += 1
@@ -470,7 +472,8 @@ def match(a: Sequence[Hashable], b: Sequence[Hashable]) -> dict[int, int]:
 
 def _trimmed(left: list[int], right: list[int], x: range, y: range, found: dict[int, int]) -> tuple[range, range]:
     """Add to `found` what both stretches begin and end with, and return what is between."""
-    start, end = 0, 0
+    start = 0
+    end = 0
     most = min(len(x), len(y))
     while start < most and left[x[start]] == right[y[start]]:
         found[x[start]] = y[start]
@@ -483,7 +486,8 @@ def _trimmed(left: list[int], right: list[int], x: range, y: range, found: dict[
 
 def _anchors(left: list[int], right: list[int], x: range, y: range) -> list[tuple[int, int]]:
     """Return pairs of places with equal parts, rising on both sides: of unique parts, or of any in a small stretch."""
-    here, there = Counter(left[place] for place in x), Counter(right[place] for place in y)
+    here = Counter(left[place] for place in x)
+    there = Counter(right[place] for place in y)
     place_of = {right[place]: place for place in y}
     unique = [
         (place, place_of[left[place]]) for place in x if here[left[place]] == 1 and there.get(left[place], 0) == 1
@@ -525,7 +529,8 @@ def _common(left: list[int], right: list[int], x: range, y: range) -> list[tuple
     while i < len(x) and j < len(y):
         if left[x[i]] == right[y[j]]:
             pairs.append((x[i], y[j]))
-            i, j = i + 1, j + 1
+            i = i + 1
+            j = j + 1
         elif rows[i + 1][j] >= rows[i][j + 1]:
             i += 1
         else:
@@ -547,5 +552,6 @@ def stretches(matches: Mapping[int, int], a_length: int, b_length: int) -> list[
     for a_place, b_place in [*matches.items(), (a_length, b_length)]:
         if a_at < a_place or b_at < b_place:
             found.append(Stretch(range(a_at, a_place), range(b_at, b_place)))
-        a_at, b_at = a_place + 1, b_place + 1
+        a_at = a_place + 1
+        b_at = b_place + 1
     return found

@@ -75,7 +75,8 @@ class ChangeRows(ReadRows):
 
     def __init__(self, tx: Writing, seen: Seen) -> None:
         super().__init__(tx, seen)
-        self._put, self._delete = tx.put, tx.delete
+        self._put = tx.put
+        self._delete = tx.delete
         self._own_covers: dict[tuple[int, int], Covers] = {}
         self._counters: dict[bytes, int] = {}
         """The numbers that this transaction gave last."""
@@ -278,7 +279,8 @@ class ChangeRows(ReadRows):
         self._save_thread(thread)
 
     def set_common(self, thread_id: str, other: str, common: Common) -> None:
-        one, two = self._known(thread_id), self._known(other)
+        one = self._known(thread_id)
+        two = self._known(other)
         self._unsweep(one.family)
         held = self._commons(one).get(other, ())
         others = [each for each in held if each.place.seq != common.place.seq]

@@ -105,7 +105,8 @@ class SealedWriting(SealedReading):
 
     def __init__(self, tx: Writing) -> None:
         super().__init__(tx)
-        self._put, self.delete = tx.put, tx.delete
+        self._put = tx.put
+        self.delete = tx.delete
 
     def put(self, key: bytes, value: bytes) -> None:
         self._put(key, digest(key, value) + value)

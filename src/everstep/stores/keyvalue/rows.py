@@ -69,7 +69,8 @@ FACTS = b"d"
 FOUND_BY = b"x"
 """label, line: the thread's name."""
 
-pack, unpack = ormsgpack.packb, ormsgpack.unpackb
+pack = ormsgpack.packb
+unpack = ormsgpack.unpackb
 OBJECT = struct.Struct(">QI")
 SWEPT = 2  # the mark of a family that is swept
 NOTHING = b""
@@ -169,7 +170,8 @@ class Rows:
     """Finds rows inside one transaction. A thread or line that was found is one and the same object from then on."""
 
     def __init__(self, tx: Reading, seen: Seen) -> None:
-        self._tx, self._seen = tx, seen
+        self._tx = tx
+        self._seen = seen
         self._get = tx.get
         self._threads: dict[str, ThreadRow] = {}
         self._lines: dict[tuple[str, str], LineRow] = {}

@@ -312,7 +312,8 @@ class AdoptingRows(Rows):
     def _restore_lines(self, family: int, raw: RawThread) -> None:
         """Set the heads of a thread's namespaces, and what hangs on them."""
         numbers = {place[1]: line for place, line in self._lines({(raw.thread_id, name) for name in raw.lines}).items()}
-        own, given = [numbers[name] for name in raw.lines], raw.lines.values()
+        own = [numbers[name] for name in raw.lines]
+        given = raw.lines.values()
         self._do(
             f"""UPDATE {{lines}} l SET incoming = false, turned = u.turned, generation = u.generation,
                        active = {_MADE_ACTIVE},

@@ -181,7 +181,8 @@ class Rows:
     """The tables, inside one transaction of one connection."""
 
     def __init__(self, connection: Connection, tables: Tables) -> None:
-        self.connection, self._tables = connection, tables
+        self.connection = connection
+        self._tables = tables
         self._guarded: set[int] = set()
         self._made: set[int] = set()
         """Threads that this transaction has made: they have lost nothing."""
@@ -291,7 +292,8 @@ class Rows:
 
     def head(self, thread_id: str, namespace: str) -> tuple[str, int, Known | None] | None:
         """Return the family of a line, its generation, and its head unless that was moved."""
-        line, noted = self.line(thread_id, namespace), self.generation(thread_id, namespace)
+        line = self.line(thread_id, namespace)
+        noted = self.generation(thread_id, namespace)
         if line is None or noted is None:
             return None
         return *noted, Known(line.ref[1], line.head) if line.head is not None and not line.turned else None
@@ -841,7 +843,8 @@ class Rows:
         found: list[Hit] = []
         after = search.after
         for source in self._sources(search):
-            size, is_more_left = search.limit, True
+            size = search.limit
+            is_more_left = True
             while is_more_left and len(found) < search.limit:
                 rows = self._all(*_search_text(search, source, after, size))
                 for (active, *_), stored in zip(rows, self._shown([row[1:] for row in rows]), strict=True):
@@ -861,13 +864,15 @@ class Rows:
         if narrow is not None:
             yield _Source(narrow)
             return
-        before, size = search.after.active + 1 if search.after is not None else None, search.limit
+        before = search.after.active + 1 if search.after is not None else None
+        size = search.limit
         while search.since is None or before is None or before > search.since:
             first = self._one(_FIRST_MINUTE, {"before": before, "size": size})[0]
             if first is None:
                 break
             yield _Source(_OF_MINUTES, first, before)
-            before, size = first, min(size * _GROWTH, _OUTLINES)
+            before = first
+            size = min(size * _GROWTH, _OUTLINES)
         if search.since is None and search.after is None:
             yield _Source(None)  # threads that were never active, which nobody wants but those who look for losses
 
@@ -913,7 +918,8 @@ class Rows:
         if row is None:
             return None
         ref, family, origin, live = row
-        heads, newest = {}, {}
+        heads = {}
+        newest = {}
         for namespace, generation, head, last in self._all(
             """SELECT l.namespace, l.generation, c.id,
                       (SELECT max(seq) FROM {checkpoints} n WHERE n.family = l.family AND n.line = l.id)
@@ -1167,13 +1173,17 @@ class Rows:
         seqs: Collection[int] | None = None,
         before_step: int | None = None,
     ) -> list[Candidate]:
-        condition, values = "true", list[Any]()
+        condition = "true"
+        values = list[Any]()
         if ids is not None:
-            condition, values = "c.id = ANY(%s)", [[name.encode() for name in ids]]
+            condition = "c.id = ANY(%s)"
+            values = [[name.encode() for name in ids]]
         elif seqs is not None:
-            condition, values = "c.seq = ANY(%s)", [list(seqs)]
+            condition = "c.seq = ANY(%s)"
+            values = [list(seqs)]
         elif before_step is not None:
-            condition, values = "c.step < %s", [before_step]
+            condition = "c.step < %s"
+            values = [before_step]
         # Locked: no pin, branch or writer that rests on it comes between the look and the deletion.
         rows = self._all(
             f"""SELECT c.id, c.seq, c.added, {_SPARED} FROM {{checkpoints}} c
@@ -1376,7 +1386,8 @@ class Rows:
         )
         if row is None:
             return None
-        hashes_of_doomed, ids = [key for key, _ in doomed], [number for _, number in doomed]
+        hashes_of_doomed = [key for key, _ in doomed]
+        ids = [number for _, number in doomed]
         self._do(
             "DELETE FROM {objects} WHERE family = %s AND hash = ANY(%s) AND id = ANY(%s)",
             (int(family), hashes_of_doomed, ids),
@@ -1486,7 +1497,8 @@ def _search_text(search: Search, source: _Source, after: Position | None, limit:
         conditions.append(f"(a.active, t.name) < ({_MOMENT.format('active')}, %(name)s::bytea)")
     if source.first is not None:
         conditions.append(f"a.active >= {_MOMENT.format('first')}")
-    lines, joined = "{lines}", _OF_SHOWN
+    lines = "{lines}"
+    joined = _OF_SHOWN
     if source.text is not None:
         lines = (
             f"(SELECT x.* FROM (SELECT DISTINCT * FROM ({source.text}) y) s JOIN {{lines}} x USING (family, thread)) z"
@@ -1568,7 +1580,9 @@ def _array(kind: int, items: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-_ARRAY, _PAIR, _NUMBER_8 = struct.Struct(">iiI"), struct.Struct(">ii"), struct.Struct(">q")
+_ARRAY = struct.Struct(">iiI")
+_PAIR = struct.Struct(">ii")
+_NUMBER_8 = struct.Struct(">q")
 _INT8, _BYTEA, _INT8S, _BYTEAS = 20, 17, 1016, 1001  # numbers of types, the same on every server
 _ENCODERS: dict[int, Callable[[Any], bytes]] = {
     _INT8: _NUMBER_8.pack,

@@ -298,7 +298,8 @@ class _SweepDriver:
     """How a sweep gets at the tables: each of its steps is a call of its own."""
 
     def __init__(self, store: PostgresStore) -> None:
-        self.read, self.write = store._read, store._write
+        self.read = store._read
+        self.write = store._write
 
 
 def _number(value: Any, name: str, low: float, high: float) -> Any:
@@ -322,7 +323,8 @@ class _Turn:
     """What a turn does inside its transaction, and what is to be noted when that is committed."""
 
     def __init__(self, database: _Database, rows: Rows) -> None:
-        self.rows, self._database = rows, database
+        self.rows = rows
+        self._database = database
         self._seen: dict[tuple[str, str], tuple[Seen[Known], Known]] = {}
         self._notes: list[Callable[[], object]] = []
         self.draft: Draft | None = None
@@ -347,7 +349,8 @@ class _Turn:
         put = self._database._prepared(change, *self._seen[line]) if line in self._seen else None
         seq = self.rows.put(put.values) if put is not None else None
         if put is not None and seq is not None:
-            made, number = put, seq
+            made = put
+            number = seq
             self.draft = put.draft
             self._notes.append(lambda: self._database._kept(made, number))
             return put.stored._replace(seq=seq)
@@ -384,7 +387,10 @@ class _Database:
         max_idle_seconds: float,
         prepare_threshold: int | None,
     ) -> None:
-        self._dsn, self._tables, self._schema, self._prepare = dsn, tables, schema, prepare_threshold
+        self._dsn = dsn
+        self._tables = tables
+        self._schema = schema
+        self._prepare = prepare_threshold
         self._pool = Pool(self._connect, max_size, max_idle_seconds, min_size)
         self._heads: Heads[Known] = Heads()
         self._lock = threading.Lock()

@@ -96,7 +96,8 @@ class Adopting(ABC):
         return held | self._runs_kept
 
     def restore(self, raw: RawThread) -> None:
-        thread_id, family = raw.thread_id, self._family or ""
+        thread_id = raw.thread_id
+        family = self._family or ""
         thread = f"thread:{escaped(thread_id)}"
         for field in list(self._look(thread_id).fields):
             namespace = field[1:].decode()
@@ -158,7 +159,8 @@ class Adopting(ABC):
             return
         self._do("HSET", heads, "origin", pack_origin(raw.origin, raw.thread_id))
         if raw.began:
-            line, name = line_name(raw.origin.thread_id, raw.origin.namespace), raw.origin.checkpoint_id
+            line = line_name(raw.origin.thread_id, raw.origin.namespace)
+            name = raw.origin.checkpoint_id
             self._do("HSET", heads, "began", f"{raw.began} {line}\n{name}")
             self._do("HINCRBY", f"thread:{line}:began", name, 1)
 

@@ -125,7 +125,8 @@ def unpack_item(
         )
         digest = bytes.fromhex(shown["digest"])
         info, root = pack_record(record)
-        run, added = shown["run"] or seq, shown["added"]
+        run = shown["run"] or seq
+        added = shown["added"]
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise _corrupted(f"the checkpoint's item cannot be decoded: {exc}", key) from exc
     except CheckpointCorrupted as exc:
@@ -174,7 +175,8 @@ def _corrupted(reason: str, key: Key) -> CheckpointCorrupted:
 
 def pack_hidden(hidden: Hidden) -> bytes:
     """Return a stretch as the script reads it; a run of 0 means all runs."""
-    namespace, writes_of = hidden.namespace.encode(), (hidden.writes_of or "").encode()
+    namespace = hidden.namespace.encode()
+    writes_of = (hidden.writes_of or "").encode()
     kind = "c" if hidden.writes_of is None else "w"
     first = f"{hidden.after} {hidden.to} {hidden.run or 0} {hidden.operation} {kind} {len(namespace)} "
     stretch = first.encode() + namespace + writes_of
@@ -188,7 +190,8 @@ def unpack_hidden(stretch: bytes) -> Hidden:
         raise CheckpointCorrupted("a hidden stretch does not match its checksum")
     try:
         after, to, run, operation, kind, size, rest = stretch.split(b" ", 6)
-        namespace, writes_of = rest[: int(size)].decode(), rest[int(size) :].decode()
+        namespace = rest[: int(size)].decode()
+        writes_of = rest[int(size) :].decode()
         return Hidden(
             namespace, int(after), int(to), int(run) or None, writes_of if kind == b"w" else None, int(operation)
         )
@@ -256,7 +259,8 @@ def raw_writes(checkpoint_id: str, flat: Sequence[bytes]) -> list[Write]:
         try:
             idx, task_id = field.decode().split(" ", 1)
             seq, size, rest = value.split(b" ", 2)
-            children, info = rest[: int(size)], rest[int(size) :]
+            children = rest[: int(size)]
+            info = rest[int(size) :]
             found.append(records.unpack_write(checkpoint_id, int(seq), task_id, int(idx), info, children))
         except ValueError as exc:
             raise CheckpointCorrupted(
@@ -274,10 +278,12 @@ def unpack_commons(flat: Sequence[bytes], thread_id: str) -> dict[str, list[Comm
     entries = []
     for field, value in zip(flat[::2], flat[1::2], strict=True):
         seq, size, names = field.split(b" ", 2)
-        one, two = names[: int(size)].decode(), names[int(size) :].decode()
+        one = names[: int(size)].decode()
+        two = names[int(size) :].decode()
         if thread_id in (one, two):
             length, rest = value.split(b" ", 1)
-            children, data = rest[: int(length)], rest[int(length) :]
+            children = rest[: int(length)]
+            data = rest[int(length) :]
             entries.append(
                 (int(seq), two if one == thread_id else one, records.unpack_common(data, children, one, two))
             )

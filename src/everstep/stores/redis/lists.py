@@ -36,7 +36,8 @@ class Row(NamedTuple):
 
 def page_rows(thread_id: str, namespace: str, reply: Sequence[Any]) -> list[Row]:
     """Return the rows of a page that a script gave."""
-    family, flat = reply[1].decode(), reply[2]
+    family = reply[1].decode()
+    flat = reply[2]
     return [
         Row(number(flat[n + 1]), Key(thread_id, namespace, flat[n].decode()), flat[n + 2], flat[n + 3], family)
         for n in range(0, len(flat), 4)

@@ -60,7 +60,8 @@ class Elsewhere(Exception):
 
     def __init__(self, alias: bytes, remains: bytes) -> None:
         super().__init__()
-        self.alias, self.remains = alias, remains
+        self.alias = alias
+        self.remains = remains
 
 
 class Script(Protocol):
@@ -75,7 +76,11 @@ class _Seen:
     def __init__(
         self, fields: dict[bytes, bytes], generation: bytes, remains: bytes, alias: bytes = b"", facts: bytes = b""
     ) -> None:
-        self.fields, self.generation, self.remains, self.alias, self.facts = fields, generation, remains, alias, facts
+        self.fields = fields
+        self.generation = generation
+        self.remains = remains
+        self.alias = alias
+        self.facts = facts
 
     @property
     def family(self) -> str | None:
@@ -89,7 +94,8 @@ class LineState:
         found = _LINE.fullmatch(raw)
         if found is None:
             raise CheckpointCorrupted(f"the head of a line cannot be read: {raw[:100]!r}")
-        self.generation, self.turned = int(found[1]), found[2] == b"t"
+        self.generation = int(found[1])
+        self.turned = found[2] == b"t"
         self.digest = found[3].decode() if found[3] != b"-" else None
         self.checkpoint_id = found[4].decode(errors="replace")
 
@@ -118,7 +124,10 @@ class Plan(Adopting):
 
     def __init__(self, script: Script, bucket: int, life_ms: int, home: str) -> None:
         """`home` is the thread the change is about."""
-        self._script, self._bucket, self._life, self._home = script, bucket, life_ms, home
+        self._script = script
+        self._bucket = bucket
+        self._life = life_ms
+        self._home = home
         self._seen: dict[str, _Seen] = {}
         self._items: dict[Key, tuple[bytes, Stored | None]] = {}
         self._lines: dict[tuple[str, str], LineState] = {}
@@ -346,7 +355,8 @@ class Plan(Adopting):
         return family
 
     def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
-        record, seq = packed.record, self._number()
+        record = packed.record
+        seq = self._number()
         self._note(line.thread_id, record, line.head.record if line.head is not None else None)
         name = f"thread:{line_name(line.thread_id, line.namespace)}"
         self._put_item(record.key, pack_item(packed, run or 0, added_bytes))
@@ -448,13 +458,15 @@ class Plan(Adopting):
         self._changed.add(thread_id)
 
     def hide(self, line: Line, hidden: Hidden) -> None:
-        field, stretch = f"{hidden.operation}:{self._number()}", pack_hidden(hidden)
+        field = f"{hidden.operation}:{self._number()}"
+        stretch = pack_hidden(hidden)
         self._do("HSET", f"thread:{escaped(line.thread_id)}:hidden", field, stretch)
         self._commands.append(["cover", line.thread_id, stretch])
         self._changed.add(line.thread_id)
 
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
-        key, found = f"thread:{escaped(thread_id)}:hidden", list[Hidden]()
+        key = f"thread:{escaped(thread_id)}:hidden"
+        found = list[Hidden]()
         held = self._script("stretches", thread_id, operation)
         for field, value in zip(held[::2], held[1::2], strict=True):
             self._do("HDEL", key, field)

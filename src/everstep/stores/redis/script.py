@@ -23,7 +23,8 @@ class Script(NamedTuple):
 def script(verb: str) -> Script:
     """Return the script that does one thing: its function, and those it needs. Making all of them takes time."""
     blocks = _blocks()
-    needed, pending = set(), [f"verbs.{verb}"]
+    needed = set()
+    pending = [f"verbs.{verb}"]
     while pending:
         name = pending.pop()
         if name in blocks and name not in needed:

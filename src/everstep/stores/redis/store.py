@@ -139,7 +139,9 @@ class RedisStore:
         self._server = _Server(link, key_prefix, life_ms, wait_replicas)
         self._driver: Driver = AsyncDriver(timeout_seconds, max_threads)
         self._twin = object.__new__(RedisStore)
-        self._twin._server, self._twin._driver, self._twin._twin = self._server, Driver(timeout_seconds), self._twin
+        self._twin._server = self._server
+        self._twin._driver = Driver(timeout_seconds)
+        self._twin._twin = self._twin
 
     @property
     def blocking(self) -> RedisStore:
@@ -294,7 +296,9 @@ class _Search:
     """Where a thread may be kept: where it was last, in the bucket of its name, or where an alias there says."""
 
     def __init__(self, thread_id: str, known: OrderedDict[str, int]) -> None:
-        self.thread_id, self.own, self._known = thread_id, bucket_of(thread_id), known
+        self.thread_id = thread_id
+        self.own = bucket_of(thread_id)
+        self._known = known
         self.bucket = known.get(thread_id, self.own)
         self.alias = b""
         self._is_last = False
@@ -372,7 +376,10 @@ class _Server:
     rest_order = 1
 
     def __init__(self, link: Link, prefix: str, life_ms: int, wait_replicas: int) -> None:
-        self._link, self._prefix, self._life, self._replicas = link, prefix.encode(), life_ms, wait_replicas
+        self._link = link
+        self._prefix = prefix.encode()
+        self._life = life_ms
+        self._replicas = wait_replicas
         self._lock = threading.Lock()
         self._heads: Heads[_Known] = Heads()
         self._aliases: OrderedDict[str, int] = OrderedDict()
@@ -643,7 +650,9 @@ class _Server:
         self._check_allowed(at)
         drafts: list[Draft] = []
         lost: list[Draft] = []
-        build, origin, line = change.build, change.origin, (change.thread_id, change.namespace)
+        build = change.build
+        origin = change.origin
+        line = (change.thread_id, change.namespace)
         if build is not None:
             build = functools.partial(_noted, drafts, build)
             change = change._replace(build=build)
@@ -675,7 +684,8 @@ class _Server:
             seen = self._heads.get(line)
             if seen is None or seen.known is None:
                 return None
-            known, head = seen.known, seen.known.head
+            known = seen.known
+            head = seen.known.head
             if change.expect is not ANY and change.expect != head.record.key.checkpoint_id:
                 return None
             draft = build(head)
@@ -836,7 +846,8 @@ class _Server:
         state = plan.state(*line)
         if state is None:
             return
-        known, family = None, plan.family_name
+        known = None
+        family = plan.family_name
         is_head = stored is not None and state.checkpoint_id == stored.record.key.checkpoint_id
         if stored is not None and is_head and not state.turned and state.digest == stored.digest.hex():
             known = _Known(bucket, state.raw, stored, labels=plan.labels(line[0]))
@@ -951,7 +962,8 @@ class _Server:
     def _wipe(self, thread_id: str, at: float) -> Deleted:
         """Delete a damaged thread, with whatever is found of it by looking through the names of all keys."""
         buckets = {bucket for bucket, has in self._everywhere(at, "has", thread_id) if has}
-        count, families = 0, set[str]()
+        count = 0
+        families = set[str]()
         for bucket in buckets | {bucket_of(thread_id)}:
             keys = self._keys_like(bucket, f"thread:{_literally(escaped(thread_id))}:*", at)
             count += sum(b":item:" in key for key in keys)
@@ -968,7 +980,9 @@ class _Server:
 
     def _keys_like(self, bucket: int, pattern: str, at: float) -> list[bytes]:
         """Return the keys of a bucket whose names match. It looks at all keys of the server."""
-        base, cursor, found = self._base(bucket), b"0", set[bytes]()
+        base = self._base(bucket)
+        cursor = b"0"
+        found = set[bytes]()
         match = _literally(base.decode()).encode() + pattern.encode()
         with translated():
             while True:
@@ -1048,7 +1062,8 @@ class _Server:
         if loaded is None:
             return None
         if is_head:
-            raw, head = reply[2], loaded.stored._replace(hidden=False)
+            raw = reply[2]
+            head = loaded.stored._replace(hidden=False)
             known = _Known(bucket, raw, head) if not LineState(raw).turned else None
             self._heads.note(line, head.family, loaded.generation, known, since, head.seq)
         return loaded._replace(objects=unpack_objects(reply[4]))
@@ -1073,7 +1088,8 @@ class _Server:
         if len(reply) == 1:
             self._check_absent(line, since, at)
             return
-        family, state = reply[1].decode(), LineState(reply[2])
+        family = reply[1].decode()
+        state = LineState(reply[2])
         self._check_seen(line, family, state.generation, since, at)
         for name, seq, item, pinned, attached, hidden, hidden_writes in reply[3]:
             key = Key(*line, name.decode())
@@ -1195,12 +1211,14 @@ class _Server:
         if query.before_id is not None:
             every = [row for row in every if row[2].checkpoint_id < query.before_id]
         every.sort(reverse=query.order != "oldest")
-        first, size = 0, _first_page(query)
+        first = 0
+        size = _first_page(query)
         while first < len(every):
             keys = [row[2] for row in every[first : first + size]]
             rows = {row.key: row for row in self._items(keys, at)}
             yield from (rows[key] for key in keys if key in rows)
-            first, size = first + size, _PAGE
+            first = first + size
+            size = _PAGE
 
     def _of_id(self, query: Query, checkpoint_id: str, at: float) -> list[Row]:
         """Return the checkpoints of that id in a query's threads and namespaces, in its order."""
@@ -1248,7 +1266,8 @@ class _Server:
     def search(self, search: Search, at: float) -> list[Hit]:
         wanted = Wanted.of(search)
         found: list[Hit] = []
-        after, count = search.after, _FOUND_FIRST + search.limit // _FOUND_SHARE
+        after = search.after
+        count = _FOUND_FIRST + search.limit // _FOUND_SHARE
         while len(found) < search.limit:
             places, after = self._places(search, wanted, after, count, at)
             for start in range(0, len(places), search.limit):
@@ -1425,7 +1444,8 @@ class _Server:
         lines = {}
         for field, value in fields.items():
             if field.startswith(b"@"):
-                state, name = LineState(value), field[1:].decode()
+                state = LineState(value)
+                name = field[1:].decode()
                 head = state.checkpoint_id if state.digest is not None else None
                 own = frozenset(owners.get(line_name(thread_id, name).encode(), ()))
                 highest = number(last[field[1:]])
@@ -1534,7 +1554,9 @@ class _SweepDriver:
     """How a sweep gets at a family: each of its steps is a call of its own."""
 
     def __init__(self, driver: Driver, server: _Server, *, pretend: bool) -> None:
-        self._driver, self._server, self._pretend = driver, server, pretend
+        self._driver = driver
+        self._server = server
+        self._pretend = pretend
 
     async def read(self, work: Callable[[Any], T]) -> T:
         return await self._driver.run(lambda at: work(_SweepRows(self._server, self._pretend, at)))
@@ -1545,7 +1567,8 @@ class _SweepDriver:
 
 class _SweepRows:
     def __init__(self, server: _Server, pretend: bool, at: float) -> None:
-        self._pretend, self._at = pretend, at
+        self._pretend = pretend
+        self._at = at
         self.links = functools.partial(server.links, at=at)
         self.objects_after = functools.partial(server.objects_after, at=at)
         self.remove_objects = functools.partial(server.remove_objects, at=at)

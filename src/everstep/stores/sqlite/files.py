@@ -23,7 +23,8 @@ def can_write(path: Path) -> bool:
         return True
     if not _may(path, os.W_OK):
         return False
-    log, index = Path(f"{path}-wal"), Path(f"{path}-shm")
+    log = Path(f"{path}-wal")
+    index = Path(f"{path}-shm")
     return _may(path.parent, os.W_OK) or (_may(log, os.W_OK) and _may(index, os.W_OK))
 
 
@@ -33,7 +34,8 @@ def is_unchanging(path: Path) -> bool:
     With a log there is somebody who writes, or who was killed. If the log's index is there, SQLite reads both without
     writing. If only the log is there, the index would have to be made, and would then belong to the reader.
     """
-    log, index = Path(f"{path}-wal"), Path(f"{path}-shm")
+    log = Path(f"{path}-wal")
+    index = Path(f"{path}-shm")
     if os.path.exists(log) and os.path.getsize(log) > 0:
         if os.path.exists(index):
             return False

@@ -161,7 +161,8 @@ def _is_empty(rows: Rows, thread_id: str) -> bool:
 
 async def _in_steps(step: Callable[[int], Awaitable[bool]]) -> None:
     """Call `step` with how much to do at once until it says that nothing is left, with less where that did not fit."""
-    size, size_max = _STEP_FIRST, _STEP_MAX
+    size = _STEP_FIRST
+    size_max = _STEP_MAX
     while True:
         try:
             is_more_left = await step(size)

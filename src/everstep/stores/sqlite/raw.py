@@ -55,8 +55,10 @@ class RawFile:
         self._file = ctypes.c_void_p()
         connection.file_control("main", apsw.SQLITE_FCNTL_FILE_POINTER, ctypes.addressof(self._file))
         methods = ctypes.cast(self._file, ctypes.POINTER(ctypes.POINTER(_Methods))).contents.contents
-        self._read, self._write = _transfer(methods.xRead), _transfer(methods.xWrite)
-        self._sync, self._size = _sync(methods.xSync), _file_size(methods.xFileSize)
+        self._read = _transfer(methods.xRead)
+        self._write = _transfer(methods.xWrite)
+        self._sync = _sync(methods.xSync)
+        self._size = _file_size(methods.xFileSize)
         # Mapping it would make the file that holds it, which is not for those to do who may only read.
         self._shared = None if connection.readonly("main") else _shared_memory(self._file, methods)
 

@@ -88,7 +88,8 @@ _HEAD_OF_LINE = f"""SELECT l.head, l.turned, l.turned OR t.note IS NOT NULL, {_C
                     LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE l.id = ?"""
 _LISTED_FORM = """c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), {},
                   t.name, l.namespace, t.family"""
-_LISTED, _LISTED_VISIBLE = _LISTED_FORM.format(_HIDDEN), _LISTED_FORM.format("0")
+_LISTED = _LISTED_FORM.format(_HIDDEN)
+_LISTED_VISIBLE = _LISTED_FORM.format("0")
 
 _IdKind = type[str] | type[bytes] | None
 """Of an id as it is kept; None: any."""
@@ -214,7 +215,8 @@ class Rows:
             self._check_has_lines(thread_id)
             return None
         head, may_be_older, *found = row
-        line, checkpoint = found[0], found[3:]
+        line = found[0]
+        checkpoint = found[3:]
         _check_head(thread_id, head, checkpoint[0], not may_be_older and self._is_stale(line, checkpoint))
         return found if head is not None else None
 
@@ -301,7 +303,8 @@ class Rows:
         kinds = self._id_kinds() if query.order == "id" else [None]
         stop = None if query.limit is None else min(query.offset + query.limit, sys.maxsize)
         if query.filter:
-            wanted, rows = packed_filter(query.filter), self._rows(replace(query, offset=0, limit=None), kinds)
+            wanted = packed_filter(query.filter)
+            rows = self._rows(replace(query, offset=0, limit=None), kinds)
             matching = (stored for stored in map(_listed, rows) if matches(stored.record.metadata, wanted))
             return list(islice(matching, query.offset, stop))
         if len(kinds) == 1:
@@ -341,7 +344,8 @@ class Rows:
 
     def _gaps_down(self, query: Query, line: int) -> Iterator[tuple[int, int | None]]:
         """Yield what lies between covers, newest first: after which seq, and before which."""
-        lowest, before = query.after_seq or 0, query.before_seq
+        lowest = query.after_seq or 0
+        before = query.before_seq
         for after, upto in self._execute(
             "SELECT after, upto FROM covers WHERE line = ? AND run = 0 ORDER BY upto DESC", (line,)
         ):
@@ -356,7 +360,8 @@ class Rows:
 
     def _gaps_up(self, query: Query, line: int) -> Iterator[tuple[int, int | None]]:
         """The same, oldest first."""
-        after, end = query.after_seq or 0, query.before_seq
+        after = query.after_seq or 0
+        end = query.before_seq
         for start, upto in self._execute(
             "SELECT after, upto FROM covers WHERE line = ? AND run = 0 ORDER BY upto", (line,)
         ):
@@ -380,7 +385,8 @@ class Rows:
             order = order.replace("c.", "+c.")  # these are put in order one by one
         for kind in id_kinds:
             where, values = self._where(query, kind)
-            where, values = f"{where}{lines}", [*values, *labels]
+            where = f"{where}{lines}"
+            values = [*values, *labels]
             sql = f"SELECT {listed} {_FROM_CHECKPOINTS} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
             found.append(self._execute(sql, (*values, limit, query.offset)))
         if len(found) == 1:
@@ -502,7 +508,8 @@ class Rows:
         if narrowest is None or counts[narrowest] > _NARROW:
             # There are many: those that were active last are looked at one by one, and will be enough soon.
             self._check_activity()
-            source, bound = "lines l", list[Any]()
+            source = "lines l"
+            bound = list[Any]()
         else:
             text, bound = sources[narrowest]
             source = f"(SELECT DISTINCT thread FROM ({text})) s CROSS JOIN lines l ON l.thread = s.thread"
@@ -532,7 +539,8 @@ class Rows:
         if row is None:
             return None
         ref, family, origin = row
-        heads, newest = {}, {}
+        heads = {}
+        newest = {}
         self._check_has_lines(thread_id)
         for line, namespace, generation, seq, head, is_stale in self._execute(
             f"""SELECT l.id, l.namespace, l.generation, l.head, c.id, {_STALE} FROM lines l
@@ -718,7 +726,8 @@ class Rows:
         ref, family, origin, began, note = row
         self._check_has_lines(thread_id)
         rows = self._execute("SELECT run, line FROM runs WHERE family = ? AND line IS NOT NULL", (family,)).fetchall()
-        lines, writes = {}, list[tuple[Key, Write]]()
+        lines = {}
+        writes = list[tuple[Key, Write]]()
         for line, namespace, *state in self._execute(
             f"""SELECT l.id, l.namespace, l.head, {_STALE}, c.id, l.turned, l.generation, l.active,
                        coalesce((SELECT max(seq) FROM checkpoints WHERE line = l.id), 0)
@@ -1189,7 +1198,8 @@ class Rows:
 
     def _restore_lines(self, thread: int, family: int, raw: RawThread, lines: Mapping[str, int]) -> None:
         """Set what hangs on the namespaces of a thread, and remove those it does not have."""
-        own, many = "SELECT id FROM lines WHERE thread = ?", self._connection.executemany
+        own = "SELECT id FROM lines WHERE thread = ?"
+        many = self._connection.executemany
         self._execute(f"UPDATE runs SET line = NULL WHERE family = ? AND line IN ({own})", (family, thread))
         for table in ("writes", "covers", "hidden"):
             self._execute(f"DELETE FROM {table} WHERE line IN ({own})", (thread,))
@@ -1386,7 +1396,8 @@ def _search_sources(search: Search, wanted: Wanted) -> list[tuple[str, list[Any]
 
 def _search_conditions(search: Search, wanted: Wanted) -> tuple[str, list[Any]]:
     """Return what a search asks of a thread without a look at its checkpoints, and the values in it."""
-    conditions, values = ["1"], list[Any]()
+    conditions = ["1"]
+    values = list[Any]()
     if search.prefix:
         condition, bounds = _begins_with(search.prefix)
         conditions.append(condition)
@@ -1476,7 +1487,8 @@ def _bound(text: str) -> bytes:
     packed = pack_id(text)
     if isinstance(packed, bytes):
         return packed
-    low, high = 0, 1 << 128
+    low = 0
+    high = 1 << 128
     while low < high:
         middle = (low + high) // 2
         if unpack_id(middle.to_bytes(16)) < text:

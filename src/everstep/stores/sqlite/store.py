@@ -443,7 +443,9 @@ class _Handle:
             raise InvalidInput(f"synchronous is 'full', 'normal' or 'off', not {synchronous!r}")
         if not isinstance(busy_timeout_seconds, (int, float)) or not 0 <= busy_timeout_seconds <= 86_400:
             raise InvalidInput(f"busy_timeout_seconds is a number from 0 to 86400, not {busy_timeout_seconds!r:.50}")
-        self.path, self._synchronous, self.busy_seconds = path, synchronous, busy_timeout_seconds
+        self.path = path
+        self._synchronous = synchronous
+        self.busy_seconds = busy_timeout_seconds
         self._lock = threading.Lock()
         self._database: _Database | None = None
         self._closed = False
@@ -513,12 +515,15 @@ class _Database:
     rest_order = 1
 
     def __init__(self, path: Path, synchronous: Synchronous, busy_seconds: float) -> None:
-        self._path, self._synchronous, self._busy_ms = path, synchronous, int(busy_seconds * 1000)
+        self._path = path
+        self._synchronous = synchronous
+        self._busy_ms = int(busy_seconds * 1000)
         self._idle = threading.Condition()
         self._users = 0
         self._resting = False
         self._holds = 1
-        self._wal_pages, self._wal_pages_max = 0, _WAL_PAGES_MIN
+        self._wal_pages = 0
+        self._wal_pages_max = _WAL_PAGES_MIN
         self._wal_is_due = False
         self._reserve = Reserve(path)
         self._connections: _Connections | None = None
@@ -981,7 +986,8 @@ def _connection(path: Path, busy_ms: int) -> apsw.Connection:
     """Return a connection. To a file that may only be read it makes no companions: whoever writes it must own those."""
     if os.path.isdir(path):
         raise why_not_opened(path)
-    flags, vfs = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, _checksum_vfs()
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    vfs = _checksum_vfs()
     if can_write(path):
         connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
     elif is_unchanging(path):
@@ -1046,7 +1052,8 @@ def _renew_checksums(path: Path, busy_ms: int) -> None:
         pages = sum(1 for _ in raw.unsealed_pages())
         if pages == 0:
             return  # somebody else was here first
-        version, application = connection.pragma("user_version"), connection.pragma("application_id")
+        version = connection.pragma("user_version")
+        application = connection.pragma("application_id")
         if (version, application) != (schema.VERSION, APPLICATION_ID):
             raise CheckpointCorrupted(f"{path} is damaged: {pages} pages do not match their checksums")
         try:
@@ -1095,7 +1102,8 @@ def _prepare(connection: apsw.Connection, path: Path) -> None:
         connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
         connection.execute(f"PRAGMA page_size={_PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
         connection.pragma("journal_mode", "wal")
-    version, application = connection.pragma("user_version"), connection.pragma("application_id")
+    version = connection.pragma("user_version")
+    application = connection.pragma("application_id")
     if version == 0 and application in (0, APPLICATION_ID):
         version, application = _migrate(connection, path)
     if application != APPLICATION_ID:
@@ -1139,7 +1147,8 @@ def _migrate(connection: apsw.Connection, path: Path) -> tuple[int, int]:
     """Bring the schema up to date, one numbered file at a time; two processes may try at once."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        version, application = connection.pragma("user_version"), connection.pragma("application_id")
+        version = connection.pragma("user_version")
+        application = connection.pragma("application_id")
         if version == 0 and application == 0 and connection.execute("SELECT 1 FROM sqlite_schema").get is not None:
             raise _of_another(connection, path)
         for number in migrate(connection, version):
