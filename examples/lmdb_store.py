@@ -126,7 +126,7 @@ class LMDBKeyValues:
 class _Database:
     """A file that is opened when it is needed. Nobody may be inside when it is closed, or when the process forks."""
 
-    rest_order = 1
+    fork_order = 1
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -180,13 +180,13 @@ class _Database:
             self._environment.close()
             self._environment = None
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         """Before a fork: a child must not use what its parent has opened. Both open it again when they need it."""
         self._writing.acquire()
         self._gate.acquire()
         self._close()
 
-    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._gate.release()
         self._writing.release()
 

@@ -159,14 +159,14 @@ class Tale:
         getattr(self, f"_{kind}")(*args, result)
         self._age()
 
-    def spared(self) -> set[str]:
+    def protected(self) -> set[str]:
         return self.pins | {line.origin for line in self.lines.values() if line.origin is not None}
 
     def may_be_trimmed(self, entry: Entry) -> bool:
         """Whether all that there was at the time of an operation, and of those before, may be gone: then it may too."""
         entries, known = self.log.entries, self.lines[TALE].all
         last = max(known.index(e.made_at) for e in entries[: entries.index(entry) + 1])
-        return all(i in self.may_go and i not in self.spared() for i in known[: last + 1])
+        return all(i in self.may_go and i not in self.protected() for i in known[: last + 1])
 
     def merged(self, ours: str, theirs: str) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
         """Return the values of a merge: a branch only adds messages and sets a key of its own."""
@@ -220,7 +220,7 @@ class Tale:
     def _rewind(self, target: str, result: Any) -> None:
         line = self.lines[TALE]
         if result == "refused":
-            if target not in self.may_go - self.spared():
+            if target not in self.may_go - self.protected():
                 raise AssertionError(f"rewind to {target} was refused")
             return
         entry = self.log.push(self._op, "rewind", target, line.all[-1], TALE)
@@ -267,7 +267,7 @@ class Tale:
         if entry.thread_id not in self.lines:
             return True
         needed = entry.key if entry.kind in ("pin", "unpin") else entry.other[1]
-        return needed in self.may_go - self.spared()
+        return needed in self.may_go - self.protected()
 
     def _may_be_cut(self) -> bool:
         """Whether the log may have lost entries, on which others stand."""
@@ -275,7 +275,7 @@ class Tale:
 
     def _branch(self, source: str, _name: str, result: Any) -> None:
         if result == "refused":
-            if source not in self.may_go - self.spared():
+            if source not in self.may_go - self.protected():
                 raise AssertionError(f"branch from {source} was refused")
             return
         thread_id, first = result
@@ -294,7 +294,7 @@ class Tale:
 
     def _pin(self, target: str, result: Any) -> None:
         if result == "refused":
-            if target not in self.may_go - self.spared():
+            if target not in self.may_go - self.protected():
                 raise AssertionError(f"pinning {target} was refused")
             return
         self.log.push(self._op, "unpin" if target in self.pins else "pin", target, target, TALE)
@@ -304,11 +304,11 @@ class Tale:
         del self.lines[branch]
 
     def _age(self) -> None:
-        spared = self.spared()
+        protected = self.protected()
         for line in self.lines.values():
             shown = set(line.visible)
             for kin in ([i for i in line.all if i in shown], [i for i in line.all if i not in shown]):
-                self.may_go |= set([i for i in kin if i not in spared][:-KEEP])
+                self.may_go |= set([i for i in kin if i not in protected][:-KEEP])
 
     def trim(self, log: list[list[Any]]) -> None:
         """Take off what the log has lost and may have."""
@@ -677,9 +677,9 @@ class Look:
         )
         return found
 
-    def spared(self, thread_id: str) -> frozenset[int]:
+    def protected(self, thread_id: str) -> frozenset[int]:
         thread = run_to_end(self._store.thread(thread_id))
-        return thread.spared if thread is not None else frozenset()
+        return thread.protected if thread is not None else frozenset()
 
     def branches(self, thread_id: str) -> list[str]:
         thread = run_to_end(self._store.thread(thread_id, branches=True))
@@ -742,7 +742,7 @@ def tale_faults(look: Look, tale: Tale) -> list[str]:
     expected = {name for name, line in tale.lines.items() if line.all}
     if alive != expected:
         return [f"threads {sorted(alive ^ expected)} are there, or not, against what was done"]
-    spared = tale.spared()
+    protected = tale.protected()
     for name in expected:
         line, stored = tale.lines[name], look.stored(name)
         ids = [s.record.key.checkpoint_id for s in stored]
@@ -750,7 +750,7 @@ def tale_faults(look: Look, tale: Tale) -> list[str]:
         if ids != [i for i in line.all if i in held]:
             faults.append(f"{name} holds something unknown, or in another order: {ids} against {line.all}")
             continue
-        lost = [i for i in line.all if i not in held and (i not in tale.may_go or i in spared)]
+        lost = [i for i in line.all if i not in held and (i not in tale.may_go or i in protected)]
         faults += [f"{name} has lost {i}" for i in lost]
         if look.head(name) != line.head:
             faults.append(f"{name}: the head is {look.head(name)}, not {line.head}")
@@ -953,14 +953,14 @@ def collected_faults(look: Look, tale: Tale) -> list[str]:
     """Collecting takes what the policy lets go, exactly; twice is once; what is left reads back."""
     expected: dict[str, list[str]] = {}
     for name in look.threads():
-        stored, spared, head = look.stored(name), look.spared(name), look.head(name)
+        stored, protected, head = look.stored(name), look.protected(name), look.head(name)
         shown = set(look.visible(name))
         newest = max((s.seq for s in stored if s.record.key.checkpoint_id in shown), default=0)
         gone: set[int] = set()
         for visible in (True, False):
             kin = [
                 s.seq for s in stored
-                if (s.record.key.checkpoint_id in shown) == visible and s.seq not in spared
+                if (s.record.key.checkpoint_id in shown) == visible and s.seq not in protected
                 and not (s.record.key.checkpoint_id == head and s.seq != newest)
             ]  # fmt: skip
             gone |= set(kin[:-KEEP])

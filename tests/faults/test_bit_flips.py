@@ -70,7 +70,7 @@ def everything(path: Path) -> dict[str, Any]:
         for thread in sorted({"chat", "deleted", *(f"thread {n}" for n in range(5)), *names}):
             ask(f"latest {thread}", lambda t=thread: backend.get_latest(t))
             ask(f"info {thread}", lambda t=thread: run_to_end(store.blocking.thread(t, branches=True, ancestry=True)))
-            ask(f"raw {thread}", lambda t=thread: run_to_end(store.blocking.raw(t, kin=True)))
+            ask(f"raw {thread}", lambda t=thread: run_to_end(store.blocking.raw(t, family_threads=True)))
             ask(f"count {thread}", lambda t=thread: run_to_end(store.blocking.count(Query(thread_id=t))))
             ask(f"log {thread}", lambda t=thread: run_to_end(store.blocking.operations(t, 10)))
             query = Query(thread_id=thread, namespace=None, hidden="also")

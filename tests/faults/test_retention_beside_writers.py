@@ -61,7 +61,7 @@ class Lane:
     """One thread of execution, or task, of a writer. Notes what was acknowledged."""
 
     def __init__(self, who: str, seed: int, beside: str) -> None:
-        self.who, self.rng, self.beside = who, random.Random(f"{seed} {who}"), beside
+        self.who, self.rng, self.other_namespaces = who, random.Random(f"{seed} {who}"), beside
         self.n = 0
         self.acknowledged: list[tuple[str, str]] = []
         self.pinned: list[str] = []
@@ -69,7 +69,7 @@ class Lane:
 
     def next_save(self) -> tuple[str, int]:
         self.n += 1
-        return self.rng.choice([SHARED, SHARED, self.beside, ALONE]), self.n
+        return self.rng.choice([SHARED, SHARED, self.other_namespaces, ALONE]), self.n
 
     def tags(self, kind: str, n: int) -> list[str]:
         return [f"{kind}={self.who}={n}"]
@@ -83,7 +83,7 @@ async def work(engine: CheckpointEngine, lane: Lane, rounds: int) -> None:
         if round_ % 9 == 0:
             await pin(engine, lane)
         if round_ % 3 == 0:
-            await branch_and_merge(engine, lane, into=lane.rng.choice([SHARED, lane.beside]))
+            await branch_and_merge(engine, lane, into=lane.rng.choice([SHARED, lane.other_namespaces]))
         else:
             scrap = f"scrap {lane.who} {round_}"  # a family that comes and goes
             await engine.snapshot(scrap, *whole(lane.who, round_))
@@ -242,11 +242,11 @@ def test_retention_beside_three_writers(tmp_path: Path) -> None:
         thread = run_to_end(store.thread(thread_id))
         assert thread is not None
         stored = everything(store, thread_id)
-        free = [s for s in stored if s.seq not in thread.spared]
+        free = [s for s in stored if s.seq not in thread.protected]
         assert len(free) == KEEP
-        spared = {s.record.key.checkpoint_id for s in stored if s.seq in thread.spared}
-        origin = {first} if thread_id == SHARED else set()  # where `beside` began
-        assert spared == origin | {made for made in pinned if (thread_id, made) in acknowledged}
+        protected = {s.record.key.checkpoint_id for s in stored if s.seq in thread.protected}
+        origin = {first} if thread_id == SHARED else set()  # where `other_namespaces` began
+        assert protected == origin | {made for made in pinned if (thread_id, made) in acknowledged}
         check_values(sync, store, thread_id)
     again = sync.collect()
     assert (again.checkpoints, again.objects) == (0, 0)

@@ -215,10 +215,10 @@ def test_of_two_classes_of_one_name_none_is_taken_for_the_other(saver: HarnessCh
 @pytest.mark.filterwarnings("ignore::everstep.UnknownClassWarning")
 def test_a_class_whose_base_was_defined_again_is_not_certain_either(saver: HarnessCheckpointer) -> None:
     def define() -> Any:
-        class Base(BaseModel):
+        class BaseRef(BaseModel):
             a: int = 1
 
-        class Derived(Base):
+        class Derived(BaseRef):
             b: int = 2
 
         return Derived()

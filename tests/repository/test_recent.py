@@ -17,12 +17,12 @@ from everstep import SnapshotConfig
 from everstep.langgraph import last_written
 from everstep.repository import repository
 from everstep.repository.recent import Recent
-from everstep.repository.repository import Memory
+from everstep.repository.repository import ObjectCache
 from everstep.retention import keeper
 from everstep.retention.keeper import Keeper
 from everstep.retention.policies import Item
 from everstep.stores import sweeping
-from everstep.stores.protocol import Base, Key, Swept
+from everstep.stores.protocol import BaseRef, Key, Swept
 from everstep.stores.sqlite import rows as sqlite_rows
 from everstep.stores.sweeping import Sweep, Sweeps
 from everstep.values import tree
@@ -92,7 +92,7 @@ def test_a_langgraph_thread_is_forgotten_without_a_look_at_others() -> None:
     held = last_written.Lines()
     held._lines = _Steps()
     for n in range(100):
-        held.add(last_written.Line(Base(Key(f"t{n}", "", "id"), b""), {}, {}, tree.EMPTY_MAP, 10))
+        held.add(last_written.Line(BaseRef(Key(f"t{n}", "", "id"), b""), {}, {}, tree.EMPTY_MAP, 10))
     _Steps.steps = 0
     held.forget("t5")
     assert _Steps.steps == 0
@@ -177,7 +177,7 @@ def test_heads_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> Non
     engine = everstep.open("memory://").sync
     for n in range(100):
         engine.append(f"t{n}", [{"role": "user", "content": "hello"}])
-    memory: Memory = engine.checkpointer._driven.repository.memory
+    memory: ObjectCache = engine.checkpointer._driven.repository.memory
     assert memory._heads.size <= 50_000
     assert 10 < len(memory._heads) < 25
     assert memory.head("t99", "") is not None

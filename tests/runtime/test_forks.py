@@ -21,13 +21,13 @@ class Thing:
     """Something that notes when it is brought to rest and woken."""
 
     def __init__(self, name: str, order: int, log: list[str]) -> None:
-        self.name, self.rest_order, self.log = name, order, log
+        self.name, self.fork_order, self.log = name, order, log
         forks.register(self)
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self.log.append(f"{self.name} rests")
 
-    def wake(self, *, in_child: bool) -> None:
+    def after_fork(self, *, in_child: bool) -> None:
         self.log.append(f"{self.name} wakes{' in the child' if in_child else ''}")
 
 
@@ -36,14 +36,14 @@ class Making(Thing):
 
     made: Thing | None = None
 
-    def rest(self) -> None:
-        super().rest()
+    def before_fork(self) -> None:
+        super().before_fork()
         self.made = Thing("late", 0, self.log)
 
 
 class Failing(Thing):
-    def wake(self, *, in_child: bool) -> None:
-        super().wake(in_child=in_child)
+    def after_fork(self, *, in_child: bool) -> None:
+        super().after_fork(in_child=in_child)
         raise RuntimeError("cannot wake")
 
 
@@ -56,7 +56,7 @@ def test_who_may_use_another_rests_before_it_and_wakes_after_it(log: list[str]) 
     things = [Thing("second", 2, log), Thing("first", 1, log), Thing("third", 3, log)]
     forks._before()
     forks._after(in_child=True)
-    assert [thing.rest_order for thing in things] == [2, 1, 3]
+    assert [thing.fork_order for thing in things] == [2, 1, 3]
     assert log[:3] == ["first rests", "second rests", "third rests"]
     assert log[3:] == ["third wakes in the child", "second wakes in the child", "first wakes in the child"]
 

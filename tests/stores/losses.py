@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from everstep import CheckpointCorrupted
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.protocol import Change, Common, Hidden, Key, Move, Operation, Pin, Query, Root, Store, Write
+from everstep.stores.protocol import Change, Hidden, Key, Move, Operation, Pin, Query, Root, SharedState, Store, Write
 from everstep.testing import follow, make_object, make_record, put
 
 WRITE = Write("task", 0, "channel", b"", b"value", 5)
@@ -41,8 +41,8 @@ def fill(store: Any) -> None:
     go(store.commit(put(make_record("t-4", "t", roots=[leaf], step=3, parents=["t-2"]), leaf)))
     go(store.commit(put(make_record("n-1", "t", "ns"))))
     origin = Key("t", "", "t-2")
-    common = Common(go(store.read(*origin)).stored.place, Root(b"", b"", ()))
-    go(store.commit(put(make_record("b-1", "branch"), origin=origin, commons={"t": common})))
+    common = SharedState(go(store.read(*origin)).stored.place, Root(b"", b"", ()))
+    go(store.commit(put(make_record("b-1", "branch"), origin=origin, shared_states={"t": common})))
     go(store.commit(Change("t", pins=[Pin(origin, True)], log=Operation("pin", {}))))
     go(store.put_writes(Key("t", "", "t-4"), [WRITE], ()))
 
@@ -66,7 +66,7 @@ THE_SAME: dict[str, Callable[[Store], Any]] = {
     "read": lambda store: store.read("after", objects=True),
     "list": lambda store: store.list_checkpoints(Query(thread_id="before")),
     "thread": lambda store: store.thread("before", branches=True, ancestry=True),
-    "raw": lambda store: store.raw("after", kin=True),
+    "raw": lambda store: store.raw("after", family_threads=True),
     "first": lambda store: store.list_threads(1, 0),
 }
 

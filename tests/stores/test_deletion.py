@@ -137,9 +137,9 @@ class Player:
         )
         loaded = {stored.record.key[1:]: await self._store.read(*stored.record.key, writes=True) for stored in listed}
         return {
-            "lines": {name: (line.head, line.turned) for name, line in raw.lines.items()},
+            "lines": {name: (line.head, line.head_was_moved) for name, line in raw.lines.items()},
             "checkpoints": [(s.record.key[1:], s.record.step, s.pinned, s.hidden) for s in listed],
-            "spared": sorted(s.record.key[1:] for s in listed if s.seq in thread.spared),
+            "spared": sorted(s.record.key[1:] for s in listed if s.seq in thread.protected),
             "writes": sorted((key[1:], write.task_id, write.idx) for key, write in raw.writes),
             "visible writes": {
                 name: [(write.task_id, write.idx) for write in found.writes]

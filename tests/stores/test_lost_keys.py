@@ -249,5 +249,5 @@ def test_a_change_does_not_count_anew_what_is_damaged(keys: Keys) -> None:
     beside = Draft(make_record("n-3", "t", "ns", parents=["n-2"]), ())
     for _ in range(2):
         with pytest.raises(CheckpointCorrupted, match="1 of 2"):
-            go(keys.open().commit(follow("t", "c")._replace(beside=[beside])))
+            go(keys.open().commit(follow("t", "c")._replace(other_namespaces=[beside])))
     assert go(keys.open().read("t")).stored.record.step == 1

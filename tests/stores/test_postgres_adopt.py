@@ -140,7 +140,7 @@ def test_a_lower_generation_from_elsewhere_is_no_loss(stores: list[Store]) -> No
     store = stores[0]
     for _ in range(5):
         run(store.commit(follow("t", "c")))
-    line = RawLine("c-2", turned=True, generation=2, active=1)
+    line = RawLine("c-2", head_was_moved=True, generation=2, active=1)
     run(store.adopt(Part("t", threads=[RawThread("t", "", b"", {"": line})])))
     loaded = run(store.read("t"))
     assert loaded is not None

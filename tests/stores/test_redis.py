@@ -34,7 +34,7 @@ from everstep.errors import BaseGone, DurabilityWarning, StoreFull, StoreReadOnl
 from everstep.langgraph import HarnessCheckpointer
 from everstep.runtime.blocking import run_to_end as go
 from everstep.stores.protocol import (
-    Base,
+    BaseRef,
     Change,
     Deleted,
     Draft,
@@ -385,7 +385,7 @@ def test_a_name_can_be_used_again_after_its_family_ended(shelf: Shelf, first: st
         assert go(again.read(thread_id, "", "1", writes=True)).writes == []
         assert go(again.operations(thread_id, 10)) == []
         thread = go(again.thread(thread_id))
-        assert thread.spared == frozenset()
+        assert thread.protected == frozenset()
         assert (thread.origin, thread.hidden) == (None, {})
     assert {key.thread_id for key in go(again.find("2"))} == {"t", other}
 
@@ -557,7 +557,7 @@ def test_two_sweeps_at_once_leave_what_is_needed(shelf: Shelf) -> None:
     first = Sweep(stored.family)
     go(first._begin(driver))
     beside = make_object(b"beside", low)
-    base = Base(stored.record.key, stored.digest)
+    base = BaseRef(stored.record.key, stored.digest)
     go(store.commit(put(record("d", parents=(stored.record.key,), objects=(beside,)), beside, base=base)))
     go(store.delete("t", keys=[stored.record.key]))
     assert go(shelf.open().sweep(stored.family)).objects == 1
@@ -698,10 +698,10 @@ def check_family(shelf: Shelf, workers: Sequence[Worker], hint: str) -> None:
         head = go(store.read(name)).stored
         assert thread.heads[""][0] == head.record.key.checkpoint_id
         assert head.record.key in there
-        runs: dict[int, list[Stored]] = {}
+        segments: dict[int, list[Stored]] = {}
         for row in rows:
-            runs.setdefault(row.run, []).append(row)
-        for run in runs.values():  # inside a run each follows the one before, but for those that were deleted
+            segments.setdefault(row.run, []).append(row)
+        for run in segments.values():  # inside a run each follows the one before, but for those that were deleted
             for before, after in itertools.pairwise(run):
                 parent = after.record.parents[0]
                 assert parent == before.record.key or parent in deleted, hint

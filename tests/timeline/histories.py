@@ -172,7 +172,7 @@ def seen(store: Store, *, times: bool = True) -> dict[str, Any]:
                 thread.origin,
                 {ns: head if times else head[0] for ns, head in thread.heads.items()},
                 sorted(thread.branches),
-                sorted(thread.commons),
+                sorted(thread.shared_states),
             ),
             "visible": {ns: engine.list_time_travel_points(name, 1000, namespace=ns) for ns in set(NAMESPACES)},
             "checkpoints": [_seen_checkpoint(store, backend, s) for s in listed],

@@ -220,7 +220,7 @@ def test_covers_are_the_union_of_stretches(seed: int) -> None:
     covers = Covers(stretches)
     for namespace, run, seq in itertools.product(["", "n"], [1, 2, 7], range(45)):
         expected = any(
-            h.writes_of is None and h.namespace == namespace and h.run in (None, run) and h.after < seq <= h.to
+            h.writes_of is None and h.namespace == namespace and h.segment in (None, run) and h.after < seq <= h.to
             for h in stretches
         )
         assert covers.hide(namespace, seq, run) is expected
@@ -268,7 +268,7 @@ def test_what_was_deleted_is_collected_though_everything_was_swept() -> None:
 def _family(seed: int) -> tuple[dict[int, tuple[Place, ...]], list[Place]]:
     """Return runs that follow one another at random, and all their places."""
     rng = random.Random(seed)
-    runs: dict[int, tuple[Place, ...]] = {}
+    segments: dict[int, tuple[Place, ...]] = {}
     places: list[Place] = []
     last: dict[int, Place] = {}
     for seq in range(1, rng.randint(2, 40)):
@@ -277,37 +277,37 @@ def _family(seed: int) -> tuple[dict[int, tuple[Place, ...]], list[Place]]:
         else:
             run = seq
             follows = rng.sample(places, min(len(places), rng.choice([0, 1, 1, 2, 2, 3])))
-            runs[run] = tuple(follows)
+            segments[run] = tuple(follows)
         place = Place(Key(f"t{rng.randint(0, 2)}", "", f"{seq}"), run, seq)
         last[run] = place
         places.append(place)
-    return runs, places
+    return segments, places
 
 
-def _all_ancestors(place: Place, runs: dict[int, tuple[Place, ...]], places: Sequence[Place]) -> set[Place]:
+def _all_ancestors(place: Place, segments: dict[int, tuple[Place, ...]], places: Sequence[Place]) -> set[Place]:
     found: set[Place] = set()
     pending = [place]
     while pending:
         at = pending.pop()
-        own = [other for other in places if other.run == at.run and other.seq <= at.seq]
-        pending += [followed for followed in runs[at.run] if followed not in found] if at not in found else []
+        own = [other for other in places if other.segment == at.segment and other.seq <= at.seq]
+        pending += [followed for followed in segments[at.segment] if followed not in found] if at not in found else []
         found.update(own)
     return found
 
 
 @pytest.mark.parametrize("seed", range(300))
 async def test_common_ancestors_are_the_best_ones(seed: int) -> None:
-    runs, places = _family(seed)
+    segments, places = _family(seed)
     rng = random.Random(seed)
     ours = rng.sample(places, min(len(places), rng.choice([1, 1, 2])))
     theirs = rng.sample(places, min(len(places), rng.choice([1, 1, 2])))
-    ancestors = {place: _all_ancestors(place, runs, places) for place in places}
+    ancestors = {place: _all_ancestors(place, segments, places) for place in places}
     mine = set().union(*(ancestors[place] for place in ours))
     shared = mine & set().union(*(ancestors[place] for place in theirs))
     best = {place for place in shared if not any(place in ancestors[other] for other in shared - {place})}
 
     async def read(wanted: Any, older: int) -> Any:
-        return {run: runs[run] for run in wanted if runs[run]}
+        return {run: segments[run] for run in wanted if segments[run]}
 
     found = await Ancestry(read).common(ours, theirs)
     assert set(found) == best
@@ -319,10 +319,10 @@ async def test_common_ancestors_are_the_best_ones(seed: int) -> None:
 
 async def test_ways_through_other_threads_can_be_left_aside() -> None:
     first, other = Place(Key("t", "", "1"), 1, 1), Place(Key("b", "", "2"), 2, 2)
-    runs = {2: (first,), 3: (other,)}
+    segments = {2: (first,), 3: (other,)}
 
     async def read(wanted: Any, older: int) -> Any:
-        return {run: runs[run] for run in wanted if run in runs}
+        return {run: segments[run] for run in wanted if run in segments}
 
     last = Place(Key("t", "", "3"), 3, 3)
     assert await Ancestry(read).walk(checkpoint_tree.Ancestors([last]).hold(first))
@@ -343,7 +343,7 @@ async def test_the_base_of_a_merge_is_found_near_the_heads(new_branches: bool) -
 
         async def read(wanted: Any, older: int, found: Any = store, family: Any = ours.family, a: Any = asked) -> Any:
             a += wanted
-            return await found.runs(family, wanted)
+            return await found.segments(family, wanted)
 
         bases = await Ancestry(read).common([ours.place], [theirs.place])
         assert [base.key.thread_id for base in bases] == [branch]

@@ -214,7 +214,7 @@ class Model(RuleBasedStateMachine):
         self.redo_stacks: dict[str, list[Op]] = {}
         self.began: dict[str, Node] = {}  # by branch
         self.families: dict[str, object] = {}
-        self.commons: dict[frozenset[str], Node] = {}
+        self.shared_states: dict[frozenset[str], Node] = {}
         self.activity: list[str] = []  # most recent first; headless threads too
         self.count = self.turn = 0
         self._engines: dict[Any, Any] = {}
@@ -352,7 +352,7 @@ class Model(RuleBasedStateMachine):
         self.redo_stacks.pop(thread, None)
         self.began.pop(thread, None)
         self.families.pop(thread, None)
-        self.commons = {pair: node for pair, node in self.commons.items() if thread not in pair}
+        self.shared_states = {pair: node for pair, node in self.shared_states.items() if thread not in pair}
         self.activity = [name for name in self.activity if name != thread]
 
     def logged(self, thread: str, op: Op, hide: Iterable[Node] = ()) -> None:
@@ -375,7 +375,7 @@ class Model(RuleBasedStateMachine):
 
     # -- retention ------------------------------------------------------------------------------------------------
 
-    def is_spared(self, node: Node) -> bool:
+    def is_protected(self, node: Node) -> bool:
         # Silent: an undone branch lives as long as something of it is stored.
         return node.value.metadata.pinned or node in self.began.values()
 
@@ -383,8 +383,8 @@ class Model(RuleBasedStateMachine):
         """Return what a policy counts: the visible and the hidden, apart."""
         visible, head = self.visible(line), self.head(line)
         # A head that is the newest is one of the N; an older one stays on top.
-        shown = [n for n in visible if not self.is_spared(n) and (n is not head or n is visible[-1])]
-        return shown, [n for n in self.at(line) if self.is_hidden(n) and not self.is_spared(n)]
+        shown = [n for n in visible if not self.is_protected(n) and (n is not head or n is visible[-1])]
+        return shown, [n for n in self.at(line) if self.is_hidden(n) and not self.is_protected(n)]
 
     def must_go(self, nodes: list[Node], policy: str, param: int) -> set[Node]:
         """Return what a policy does not keep of these; not for milestones."""
@@ -750,7 +750,7 @@ class Model(RuleBasedStateMachine):
         self.names.append(thread)
         self.families[thread] = family
         self.began[thread] = source
-        self.commons[frozenset((thread, source.line[0]))] = source
+        self.shared_states[frozenset((thread, source.line[0]))] = source
         op = Op(0, "branch", thread, source.order, {line[1]: None}, set(), {line[1]: 0})
         self.logged(source.line[0], op)
 
@@ -801,7 +801,7 @@ class Model(RuleBasedStateMachine):
             # A base may be gone for good, but only by somebody's own deletion.
             gone = [base for base in ancestors(ours) & ancestors(theirs) if not base.stored and not base.pruned]
             assert gone
-            assert self.commons.get(frozenset((into, branch))) not in bases
+            assert self.shared_states.get(frozenset((into, branch))) not in bases
             return
         else:
             if expected is not None and resolve in ("none", "mapping"):
@@ -815,7 +815,7 @@ class Model(RuleBasedStateMachine):
         if ours in bases and certain:
             assert all(same(*both) for both in zip(parts(node.value), parts(theirs.value), strict=True))
         check_merge(node, ours, theirs, expected)
-        self.commons[frozenset((into, branch))] = theirs
+        self.shared_states[frozenset((into, branch))] = theirs
         self.logged(into, Op(0, "merge", into, newest, {ns: ours}, set(), {ns: now}))
         if engine >= 2:
             self.retained(self.engine(engine), node, *POLICIES[engine - 2])

@@ -10,7 +10,7 @@ import pytest
 
 import everstep
 from everstep.config import CheckpointGC
-from everstep.repository.repository import Memory
+from everstep.repository.repository import ObjectCache
 from everstep.retention import keeper
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.memory import MemoryStore
@@ -450,7 +450,7 @@ def test_a_collection_takes_in_every_thread_however_many_there_are() -> None:
 
 
 def test_what_is_remembered_of_objects_is_bounded() -> None:
-    memory, body = Memory(bytes_max=20_000), bytes(880)
+    memory, body = ObjectCache(bytes_max=20_000), bytes(880)
     for n in range(100):
         memory.add({n.to_bytes(32): (b"", body)})
         memory.add({n.to_bytes(32): (b"", body)})  # what is there already does not count twice

@@ -17,7 +17,7 @@ from everstep.repository import turns
 from everstep.runtime.blocking import run_to_end
 from everstep.stores import sweeping
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Base, Key, Store, Stored
+from everstep.stores.protocol import BaseRef, Key, Store, Stored
 from everstep.testing import follow
 from everstep.transfer import copying
 from tests.langgraph.test_tasks import Script, log
@@ -27,7 +27,7 @@ from tests.langgraph.tools import at, checkpoint
 class Moving:
     """A fence that is never where it was."""
 
-    base = Base(Key("t", "", "nowhere"), bytes(16))
+    base = BaseRef(Key("t", "", "nowhere"), bytes(16))
 
     def __init__(self) -> None:
         self.looks = 0

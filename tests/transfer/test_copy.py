@@ -541,7 +541,7 @@ class TestWhileTheSourceIsWritten:
 
         class Written(Recording):
             async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
-                found = await source.store.raw(thread_id, kin=kin)
+                found = await source.store.raw(thread_id, family_threads=kin)
                 engine.append("t", [], {"n": 1})
                 return found
 
@@ -666,8 +666,8 @@ class TestVerification:
         "the order": lambda part: part._replace(
             checkpoints=[s._replace(seq=s.seq + 500 * (n == 0)) for n, s in enumerate(part.checkpoints)]
         ),
-        "a run": lambda part: part._replace(checkpoints=[s._replace(run=s.seq) for s in part.checkpoints]),
-        "ancestry": lambda part: part._replace(runs=dict.fromkeys(part.runs, ())),
+        "a run": lambda part: part._replace(checkpoints=[s._replace(segment=s.seq) for s in part.checkpoints]),
+        "ancestry": lambda part: part._replace(segments=dict.fromkeys(part.segments, ())),
         "a pin": lambda part: part._replace(threads=[raw._replace(pinned=frozenset()) for raw in part.threads]),
         "a head": lambda part: part._replace(
             threads=[
@@ -677,7 +677,11 @@ class TestVerification:
         ),
         "what is turned": lambda part: part._replace(
             threads=[
-                raw._replace(lines={name: line._replace(turned=not line.turned) for name, line in raw.lines.items()})
+                raw._replace(
+                    lines={
+                        name: line._replace(head_was_moved=not line.head_was_moved) for name, line in raw.lines.items()
+                    }
+                )
                 for raw in part.threads
             ]
         ),
@@ -690,7 +694,7 @@ class TestVerification:
         "what is hidden": lambda part: part._replace(threads=[raw._replace(hidden=()) for raw in part.threads]),
         "writes": lambda part: part._replace(threads=[raw._replace(writes=()) for raw in part.threads]),
         "common states": lambda part: part._replace(
-            threads=[raw._replace(commons=dict.fromkeys(raw.commons, ())) for raw in part.threads]
+            threads=[raw._replace(shared_states=dict.fromkeys(raw.shared_states, ())) for raw in part.threads]
         ),
         "a beginning": lambda part: part._replace(threads=[raw._replace(began=0) for raw in part.threads]),
         "an origin": lambda part: part._replace(threads=[raw._replace(origin=None) for raw in part.threads]),

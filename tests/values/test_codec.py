@@ -264,11 +264,11 @@ def test_register_refuses_what_makes_no_sense() -> None:
 
 
 def test_nothing_of_an_object_is_lost_silently() -> None:
-    class Base:
+    class BaseRef:
         __slots__ = ("hidden",)
 
     @dataclasses.dataclass
-    class Child(Base):
+    class Child(BaseRef):
         x: int
 
     everstep.register(Child, name="slotted child")

@@ -1,4 +1,4 @@
-"""Walks through the ancestry of a family, driven over a store: each asks for the runs it comes to."""
+"""Walks through the ancestry of a family, driven over a store: each asks for the segments it comes to."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TypeVar
 
 from everstep.history import checkpoint_tree
-from everstep.history.checkpoint_tree import Runs, Walk
+from everstep.history.checkpoint_tree import Segments, Walk
 from everstep.stores.protocol import Place, Store
 
 T = TypeVar("T")
 
-_OLDER_MIN, _OLDER_MAX = 8, 4096  # runs that are read in advance
+_OLDER_MIN, _OLDER_MAX = 8, 4096  # segments that are read in advance
 
 
 class Ancestry:
-    """What runs of one family follow, read as it is needed and remembered."""
+    """What segments of one family follow, read as it is needed and remembered."""
 
-    def __init__(self, read: Callable[[Collection[int], int], Awaitable[Runs]]) -> None:
-        """`read` gives what these runs follow, and so many that began just before."""
+    def __init__(self, read: Callable[[Collection[int], int], Awaitable[Segments]]) -> None:
+        """`read` gives what these segments follow, and so many that began just before."""
         self._read = read
         self._known: dict[int, tuple[Place, ...]] = {}
         self._older = _OLDER_MIN
@@ -38,18 +38,18 @@ class Ancestry:
         """Return the best common ancestors of some places and some others, newest first."""
         return await self.walk(checkpoint_tree.common_ancestors(ours, theirs))
 
-    async def _learn(self, runs: Collection[int]) -> None:
-        missing = [run for run in runs if run not in self._known]
+    async def _learn(self, segments: Collection[int]) -> None:
+        missing = [segment for segment in segments if segment not in self._known]
         if not missing:
             return
         found = await self._read(missing, self._older)
         self._older = min(self._older * 2, _OLDER_MAX)  # whoever walks far is likely to go on
-        for run, follows in found.items():
-            self._known[run] = tuple(follows)
-        for run in missing:
-            self._known.setdefault(run, ())
+        for segment, follows in found.items():
+            self._known[segment] = tuple(follows)
+        for segment in missing:
+            self._known.setdefault(segment, ())
 
 
 def ancestry_of(store: Store, family: str) -> Ancestry:
     """Return the ancestry of a family."""
-    return Ancestry(lambda runs, older: store.runs(family, runs, older=older))
+    return Ancestry(lambda segments, older: store.segments(family, segments, older=older))

@@ -20,39 +20,39 @@ T = TypeVar("T")
 def later(target: Stored, newest: int, started: Sequence[int], thread_id: str) -> Walk[list[Hidden]]:
     """Return the stretches of what follows `target` in its namespace and is not hidden as a whole.
 
-    One stretch over all runs if nothing else that is visible arrived later, as usual; else one for each run. `started`
-    are the visible runs of the namespace that began after it.
+    One stretch over all segments if nothing else that is visible arrived later, as usual; else one for each segment.
+    `started` are the visible segments of the namespace that began after it.
     """
     namespace = target.record.key.namespace
     following = []
-    for run in started:
-        known = yield [run]
-        is_following = yield from Ancestors(known.get(run, ()), thread_id).hold(target.place)
+    for segment in started:
+        known = yield [segment]
+        is_following = yield from Ancestors(known.get(segment, ()), thread_id).hold(target.place)
         if is_following:
-            following.append(run)
+            following.append(segment)
     if len(following) == len(started):
         return [Hidden(namespace, target.seq, newest)]
-    own = Hidden(namespace, target.seq, newest, target.run)
-    return [own, *(Hidden(namespace, run - 1, newest, run) for run in following)]
+    own = Hidden(namespace, target.seq, newest, target.segment)
+    return [own, *(Hidden(namespace, segment - 1, newest, segment) for segment in following)]
 
 
 def all_later(thread: Thread, target: Stored) -> list[Hidden]:
-    """Return the stretches of all that follows `target`, hidden or not, run by run."""
+    """Return the stretches of all that follows `target`, hidden or not, segment by segment."""
     namespace = target.record.key.namespace
     newest = thread.newest[target.record.key.namespace]
-    runs = [Hidden(namespace, run - 1, newest, run) for run in sorted(_following(thread, target))]
-    return [Hidden(namespace, target.seq, newest, target.run), *runs]
+    segments = [Hidden(namespace, segment - 1, newest, segment) for segment in sorted(_following(thread, target))]
+    return [Hidden(namespace, target.seq, newest, target.segment), *segments]
 
 
 def _following(thread: Thread, target: Stored) -> set[int]:
-    """Return the runs of the thread that came from `target` or from what followed it."""
+    """Return the segments of the thread that came from `target` or from what followed it."""
     found: set[int] = set()
-    for run in sorted(thread.runs):  # a run comes after what it follows
-        for place in thread.runs[run]:
+    for segment in sorted(thread.segments):  # a segment comes after what it follows
+        for place in thread.segments[segment]:
             if place.key.thread_id == thread.thread_id and (
-                place.run in found or (place.run == target.run and place.seq >= target.seq)
+                place.segment in found or (place.segment == target.segment and place.seq >= target.seq)
             ):
-                found.add(run)
+                found.add(segment)
     return found
 
 
@@ -77,7 +77,7 @@ def is_hidden(stored: Stored, stretches: Iterable[Hidden]) -> bool:
     return any(
         h.writes_of is None
         and h.namespace == stored.record.key.namespace
-        and h.run in (None, stored.run)
+        and h.segment in (None, stored.segment)
         and h.after < stored.seq <= h.to
         for h in stretches
     )
@@ -101,14 +101,14 @@ def is_unmoved(stored: Stored, bases: Sequence[Place]) -> bool:
 
 # -- ancestors ---------------------------------------------------------------------------------------------------------
 
-Runs = Mapping[int, Sequence[Place]]
-"""What each run of a family follows."""
+Segments = Mapping[int, Sequence[Place]]
+"""What each segment of a family follows."""
 
-Walk = Generator[Collection[int], Runs, T]
-"""A walk through ancestry. It yields the runs it must know about, and is sent what at least these follow.
+Walk = Generator[Collection[int], Segments, T]
+"""A walk through ancestry. It yields the segments it must know about, and is sent what at least these follow.
 
-Everything that a run follows has a smaller seq than the run. So walks go down by seq, and stop as soon as what is left
-cannot change the answer: they look at what lies between, not at the whole family.
+Everything that a segment follows has a smaller seq than the segment. So walks go down by seq, and stop as soon as what
+is left cannot change the answer: they look at what lies between, not at the whole family.
 """
 
 _OURS = 1
@@ -126,7 +126,7 @@ class _Frontier:
         self._open = {_OURS: 0, _THEIRS: 0}
 
     def add(self, place: Place, marks: int) -> None:
-        where = -place.seq, place.run
+        where = -place.seq, place.segment
         before = self._places.get(where)
         if before is None:
             heapq.heappush(self._order, where)
@@ -150,8 +150,8 @@ class _Frontier:
         return -self._order[0][0]
 
     @property
-    def runs(self) -> set[int]:
-        return {run for _, run in self._order}
+    def segments(self) -> set[int]:
+        return {segment for _, segment in self._order}
 
     def _count(self, marks: int, change: int) -> None:
         for side in (_OURS, _THEIRS):
@@ -160,26 +160,26 @@ class _Frontier:
 
 
 class _Reached:
-    """The runs that a search has come to, with the marks of who came there."""
+    """The segments that a search has come to, with the marks of who came there."""
 
     def __init__(self) -> None:
         self._marks: dict[int, int] = {}
         self._alone: dict[int, list[int]] = {_OURS: [], _THEIRS: []}
 
-    def marks(self, run: int) -> int:
-        return self._marks.get(run, 0)
+    def marks(self, segment: int) -> int:
+        return self._marks.get(segment, 0)
 
-    def set(self, run: int, marks: int) -> None:
-        self._marks[run] = marks
+    def set(self, segment: int, marks: int) -> None:
+        self._marks[segment] = marks
         if marks in self._alone:
-            heapq.heappush(self._alone[marks], run)
+            heapq.heappush(self._alone[marks], segment)
 
     def has_alone(self, side: int, newest: int) -> bool:
-        """Whether a run that only this side came to begins before `newest`, so that the other may come there too."""
-        runs = self._alone[side]
-        while runs and self._marks[runs[0]] != side:
-            heapq.heappop(runs)
-        return bool(runs) and runs[0] <= newest
+        """Whether a segment that only this side came to begins before `newest`, so that the other may come there."""
+        segments = self._alone[side]
+        while segments and self._marks[segments[0]] != side:
+            heapq.heappop(segments)
+        return bool(segments) and segments[0] <= newest
 
 
 def common_ancestors(ours: Iterable[Place], theirs: Iterable[Place]) -> Walk[list[Place]]:
@@ -192,26 +192,26 @@ def common_ancestors(ours: Iterable[Place], theirs: Iterable[Place]) -> Walk[lis
     best: list[Place] = []
     while _can_meet(frontier, reached):
         place, marks = frontier.take()
-        before = reached.marks(place.run)
+        before = reached.marks(place.segment)
         marks |= before
         if marks & _SIDES == _SIDES and not marks & _COVERED:
             best.append(place)
             marks |= _COVERED  # as is all that it follows
         if marks == before:
             continue
-        reached.set(place.run, marks)
+        reached.set(place.segment, marks)
         spread = marks & ~before
         if marks & _COVERED:
             spread = 0 if before & _COVERED else _COVERED
         if spread:
-            known = yield {place.run, *frontier.runs}
-            for followed in known.get(place.run, ()):
+            known = yield {place.segment, *frontier.segments}
+            for followed in known.get(place.segment, ()):
                 frontier.add(followed, spread)
     return best
 
 
 def _can_meet(frontier: _Frontier, reached: _Reached) -> bool:
-    """Whether the two sides may still come to the same run."""
+    """Whether the two sides may still come to the same segment."""
     for side, other in ((_OURS, _THEIRS), (_THEIRS, _OURS)):
         if frontier.has(side) and (frontier.has(other) or reached.has_alone(other, frontier.newest)):
             return True
@@ -237,23 +237,25 @@ class Ancestors:
         """Return whether `place` is among them."""
         while self._pending and self._pending[0][1].seq >= place.seq:
             _, found = heapq.heappop(self._pending)
-            if self._reached.get(found.run, 0) >= found.seq:
+            if self._reached.get(found.segment, 0) >= found.seq:
                 continue
-            is_new = found.run not in self._reached
-            self._reached[found.run] = found.seq
+            is_new = found.segment not in self._reached
+            self._reached[found.segment] = found.seq
             if is_new:
-                known = yield {found.run, *(other.run for _, other in self._pending)}
-                for followed in known.get(found.run, ()):
+                known = yield {found.segment, *(other.segment for _, other in self._pending)}
+                for followed in known.get(found.segment, ()):
                     self._add(followed)
-        return self._reached.get(place.run, 0) >= place.seq
+        return self._reached.get(place.segment, 0) >= place.seq
 
 
 # -- the tree ----------------------------------------------------------------------------------------------------------
 
 
-def tree(thread_id: str, listed: Sequence[Stored], heads: Collection[Key], runs: Runs, total: int) -> CheckpointTree:
+def tree(
+    thread_id: str, listed: Sequence[Stored], heads: Collection[Key], segments: Segments, total: int
+) -> CheckpointTree:
     """Return checkpoints (newest first) as nodes and edges. An edge over removed checkpoints says `gap`."""
-    links = _Links(listed, runs)
+    links = _Links(listed, segments)
     return {
         "thread_id": thread_id,
         "total_checkpoints": total,
@@ -262,16 +264,16 @@ def tree(thread_id: str, listed: Sequence[Stored], heads: Collection[Key], runs:
     }
 
 
-def tree_runs(listed: Sequence[Stored]) -> Walk[Runs]:
-    """Return the runs that tell how listed checkpoints hang together: what is older than all of them says nothing."""
+def tree_segments(listed: Sequence[Stored]) -> Walk[Segments]:
+    """Return the segments that tell how listed checkpoints hang together. What is older than all says nothing."""
     oldest = min([stored.seq for stored in listed], default=0)
-    pending = {stored.run for stored in listed}
+    pending = {stored.segment for stored in listed}
     found: dict[int, Sequence[Place]] = {}
     while pending:
         known = yield pending
-        found.update((run, known.get(run, ())) for run in pending)
-        followed = {place for run in pending for place in found[run]}
-        pending = {place.run for place in followed if place.seq >= oldest} - found.keys()
+        found.update((segment, known.get(segment, ())) for segment in pending)
+        followed = {place for segment in pending for place in found[segment]}
+        pending = {place.segment for place in followed if place.seq >= oldest} - found.keys()
     return found
 
 
@@ -305,15 +307,15 @@ def branch_name(tags: Sequence[str]) -> str | None:
 class _Links:
     """Finds the nearest listed ancestors of listed checkpoints."""
 
-    def __init__(self, listed: Sequence[Stored], runs: Runs) -> None:
-        self._ancestry = runs
+    def __init__(self, listed: Sequence[Stored], segments: Segments) -> None:
+        self._ancestry = segments
         self._keys = {stored.record.key for stored in listed}
         self._runs: dict[int, list[tuple[int, Key]]] = {}
         self._before: dict[Key, Key | None] = {}
         for stored in reversed(listed):
-            run = self._runs.setdefault(stored.run, [])
-            self._before[stored.record.key] = run[-1][1] if run else None
-            run.append((stored.seq, stored.record.key))
+            segment = self._runs.setdefault(stored.segment, [])
+            self._before[stored.record.key] = segment[-1][1] if segment else None
+            segment.append((stored.seq, stored.record.key))
 
     def edges(self, stored: Stored) -> list[TreeEdge]:
         child = stored.record.key
@@ -322,7 +324,7 @@ class _Links:
         if before is not None:
             found = [before]
         else:
-            follows = self._ancestry.get(stored.run, ())
+            follows = self._ancestry.get(stored.segment, ())
             found = [key for place in follows if (key := self._nearest(place)) is not None]
         return [
             {
@@ -336,15 +338,15 @@ class _Links:
         ]
 
     def _nearest(self, place: Place) -> Key | None:
-        """Return the newest listed checkpoint at or before `place`, in its run or in what that follows."""
+        """Return the newest listed checkpoint at or before `place`, in its segment or in what that follows."""
         pending = [place]
         seen = set[int]()
         while pending:
             place = pending.pop()
-            for seq, key in reversed(self._runs.get(place.run, ())):
+            for seq, key in reversed(self._runs.get(place.segment, ())):
                 if seq <= place.seq:
                     return key
-            if place.run not in seen:
-                seen.add(place.run)
-                pending.extend(reversed(self._ancestry.get(place.run, ())))
+            if place.segment not in seen:
+                seen.add(place.segment)
+                pending.extend(reversed(self._ancestry.get(place.segment, ())))
         return None

@@ -31,7 +31,7 @@ class MergeBase(NamedTuple):
     """Those of its objects that are not stored."""
 
 
-class Bases(Generic[P]):
+class MergeBaseFinder(Generic[P]):
     """Makes the base from common ancestors, which are named by a P."""
 
     def __init__(

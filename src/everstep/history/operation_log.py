@@ -167,7 +167,7 @@ def renumbered_stretch(
     return stretch._replace(
         after=number(stretch.after),
         to=number(stretch.to),
-        run=checkpoint(stretch.run) if stretch.run is not None else None,
+        segment=checkpoint(stretch.segment) if stretch.segment is not None else None,
         operation=operation(stretch.operation),
     )
 

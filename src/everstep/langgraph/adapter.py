@@ -23,7 +23,7 @@ from everstep.langgraph.merging import KINDS, merged, named
 from everstep.reports import Difference
 from everstep.repository.repository import Repository, squeezed_objects
 from everstep.stores.protocol import (
-    Base,
+    BaseRef,
     Draft,
     Hidden,
     Key,
@@ -136,7 +136,7 @@ class _LangGraph:
         """Return it under its own id. Its values are shared."""
         record = source.record
         copy = record._replace(key=record.key._replace(thread_id=thread_id), parents=(record.key,), tags=(), summary="")
-        return Draft(copy, (), (Base(record.key, source.digest),))
+        return Draft(copy, (), (BaseRef(record.key, source.digest),))
 
     def subgraph(self, graph: Any, namespace: str) -> Any:
         found = graph.get_subgraphs(recurse=True) if hasattr(graph, "get_subgraphs") else ()

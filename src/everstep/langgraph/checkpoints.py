@@ -31,7 +31,7 @@ from everstep.repository.repository import Encoded, Repository, encoded, reclaim
 from everstep.repository.turns import BEATEN_MAX
 from everstep.runtime import calls, checks
 from everstep.runtime.calls import Figures, public_call
-from everstep.stores.protocol import Base, Change, Draft, Key, Loaded, Object, Query, Record, Store, Stored, Write
+from everstep.stores.protocol import BaseRef, Change, Draft, Key, Loaded, Object, Query, Record, Store, Stored, Write
 from everstep.types import TASK_NAMESPACE, utc_now
 from everstep.values import costs, tree
 
@@ -94,7 +94,7 @@ class Delta(NamedTuple):
 class _Copied(NamedTuple):
     """A checkpoint that was copied to another thread, and the objects that it has there."""
 
-    base: Base
+    base: BaseRef
     objects: set[bytes]
 
 
@@ -114,7 +114,7 @@ class Fence(Protocol):
     """A checkpoint that must be stored for anything to be put: whoever takes it away stops the writer behind it."""
 
     @property
-    def base(self) -> Base:
+    def base(self) -> BaseRef:
         """Where the fence stands now."""
 
     async def find(self, store: Store) -> None:
@@ -204,10 +204,10 @@ class Threads:
             record = _record(key, parent, created_at, metadata, values)
             stored = await self._refenced(lambda: self._commit(record, values, head, fresh))
         self._repository.memory.add(values.objects)
-        its_line.base = Base(key, stored.digest)
-        self._lines.add(its_line, parent if stored.run != stored.seq else None)
+        its_line.base = BaseRef(key, stored.digest)
+        self._lines.add(its_line, parent if stored.segment != stored.seq else None)
         if self._keeper is not None:
-            if stored.run == stored.seq:
+            if stored.segment == stored.seq:
                 self._keeper.forget(key.thread_id)  # the head was moved, maybe by somebody else: plan anew
             await self._keeper.upkeep(self._store, stored)
         return stored
@@ -306,7 +306,7 @@ class Threads:
         known = versions
         if None in versions.values():
             known = {name: version for name, version in versions.items() if version is not None}
-        base = Base(key, b"")
+        base = BaseRef(key, b"")
         its_line = Line(base, written, rest, state, size, small, known, packed_envelope, channels.rules)
         its_line.fresh = frozenset(values.objects)
         if size >= tree.REPEATS_FREE:
@@ -434,7 +434,7 @@ class Threads:
         await self._send_writes(key, writes, squeezed_objects(objects, thorough=True))
 
     async def _send_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
     ) -> None:
         await self._store.put_writes(key, writes, objects, base)
         size = sum([len(write.children) + len(write.body) for write in writes])
@@ -784,7 +784,7 @@ class Threads:
             name: channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
             for name, node in opened.rest.items()
         }
-        base = Base(stored.record.key, stored.digest)
+        base = BaseRef(stored.record.key, stored.digest)
         size = sum(stored.record.sizes)
         state = channels.thawed_mapping(opened.state, objects)
         small = channels.small(found)
@@ -902,7 +902,7 @@ class Threads:
             stored = await self._commit_copy(record, objects, None)
         if loaded.writes:
             await self._send_writes(record.key, loaded.writes, squeezed_objects(written, thorough=True))
-        return _Copied(Base(record.key, stored.digest), set(objects))
+        return _Copied(BaseRef(record.key, stored.digest), set(objects))
 
     async def _commit_copy(self, record: Record, objects: Mapping[bytes, tree.Content], last: _Copied | None) -> Stored:
         known = last.objects if last is not None else ()

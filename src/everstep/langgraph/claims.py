@@ -24,7 +24,7 @@ from everstep.repository.repository import Repository
 from everstep.repository.step import new_record
 from everstep.repository.turns import BEATEN_MAX, overtaken
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.protocol import Base, Key, Query, Record, Store, Stored
+from everstep.stores.protocol import BaseRef, Key, Query, Record, Store, Stored
 from everstep.types import TASK_NAMESPACE, utc_now
 
 logger = logging.getLogger("everstep")
@@ -203,11 +203,11 @@ class Claim:
     # -- as a fence
 
     @property
-    def base(self) -> Base:
+    def base(self) -> BaseRef:
         """Where the claim stands now."""
         if self._lost or os.getpid() != self._pid:
             raise TaskLost(self.task_id)
-        return Base(self._stored.record.key, self._stored.digest)
+        return BaseRef(self._stored.record.key, self._stored.digest)
 
     async def find(self, store: Store) -> None:
         """Look where it stands now; TaskLost if it is not this run's any more."""

@@ -21,15 +21,15 @@ _was_enabled = False
 class Quiet:
     """While inside, the collector does not start by itself. Several threads may be inside at once."""
 
-    rest_order = 4
+    fork_order = 4
 
     def __init__(self) -> None:
         forks.register(self)
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         _lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:
+    def after_fork(self, *, in_child: bool) -> None:
         global _inside
         if in_child and _inside > 0:  # those who were inside are not in the child
             _inside = 0

@@ -33,7 +33,7 @@ from everstep.langgraph.last_written import Lines
 from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.langgraph.stock_savers import Attached, Entry, Row, Source, open_source
 from everstep.opening.addresses import is_address, is_in_memory
-from everstep.repository.repository import Memory, Repository
+from everstep.repository.repository import ObjectCache, Repository
 from everstep.runtime import checks
 from everstep.runtime.blocking import SyncFace, run_to_end
 from everstep.runtime.calls import Figures, public_call
@@ -305,7 +305,7 @@ class _Mover:
         self.figures: Figures = repository.figures
         self.limit_seconds: float | None = None
         # Not the memory of the saver: what is compared in the end shall come from the store.
-        self._staged_memory = Memory(_STAGED_BYTES)
+        self._staged_memory = ObjectCache(_STAGED_BYTES)
         self._staged_lines = Lines()
         self._codec = saver._channels.kinds.codec
         self._same = SameItems(self._codec)

@@ -11,7 +11,7 @@ from typing import Any
 from everstep.langgraph.channels import NONE_SMALL, Small, Written
 from everstep.repository.recent import Recent
 from everstep.runtime import forks
-from everstep.stores.protocol import Base, Key
+from everstep.stores.protocol import BaseRef, Key
 from everstep.values import tree
 
 _LINES_BYTES_MAX = 64 << 20
@@ -29,7 +29,7 @@ class Line:
 
     def __init__(
         self,
-        base: Base,
+        base: BaseRef,
         channels: Mapping[str, Written],
         rest: Mapping[str, Written],
         state: tree.Node,
@@ -61,7 +61,7 @@ class Line:
 class Lines:
     """The lines that both faces remember. Bounded."""
 
-    rest_order = 2
+    fork_order = 2
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,10 +71,10 @@ class Lines:
         self._size = 0
         forks.register(self)
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._lock.release()
 
     def get(self, key: Key) -> Line | None:

@@ -37,7 +37,7 @@ from everstep.langgraph.messages import Messages, base_class
 from everstep.reports import Conflict
 from everstep.repository.repository import Repository, squeezed_objects
 from everstep.runtime.deadlines import held_by_caller
-from everstep.stores.protocol import Base, Draft, Key, Place, Query, Record, Root, Store, Stored, Write
+from everstep.stores.protocol import BaseRef, Draft, Key, Place, Query, Record, Root, Store, Stored, Write
 from everstep.types import MISSING, utc_now
 from everstep.values import codec, tree
 
@@ -74,7 +74,7 @@ async def merged(
     ours, theirs = sides
     if graph is not None:
         _gathering(graph)
-    rest_on = [Base(stored.record.key, stored.digest) for stored in sides]
+    rest_on = [BaseRef(stored.record.key, stored.digest) for stored in sides]
     if is_unmoved(ours, bases):  # all is as in theirs
         counters = theirs.record.metadata.get(_COUNTERS)
         return Draft(_record(sides, theirs.record.root, counters), (), rest_on)

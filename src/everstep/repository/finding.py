@@ -119,13 +119,13 @@ def _micros(moment: datetime) -> int:
 
 async def sizes_of_thread(store: Store, thread_id: str) -> Sizes:
     """Return what a thread takes; all zero if it is not there."""
-    raw = await store.raw(thread_id, kin=True)
+    raw = await store.raw(thread_id, family_threads=True)
     if raw is None:
         return Sizes()
     own = _Measure(store, raw.family)
     await own.add(thread_id)
     others = _Measure(store, raw.family)
-    for name in raw.kin:
+    for name in raw.family_threads:
         if name != thread_id:
             await others.add(name)
     shared = sum(size for key, size in own.objects.items() if key in others.objects)
@@ -165,7 +165,7 @@ class _Measure:
         raw = await self._store.raw(thread_id)
         if raw is None:
             return
-        roots = [common.root.children for commons in raw.commons.values() for common in commons]
+        roots = [common.root.children for shared_states in raw.shared_states.values() for common in shared_states]
         roots += [write.children for _, write in raw.writes]
         written = sum([len(write.children) + len(write.body) for _, write in raw.writes])
         listed = await self._store.list_checkpoints(Query(thread_id=thread_id, namespace=None, hidden="also"))

@@ -96,7 +96,7 @@ class Save:
 class Ledger:
     """The saves of one live thread."""
 
-    rest_order = 0
+    fork_order = 0
 
     def __init__(self, thread_id: str) -> None:
         self.thread_id = thread_id
@@ -111,10 +111,10 @@ class Ledger:
         """What was loaded, or saved last."""
         forks.register(self)
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._lock.release()
 
     @property

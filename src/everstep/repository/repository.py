@@ -32,9 +32,8 @@ from everstep.runtime.calls import Figures
 from everstep.stores.protocol import (
     ANY,
     AnyHead,
-    Base,
+    BaseRef,
     Change,
-    Common,
     Deleted,
     Draft,
     Key,
@@ -42,6 +41,7 @@ from everstep.stores.protocol import (
     Object,
     Query,
     Record,
+    SharedState,
     Store,
     Stored,
 )
@@ -81,7 +81,7 @@ class Encoded(NamedTuple):
     """The same objects as a store takes them."""
     nodes: Sequence[tree.Node]
     added_bytes: int
-    base: Base | None
+    base: BaseRef | None
     repeats: int | None = None
     """For the record; see there."""
     messages: Chunked | None = None
@@ -135,10 +135,10 @@ class _Added:
         return writer.extended_by(node, self._parts), writer
 
 
-class Memory:
+class ObjectCache:
     """What both faces of a repository remember: heads by thread and namespace, objects by hash. Bounded."""
 
-    rest_order = 2
+    fork_order = 2
 
     def __init__(self, bytes_max: int | None = None) -> None:
         self._lock = threading.Lock()
@@ -160,10 +160,10 @@ class Memory:
         record = head.record
         return _Head(head, tree.nodes(record.children, record.body, record.sizes), None)
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._lock.release()
 
     def remember(self, stored: Stored, nodes: Sequence[tree.Node] = (), messages: Chunked | None = None) -> None:
@@ -219,9 +219,9 @@ def _held_bytes(contents: Iterable[tree.Content]) -> int:
 class Repository:
     """Saves and loads checkpoints over one face of a store."""
 
-    def __init__(self, store: Store, memory: Memory | None = None, figures: Figures | None = None) -> None:
+    def __init__(self, store: Store, memory: ObjectCache | None = None, figures: Figures | None = None) -> None:
         self.store = store
-        self.memory = memory or Memory()
+        self.memory = memory or ObjectCache()
         self.figures = figures or Figures(getattr(store, "address", None) or type(store).__name__)
         """What is done on the store, counted."""
 
@@ -240,7 +240,7 @@ class Repository:
         split: bool = True,
         size_bytes_max: int | None = None,
         prune: Sequence[int] = (),
-        commons: Mapping[str, Common] = MappingProxyType({}),
+        shared_states: Mapping[str, SharedState] = MappingProxyType({}),
         make_new_id: Callable[[], None] | None = None,
     ) -> Stored:
         """Save messages, state and tool results; `record` makes the record for the head it will follow.
@@ -256,7 +256,7 @@ class Repository:
             encoded = await repository._encoded(packed, await find(thread_id, namespace), size_bytes_max)
             try:
                 stored = await repository._commit(
-                    thread_id, namespace, expect, encoded, record, prune, make_new_id, commons
+                    thread_id, namespace, expect, encoded, record, prune, make_new_id, shared_states
                 )
             except BaseGone:
                 raise Beaten from None
@@ -450,7 +450,7 @@ class Repository:
         record: Callable[[Stored | None], Record],
         prune: Sequence[int],
         make_new_id: Callable[[], None] | None,
-        commons: Mapping[str, Common] = MappingProxyType({}),
+        shared_states: Mapping[str, SharedState] = MappingProxyType({}),
     ) -> Stored:
         def build(head: Stored | None) -> Draft:
             _check_own(head)
@@ -463,7 +463,7 @@ class Repository:
             build=build,
             prune=prune,
             fresh=make_new_id is not None,
-            commons=commons,
+            shared_states=shared_states,
         )
         stored = await under_new_name(lambda: self.store.commit(change), make_new_id)
         if stored is None:
@@ -496,7 +496,7 @@ class Repository:
     async def _encoded(self, packed: _Packed, head: Stored | None, size_bytes_max: int | None) -> Encoded:
         """Return packed values ready to be committed, less what the head has: that does not count as added."""
         writer = tree.Writer()
-        base = Base(head.record.key, head.digest) if head is not None else None
+        base = BaseRef(head.record.key, head.digest) if head is not None else None
         if packed.whole is not None:
             nodes = [writer.whole(packed.whole)]
             writer.leave_out(await self._known(head))
@@ -645,7 +645,7 @@ class Repository:
             nodes[0], writer = added.written_onto(nodes[0], known)
             for place, value in changed.items():
                 nodes[place] = writer.value(value, _FIELDS[place], old=pieces.get(place))
-        grown = encoded(nodes, writer, Base(record.key, head.digest), size_bytes_max)
+        grown = encoded(nodes, writer, BaseRef(record.key, head.digest), size_bytes_max)
         if last.messages is not None:
             grown = grown._replace(messages=extended(last.messages, added.packed))
         return await self._bounded(grown, head, record.repeats, (writer, added.writer))
@@ -794,7 +794,7 @@ def to_metadata(stored: Stored) -> CheckpointMetadata:
 def encoded(
     nodes: Sequence[tree.Node],
     writer: tree.Writer,
-    base: Base | None,
+    base: BaseRef | None,
     size_bytes_max: int | None = None,
     *,
     thorough: bool = False,

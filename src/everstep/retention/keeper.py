@@ -138,7 +138,7 @@ class _Gone(NamedTuple):
 class Keeper:
     """Applies one policy. Shared by both faces of an engine, which hand in their store."""
 
-    rest_order = 2
+    fork_order = 2
 
     def __init__(self, config: SnapshotConfig, is_call: Callable[[str], bool] | None = None) -> None:
         """`is_call` says whether a namespace belongs to one call: it goes with the thread's own checkpoints of then."""
@@ -151,10 +151,10 @@ class Keeper:
         self._lock = threading.Lock()
         forks.register(self)
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._lock.release()
 
     # -- with every snapshot
@@ -313,7 +313,7 @@ class Keeper:
         ended = [name for name, (head, _) in thread.heads.items() if self._is_call(name) and head < oldest]
         keys: list[Key] = []
         for name in ended[:_DUE_MAX]:
-            query = Query(thread_id=thread.thread_id, namespace=name, spared=False, hidden="also")
+            query = Query(thread_id=thread.thread_id, namespace=name, protected=False, hidden="also")
             keys += [stored.record.key for stored in await store.list_checkpoints(query)]
             with self._lock:
                 self._plans.drop((thread.thread_id, name))
@@ -433,7 +433,7 @@ class Keeper:
         """Return what the policy lets go of a thread."""
         over: Collection[str] = ()
         if scope is not None:
-            idle = await self._idle(store, thread) if scope.whole_threads and not thread.spared else []
+            idle = await self._idle(store, thread) if scope.whole_threads and not thread.protected else []
             if idle:
                 report.hidden += sum(stored.hidden for stored in idle)
                 return _Gone([], [stored.record.key for stored in idle], whole=True)
@@ -534,7 +534,7 @@ def _query(line: Line, limit: int | None = None, *, hidden: bool = False) -> Que
         thread_id=line[0],
         namespace=line[1],
         order="oldest",
-        spared=False,
+        protected=False,
         hidden="only" if hidden else "no",
         limit=limit,
     )

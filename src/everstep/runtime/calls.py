@@ -46,7 +46,7 @@ class Call:
 class Figures:
     """What was done on one backend in this process: the sum of all calls, by name."""
 
-    rest_order = 2
+    fork_order = 2
 
     def __init__(self, store: str) -> None:
         """`store` is how the store is called in spans and statistics."""
@@ -55,10 +55,10 @@ class Figures:
         self._sums: dict[str, list[float]] = {}
         forks.register(self)
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._lock.release()
 
     def add(self, call: Call, seconds: float, *, failed: bool) -> None:

@@ -17,13 +17,13 @@ from typing import Protocol
 class Restful(Protocol):
     """Something that can be brought to rest before a fork."""
 
-    rest_order: int
+    fork_order: int
     """Who comes first: something whose work may use another comes before that other."""
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         """Wait for work under way, let go of what a child must not inherit, and hold off new work."""
 
-    def wake(self, *, in_child: bool) -> None:
+    def after_fork(self, *, in_child: bool) -> None:
         """Go on. Called on both sides, by the thread that forked."""
 
 
@@ -50,10 +50,10 @@ def _before() -> None:
         if not awake:
             return
         _known_lock.release()
-        first = min(thing.rest_order for thing in awake)
+        first = min(thing.fork_order for thing in awake)
         for thing in awake:
-            if thing.rest_order == first:
-                thing.rest()
+            if thing.fork_order == first:
+                thing.before_fork()
                 _resting.append(thing)
 
 
@@ -62,7 +62,7 @@ def _after(*, in_child: bool) -> None:
     while _resting:
         thing = _resting.pop()
         try:
-            thing.wake(in_child=in_child)
+            thing.after_fork(in_child=in_child)
         except Exception:  # the others must wake all the same
             logging.getLogger("everstep").exception("%r did not wake after a fork", thing)
     _forking.release()

@@ -9,7 +9,7 @@ from everstep.stores.protocol import Hidden
 
 
 class Covers:
-    """The union of the stretches of a thread that hide checkpoints, by namespace and run."""
+    """The union of the stretches of a thread that hide checkpoints, by namespace and segment."""
 
     def __init__(self, stretches: Iterable[Hidden] = ()) -> None:
         self._spans: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
@@ -24,7 +24,7 @@ class Covers:
         """Take in a stretch, joined with what it overlaps or touches."""
         if stretch.writes_of is not None:
             return
-        starts, ends = self._spans.setdefault((stretch.namespace, stretch.run or 0), ([], []))
+        starts, ends = self._spans.setdefault((stretch.namespace, stretch.segment or 0), ([], []))
         first = bisect_left(ends, stretch.after)
         last = bisect_right(starts, stretch.to)
         after = stretch.after
@@ -35,17 +35,17 @@ class Covers:
         starts[first:last] = [after]
         ends[first:last] = [to]
 
-    def hide(self, namespace: str, seq: int, run: int) -> bool:
+    def hide(self, namespace: str, seq: int, segment: int) -> bool:
         """Whether a checkpoint is covered."""
-        return self._has(namespace, 0, seq) or self._has(namespace, run, seq)
+        return self._has(namespace, 0, seq) or self._has(namespace, segment, seq)
 
     def reach(self, namespace: str) -> tuple[int, int]:
         """Return between which numbers all that is covered of a namespace is: the first is not, the last may be."""
         own = [spans for (name, _), spans in self._spans.items() if name == namespace]
         return min((starts[0] for starts, _ in own), default=0), max((ends[-1] for _, ends in own), default=0)
 
-    def _has(self, namespace: str, run: int, seq: int) -> bool:
-        spans = self._spans.get((namespace, run))
+    def _has(self, namespace: str, segment: int, seq: int) -> bool:
+        spans = self._spans.get((namespace, segment))
         if spans is None:
             return False
         starts, ends = spans

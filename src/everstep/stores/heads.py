@@ -125,10 +125,10 @@ class Heads(Generic[K]):
         if not left:
             del self._namespaces[thread_id]
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         """Before a fork: nobody may be inside."""
         self._lock.acquire()
 
-    def wake(self) -> None:
+    def after_fork(self) -> None:
         """After it."""
         self._lock.release()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from everstep.stores.protocol import (
-    Base,
+    BaseRef,
     Change,
     Deleted,
     Hit,
@@ -112,8 +112,10 @@ class Inside:
         found: list[int] = self._rows.started(thread_id, namespace, after)
         return found
 
-    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
-        found: Mapping[int, Sequence[Place]] = self._rows.runs(family, runs, older)
+    async def segments(
+        self, family: str, segments: Collection[int], *, older: int = 0
+    ) -> Mapping[int, Sequence[Place]]:
+        found: Mapping[int, Sequence[Place]] = self._rows.segments(family, segments, older)
         return found
 
     async def newest(
@@ -130,14 +132,14 @@ class Inside:
         found: list[Operation] = self._rows.operations(thread_id, limit)
         return found
 
-    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
-        found: RawThread | None = self._rows.raw(thread_id, kin)
+    async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
+        found: RawThread | None = self._rows.raw(thread_id, family_threads)
         return found
 
     # -- what has no place in a turn
 
     async def put_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
     ) -> None:
         self._refuse()
 

@@ -83,7 +83,7 @@ class SortedKeys:
 class MemoryKeyValues:
     """A backend in memory. Gone with the process. It is its own transaction: one lock is for all."""
 
-    rest_order = 2
+    fork_order = 2
     address = "memory://"
     finds_damage = True
     limit_seconds = None
@@ -156,9 +156,9 @@ class MemoryKeyValues:
     def close(self) -> None:
         self.is_closed = True
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         """Before a fork: nobody may be inside."""
         self._lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._lock.release()

@@ -9,7 +9,7 @@ Rules that hold for every store:
 * A checkpoint is named by its Key: thread, namespace, id. The same id may stand in several threads.
 * `seq` is the store's own order: later commits in a family get greater numbers, never used twice. Lists go by it.
 * A thread belongs to a family for life; a branch belongs to its origin's. Objects are shared inside a family only.
-* A run is a stretch of a namespace in which every checkpoint follows the one before: inside it, order of arrival is
+* A segment is a stretch of a namespace in which every checkpoint follows the one before: inside it, order of arrival is
   ancestry. It is named by the seq of its first checkpoint. A checkpoint that follows anything else (an explicit older
   parent, a head that was moved, a merge, a branch's origin) starts a new run, and the store keeps what that run
   follows as long as the family lives, also when those checkpoints or threads are deleted. So ancestry stays exact and
@@ -36,9 +36,40 @@ from everstep.values.walk import Root
 T = TypeVar("T")
 
 __all__ = [
-    "ANY", "ASIDE", "COMMONS_MAX", "AnyHead", "Base", "Change", "Common", "Deleted", "Draft", "Erasing", "Hidden",
-    "Hit", "Key", "Loaded", "Move", "Newest", "Object", "Operation", "Outline", "Part", "Pin", "Place", "Position",
-    "Query", "RawLine", "RawThread", "Record", "Root", "Search", "Store", "Stored", "Swept", "Thread", "Write",
+    "ANY",
+    "ASIDE",
+    "SHARED_STATES_MAX",
+    "AnyHead",
+    "BaseRef",
+    "Change",
+    "Deleted",
+    "Draft",
+    "Erasing",
+    "Hidden",
+    "Hit",
+    "Key",
+    "Loaded",
+    "Move",
+    "Newest",
+    "Object",
+    "Operation",
+    "Outline",
+    "Part",
+    "Pin",
+    "Place",
+    "Position",
+    "Query",
+    "RawLine",
+    "RawThread",
+    "Record",
+    "Root",
+    "Search",
+    "SharedState",
+    "Store",
+    "Stored",
+    "Swept",
+    "Thread",
+    "Write",
 ]  # fmt: skip
 
 
@@ -116,25 +147,25 @@ class Stored(NamedTuple):
     """Set when reading and listing; not on what `commit` returns or hands to `build`."""
     digest: bytes = b""
     """A checksum of the record: tells a replaced checkpoint from the one that was read."""
-    run: int = 0
+    segment: int = 0
     added_bytes: int = 0
     """What the commit sent with it: an estimate of what deleting it may free."""
 
     @property
     def place(self) -> Place:
         """Where it stands in the ancestry."""
-        return Place(self.record.key, self.run, self.seq)
+        return Place(self.record.key, self.segment, self.seq)
 
 
 class Place(NamedTuple):
-    """Where a checkpoint stands, or stood: its run, and its seq in it."""
+    """Where a checkpoint stands, or stood: its segment, and its seq in it."""
 
     key: Key
-    run: int
+    segment: int
     seq: int
 
 
-class Base(NamedTuple):
+class BaseRef(NamedTuple):
     """A checkpoint whose objects a draft may leave out."""
 
     key: Key
@@ -147,7 +178,7 @@ class Draft(NamedTuple):
     record: Record
     objects: Sequence[Object]
     """Every object reachable from the record, but those reachable from `bases`."""
-    bases: Sequence[Base] = ()
+    bases: Sequence[BaseRef] = ()
 
 
 class Move(NamedTuple):
@@ -158,7 +189,7 @@ class Move(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """A stretch of a namespace that is stored but not listed: `after` < seq <= `to`, of one run or (None) of all.
+    """A stretch of a namespace that is stored but not listed: `after` < seq <= `to`, of one segment or (None) of all.
 
     With `writes_of` it is the pending writes of that checkpoint that are hidden instead, by their own seq. They are put
     aside: what the same task writes anew is kept beside them, and makes room if they are shown again.
@@ -167,7 +198,7 @@ class Hidden(NamedTuple):
     namespace: str
     after: int
     to: int
-    run: int | None = None
+    segment: int | None = None
     writes_of: str | None = None
     operation: int = 0
     """The operation that hides it; 0: the one that is logged in the same change."""
@@ -180,11 +211,11 @@ class Pin(NamedTuple):
     pinned: bool
 
 
-COMMONS_MAX = 8
+SHARED_STATES_MAX = 8
 """How many common states of a pair of threads are kept: after an undo or rewind an older one counts again."""
 
 
-class Common(NamedTuple):
+class SharedState(NamedTuple):
     """A state that two threads had in common. Its objects are kept, whatever becomes of the checkpoint."""
 
     place: Place
@@ -219,14 +250,14 @@ class Change(NamedTuple):
     prune: Sequence[int] = ()
     """Checkpoints of this namespace (by seq) that retention lets go, if they are not spared: see `Store.delete`.
 
-    Not if the new checkpoint starts a run: somebody has changed what is visible since this was planned."""
+    Not if the new checkpoint starts a segment: somebody has changed what is visible since this was planned."""
     fresh: bool = False
     """The ids of the new checkpoints, and with `origin` that of the thread, were made for this change by chance.
 
     They replace nothing: where one is in use already, with other content, IdTaken is raised and nothing is done."""
     origin: Key | None = None
     """The thread begins here as a branch, and joins that family."""
-    commons: Mapping[str, Common] = MappingProxyType({})
+    shared_states: Mapping[str, SharedState] = MappingProxyType({})
     """By thread: what this one has in common with it from now on. The newest 8 of each pair of threads are kept."""
     moves: Sequence[Move] = ()
     show: Collection[int] = ()
@@ -238,7 +269,7 @@ class Change(NamedTuple):
     """Operations (by seq) whose data is replaced and whose mark as undone is turned over; else HeadMoved."""
     log_thread: str | None = None
     """The thread of the family whose log `log` and `amend` are about; None: this one."""
-    beside: Sequence[Draft] = ()
+    other_namespaces: Sequence[Draft] = ()
     """More new checkpoints, each in another namespace of this thread, and its head from now on.
 
     HeadMoved if one names parents, and the first of that namespace is not its head; if none is, it must have no head.
@@ -288,15 +319,15 @@ class Thread(NamedTuple):
     """By namespace: the highest seq."""
     hidden: Mapping[int, Sequence[Hidden]]
     """By operation: what it hides."""
-    runs: Mapping[int, Sequence[Place]]
-    """What each run of the thread follows, in the order of parents. Only the first of a namespace may be missing."""
+    segments: Mapping[int, Sequence[Place]]
+    """What each segment of the thread follows, in the order of parents. Only the first of a namespace may be absent."""
     ancestry: Mapping[int, Sequence[Place]]
-    """If asked for: what every run of the family follows, those of deleted threads included."""
+    """If asked for: what every segment of the family follows, those of deleted threads included."""
     branches: Sequence[str]
     """If asked for: the threads that began as branches of this one, in the order they did."""
-    commons: Mapping[str, Sequence[Common]]
+    shared_states: Mapping[str, Sequence[SharedState]]
     """By thread: the last states in common with it, the oldest first."""
-    spared: frozenset[int]
+    protected: frozenset[int]
     """The seqs of checkpoints that retention must keep: pinned ones, and those where living branches began."""
     garbage: float
     """About how much of what the family holds nobody needs, as a share of what is needed."""
@@ -345,8 +376,8 @@ class Query:
     before_seq: int | None = None
     after_seq: int | None = None
     step_max: int | None = None
-    run: int | None = None
-    spared: bool | None = None
+    segment: int | None = None
+    protected: bool | None = None
     """Only those that retention must keep (see Thread), or only the others."""
     filter: Mapping[str, Any] = field(default_factory=dict)
     """Metadata that must be there and be exactly equal: as encoded bytes, so 1, 1.0 and True differ."""
@@ -410,13 +441,13 @@ class RawLine(NamedTuple):
     """A namespace of a thread, as another store can take it over."""
 
     head: str | None
-    turned: bool
-    """The head was moved: what comes next starts a run."""
+    head_was_moved: bool
+    """The head was moved: what comes next starts a segment."""
     generation: int
     active: int
     """Microseconds since 1970: orders threads by activity, nothing else."""
-    runs: frozenset[int] = frozenset()
-    """The runs of this namespace that the store keeps something about: see `Thread.runs`."""
+    segments: frozenset[int] = frozenset()
+    """The segments of this namespace that the store keeps something about: see `Thread.segments`."""
     newest: int = 0
     """The highest seq. Not looked at by `adopt`."""
 
@@ -443,17 +474,17 @@ class RawThread(NamedTuple):
     """The whole log, the oldest first."""
     writes: Sequence[tuple[Key, Write]] = ()
     """All pending writes by seq: hidden ones, and those whose checkpoint is not stored, included."""
-    commons: Mapping[str, Sequence[Common]] = MappingProxyType({})
+    shared_states: Mapping[str, Sequence[SharedState]] = MappingProxyType({})
     note: bytes = b""
     """Whatever `adopt` was given to keep with the thread; nobody else changes it."""
-    kin: Sequence[str] = ()
+    family_threads: Sequence[str] = ()
     """If asked for: every thread of the family, this one included. Not looked at by `adopt`."""
 
 
 class Part(NamedTuple):
     """A part of a family that comes from another store. Its numbers are the ones it shall have here.
 
-    Numbers (of checkpoints, runs, writes, operations) are reserved first, by a part of its own: see `Store.adopt`.
+    Numbers (of checkpoints, segments, writes, operations) are reserved first, by a part of its own: see `Store.adopt`.
     """
 
     thread_id: str
@@ -463,11 +494,11 @@ class Part(NamedTuple):
     reserve: int = 0
     objects: Sequence[Object] = ()
     checkpoints: Sequence[Stored] = ()
-    """With their seq, run and added bytes. `family`, `hidden`, `digest` and `pinned` are not looked at."""
+    """With their seq, segment and added bytes. `family`, `hidden`, `digest` and `pinned` are not looked at."""
     packed: Mapping[Key, tuple[bytes, bytes]] = MappingProxyType({})
     """What `records.pack_record` gives for checkpoints, of those where the sender has it at hand."""
-    runs: Mapping[int, Sequence[Place]] = MappingProxyType({})
-    """What runs of the family follow; to which namespace a run belongs is said by `threads`, or it belongs to none."""
+    segments: Mapping[int, Sequence[Place]] = MappingProxyType({})
+    """What segments of the family follow. To which namespace each belongs is said by `threads`, or it is of none."""
     gone: Sequence[Key] = ()
     """Checkpoints that go, whatever they are. Their threads are among `threads`, which set heads and writes."""
     threads: Sequence[RawThread] = ()
@@ -516,7 +547,7 @@ class Store(Protocol):
         ...
 
     async def put_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
     ) -> None:
         """Attach writes to a checkpoint, which need not be stored yet. Creates the thread if need be.
 
@@ -579,20 +610,22 @@ class Store(Protocol):
     async def thread(
         self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
     ) -> Thread | None:
-        """Return what is known about a thread; if `brief` without `hidden`, `runs` and `spared`, which grow."""
+        """Return what is known about a thread; if `brief` without `hidden`, `segments` and `protected`, which grow."""
         ...
 
     async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
-        """Return the runs of a namespace that began after a seq, in order, but for those that are hidden as a whole.
+        """Return the segments of a namespace that began after a seq, in order, but for those hidden as a whole.
 
-        A stretch that covers the beginning of a run covers all of it: a run that was left behind grows no more.
+        A stretch that covers the beginning of a segment covers all of it: a segment that was left behind grows no more.
         """
         ...
 
-    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
-        """Return what these runs of a family follow, those of deleted threads included.
+    async def segments(
+        self, family: str, segments: Collection[int], *, older: int = 0
+    ) -> Mapping[int, Sequence[Place]]:
+        """Return what these segments of a family follow, those of deleted threads included.
 
-        A run that the store keeps nothing about is left out: it follows nothing. With `older` there may be others as
+        A segment that the store keeps nothing about is left out: it follows nothing. With `older` there may be others as
         well, about so many that began just before: whoever goes back is likely to ask for them next.
         """
         ...
@@ -634,10 +667,10 @@ class Store(Protocol):
           checkpoint is not stored, go when they are named, with `spare` too, and with the whole thread; by a step
           they stay, since they have none.
         * A head that is gone falls back to the newest checkpoint left in its namespace that is not hidden, or to
-          none: one more generation, and what comes next starts a run. The thread does not become active by it.
+          none: one more generation, and what comes next starts a segment. The thread does not become active by it.
         * Hidden stretches that have nothing left to hide are dropped. `operations` are entries of the log to drop as
           well; otherwise the log stays whole, also where it names what is gone.
-        * A namespace with neither checkpoints nor pending writes is gone. What its runs followed stays known to the
+        * A namespace with neither checkpoints nor pending writes is gone. What its segments followed stays known to the
           family. One of that name that comes later may count generations on from there.
         * A thread without namespaces is gone, with its log and all states it had in common with others, and is not
           counted any more where it began. One that has early writes only is still there, with its log; it is not
@@ -656,7 +689,7 @@ class Store(Protocol):
         """
         ...
 
-    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
+    async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
         """Return a thread as another store can take it over, its checkpoints left aside."""
         ...
 
@@ -670,11 +703,11 @@ class Store(Protocol):
           may have used before: the caller numbers what comes from there on. (A store that numbers all families
           together reserves among all of them; one that does not returns 0 for a new family.) Later commits get
           greater numbers than those reserved. Nothing to reserve: what is returned has no meaning.
-        * `gone`, then `objects`, `checkpoints`, `runs`: put, or replaced where the same key (or run) is there. A new
+        * `gone`, then `objects`, `checkpoints`, `segments`: put, or replaced where the same key is there. A new
           checkpoint is not pinned and moves no head, so a thread that has no head yet stays unlisted. Nothing is
           checked: what a checkpoint needs may come in another part, before it.
-        * `threads`: each becomes exactly as given, with its heads, `turned`, generations, activity, pins (of the
-          checkpoints that are stored), hidden stretches, log, pending writes, origin and note, and has no other
+        * `threads`: each becomes exactly as given, with its heads, `head_was_moved`, generations, activity, pins (of
+          the checkpoints that are stored), hidden stretches, log, pending writes, origin and note, and has no other
           namespaces. The states in common with each thread of the family that is named are replaced; others stay. A
           head that is neither stored nor in this part is CheckpointNotFound.
         """

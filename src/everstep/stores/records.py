@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
-from everstep.stores.protocol import ASIDE, Common, Key, Operation, Place, Record, Root, Write
+from everstep.stores.protocol import ASIDE, Key, Operation, Place, Record, Root, SharedState, Write
 from everstep.values import codec, compress, registry
 
 DIGEST_BYTES = 8
@@ -163,7 +163,7 @@ def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) ->
     return checkpoint_id.encode(), task_id.encode(), b"%d" % place, children
 
 
-def pack_common(common: Common, one: str, other: str) -> bytes:
+def pack_common(common: SharedState, one: str, other: str) -> bytes:
     """Return a common state as bytes, bound to the two threads that have it."""
     root = common.root
     return pack_sealed(
@@ -172,31 +172,31 @@ def pack_common(common: Common, one: str, other: str) -> bytes:
 
 
 @functools.lru_cache(1024)
-def unpack_common(data: bytes, children: bytes, one: str, other: str) -> Common:
+def unpack_common(data: bytes, children: bytes, one: str, other: str) -> SharedState:
     """Return what `pack_common` kept."""
     what = f"what threads {one!r} and {other!r} have in common"
     place, body, sizes = unpack_sealed(data, what, one.encode(), other.encode(), children)
-    return Common(_place(place), Root(children, body, tuple(sizes)))
+    return SharedState(_place(place), Root(children, body, tuple(sizes)))
 
 
-def pack_run(run: int, follows: Sequence[Place]) -> bytes:
-    """Return what a run follows as bytes, bound to the run."""
-    return pack_sealed([_packed_place(place) for place in follows], b"%d" % run)
+def pack_segment(segment: int, follows: Sequence[Place]) -> bytes:
+    """Return what a segment follows as bytes, bound to the segment."""
+    return pack_sealed([_packed_place(place) for place in follows], b"%d" % segment)
 
 
 @functools.lru_cache(16_384)  # a thread that is rewound again and again has many, and reads them each time
-def unpack_run(run: int, data: bytes) -> tuple[Place, ...]:
-    """Return what `pack_run` kept."""
-    return tuple(_place(place) for place in unpack_sealed(data, f"run {run}", b"%d" % run))
+def unpack_segment(segment: int, data: bytes) -> tuple[Place, ...]:
+    """Return what `pack_segment` kept."""
+    return tuple(_place(place) for place in unpack_sealed(data, f"segment {segment}", b"%d" % segment))
 
 
 def _packed_place(place: Place) -> list[Any]:
-    return [list(place.key), place.run, place.seq]
+    return [list(place.key), place.segment, place.seq]
 
 
 def _place(packed: list[Any]) -> Place:
-    key, run, seq = packed
-    return Place(Key(*key), run, seq)
+    key, segment, seq = packed
+    return Place(Key(*key), segment, seq)
 
 
 def pack_operation(operation: Operation, seq: int) -> bytes:

@@ -16,7 +16,7 @@ from everstep.stores.keyvalue.keys import number
 from everstep.stores.keyvalue.rows import LAST_SEQ, OBJECTS, Seen, read_object
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import (
-    Base,
+    BaseRef,
     Change,
     Key,
     Loaded,
@@ -39,7 +39,7 @@ T = TypeVar("T")
 class _Gathered(NamedTuple):
     objects: list[Object]
     checkpoints: list[tuple[Stored, Packed]]
-    runs: Mapping[int, Sequence[Place]]
+    segments: Mapping[int, Sequence[Place]]
 
 
 class _StagedRows(ChangeRows):
@@ -109,7 +109,7 @@ class StagingStore(MemoryStore):
         ]
         found = [loaded.stored for loaded in await target.read_many(heads)] if heads else []
         # Only what the next changes look at: heads, and pending writes. The rest stays as it is in the target.
-        lines = {namespace: line._replace(runs=frozenset()) for namespace, line in base.lines.items()}
+        lines = {namespace: line._replace(segments=frozenset()) for namespace, line in base.lines.items()}
         seed = RawThread(thread_id, "", b"", lines, writes=base.writes)
         await stage.adopt(Part(thread_id, checkpoints=found, threads=[seed]))
         stage._brought.update(stored.record.key for stored in found)
@@ -167,7 +167,7 @@ class StagingStore(MemoryStore):
         return stored
 
     async def put_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
     ) -> None:
         await super().put_writes(key, writes, objects, base)
         self.size_bytes += sum(len(obj.children) + len(obj.body) for obj in objects)
@@ -192,8 +192,8 @@ class StagingStore(MemoryStore):
                 objects=new.objects,
                 checkpoints=[stored for stored, _ in new.checkpoints],
                 packed={packed.record.key: (packed.info, packed.root) for _, packed in new.checkpoints},
-                runs=new.runs,
-                threads=[base._replace(lines=lines, writes=grown.writes, commons={})],
+                segments=new.segments,
+                threads=[base._replace(lines=lines, writes=grown.writes, shared_states={})],
             )
         )
 
@@ -206,8 +206,8 @@ async def _raw(target: Store, thread_id: str) -> RawThread:
 
 
 def _joined(line: RawLine, before: RawLine | None) -> RawLine:
-    """Return a line as it has become, with the runs that it had before."""
-    return line if before is None else line._replace(runs=line.runs | before.runs)
+    """Return a line as it has become, with the segments that it had before."""
+    return line if before is None else line._replace(segments=line.segments | before.segments)
 
 
 def _referred(objects: Sequence[Object]) -> set[bytes]:

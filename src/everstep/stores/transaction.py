@@ -16,9 +16,8 @@ from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, IdTaken, In
 from everstep.stores.protocol import (
     ANY,
     ASIDE,
-    Base,
+    BaseRef,
     Change,
-    Common,
     Deleted,
     Draft,
     Hidden,
@@ -29,6 +28,7 @@ from everstep.stores.protocol import (
     Place,
     RawThread,
     Record,
+    SharedState,
     Stored,
     Write,
 )
@@ -44,8 +44,8 @@ class Line(NamedTuple):
     namespace: str
     family: str
     head: Stored | None
-    turned: bool = False
-    """The head was moved: what comes next follows it, but not the newest of its run."""
+    head_was_moved: bool = False
+    """The head was moved: what comes next follows it, but not the newest of its segment."""
 
 
 class Packed(NamedTuple):
@@ -74,17 +74,17 @@ class Transaction(Protocol):
         """Whether the thread is a branch all of which an undo has hidden, and redo could show again."""
         ...
 
-    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
-        """Keep a new checkpoint, in that run or (None) in one of its own; `is_head`: `set_head` will follow."""
+    def insert(self, line: Line, packed: Packed, segment: int | None, added_bytes: int, *, is_head: bool) -> Stored:
+        """Keep a new checkpoint, in that segment or (None) in one of its own; `is_head`: `set_head` will follow."""
         ...
 
-    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None: ...
+    def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None: ...
     def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored: ...
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         """Keep objects. One that is there already becomes as young as a new one: no sweep under way takes it."""
         ...
 
-    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
+    def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
         """Move the head, add one to the generation, and note the thread as active."""
         ...
 
@@ -93,7 +93,7 @@ class Transaction(Protocol):
         ...
 
     def set_origin(self, thread_id: str, origin: Stored) -> None: ...
-    def set_common(self, thread_id: str, other: str, common: Common) -> None: ...
+    def set_common(self, thread_id: str, other: str, common: SharedState) -> None: ...
     def set_pinned(self, stored: Stored, pinned: bool) -> None: ...
     def add_operation(self, thread_id: str, operation: Operation) -> int: ...
     def is_undone(self, thread_id: str, seq: int) -> bool | None:
@@ -131,7 +131,7 @@ class Transaction(Protocol):
         """Put or replace checkpoints under their own numbers, with the pins they have here."""
         ...
 
-    def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None: ...
+    def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None: ...
     def restore(self, raw: RawThread) -> None: ...
 
 
@@ -192,7 +192,7 @@ class Removal(Protocol):
         ...
 
     def drop_line(self, line: Line) -> None:
-        """Drop an empty namespace. What its runs followed stays with the family."""
+        """Drop an empty namespace. What its segments followed stays with the family."""
         ...
 
     def drop_operations(self, thread_id: str, seqs: Collection[int]) -> None: ...
@@ -319,16 +319,18 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
         if existing is not None and existing.digest == packed.digest:
             return existing
     _check_head(change, head)
-    for each in change.beside:
+    for each in change.other_namespaces:
         _check_head_beside(tx, each.record)
     if change.fresh:
         _check_fresh(tx, change, existing)
     if change.origin is not None:
         origin = _found(tx, change.origin)
     family = _family(tx, change, line, origin)
-    for base in [base for each in (draft, *change.beside) if each is not None for base in each.bases]:
+    for base in [base for each in (draft, *change.other_namespaces) if each is not None for base in each.bases]:
         _check_base(tx, base, head, family)
-    beside = [(each, _packed(each, change._replace(namespace=each.record.key.namespace))) for each in change.beside]
+    other_namespaces = [
+        (each, _packed(each, change._replace(namespace=each.record.key.namespace))) for each in change.other_namespaces
+    ]
     operation = _Operation(tx, change, family, origin) if is_operation else None
 
     is_new = line is None
@@ -342,7 +344,7 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
             stored = tx.replace(line, existing, packed)
         else:
             stored = _insert(tx, change, line, draft, packed, is_new)
-    for each, its_packed in beside:
+    for each, its_packed in other_namespaces:
         own = tx.line(change.thread_id, each.record.key.namespace)
         made = own or tx.create(change.thread_id, each.record.key.namespace, line.family)
         tx.add_objects(line.family, each.objects)
@@ -353,7 +355,7 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
             tx.put_write(written, key.checkpoint_id, write)
     if operation is not None:
         operation.apply(tx, change, stored)
-    if change.prune and (stored is None or stored.run != stored.seq):
+    if change.prune and (stored is None or stored.segment != stored.seq):
         tx.prune(line, change.prune)
     return stored
 
@@ -366,7 +368,7 @@ def _check_fresh(tx: Transaction, change: Change, existing: Stored | None) -> No
         if tx.family(change.thread_id) is not None:
             raise IdTaken(f"the new thread {change.thread_id!r} exists already")
         return  # what is not there holds no other ids
-    for draft in change.beside:
+    for draft in change.other_namespaces:
         if tx.checkpoint(draft.record.key) is not None:
             raise IdTaken(f"the new id {draft.record.key.checkpoint_id!r} is stored already")
 
@@ -400,14 +402,14 @@ class _Operation:
     def apply(self, tx: Transaction, change: Change, stored: Stored | None) -> None:
         if self._origin is not None:
             tx.set_origin(change.thread_id, self._origin)
-        for other, common in change.commons.items():
+        for other, common in change.shared_states.items():
             tx.set_common(change.thread_id, other, common)
         for move, target in self._targets:
             moved = tx.line(change.thread_id, move.namespace)
             if target is not None and stored is not None and target.record.key == stored.record.key:
                 target = stored  # replaced just now
             if moved is not None:  # a namespace that does not exist has no head to take away
-                tx.set_head(moved, target, turned=True)
+                tx.set_head(moved, target, head_was_moved=True)
         for found, pinned in self._pins:
             tx.set_pinned(found, pinned)
         _apply_log(tx, change)
@@ -429,23 +431,23 @@ def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: P
     # A checkpoint that names no parent follows the head.
     parents = record.parents or ((head.record.key,) if head is not None else ())
     follows: list[Place] = []
-    run = None
-    if moves and head is not None and not line.turned and parents == (head.record.key,):
-        run = head.run
+    segment = None
+    if moves and head is not None and not line.head_was_moved and parents == (head.record.key,):
+        segment = head.segment
     else:
         found = (tx.checkpoint(parent) for parent in parents)
         follows = [parent.place for parent in found if parent is not None and parent.family == line.family]
     added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
-    stored = tx.insert(line, packed, run, added, is_head=moves)
-    if run is None and (follows or not is_new):
-        tx.add_run(line, stored.run, follows)
+    stored = tx.insert(line, packed, segment, added, is_head=moves)
+    if segment is None and (follows or not is_new):
+        tx.add_run(line, stored.segment, follows)
     if moves:
         tx.set_head(line, stored)
     return stored
 
 
 def apply_writes(
-    tx: Transaction, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None
+    tx: Transaction, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None
 ) -> None:
     """Attach writes. See `Store.put_writes`."""
     line = tx.line(key.thread_id, key.namespace)
@@ -480,7 +482,7 @@ def adopt(tx: Transaction, part: Part) -> int:
         tx.join(name, family)
     tx.add_objects(family, part.objects)
     tx.keep(family, packed)
-    tx.keep_runs(family, part.runs)
+    tx.keep_runs(family, part.segments)
     for raw in part.threads:
         tx.restore(raw)
     return highest
@@ -514,7 +516,7 @@ def _check_storable(change: Change) -> None:
     """Fail now, before anything is changed, if something in the change cannot be packed."""
     for operation in (*change.amend, *([change.log] if change.log is not None else [])):
         pack_operation(operation, 0)
-    for common in change.commons.values():
+    for common in change.shared_states.values():
         pack_common(common, "", "")
 
 
@@ -549,13 +551,13 @@ def _family(tx: Transaction, change: Change, line: Line | None, origin: Stored |
 
 
 def _check_related(tx: Transaction, change: Change, family: str | None) -> None:
-    for other in {*change.commons, *([change.log_thread] if change.log_thread is not None else [])}:
+    for other in {*change.shared_states, *([change.log_thread] if change.log_thread is not None else [])}:
         theirs = tx.family(other)
         if theirs is None or theirs != family:
             raise InvalidInput(f"threads {change.thread_id!r} and {other!r} are not of one family")
 
 
-def _check_base(tx: Transaction, base: Base | None, head: Stored | None, family: str | None) -> None:
+def _check_base(tx: Transaction, base: BaseRef | None, head: Stored | None, family: str | None) -> None:
     if base is None:
         return
     found = head if head is not None and head.record.key == base.key else tx.checkpoint(base.key)

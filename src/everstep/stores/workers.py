@@ -32,7 +32,7 @@ class Driver:
 class AsyncDriver(Driver):
     """Works on worker threads; the event loop goes on meanwhile. Any number of loops may use it."""
 
-    rest_order = 3
+    fork_order = 3
 
     def __init__(self, timeout_seconds: float, threads: int) -> None:
         super().__init__(timeout_seconds)
@@ -58,10 +58,10 @@ class AsyncDriver(Driver):
                 self._executor.shutdown(wait=False)
                 self._executor = None
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:
+    def after_fork(self, *, in_child: bool) -> None:
         if in_child:
             self._executor = None  # its threads stayed behind
         self._lock.release()

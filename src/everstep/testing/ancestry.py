@@ -14,10 +14,9 @@ from everstep.errors import (
     InvalidInput,
 )
 from everstep.stores.protocol import (
-    COMMONS_MAX,
-    Base,
+    SHARED_STATES_MAX,
+    BaseRef,
     Change,
-    Common,
     Hidden,
     Key,
     Move,
@@ -25,6 +24,7 @@ from everstep.stores.protocol import (
     Place,
     Query,
     Root,
+    SharedState,
     Store,
     Stored,
     Write,
@@ -51,7 +51,7 @@ class AncestryContract:
         first = await store.commit(put(make_record(roots=[leaf]), leaf))
         assert first is not None
         origin = first.record.key
-        base = Base(first.record.key, first.digest)
+        base = BaseRef(first.record.key, first.digest)
         branch = await store.commit(put(make_record("b", "branch", step=0, roots=[leaf]), base=base, origin=origin))
 
         assert branch is not None and branch.family == first.family
@@ -90,24 +90,28 @@ class AncestryContract:
     async def test_a_merge_renews_what_threads_have_in_common(self, store: Store) -> None:
         first = await store.commit(put(make_record()))
         assert first is not None
-        places = [first.place._replace(seq=n) for n in range(1, COMMONS_MAX + 3)]
-        commons = [Common(place, Root(b"", b"%d" % place.seq, (3,))) for place in places]
-        await store.commit(put(make_record("b", "branch"), origin=first.record.key, commons={"t": commons[0]}))
-        for n, common in enumerate([*commons[1:], commons[-1]], 2):
-            await store.commit(put(make_record(f"c{n}", step=n), commons={"branch": common}))
+        places = [first.place._replace(seq=n) for n in range(1, SHARED_STATES_MAX + 3)]
+        shared_states = [SharedState(place, Root(b"", b"%d" % place.seq, (3,))) for place in places]
+        await store.commit(
+            put(make_record("b", "branch"), origin=first.record.key, shared_states={"t": shared_states[0]})
+        )
+        for n, common in enumerate([*shared_states[1:], shared_states[-1]], 2):
+            await store.commit(put(make_record(f"c{n}", step=n), shared_states={"branch": common}))
         for one, other in (("branch", "t"), ("t", "branch")):
             thread = await store.thread(one)
             assert thread is not None
-            assert {name: list(held) for name, held in thread.commons.items()} == {other: commons[-COMMONS_MAX:]}
+            assert {name: list(held) for name, held in thread.shared_states.items()} == {
+                other: shared_states[-SHARED_STATES_MAX:]
+            }
 
     async def test_threads_of_two_families_have_nothing_in_common(self, store: Store) -> None:
         first = await store.commit(put(make_record()))
         await store.commit(put(make_record("c1", "u")))
         assert first is not None
-        common = Common(first.place, Root(b"", b"", ()))
+        common = SharedState(first.place, Root(b"", b"", ()))
         for other in ("u", "nobody"):
             with pytest.raises(InvalidInput):
-                await store.commit(put(make_record("c2", step=2), commons={other: common}))
+                await store.commit(put(make_record("c2", step=2), shared_states={other: common}))
             with pytest.raises(InvalidInput):
                 await store.commit(put(make_record("c2", step=2), log=Operation("x", {}), log_thread=other))
         assert await head_id(store) == "c1"
@@ -119,9 +123,9 @@ class AncestryContract:
         thread = await store.thread("t")
         assert thread is not None
         first = min(s.seq for s in stored if s is not None)
-        assert [s.run for s in stored if s is not None] == [first] * 3
-        assert thread.runs == {}
-        assert [s.run for s in await store.list_checkpoints(Query(thread_id="t"))] == [first] * 3
+        assert [s.segment for s in stored if s is not None] == [first] * 3
+        assert thread.segments == {}
+        assert [s.segment for s in await store.list_checkpoints(Query(thread_id="t"))] == [first] * 3
 
     async def test_an_older_parent_starts_a_run(self, store: Store) -> None:
         one, _two = [await store.commit(follow("t", "c")) for _ in range(2)]
@@ -129,22 +133,22 @@ class AncestryContract:
         fourth = await store.commit(follow("t", "d"))
         thread = await store.thread("t")
         assert one is not None and third is not None and fourth is not None and thread is not None
-        assert (third.run, fourth.run) == (third.seq, third.seq)
-        assert thread.runs == {third.seq: (Place(one.record.key, one.run, one.seq),)}
+        assert (third.segment, fourth.segment) == (third.seq, third.seq)
+        assert thread.segments == {third.seq: (Place(one.record.key, one.segment, one.seq),)}
 
     async def test_a_checkpoint_without_parents_follows_the_head(self, store: Store) -> None:
         one = await store.commit(put(make_record()))
         two = await store.commit(put(make_record("c2", step=2)))
         assert one is not None and two is not None
-        assert two.run == one.run
+        assert two.segment == one.segment
 
     async def test_an_unknown_parent_starts_a_run_that_follows_nothing(self, store: Store) -> None:
         await store.commit(put(make_record()))
         two = await store.commit(put(make_record("c2", step=2, parents=["nobody"])))
         thread = await store.thread("t")
         assert two is not None and thread is not None
-        assert two.run == two.seq
-        assert thread.runs == {two.seq: ()}
+        assert two.segment == two.seq
+        assert thread.segments == {two.seq: ()}
 
     async def test_what_follows_a_moved_head_starts_a_run(self, store: Store) -> None:
         one, _two = [await store.commit(follow("t", "c")) for _ in range(2)]
@@ -153,8 +157,8 @@ class AncestryContract:
         four = await store.commit(follow("t", "d"))
         thread = await store.thread("t")
         assert one is not None and three is not None and four is not None and thread is not None
-        assert (three.run, four.run) == (three.seq, three.seq)
-        assert thread.runs == {three.seq: (one.place,)}
+        assert (three.segment, four.segment) == (three.seq, three.seq)
+        assert thread.segments == {three.seq: (one.place,)}
 
     async def test_what_follows_a_deleted_head_starts_a_run(self, store: Store) -> None:
         one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
@@ -163,15 +167,15 @@ class AncestryContract:
         three = await store.commit(follow("t", "d"))
         thread = await store.thread("t")
         assert three is not None and thread is not None
-        assert thread.runs == {three.seq: (one.place,)}
+        assert thread.segments == {three.seq: (one.place,)}
 
     async def test_a_checkpoint_that_does_not_become_the_head_starts_a_run(self, store: Store) -> None:
         one = await store.commit(put(make_record("c5")))
         side = await store.commit(put(make_record("c1", parents=["c5"]), head="never"))
         two = await store.commit(put(make_record("c6", parents=["c5"])))
         assert one is not None and side is not None and two is not None
-        assert side.run == side.seq
-        assert two.run == one.run
+        assert side.segment == side.seq
+        assert two.segment == one.segment
 
     async def test_a_branch_and_a_merge_say_what_they_follow(self, store: Store, reopen: Reopen) -> None:
         one = await store.commit(put(make_record()))
@@ -190,10 +194,10 @@ class AncestryContract:
         other = await store.thread("branch")
 
         assert thread is not None and other is not None
-        assert other.runs == {branch.seq: (one.place,)}
+        assert other.segments == {branch.seq: (one.place,)}
         assert other.ancestry == {}
-        assert thread.runs == {merge.seq: (two.place, branch.place)}
-        assert thread.ancestry == {**thread.runs, **other.runs}
+        assert thread.segments == {merge.seq: (two.place, branch.place)}
+        assert thread.ancestry == {**thread.segments, **other.segments}
         await store.delete("branch")
         await store.commit(put(make_record("x", "other")))
         alone = await store.thread("t", ancestry=True)
@@ -211,12 +215,12 @@ class AncestryContract:
         family = one.family
         unknown = branch.seq + 1000
         expected = {branch.seq: (one.place,)}
-        assert await store.runs(family, [branch.seq]) == expected
-        assert await store.runs(family, [branch.seq, unknown]) == expected
-        assert await store.runs(family, []) == {}
-        assert await store.runs(family, [unknown], older=8) in ({}, expected)
+        assert await store.segments(family, [branch.seq]) == expected
+        assert await store.segments(family, [branch.seq, unknown]) == expected
+        assert await store.segments(family, []) == {}
+        assert await store.segments(family, [unknown], older=8) in ({}, expected)
         await store.delete("branch")
-        assert await store.runs(family, [branch.seq]) == expected
+        assert await store.segments(family, [branch.seq]) == expected
 
     async def test_runs_that_began_later_are_told_unless_they_are_hidden(self, store: Store) -> None:
         one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
@@ -236,8 +240,8 @@ class AncestryContract:
         whole = await store.thread("t")
         brief = await store.thread("t", brief=True)
         assert whole is not None and brief is not None
-        assert whole.hidden and whole.spared
-        assert brief == whole._replace(hidden={}, runs={}, spared=frozenset())
+        assert whole.hidden and whole.protected
+        assert brief == whole._replace(hidden={}, segments={}, protected=frozenset())
 
     async def test_stretches_that_overlap_are_lifted_one_by_one(self, store: Store, reopen: Reopen) -> None:
         stored = [await store.commit(follow("t", "c")) for _ in range(8)]
@@ -279,12 +283,12 @@ class AncestryContract:
             record = make_record(f"c{n}", step=n, parents=[f"c{rng.randrange(max(0, n - 3), n)}"])
             await store.commit(put(record))
         every = await store.list_checkpoints(Query(thread_id="t", hidden="also"))
-        runs = sorted({stored.run for stored in every})
-        assert len(runs) > 2
+        segments = sorted({stored.segment for stored in every})
+        assert len(segments) > 2
         hidden: dict[int, Hidden] = {}
         for turn in range(24):
             first, last = sorted(rng.sample([0, *(stored.seq for stored in every)], 2))
-            stretch = Hidden("", first, last, rng.choice([None, *runs]))
+            stretch = Hidden("", first, last, rng.choice([None, *segments]))
             if turn < 12:
                 await store.commit(Change(thread_id="t", hide=[stretch], log=Operation("x", {})))
                 hidden[(await store.operations("t", 1))[0].seq] = stretch
@@ -299,7 +303,7 @@ class AncestryContract:
         covered = [
             stored
             for stored in every
-            if any(h.after < stored.seq <= h.to and h.run in (None, stored.run) for h in stretches)
+            if any(h.after < stored.seq <= h.to and h.segment in (None, stored.segment) for h in stretches)
         ]
         visible = [stored for stored in every if stored not in covered]
         low = every[-2].seq
@@ -318,8 +322,10 @@ class AncestryContract:
             assert await store.count(query) == len(expected), query
         for loaded in await store.read_many([stored.record.key for stored in every]):
             assert loaded.stored.hidden is (loaded.stored.seq in {stored.seq for stored in covered})
-        shown = [stored.run for stored in visible[::-1] if stored.run == stored.seq > low]
-        assert [run for run in await store.started("t", "", low) if run in {stored.seq for stored in every}] == shown
+        shown = [stored.segment for stored in visible[::-1] if stored.segment == stored.seq > low]
+        assert [
+            segment for segment in await store.started("t", "", low) if segment in {stored.seq for stored in every}
+        ] == shown
 
     async def test_threads_are_outlined_for_collections(self, store: Store) -> None:
         assert await store.outlines() == ([], None)
@@ -426,7 +432,7 @@ class AncestryContract:
         three = await store.commit(put(make_record("y", step=3, parents=["c-2"])))
         assert one is not None and two is not None and other is not None and three is not None
         await store.commit(
-            Change(thread_id="t", hide=[Hidden("", one.seq, three.seq, other.run)], log=Operation("a", {}))
+            Change(thread_id="t", hide=[Hidden("", one.seq, three.seq, other.segment)], log=Operation("a", {}))
         )
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["y", "c-2", "c-1"]
         assert ids(await store.list_checkpoints(Query(thread_id="t", hidden="only"))) == ["x"]

@@ -10,9 +10,8 @@ from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import (
     ANY,
     AnyHead,
-    Base,
+    BaseRef,
     Change,
-    Common,
     Draft,
     Hidden,
     Key,
@@ -27,6 +26,7 @@ from everstep.stores.protocol import (
     Record,
     Root,
     Search,
+    SharedState,
     Store,
     Stored,
     Write,
@@ -76,7 +76,7 @@ def make_record(
     )
 
 
-def put(record: Record, *objects: Object, base: Base | None = None, **change: Any) -> Change:
+def put(record: Record, *objects: Object, base: BaseRef | None = None, **change: Any) -> Change:
     """Return the change that commits `record` as it is."""
     draft = Draft(record, objects, (base,) if base is not None else ())
     return Change(thread_id=record.key.thread_id, namespace=record.key.namespace, build=lambda _: draft, **change)
@@ -125,10 +125,10 @@ async def fill(store: Store) -> None:
     third, last = stored[1:]
     assert first is not None and third is not None and last is not None
     await store.commit(put(make_record("s1", "t", "sub")))
-    common = Common(first.place, Root(leaf.hash, b"common", (6,)))
+    common = SharedState(first.place, Root(leaf.hash, b"common", (6,)))
     branch = make_record("b1", "branch", step=0)._replace(parents=(first.record.key,))
     log = Operation("branch", {"to": "branch"})
-    await store.commit(put(branch, origin=first.record.key, commons={"t": common}, log=log, log_thread="t"))
+    await store.commit(put(branch, origin=first.record.key, shared_states={"t": common}, log=log, log_thread="t"))
     writes = [Write("task", n, "ch", leaf.hash, b"w", 1, "path") for n in (0, 1, -1)]
     await store.put_writes(Key("t", "", "c-3"), writes[:2], [])
     await store.put_writes(Key("t", "", "not stored"), writes[2:], [])
@@ -158,14 +158,14 @@ async def take_over(store: Store, source: Store, *names: str) -> tuple[list[Part
         for stored in await source.list_checkpoints(Query(thread_id=name, namespace=None, hidden="also"))
     ]
     found = [each for each in loaded if each is not None]
-    roots = [common.root.children for raw in raws for held in raw.commons.values() for common in held]
+    roots = [common.root.children for raw in raws for held in raw.shared_states.values() for common in held]
     kept = await source.fetch(thread.family, [key for root in roots for key in tree.hashes(root)])
     parts = [
         Part(
             names[0],
             objects=[*kept, *(obj for each in found for obj in each.objects)],
             checkpoints=[renumber.stored(each.stored, numbers) for each in found],
-            runs=renumber.runs(thread.ancestry, numbers),
+            segments=renumber.segments(thread.ancestry, numbers),
         ),
         Part(names[0], threads=[renumber.thread(raw, numbers)._replace(note=b"note") for raw in raws]),
     ]
@@ -216,8 +216,8 @@ def plain(raw: RawThread) -> RawThread:
         hidden=sorted(raw.hidden, key=repr),
         operations=list(raw.operations),
         writes=list(raw.writes),
-        commons={name: list(held) for name, held in raw.commons.items()},
-        kin=(),
+        shared_states={name: list(held) for name, held in raw.shared_states.items()},
+        family_threads=(),
     )
 
 

@@ -17,7 +17,7 @@ from everstep.errors import (
 )
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import (
-    Base,
+    BaseRef,
     Change,
     Draft,
     Hidden,
@@ -226,12 +226,12 @@ class CommitContract:
             newest = await inside.newest("t", 5)
             assert newest is not None
             assert ids(newest.listed) == ["a"]
-            assert await inside.runs(loaded.stored.family, [loaded.stored.run]) == {}
+            assert await inside.segments(loaded.stored.family, [loaded.stored.segment]) == {}
             assert [each.kind for each in await inside.operations("t", 5)] == ["kind"]
             thread = await inside.thread("t", branches=True, ancestry=True)
             assert thread is not None
             assert thread.heads[""][0] == "a"
-            base = Base(loaded.stored.record.key, loaded.stored.digest)
+            base = BaseRef(loaded.stored.record.key, loaded.stored.digest)
             stored = await inside.commit(put(make_record("b", parents=["a"], roots=[leaf]), base=base, expect="a"))
             assert stored is not None
             return stored
@@ -332,9 +332,9 @@ class CommitContract:
 
     async def test_an_id_made_by_chance_replaces_nothing_in_another_namespace(self, store: Store) -> None:
         await store.commit(put(make_record("s1", "t", "sub", body=b"kept")))
-        beside = [Draft(make_record("s1", "t", "sub", body=b"other"), ())]
+        other_namespaces = [Draft(make_record("s1", "t", "sub", body=b"other"), ())]
         with pytest.raises(IdTaken):
-            await store.commit(put(make_record(), fresh=True, beside=beside))
+            await store.commit(put(make_record(), fresh=True, other_namespaces=other_namespaces))
         assert ids(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == ["s1"]
         loaded = await store.read("t", "sub")
         assert loaded is not None and loaded.stored.record.body == b"kept"
@@ -347,10 +347,10 @@ class CommitContract:
         for parent in (first.key, Key("elsewhere", "sub", "s2")):
             late = make_record("s3", "t", "sub")._replace(parents=(parent,))
             with pytest.raises(HeadMoved):
-                await store.commit(put(make_record("c2"), beside=[Draft(late, ())]))
+                await store.commit(put(make_record("c2"), other_namespaces=[Draft(late, ())]))
         assert ids(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == ["s2", "s1", "c1"]
         following = make_record("s3", "t", "sub", parents=["s2"])
-        await store.commit(put(make_record("c2"), beside=[Draft(following, ())]))
+        await store.commit(put(make_record("c2"), other_namespaces=[Draft(following, ())]))
         loaded = await store.read("t", "sub")
         assert loaded is not None and loaded.stored.record.key == following.key
 
@@ -361,7 +361,7 @@ class CommitContract:
         first = await store.commit(put(make_record(roots=[leaf]), leaf))
         await store.commit(put(make_record("c2", step=2)))
         assert first is not None
-        base = Base(first.record.key, first.digest)
+        base = BaseRef(first.record.key, first.digest)
         await store.commit(put(make_record("c3", step=3, roots=[leaf]), base=base))
         loaded = await store.read("t", objects=True)
         assert loaded is not None
@@ -371,20 +371,20 @@ class CommitContract:
         for _ in range(2):  # so that the store knows the head, and may take a short way
             await store.commit(follow("t", "c"))
         record = make_record("c-3", step=3, parents=["c-2"])
-        draft = Draft(record, (), (Base(Key("t", "", "gone"), b"\0" * 16),))
+        draft = Draft(record, (), (BaseRef(Key("t", "", "gone"), b"\0" * 16),))
         with pytest.raises(BaseGone):
             await store.commit(Change("t", build=lambda _: draft))
         assert await head_id(store) == "c-2"
         first = await store.read("t", "", "c-1")
         assert first is not None
-        draft = Draft(record, (), (Base(first.stored.record.key, first.stored.digest),))
+        draft = Draft(record, (), (BaseRef(first.stored.record.key, first.stored.digest),))
         await store.commit(Change("t", build=lambda _: draft))
         assert await head_id(store) == "c-3"
 
     async def test_a_base_that_is_gone_or_replaced_is_refused(self, store: Store) -> None:
         first = await store.commit(put(make_record()))
         assert first is not None
-        base = Base(first.record.key, first.digest)
+        base = BaseRef(first.record.key, first.digest)
         await store.commit(put(make_record(body=b"other")))
         with pytest.raises(BaseGone):
             await store.commit(put(make_record("c2", step=2), base=base))
@@ -398,7 +398,7 @@ class CommitContract:
         await store.commit(put(make_record("c1", "u")))
         assert first is not None
         with pytest.raises(BaseGone):
-            await store.commit(put(make_record("c2", "u", step=2), base=Base(first.record.key, first.digest)))
+            await store.commit(put(make_record("c2", "u", step=2), base=BaseRef(first.record.key, first.digest)))
 
     async def test_an_object_sent_again_is_not_swept(self, store: Store) -> None:
         leaf = make_object(b"leaf")

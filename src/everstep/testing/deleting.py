@@ -10,9 +10,8 @@ from everstep.errors import (
     HeadMoved,
 )
 from everstep.stores.protocol import (
-    Base,
+    BaseRef,
     Change,
-    Common,
     Hidden,
     Key,
     Move,
@@ -20,6 +19,7 @@ from everstep.stores.protocol import (
     Pin,
     Query,
     Root,
+    SharedState,
     Store,
     Swept,
     Write,
@@ -50,7 +50,7 @@ class DeletionContract:
         new = make_object(b"new")
         first = await store.commit(put(make_record(roots=[shared, old]), shared, old))
         assert first is not None
-        base = Base(first.record.key, first.digest)
+        base = BaseRef(first.record.key, first.digest)
         await store.commit(put(make_record("c2", step=2, roots=[shared, new]), new, base=base))
 
         deleted = await store.delete("t", keys=[Key("t", "", "c1")])
@@ -86,9 +86,9 @@ class DeletionContract:
         leaf = make_object(b"leaf")
         first = await store.commit(put(make_record(roots=[leaf]), leaf))
         assert first is not None
-        common = Common(first.place, Root(leaf.hash, b"common", (6,)))
+        common = SharedState(first.place, Root(leaf.hash, b"common", (6,)))
         key = first.record.key
-        await store.commit(put(make_record("b1", "branch", step=0), origin=key, commons={"t": common}))
+        await store.commit(put(make_record("b1", "branch", step=0), origin=key, shared_states={"t": common}))
         await store.delete("t", keys=[key])
         await store.put_writes(Key("t", "", "x"), [Write("task", 0, "ch", b"", b"", 0)], [])
         await store.sweep(first.family)
@@ -99,8 +99,10 @@ class DeletionContract:
         first = await store.commit(put(make_record(roots=[leaf]), leaf))
         await store.commit(put(make_record("c2", step=2)))
         assert first is not None
-        common = Common(first.place, Root(leaf.hash, b"common", (6,)))
-        await store.commit(put(make_record("b1", "branch", step=0), origin=first.record.key, commons={"t": common}))
+        common = SharedState(first.place, Root(leaf.hash, b"common", (6,)))
+        await store.commit(
+            put(make_record("b1", "branch", step=0), origin=first.record.key, shared_states={"t": common})
+        )
         await store.delete("t", keys=[first.record.key])
         await store.sweep(first.family)
 
@@ -109,8 +111,8 @@ class DeletionContract:
 
         assert branch is not None and origin is not None
         assert branch.origin == first.record.key
-        assert {name: list(held) for name, held in branch.commons.items()} == {"t": [common]}
-        assert {name: list(held) for name, held in origin.commons.items()} == {"branch": [common]}
+        assert {name: list(held) for name, held in branch.shared_states.items()} == {"t": [common]}
+        assert {name: list(held) for name, held in origin.shared_states.items()} == {"branch": [common]}
         assert await store.fetch(first.family, [leaf.hash]) == [leaf]
 
     async def test_deleting_a_thread_removes_it_and_nothing_else(self, store: Store) -> None:
@@ -223,8 +225,8 @@ class DeletionContract:
         thread = await store.thread("t")
         await store.commit(follow("t", "c")._replace(prune=seqs))
         assert thread is not None
-        assert thread.spared == {seqs[1], seqs[3]}
-        assert await store.count(Query(thread_id="t", spared=True)) == 2
+        assert thread.protected == {seqs[1], seqs[3]}
+        assert await store.count(Query(thread_id="t", protected=True)) == 2
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-7", "c-4", "c-2"]
         await store.commit(Change(thread_id="t", pins=[Pin(stored[1].record.key, False)]))
         await store.delete("branch")
@@ -299,8 +301,8 @@ class DeletionContract:
         first = await store.commit(put(make_record()))
         assert first is not None
         record = make_record("b", "branch", step=0)._replace(parents=(first.record.key,))
-        common = Common(first.place, Root(b"", b"", ()))
-        await store.commit(put(record, origin=first.record.key, commons={"t": common}))
+        common = SharedState(first.place, Root(b"", b"", ()))
+        await store.commit(put(record, origin=first.record.key, shared_states={"t": common}))
         await store.commit(Change(thread_id="branch", log=Operation("kept", {})))
         await store.put_writes(Key("branch", "", "early"), [Write("task", 0, "ch", b"", b"", 0)], [])
 
@@ -309,16 +311,16 @@ class DeletionContract:
         thread = await store.thread("branch")
         origin = await store.thread("t")
         assert thread is not None and origin is not None
-        assert (thread.heads, thread.origin, set(thread.commons)) == ({}, first.record.key, {"t"})
+        assert (thread.heads, thread.origin, set(thread.shared_states)) == ({}, first.record.key, {"t"})
         assert [entry.kind for entry in await store.operations("branch", 10)] == ["kept"]
-        assert origin.spared == {first.seq}  # the branch lives, as far as its origin is concerned
+        assert origin.protected == {first.seq}  # the branch lives, as far as its origin is concerned
         assert ids(await store.list_threads(10, 0, headless=True)) == ["c1"]
 
         await store.delete("branch", keys=[Key("branch", "", "early")])
 
         origin = await store.thread("t")
         assert origin is not None
-        assert (await store.thread("branch"), origin.spared, origin.commons) == (None, frozenset(), {})
+        assert (await store.thread("branch"), origin.protected, origin.shared_states) == (None, frozenset(), {})
         assert await store.operations("branch", 10) == []
 
     async def test_a_head_that_falls_back_is_no_activity(self, store: Store) -> None:
@@ -331,7 +333,7 @@ class DeletionContract:
         assert before is not None and after is not None
         assert ids(await store.list_threads(10, 0)) == ["d-1", "c-1"]
         assert after.generation == before.generation + 1
-        assert (await raw_thread(store)).lines[""].turned
+        assert (await raw_thread(store)).lines[""].head_was_moved
 
     async def test_a_namespace_left_empty_is_gone_and_the_others_stay(self, store: Store) -> None:
         await store.commit(put(make_record()))
@@ -380,7 +382,7 @@ class DeletionContract:
     async def test_a_stretch_that_hides_nothing_any_more_is_dropped(self, store: Store) -> None:
         stored = [await store.commit(follow("t", "c")) for _ in range(3)]
         one, two, three = [s for s in stored if s is not None]
-        hide = [Hidden("", one.seq, three.seq, one.run)]
+        hide = [Hidden("", one.seq, three.seq, one.segment)]
         await store.commit(Change(thread_id="t", moves=[Move("", "c-1")], hide=hide, log=Operation("rewind", {})))
         await store.delete("t", keys=[two.record.key])
         kept = await store.thread("t")

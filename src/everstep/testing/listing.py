@@ -68,8 +68,8 @@ class ListingContract:
             Query(thread_id="t", hidden="only"), Query(thread_id="t", after_seq=seqs[2]), Query(thread_id="ghost"),
             Query(thread_id="t", after_seq=seqs[2], hidden="also"), Query(thread_id="t", before_seq=seqs[3]),
             Query(thread_id="t", step_max=4, hidden="only"), Query(limit=3), Query(thread_id="t", filter={"a": 1}),
-            Query(thread_id="t", spared=True), Query(thread_id="t", spared=False),
-            Query(thread_id="t", run=seqs[0]), Query(namespace=None, offset=2),
+            Query(thread_id="t", protected=True), Query(thread_id="t", protected=False),
+            Query(thread_id="t", segment=seqs[0]), Query(namespace=None, offset=2),
             Query(thread_id="t", namespace="sub", hidden="only"),
         ):  # fmt: skip
             assert await store.count(query) == len(await store.list_checkpoints(query)), query

@@ -10,7 +10,7 @@ from everstep.errors import (
     UnstorableValue,
 )
 from everstep.stores.protocol import (
-    Base,
+    BaseRef,
     Change,
     Draft,
     Hidden,
@@ -123,7 +123,7 @@ class MovingContract:
         await store.commit(put(make_record(body=b"new"), moves=[Move("", "c1")]))
         assert old is not None
         with pytest.raises(BaseGone):
-            await store.commit(put(make_record("c2"), base=Base(old.record.key, old.digest)))
+            await store.commit(put(make_record("c2"), base=BaseRef(old.record.key, old.digest)))
         seen: list[bytes] = []
 
         def build(head: Stored | None) -> Draft:

@@ -10,7 +10,7 @@ from everstep.errors import (
     BaseGone,
 )
 from everstep.stores.protocol import (
-    Base,
+    BaseRef,
     Change,
     Draft,
     Hidden,
@@ -159,7 +159,7 @@ class PendingWritesContract:
             assert source is not None
             record = make_record("c", "branch", namespace=source.record.key.namespace, roots=[root])
             record = record._replace(parents=(source.record.key,))
-            drafts.append(Draft(record, [value], [Base(source.record.key, source.digest)]))
+            drafts.append(Draft(record, [value], [BaseRef(source.record.key, source.digest)]))
         writes = [
             (draft.record.key, Write("task", 0, "a", value.hash, draft.record.key.namespace.encode(), 0))
             for draft in drafts
@@ -168,7 +168,7 @@ class PendingWritesContract:
             thread_id="branch",
             build=lambda _: drafts[0],
             origin=Key("t", "", "c"),
-            beside=drafts[1:],
+            other_namespaces=drafts[1:],
             writes=writes,
             log=Operation("branch", {}),
             log_thread="t",
@@ -182,13 +182,13 @@ class PendingWritesContract:
             assert [(write.body, write.children) for write in loaded.writes] == [(name.encode(), value.hash)]
             thread = await store.thread("branch", ancestry=True)
             assert thread is not None
-            assert [place.key for place in thread.runs[loaded.stored.run]] == [Key("t", name, "c")]
+            assert [place.key for place in thread.segments[loaded.stored.segment]] == [Key("t", name, "c")]
         assert len(await store.operations("t", 10)) == 1
-        bad = drafts[1]._replace(bases=[Base(Key("t", "inner", "c"), b"wrong")])
+        bad = drafts[1]._replace(bases=[BaseRef(Key("t", "inner", "c"), b"wrong")])
         changed = drafts[0]._replace(record=drafts[0].record._replace(key=Key("third", "", "c")))
         bad = bad._replace(record=bad.record._replace(key=Key("third", "inner", "c")))
         with pytest.raises(BaseGone):
             await store.commit(
-                Change(thread_id="third", build=lambda _: changed, origin=Key("t", "", "c"), beside=[bad])
+                Change(thread_id="third", build=lambda _: changed, origin=Key("t", "", "c"), other_namespaces=[bad])
             )
         assert await store.thread("third") is None

@@ -57,7 +57,7 @@ class TakingOverContract:
         )
         await store.commit(put(make_record("b1", "branch"), origin=key, log=Operation("b", {}), log_thread="t"))
 
-        raw = await store.raw("t", kin=True)
+        raw = await store.raw("t", family_threads=True)
         branch = await store.raw("branch")
 
         assert raw is not None and branch is not None
@@ -70,9 +70,9 @@ class TakingOverContract:
         assert [o.kind for o in raw.operations] == ["a", "b"]
         assert list(raw.hidden) == [stretch._replace(operation=raw.operations[0].seq)]
         assert [(at, write.body) for at, write in raw.writes] == [(key, b"w"), (later, b"v")]
-        assert sorted(raw.kin) == ["branch", "t"]
+        assert sorted(raw.family_threads) == ["branch", "t"]
         assert raw.identity == branch.identity
-        assert (branch.origin, branch.began, list(branch.kin)) == (key, first.seq, [])
+        assert (branch.origin, branch.began, list(branch.family_threads)) == (key, first.seq, [])
         assert branch.lines[""].active > raw.lines[""].active > 0
 
     async def test_a_beginning_that_is_deleted_has_no_number(self, store: Store) -> None:
@@ -119,16 +119,16 @@ class TakingOverContract:
             ours = await source.list_checkpoints(query)
             theirs = await store.list_checkpoints(query)
             assert [s.record for s in theirs] == [s.record for s in ours]
-            assert [(s.seq, s.run) for s in theirs] == [(number(s.seq), number(s.run)) for s in ours]
+            assert [(s.seq, s.segment) for s in theirs] == [(number(s.seq), number(s.segment)) for s in ours]
             assert [(s.pinned, s.hidden, s.digest) for s in theirs] == [(s.pinned, s.hidden, s.digest) for s in ours]
             assert await store.count(query) == len(ours)
             assert await store.count(Query(thread_id=name)) == await source.count(Query(thread_id=name))
         one = await source.thread("t", ancestry=True)
         other = await store.thread("t", ancestry=True)
         assert one is not None and other is not None
-        assert {number(run) for run in one.ancestry} == other.ancestry.keys()
-        assert {number(run) for run in one.runs} == other.runs.keys()
-        assert {number(seq) for seq in one.spared} == other.spared
+        assert {number(segment) for segment in one.ancestry} == other.ancestry.keys()
+        assert {number(segment) for segment in one.segments} == other.segments.keys()
+        assert {number(seq) for seq in one.protected} == other.protected
         assert other.heads == one.heads
         read = await store.read("t", "", "c-1", objects=True)
         assert read is not None
@@ -140,11 +140,11 @@ class TakingOverContract:
     async def test_taking_over_again_changes_nothing(self, store: Store) -> None:
         parts, _ = await take_over(store, await elsewhere(), "t", "branch")
         before = [await raw_thread(store, name) for name in ("t", "branch")]
-        spared = await store.thread("t", ancestry=True)
+        protected = await store.thread("t", ancestry=True)
         for part in parts:
             await store.adopt(part)
         assert [await raw_thread(store, name) for name in ("t", "branch")] == before
-        assert await store.thread("t", ancestry=True) == spared
+        assert await store.thread("t", ancestry=True) == protected
         query = Query(thread_id="t", namespace=None, hidden="also")
         assert await store.count(query) == len(await store.list_checkpoints(query)) == 5
 
@@ -158,12 +158,12 @@ class TakingOverContract:
         assert ours is not None and theirs is not None and again is not None and too is not None
         assert theirs.record == ours.record
         assert theirs.seq > max(number(ours.seq - 1), max(e.seq for e in await store.operations("t", 9)))
-        assert theirs.run == theirs.seq == too.run  # the head had been moved: a new run
+        assert theirs.segment == theirs.seq == too.segment  # the head had been moved: a new segment
         one = await source.thread("t")
         other = await store.thread("t")
         assert one is not None and other is not None
-        follows = [(place.key, number(place.run), number(place.seq)) for place in one.runs[ours.run]]
-        assert [tuple(place) for place in other.runs[theirs.run]] == follows
+        follows = [(place.key, number(place.segment), number(place.seq)) for place in one.segments[ours.segment]]
+        assert [tuple(place) for place in other.segments[theirs.segment]] == follows
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ids(
             await source.list_checkpoints(Query(thread_id="t"))
         )
@@ -181,7 +181,7 @@ class TakingOverContract:
     async def test_a_thread_that_is_given_anew_loses_what_it_had(self, store: Store) -> None:
         await take_over(store, await elsewhere(), "t", "branch")
         key = Key("t", "", "c-2")
-        line = RawLine("c-1", turned=True, generation=9, active=1)
+        line = RawLine("c-1", head_was_moved=True, generation=9, active=1)
         await store.adopt(Part("t", gone=[key, Key("t", "", "nope")], threads=[RawThread("t", "", b"", {"": line})]))
 
         raw = await raw_thread(store)
@@ -189,25 +189,25 @@ class TakingOverContract:
         assert (raw.pinned, raw.hidden, raw.operations, raw.writes, raw.note) == (frozenset(), [], [], [], b"")
         assert ids(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == ["c-4", "c-3", "c-1"]
         assert await store.count(Query(thread_id="t")) == 3
-        assert raw.commons.keys() == {"branch"}  # a thread that is not named keeps what it has in common
+        assert raw.shared_states.keys() == {"branch"}  # a thread that is not named keeps what it has in common
         assert await store.read("t", "sub") is None
 
     async def test_runs_and_common_states_are_given_anew(self, store: Store) -> None:
         (_, part), _ = await take_over(store, await elsewhere(), "t", "branch")
         branch = next(raw for raw in part.threads if raw.thread_id == "branch")
-        assert branch.lines[""].runs
-        (common,) = branch.commons["t"]
+        assert branch.lines[""].segments
+        (common,) = branch.shared_states["t"]
         common = common._replace(place=common.place._replace(seq=common.place.seq + 1))
-        lines = {"": branch.lines[""]._replace(runs=frozenset())}
-        await store.adopt(Part("t", threads=[branch._replace(lines=lines, commons={"t": [common]})]))
+        lines = {"": branch.lines[""]._replace(segments=frozenset())}
+        await store.adopt(Part("t", threads=[branch._replace(lines=lines, shared_states={"t": [common]})]))
 
         thread = await store.thread("branch", ancestry=True)
         origin = await store.thread("t")
         assert thread is not None and origin is not None
-        assert thread.runs == {}
-        assert thread.ancestry.keys() >= branch.lines[""].runs
-        assert {name: list(held) for name, held in thread.commons.items()} == {"t": [common]}
-        assert {name: list(held) for name, held in origin.commons.items()} == {"branch": [common]}
+        assert thread.segments == {}
+        assert thread.ancestry.keys() >= branch.lines[""].segments
+        assert {name: list(held) for name, held in thread.shared_states.items()} == {"t": [common]}
+        assert {name: list(held) for name, held in origin.shared_states.items()} == {"branch": [common]}
 
     async def test_a_checkpoint_may_be_given_anew(self, store: Store) -> None:
         (part, _), _ = await take_over(store, await elsewhere(), "t", "branch")
@@ -230,7 +230,7 @@ class TakingOverContract:
         stored = await store.commit(follow("t", "mine"))
         assert stored is not None
         theirs = stored._replace(record=make_record("x", "other"), seq=stored.seq + 50)
-        headless = RawThread("t", "", b"", {"": RawLine("nope", turned=False, generation=1, active=1)})
+        headless = RawThread("t", "", b"", {"": RawLine("nope", head_was_moved=False, generation=1, active=1)})
         before = await store.raw("t"), await store.raw("other")
         with pytest.raises(InvalidInput, match="other"):
             await store.adopt(Part("t", b"note", reserve=5, checkpoints=[theirs]))

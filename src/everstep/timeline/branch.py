@@ -8,7 +8,7 @@ from everstep.history.adapter import adapter_of
 from everstep.repository.new_names import new_token, under_new_name
 from everstep.repository.step import checkpoint_id, new_record
 from everstep.runtime import checks
-from everstep.stores.protocol import Base, Change, Common, Draft, Key, Stored
+from everstep.stores.protocol import BaseRef, Change, Draft, Key, SharedState, Stored
 from everstep.timeline.workspace import Workspace
 
 _TRIES = 10  # from a checkpoint that others replace meanwhile
@@ -50,8 +50,8 @@ async def _branch(work: Workspace, source: Key, name: str) -> str:
             build=lambda _: drafts[0],
             fresh=True,
             origin=origin.record.key,
-            commons={source.thread_id: Common(origin.place, origin.record.root)},
-            beside=drafts[1:],
+            shared_states={source.thread_id: SharedState(origin.place, origin.record.root)},
+            other_namespaces=drafts[1:],
             writes=writes,
             log=operation_log.entry("branch", details, undo, top, origin.seq),
             log_thread=source.thread_id,
@@ -83,4 +83,4 @@ def _first_of_branch(origin: Stored, thread_id: str, name: str) -> Draft:
         next_node=origin.record.next_node,
     )
     record = record.with_root(origin.record.root)._replace(repeats=origin.record.repeats)
-    return Draft(record, (), (Base(source, origin.digest),))
+    return Draft(record, (), (BaseRef(source, origin.digest),))

@@ -32,7 +32,7 @@ from everstep.errors import (
     UnsupportedByBackend,
 )
 from everstep.history.diff import compare
-from everstep.history.merge_base import Bases, root_of_nodes
+from everstep.history.merge_base import MergeBaseFinder, root_of_nodes
 from everstep.history.rebase import Values
 from everstep.history.three_way import merge as merge_roots
 from everstep.reports import (
@@ -375,7 +375,7 @@ class PlainTimeline:
         async def below(names: Sequence[str], other: str) -> Sequence[str]:
             return graph.common_of(names, other)
 
-        base = await Bases(root_of, below, walk).merged(bases)
+        base = await MergeBaseFinder(root_of, below, walk).merged(bases)
         sides = _rooted(ours, objects), _rooted(theirs, objects)
         need = merge_roots(base.root, *sides, resolve=resolve, uncertain=base.uncertain, mappings_only=True)
         merged = await walk(need, base.objects)

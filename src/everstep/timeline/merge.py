@@ -11,7 +11,7 @@ from everstep.errors import CheckpointCorrupted, HeadMoved, InvalidInput, MergeC
 from everstep.history import checkpoint_tree, operation_log
 from everstep.history.adapter import Adapter, adapter_of
 from everstep.history.ancestry import Ancestry, ancestry_of
-from everstep.history.merge_base import Bases, MergeBase, root_of_nodes, shown_root
+from everstep.history.merge_base import MergeBase, MergeBaseFinder, root_of_nodes, shown_root
 from everstep.history.three_way import Merged
 from everstep.history.three_way import merge as merge_roots
 from everstep.reports import Conflict
@@ -20,7 +20,19 @@ from everstep.repository.repository import packed_whole
 from everstep.repository.step import checkpoint_id, new_record
 from everstep.runtime import calls
 from everstep.runtime.deadlines import held_by_caller
-from everstep.stores.protocol import Base, Change, Common, Draft, Key, Object, Place, Record, Root, Stored, Thread
+from everstep.stores.protocol import (
+    BaseRef,
+    Change,
+    Draft,
+    Key,
+    Object,
+    Place,
+    Record,
+    Root,
+    SharedState,
+    Stored,
+    Thread,
+)
 from everstep.timeline.protocol import Resolve
 from everstep.timeline.workspace import Workspace
 from everstep.values import compress, costs, tree
@@ -137,7 +149,7 @@ async def _merged(work: Workspace, sides: _Sides, resolve: Resolve) -> Draft:
         repeats = await work.repository.repeats_of(merged.nodes, merged.objects, [ours.family])
     record = _merge_record(sides).with_root(root_of_nodes(merged.nodes))._replace(repeats=repeats)
     objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
-    return Draft(record, objects, tuple(Base(stored.record.key, stored.digest) for stored in (ours, theirs)))
+    return Draft(record, objects, tuple(BaseRef(stored.record.key, stored.digest) for stored in (ours, theirs)))
 
 
 async def _unsplit(work: Workspace, merged: Merged, family: str) -> Merged:
@@ -231,10 +243,10 @@ async def _merged_subgraph(
 # -- what both have in common
 
 
-def _bases(work: Workspace, sides: _Sides, adapter: Adapter | None) -> Bases[Place]:
+def _bases(work: Workspace, sides: _Sides, adapter: Adapter | None) -> MergeBaseFinder[Place]:
     thread = sides.thread
     ancestry = sides.ancestry
-    return Bases(
+    return MergeBaseFinder(
         lambda place: _base_root(work, place, thread),
         lambda places, other: ancestry.common([other], places),
         lambda need, objects: work.repository.walk(need, [thread.family], objects),
@@ -247,7 +259,7 @@ async def _base_root(work: Workspace, place: Place, thread: Thread) -> Root:
     loaded = await work.store.read(*place.key)
     if loaded is not None and loaded.stored.seq == place.seq:
         return loaded.stored.record.root
-    names = [thread.thread_id, place.key.thread_id, *thread.commons]
+    names = [thread.thread_id, place.key.thread_id, *thread.shared_states]
     asked: set[str] = set()
     while names:
         name = names.pop(0)
@@ -255,11 +267,11 @@ async def _base_root(work: Workspace, place: Place, thread: Thread) -> Root:
             continue
         asked.add(name)
         other = await work.store.thread(name)
-        commons = other.commons if other is not None else {}
-        for common in itertools.chain(*commons.values()):
+        shared_states = other.shared_states if other is not None else {}
+        for common in itertools.chain(*shared_states.values()):
             if common.place == place:
                 return common.root
-        names += commons
+        names += shared_states
     raise InvalidInput(
         f"the last common ancestor of these threads, {place.key.checkpoint_id!r} of thread "
         f"{place.key.thread_id!r}, was deleted; there is nothing to merge against"
@@ -292,8 +304,8 @@ async def _commit(work: Workspace, sides: _Sides, drafts: Sequence[Draft]) -> St
             expect=head,
             build=lambda _: drafts[0],
             fresh=True,
-            beside=drafts[1:],
-            commons={theirs.record.key.thread_id: Common(theirs.place, theirs.record.root)},
+            other_namespaces=drafts[1:],
+            shared_states={theirs.record.key.thread_id: SharedState(theirs.place, theirs.record.root)},
             log=operation_log.entry("merge", details, undo, top, newest),
         )
     )

@@ -12,7 +12,7 @@ from everstep.history.ancestry import ancestry_of
 from everstep.reports import TimeTravelResult
 from everstep.repository.repository import reclaim, to_checkpoint, to_metadata
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.protocol import Change, Common, Hidden, Key, Loaded, Move, Operation, Query, Stored, Thread
+from everstep.stores.protocol import Change, Hidden, Key, Loaded, Move, Operation, Query, SharedState, Stored, Thread
 from everstep.timeline.workspace import Workspace
 from everstep.types import Checkpoint, UnreadCheckpoint
 
@@ -82,7 +82,7 @@ async def _rewind(work: Workspace, key: Key, later: str) -> _Rewound:
             expect=thread.head_id(key.namespace),
             moves=[Move(*move) for move in back.heads.items()],
             hide=hide,
-            commons=commons_after(thread, target),
+            shared_states=shared_states_after(thread, target),
             log=entry,
         )
     )
@@ -128,7 +128,9 @@ async def _count(work: Workspace, key: Key, following: Sequence[Hidden]) -> int:
     """Return how many visible checkpoints came later."""
     total = 0
     for stretch in following:
-        query = Query(thread_id=key.thread_id, namespace=key.namespace, after_seq=stretch.after, run=stretch.run)
+        query = Query(
+            thread_id=key.thread_id, namespace=key.namespace, after_seq=stretch.after, segment=stretch.segment
+        )
         total += await work.store.count(query)
     return total
 
@@ -141,7 +143,7 @@ async def _delete_later(work: Workspace, thread_id: str, stretches: Sequence[Hid
             thread_id=thread_id,
             namespace=stretch.namespace,
             after_seq=stretch.after,
-            run=stretch.run,
+            segment=stretch.segment,
             before_seq=stretch.to + 1,
             hidden="also",
         )
@@ -155,12 +157,12 @@ async def _delete_later(work: Workspace, thread_id: str, stretches: Sequence[Hid
     await reclaim(work.store, deleted, thread_id)
 
 
-def commons_after(thread: Thread, target: Stored) -> dict[str, Common]:
+def shared_states_after(thread: Thread, target: Stored) -> dict[str, SharedState]:
     """Return what a thread has in common, after a rewind, with those that went on from what it leaves behind."""
-    common = Common(target.place, target.record.root)
+    common = SharedState(target.place, target.record.root)
     return {
         other: common
-        for other, held in thread.commons.items()
+        for other, held in thread.shared_states.items()
         if any(c.place.key.thread_id == thread.thread_id and c.place.seq > target.seq for c in held)
     }
 

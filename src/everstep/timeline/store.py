@@ -35,11 +35,11 @@ from everstep.repository.step import Step
 from everstep.retention.keeper import Keeper
 from everstep.runtime import calls
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.protocol import AnyHead, Change, Common, Key, Pin, Query, Root, Stored
+from everstep.stores.protocol import AnyHead, Change, Key, Pin, Query, Root, SharedState, Stored
 from everstep.timeline.branch import branch
 from everstep.timeline.merge import merge
 from everstep.timeline.protocol import Resolve
-from everstep.timeline.rewind import commons_after, rewind
+from everstep.timeline.rewind import rewind, shared_states_after
 from everstep.timeline.undo import operations, redo, undo
 from everstep.timeline.workspace import Workspace
 from everstep.types import TASK_NAMESPACE, Checkpoint, CheckpointMetadata
@@ -86,14 +86,14 @@ class StoreTimeline:
     ) -> str:
         """Save whole values as the next step."""
         parent = None
-        commons = dict[str, Common]()
+        shared_states = dict[str, SharedState]()
         if parent_id is not None:
             # Copied before the wait: what the caller changes later belongs to a later step.
             names = ("messages", "state", "tools_result")
             values = tuple(copied(value, name) for name, value in zip(names, values, strict=True))
             parent = await self._work.require(Key(step.thread_id, step.namespace, parent_id))
             thread = await self._work.store.thread(step.thread_id)
-            commons = commons_after(thread, parent) if thread is not None else {}
+            shared_states = shared_states_after(thread, parent) if thread is not None else {}
         return await self._kept(
             step,
             lambda prune: self._work.repository.save(
@@ -105,7 +105,7 @@ class StoreTimeline:
                 split=self._work.config.delta_snapshots,
                 size_bytes_max=self._work.config.size_bytes_max,
                 prune=prune,
-                commons=commons,
+                shared_states=shared_states,
                 make_new_id=step.make_new_id,
             ),
         )
@@ -162,7 +162,7 @@ class StoreTimeline:
         except BaseException:
             self._work.keeper.give_back(line, due)
             raise
-        if stored.run == stored.seq:
+        if stored.segment == stored.seq:
             self._work.keeper.forget(step.thread_id)  # the head was moved, maybe by somebody else: plan anew
         await self._work.keeper.upkeep(self._work.store, stored)
         return stored.record.key.checkpoint_id
@@ -186,11 +186,11 @@ class StoreTimeline:
         newest = await self._work.store.newest(thread_id, limit, branches=branches, without=TASK_NAMESPACE)
         if newest is None:
             return checkpoint_tree.tree(thread_id, [], (), {}, 0)
-        runs: checkpoint_tree.Runs = {}
+        segments: checkpoint_tree.Segments = {}
         if newest.listed:
             ancestry = ancestry_of(self._work.store, newest.listed[0].family)
-            runs = await ancestry.walk(checkpoint_tree.tree_runs(newest.listed))
-        return checkpoint_tree.tree(thread_id, newest.listed, newest.heads, runs, newest.total)
+            segments = await ancestry.walk(checkpoint_tree.tree_segments(newest.listed))
+        return checkpoint_tree.tree(thread_id, newest.listed, newest.heads, segments, newest.total)
 
     async def diff(self, a: Key, b: Key) -> Diff:
         """Return what changed from `a` to `b`."""

@@ -148,7 +148,7 @@ class _Entry(NamedTuple):
 
     key: Key
     seq: int
-    run: int
+    segment: int
     digest: bytes
     added_bytes: int
 
@@ -281,11 +281,11 @@ class _Copier:
         seen: set[str] = set()
         for name in names:
             if name not in seen:
-                raw = await self._source.raw(name, kin=True)
+                raw = await self._source.raw(name, family_threads=True)
                 if raw is None:
                     raise InvalidInput(f"there is no thread {name!r} in the source")
-                found.append(list(raw.kin))
-                seen.update(raw.kin)
+                found.append(list(raw.family_threads))
+                seen.update(raw.family_threads)
         return found
 
     async def _copy_family(self, names: Sequence[str]) -> None:
@@ -331,12 +331,12 @@ class _Copier:
         while pending:
             name = next(iter(pending))
             del pending[name]
-            raw = await self._source.raw(name, kin=not raws)
+            raw = await self._source.raw(name, family_threads=not raws)
             if raw is None or family not in (None, raw.family):
                 continue
             family = raw.family
             raws[name] = raw
-            pending |= dict.fromkeys(kin for kin in raw.kin if kin not in raws)
+            pending |= dict.fromkeys(name for name in raw.family_threads if name not in raws)
         return raws
 
     # -- what the target has
@@ -379,9 +379,11 @@ class _Copier:
         note = await self._reserve(family, there)
         target = await self._target.thread(there.anchor, ancestry=True)
         known = target.ancestry if target is not None else {}
-        missing = [(run, to) for run, to in renumber.runs(family.ancestry, numbers).items() if run not in known]
-        for runs in _pieces(missing, _PART_RUNS):
-            await self._adopt(Part(there.anchor, note, runs=dict(runs)))
+        missing = [
+            (segment, to) for segment, to in renumber.segments(family.ancestry, numbers).items() if segment not in known
+        ]
+        for segments in _pieces(missing, _PART_RUNS):
+            await self._adopt(Part(there.anchor, note, segments=dict(segments)))
             note = None
         entries = dict(there.entries)
         for group in _groups(entry for entry in family.entries if _is_wanted(entry, entries, numbers)):
@@ -397,7 +399,7 @@ class _Copier:
         """Reserve the numbers that the family needs; return what to note of it with the first part that uses them."""
         numbers = there.numbers
         before = list(there.numbers.stretches)
-        used = [number for entry in family.entries for number in (entry.seq, entry.run)]
+        used = [number for entry in family.entries for number in (entry.seq, entry.segment)]
         spans = renumber.spans(family.raws.values(), family.ancestry, used)
         old = there.notes.get(there.anchor, Note(family.identity, (), None))
         size = numbers.needed(spans)
@@ -505,7 +507,9 @@ class _Copier:
         except _Lost:
             for raw in batch:
                 found = await self._source.raw(raw.thread_id)
-                if found != family.raws[raw.thread_id]._replace(kin=found.kin if found is not None else ()):
+                if found != family.raws[raw.thread_id]._replace(
+                    family_threads=found.family_threads if found is not None else ()
+                ):
                     return False
             raise CheckpointCorrupted(
                 "a part of a pending write, or of what two threads have in common, is missing in the source",
@@ -554,10 +558,10 @@ class _Copier:
 
     async def _compare(self, family: _Family, copied: _There) -> None:
         """Read everything back and raise CheckpointCorrupted where it is not as it should be."""
-        expected = renumber.runs(family.ancestry, copied.numbers)
+        expected = renumber.segments(family.ancestry, copied.numbers)
         thread = await self._target.thread(copied.anchor, ancestry=True)
         found = thread.ancestry if thread is not None else {}
-        if thread is None or any(tuple(found.get(run, ())) != to for run, to in expected.items()):
+        if thread is None or any(tuple(found.get(segment, ())) != to for segment, to in expected.items()):
             raise _differs("the copy has another ancestry", Key(copied.anchor, "", ""))
         by_thread: dict[str, dict[Key, _Entry]] = {name: {} for name in copied.raws}
         for entry in copied.entries.values():
@@ -622,7 +626,7 @@ class _Copier:
 
 
 def _entry(stored: Stored) -> _Entry:
-    return _Entry(stored.record.key, stored.seq, stored.run, stored.digest, stored.added_bytes)
+    return _Entry(stored.record.key, stored.seq, stored.segment, stored.digest, stored.added_bytes)
 
 
 def _is_wanted(entry: _Entry, there: Mapping[Key, _Entry], numbers: Numbers) -> bool:
@@ -649,7 +653,7 @@ def _expected(family: _Family, entries: Mapping[Key, _Entry], numbers: Numbers) 
 
 def _roots(raw: RawThread) -> list[bytes]:
     """Return the hashes that a thread needs besides its checkpoints."""
-    found = [common.root.children for held in raw.commons.values() for common in held]
+    found = [common.root.children for held in raw.shared_states.values() for common in held]
     found += [write.children for _, write in raw.writes]
     return [key for children in found for key in hashes(children)]
 
@@ -669,7 +673,7 @@ def _active(raw: RawThread) -> int:
 
 def _among(raw: RawThread, names: Collection[str]) -> RawThread:
     """Return a thread without what it has in common with others than these, which the source may have deleted."""
-    return raw._replace(commons={name: held for name, held in raw.commons.items() if name in names})
+    return raw._replace(shared_states={name: held for name, held in raw.shared_states.items() if name in names})
 
 
 def _check_untouched(raw: RawThread, note: Note | None) -> None:

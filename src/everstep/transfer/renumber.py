@@ -1,6 +1,6 @@
 """A family's numbers in another store: which they become there, and what is noted to go on later. Pure.
 
-A store numbers checkpoints, writes and operations by itself, and history is told by those numbers (runs, hidden
+A store numbers checkpoints, writes and operations by itself, and history is told by those numbers (segments, hidden
 stretches, what an undo needs), so a copy must keep their order and equality. Numbers are reserved in the target a
 stretch at a time, more than are needed now, and each kind fills a stretch from its beginning. 0 is "none" and stays 0.
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted
 from everstep.history.operation_log import renumbered, renumbered_stretch
-from everstep.stores.protocol import Common, Place, RawLine, RawThread, Stored
+from everstep.stores.protocol import Place, RawLine, RawThread, SharedState, Stored
 from everstep.values import codec
 
 Kind = int
@@ -123,7 +123,7 @@ def spans(
 
     for raw in raws:
         thread(raw, note)
-    runs(ancestry, note)
+    segments(ancestry, note)
     for seq in checkpoints:
         note(CHECKPOINT, seq)
     return seen
@@ -142,22 +142,24 @@ def thread(raw: RawThread, number: Number) -> RawThread:
         hidden=[renumbered_stretch(stretch, checkpoint, operation, write) for stretch in raw.hidden],
         operations=[renumbered(entry, checkpoint, operation, write) for entry in raw.operations],
         writes=[(key, held._replace(seq=write(held.seq))) for key, held in raw.writes],
-        commons={
-            other: [Common(_place(common.place, checkpoint), common.root) for common in commons]
-            for other, commons in raw.commons.items()
+        shared_states={
+            other: [SharedState(_place(common.place, checkpoint), common.root) for common in shared_states]
+            for other, shared_states in raw.shared_states.items()
         },
     )
 
 
-def runs(ancestry: Mapping[int, Sequence[Place]], number: Number) -> dict[int, tuple[Place, ...]]:
-    """Return what runs follow, with their numbers in the target."""
+def segments(ancestry: Mapping[int, Sequence[Place]], number: Number) -> dict[int, tuple[Place, ...]]:
+    """Return what segments follow, with their numbers in the target."""
     checkpoint, _, _ = _by_kind(number)
-    return {checkpoint(run): tuple(_place(place, checkpoint) for place in ancestry[run]) for run in ancestry}
+    return {
+        checkpoint(segment): tuple(_place(place, checkpoint) for place in ancestry[segment]) for segment in ancestry
+    }
 
 
 def stored(found: Stored, number: Number) -> Stored:
     """Return a checkpoint with its numbers in the target."""
-    return found._replace(seq=number(CHECKPOINT, found.seq), run=number(CHECKPOINT, found.run))
+    return found._replace(seq=number(CHECKPOINT, found.seq), segment=number(CHECKPOINT, found.segment))
 
 
 def _by_kind(number: Number) -> Iterator[Callable[[int], int]]:
@@ -165,11 +167,13 @@ def _by_kind(number: Number) -> Iterator[Callable[[int], int]]:
 
 
 def _line(line: RawLine, checkpoint: Callable[[int], int]) -> RawLine:
-    return line._replace(runs=frozenset(checkpoint(run) for run in line.runs), newest=checkpoint(line.newest))
+    return line._replace(
+        segments=frozenset(checkpoint(segment) for segment in line.segments), newest=checkpoint(line.newest)
+    )
 
 
 def _place(place: Place, checkpoint: Callable[[int], int]) -> Place:
-    return place._replace(run=checkpoint(place.run), seq=checkpoint(place.seq))
+    return place._replace(segment=checkpoint(place.segment), seq=checkpoint(place.seq))
 
 
 # -- what is noted, and what differs -----------------------------------------------------------------------------------
@@ -225,7 +229,7 @@ def _content(raw: RawThread) -> dict[str, Any]:
     """Return what a thread's own writers change. Activity and common states tell nothing that this does not."""
     led = sorted(name for name, line in raw.lines.items() if line.generation)  # others may be half there
     return {
-        "heads": [[name, *raw.lines[name][:3], sorted(raw.lines[name].runs)] for name in led],
+        "heads": [[name, *raw.lines[name][:3], sorted(raw.lines[name].segments)] for name in led],
         "origin": list(raw.origin) if raw.origin is not None else None,
         "pins": sorted(raw.pinned),
         "hidden stretches": sorted((list(stretch) for stretch in raw.hidden), key=repr),
@@ -235,5 +239,7 @@ def _content(raw: RawThread) -> dict[str, Any]:
 
 
 def _related(raw: RawThread) -> dict[str, Any]:
-    commons = {name: sorted(held, key=lambda common: common.place.seq) for name, held in raw.commons.items()}
-    return {"beginning": raw.began, "common states": commons}
+    shared_states = {
+        name: sorted(held, key=lambda common: common.place.seq) for name, held in raw.shared_states.items()
+    }
+    return {"beginning": raw.began, "common states": shared_states}

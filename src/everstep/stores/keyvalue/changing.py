@@ -53,8 +53,7 @@ from everstep.stores.keyvalue.rows import (
     unpack,
 )
 from everstep.stores.protocol import (
-    COMMONS_MAX,
-    Common,
+    SHARED_STATES_MAX,
     Hidden,
     Key,
     Object,
@@ -63,10 +62,11 @@ from everstep.stores.protocol import (
     RawLine,
     RawThread,
     Record,
+    SharedState,
     Stored,
     Write,
 )
-from everstep.stores.records import pack_operation, pack_run
+from everstep.stores.records import pack_operation, pack_segment
 from everstep.stores.transaction import Candidate, Line, Packed, now_micros, prune
 
 
@@ -123,7 +123,7 @@ class ChangeRows(ReadRows):
 
     def _save_line(self, line: LineRow) -> None:
         fields = [
-            line.number, line.namespace, line.head, line.head_id, line.turned, line.generation, line.total,
+            line.number, line.namespace, line.head, line.head_id, line.head_was_moved, line.generation, line.total,
         ]  # fmt: skip
         self._put(line_key(line.thread, line.namespace), pack(fields))
 
@@ -145,7 +145,7 @@ class ChangeRows(ReadRows):
             return None
         row = self._head(line)
         head = self._in_commit(line, row) if row is not None else None
-        return Line(line, thread_id, namespace, family_name(line.thread.family), head, line.turned)
+        return Line(line, thread_id, namespace, family_name(line.thread.family), head, line.head_was_moved)
 
     def family(self, thread_id: str) -> str | None:
         thread = self._thread(thread_id)
@@ -196,32 +196,34 @@ class ChangeRows(ReadRows):
                     return True
         return False
 
-    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
+    def insert(self, line: Line, packed: Packed, segment: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         seq = self._next(LAST_SEQ)
         self._note(line, packed.record, line.head.record if line.head is not None else None)
         line.ref.total += 1
         if not is_head:  # otherwise it is saved when the head moves
             self._save_line(line.ref)
-        return self._keep_row(line, packed, seq, run if run is not None else seq, added_bytes, pinned=False)
+        return self._keep_row(line, packed, seq, segment if segment is not None else seq, added_bytes, pinned=False)
 
-    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
-        self._put(LINE_RUNS + numbers(line.ref.number, run), NOTHING)
-        self._put(RUNS + numbers(line.ref.thread.family, run), pack_run(run, follows))
+    def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
+        self._put(LINE_RUNS + numbers(line.ref.number, segment), NOTHING)
+        self._put(RUNS + numbers(line.ref.thread.family, segment), pack_segment(segment, follows))
 
     def replace(self, line: Line, old: Stored, packed: Packed) -> Stored:
         self._unsweep(line.ref.thread.family)
         self._note(line, packed.record, old.record)
-        return self._keep_row(line, packed, old.seq, old.run, old.added_bytes, old.pinned)
+        return self._keep_row(line, packed, old.seq, old.segment, old.added_bytes, old.pinned)
 
-    def _keep_row(self, line: Line, packed: Packed, seq: int, run: int, added_bytes: int, pinned: bool) -> Stored:
+    def _keep_row(self, line: Line, packed: Packed, seq: int, segment: int, added_bytes: int, pinned: bool) -> Stored:
         record = packed.record
         name = record.key.checkpoint_id
-        row = CheckpointRow(seq, name, record.step, run, added_bytes, pinned, record.children, packed.info, packed.root)
+        row = CheckpointRow(
+            seq, name, record.step, segment, added_bytes, pinned, record.children, packed.info, packed.root
+        )
         self._save_row(line.ref, row)
         self._put(IDS + keys.name(name) + number(line.ref.number), number(seq))
         digest = packed.digest
         self._seen.keep_record(record, digest)
-        return Stored(record, seq, line.family, pinned, False, digest, run, added_bytes)
+        return Stored(record, seq, line.family, pinned, False, digest, segment, added_bytes)
 
     def _note(self, line: Line, record: Record, known: Record | None) -> None:
         """Keep what a line can be found by."""
@@ -257,13 +259,13 @@ class ChangeRows(ReadRows):
         for address, children, body in objects:
             self._put(prefix + address, OBJECT.pack(age, len(children)) + children + body)
 
-    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
+    def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
         held: LineRow = line.ref
-        self._move_head(held, stored.seq if stored is not None else 0, _id_of(stored), turned)
+        self._move_head(held, stored.seq if stored is not None else 0, _id_of(stored), head_was_moved)
         self._set_active(held.thread, now_micros())
 
-    def _move_head(self, line: LineRow, seq: int, name: str, turned: bool) -> None:
-        line.head, line.head_id, line.turned = seq, name, turned
+    def _move_head(self, line: LineRow, seq: int, name: str, head_was_moved: bool) -> None:
+        line.head, line.head_id, line.head_was_moved = seq, name, head_was_moved
         line.generation += 1
         self._save_line(line)
 
@@ -278,16 +280,16 @@ class ChangeRows(ReadRows):
             self._put(BEGINNINGS + numbers(thread.family, began) + number(thread.number), NOTHING)
         self._save_thread(thread)
 
-    def set_common(self, thread_id: str, other: str, common: Common) -> None:
+    def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
         one = self._known(thread_id)
         two = self._known(other)
         self._unsweep(one.family)
         held = self._commons(one).get(other, ())
         others = [each for each in held if each.place.seq != common.place.seq]
-        self._keep_commons(one, two, [*others, common][-COMMONS_MAX:])
+        self._keep_commons(one, two, [*others, common][-SHARED_STATES_MAX:])
 
-    def _keep_commons(self, one: ThreadRow, two: ThreadRow, commons: Sequence[Common]) -> None:
-        packed = [_write_common(common) for common in commons]
+    def _keep_commons(self, one: ThreadRow, two: ThreadRow, shared_states: Sequence[SharedState]) -> None:
+        packed = [_write_common(common) for common in shared_states]
         self._put(COMMONS + numbers(one.number, two.number), pack([two.name, packed]))
         self._put(COMMONS + numbers(two.number, one.number), pack([one.name, packed]))
 
@@ -424,9 +426,9 @@ class ChangeRows(ReadRows):
         left = (row for row in self._rows(held, reverse=True) if not self._is_hidden(held, row))
         newest = next(left, None)
         if newest is None:
-            self._move_head(held, 0, "", turned=True)
+            self._move_head(held, 0, "", head_was_moved=True)
         else:
-            self._move_head(held, newest.seq, newest.checkpoint_id, turned=True)
+            self._move_head(held, newest.seq, newest.checkpoint_id, head_was_moved=True)
 
     def drop_idle_stretches(self, line: Line) -> None:
         idle = [key for key, stretch in self._stretches(line.ref.thread) if self._is_idle(line.ref, stretch)]
@@ -442,7 +444,7 @@ class ChangeRows(ReadRows):
         if stretch.writes_of is not None:
             return not self._is_any(WRITES + number(line.number) + keys.name(stretch.writes_of))
         rows = self._rows(line, stretch.after, stretch.to)
-        return not any(stretch.run in (None, row.run) for row in rows)
+        return not any(stretch.segment in (None, row.segment) for row in rows)
 
     def is_empty(self, line: Line) -> bool:
         own = number(line.ref.number)
@@ -517,11 +519,11 @@ class ChangeRows(ReadRows):
             elif old.seq != stored.seq:
                 self._pin(line.ref, old, pinned=False)
                 self._delete(CHECKPOINTS + numbers(line.ref.number, old.seq))
-            self._keep_row(line, packed, stored.seq, stored.run, stored.added_bytes, pinned)
+            self._keep_row(line, packed, stored.seq, stored.segment, stored.added_bytes, pinned)
 
-    def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
-        for run, follows in runs.items():
-            self._put(RUNS + numbers(family_number(family), run), pack_run(run, follows))
+    def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
+        for segment, follows in segments.items():
+            self._put(RUNS + numbers(family_number(family), segment), pack_segment(segment, follows))
 
     def restore(self, raw: RawThread) -> None:
         thread = self._known(raw.thread_id)
@@ -544,20 +546,20 @@ class ChangeRows(ReadRows):
             self._save_operation(thread, operation)
         self._set_origin(thread, raw.origin, raw.began)
         self._set_active(thread, max((line.active for line in raw.lines.values()), default=0))
-        for other, commons in raw.commons.items():
+        for other, shared_states in raw.shared_states.items():
             if self.family(other) == family_name(thread.family):
-                self._keep_commons(thread, self._known(other), commons)
+                self._keep_commons(thread, self._known(other), shared_states)
         self.set_note(raw.thread_id, raw.note)
 
     def _restore_line(self, line: LineRow, given: RawLine, pinned: Collection[int]) -> None:
         head = self._row_named(line, given.head) if given.head is not None else None
         line.head, line.head_id = (head.seq, head.checkpoint_id) if head is not None else (0, "")
-        line.turned, line.generation = given.turned, given.generation
+        line.head_was_moved, line.generation = given.head_was_moved, given.generation
         self._save_line(line)
         self._drop_all(LINE_RUNS + number(line.number))
-        for run in given.runs:
-            if self._get(RUNS + numbers(line.thread.family, run)) is not None:
-                self._put(LINE_RUNS + numbers(line.number, run), NOTHING)
+        for segment in given.segments:
+            if self._get(RUNS + numbers(line.thread.family, segment)) is not None:
+                self._put(LINE_RUNS + numbers(line.number, segment), NOTHING)
         for row in list(self._rows(line)):
             if row.pinned != (row.seq in pinned):
                 self._pin(line, row, row.seq in pinned)
@@ -614,13 +616,13 @@ def _write_key(line: LineRow, checkpoint_id: str, write: Write) -> bytes:
 
 def _without_head(line: LineRow) -> Line:
     """Return a line as `transaction` knows it, its head left aside."""
-    return Line(line, line.thread.name, line.namespace, family_name(line.thread.family), None, line.turned)
+    return Line(line, line.thread.name, line.namespace, family_name(line.thread.family), None, line.head_was_moved)
 
 
 def _id_of(stored: Stored | None) -> str:
     return stored.record.key.checkpoint_id if stored is not None else ""
 
 
-def _write_common(common: Common) -> list[Any]:
+def _write_common(common: SharedState) -> list[Any]:
     place, root = common
-    return [list(place.key), place.run, place.seq, root.children, root.body, list(root.sizes)]
+    return [list(place.key), place.segment, place.seq, root.children, root.body, list(root.sizes)]

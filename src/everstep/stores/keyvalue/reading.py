@@ -57,7 +57,7 @@ from everstep.stores.protocol import (
     Thread,
     Write,
 )
-from everstep.stores.records import matches, packed_filter, unpack_operation, unpack_run
+from everstep.stores.records import matches, packed_filter, unpack_operation, unpack_segment
 from everstep.values.tree import hashes
 
 _NARROW = 1000  # threads that an index may give for them to be put in order one by one
@@ -137,8 +137,8 @@ class ReadRows(Rows):
         if query.filter or query.offset or query.limit is not None:
             return len(self.list_checkpoints(query))
         narrowed = (
-            query.checkpoint_id, query.before_id, query.before_seq, query.after_seq, query.step_max, query.run,
-            query.spared,
+            query.checkpoint_id, query.before_id, query.before_seq, query.after_seq, query.step_max, query.segment,
+            query.protected,
         )  # fmt: skip
         if any(bound is not None for bound in narrowed):
             return sum(1 for _ in self._chosen(query))
@@ -192,8 +192,8 @@ class ReadRows(Rows):
             and (query.before_seq is None or row.seq < query.before_seq)
             and (query.after_seq is None or row.seq > query.after_seq)
             and (query.step_max is None or row.step <= query.step_max)
-            and (query.run is None or row.run == query.run)
-            and (query.spared is None or self._is_spared(line, row) == query.spared)
+            and (query.segment is None or row.segment == query.segment)
+            and (query.protected is None or self._is_spared(line, row) == query.protected)
         ):
             return False
         if query.hidden == "also":
@@ -283,13 +283,13 @@ class ReadRows(Rows):
         newest = {line.namespace: self._newest_seq(line) for line in lines}
         hidden: dict[int, list[Hidden]] = {}
         followed: dict[int, Sequence[Place]] = {}
-        spared: frozenset[int] = frozenset()
+        protected: frozenset[int] = frozenset()
         if not brief:
             for _, stretch in self._stretches(thread):
                 hidden.setdefault(stretch.operation, []).append(stretch)
             for line in lines:
-                followed.update(self.runs(family_name(thread.family), self._runs_of(line)))
-            spared = self._spared(thread, lines)
+                followed.update(self.segments(family_name(thread.family), self._runs_of(line)))
+            protected = self._spared(thread, lines)
         family = self._family(thread.family)
         return Thread(
             thread_id,
@@ -302,7 +302,7 @@ class ReadRows(Rows):
             self._ancestry(thread.family) if ancestry else {},
             self._branches(thread) if branches else (),
             self._commons(thread),
-            spared,
+            protected,
             family.doomed / max(family.live, 1),
         )
 
@@ -312,8 +312,8 @@ class ReadRows(Rows):
     def _ancestry(self, family: int) -> dict[int, tuple[Place, ...]]:
         found = {}
         for key, value in self._all(RUNS + number(family)):
-            run = keys.last_number(key)
-            found[run] = unpack_run(run, value)
+            segment = keys.last_number(key)
+            found[segment] = unpack_segment(segment, value)
         return found
 
     def _branches(self, thread: ThreadRow) -> list[str]:
@@ -330,18 +330,18 @@ class ReadRows(Rows):
         line = self._line(thread_id, namespace)
         if line is None:
             return []
-        later = [run for run in self._runs_of(line) if run > after]
+        later = [segment for segment in self._runs_of(line) if segment > after]
         if not line.thread.veil:
             return later
         covers = self._covers(line.thread)
-        return [run for run in later if not covers.hide(namespace, run, run)]
+        return [segment for segment in later if not covers.hide(namespace, segment, segment)]
 
-    def runs(self, family: str, runs: Collection[int], older: int = 0) -> dict[int, tuple[Place, ...]]:  # noqa: ARG002  # all are near
+    def segments(self, family: str, segments: Collection[int], older: int = 0) -> dict[int, tuple[Place, ...]]:  # noqa: ARG002  # all are near
         found = {}
-        for run in runs:
-            value = self._get(RUNS + numbers(family_number(family), run))
+        for segment in segments:
+            value = self._get(RUNS + numbers(family_number(family), segment))
             if value is not None:
-                found[run] = unpack_run(run, value)
+                found[segment] = unpack_segment(segment, value)
         return found
 
     def newest(self, thread_id: str, limit: int, branches: bool, without: str | None) -> Newest | None:
@@ -397,7 +397,7 @@ class ReadRows(Rows):
         for key, value in self._all(OPERATIONS + number(thread.number), reverse=reverse):
             yield unpack_operation(value[1:], keys.last_number(key), value[:1] == b"\1")
 
-    def raw(self, thread_id: str, kin: bool) -> RawThread | None:
+    def raw(self, thread_id: str, family_threads: bool) -> RawThread | None:
         thread = self._thread(thread_id)
         if thread is None:
             return None
@@ -421,7 +421,7 @@ class ReadRows(Rows):
             sorted(writes, key=lambda each: each[1].seq),
             self._commons(thread),
             self._get(NOTES + number(thread.number)) or b"",
-            [other.name for other in self._relatives(thread.family)] if kin else (),
+            [other.name for other in self._relatives(thread.family)] if family_threads else (),
         )
 
     def _seq_of(self, key: Key) -> int:
@@ -432,7 +432,7 @@ class ReadRows(Rows):
     def _raw_line(self, line: LineRow) -> RawLine:
         return RawLine(
             line.head_id if line.head else None,
-            line.turned,
+            line.head_was_moved,
             line.generation,
             line.thread.active,
             frozenset(self._runs_of(line)),
@@ -451,8 +451,8 @@ class ReadRows(Rows):
 
     def _roots(self, family: int, without: Collection[Key]) -> Iterator[bytes]:
         for thread in self._relatives(family):
-            for commons in self._commons(thread).values():
-                yield from (common.root.children for common in commons)
+            for shared_states in self._commons(thread).values():
+                yield from (common.root.children for common in shared_states)
             for line in self._lines_of(thread):
                 for row in self._rows(line):
                     if Key(thread.name, line.namespace, row.checkpoint_id) not in without:

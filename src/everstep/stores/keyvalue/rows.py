@@ -19,7 +19,7 @@ from everstep.stores.covers import Covers
 from everstep.stores.keyvalue import keys
 from everstep.stores.keyvalue.interface import Reading, unchecked
 from everstep.stores.keyvalue.keys import number, numbers
-from everstep.stores.protocol import Common, Hidden, Key, Object, Place, Record, Root, Stored, Write
+from everstep.stores.protocol import Hidden, Key, Object, Place, Record, Root, SharedState, Stored, Write
 from everstep.stores.records import record_digest, unpack_record
 
 LAST_SEQ = b"#"
@@ -59,7 +59,7 @@ MEMBERS = b"m"
 BEGINNINGS = b"b"
 """family, seq, branch: nothing. The checkpoints where living branches began."""
 RUNS = b"r"
-"""family, run: what the run follows."""
+"""family, run: what the segment follows."""
 LINE_RUNS = b"g"
 """line, run: nothing. The runs of a line that something is kept about."""
 OBJECTS = b"o"
@@ -103,7 +103,7 @@ class LineRow:
     head: int = 0
     """Its seq; 0: there is none."""
     head_id: str = ""
-    turned: bool = False
+    head_was_moved: bool = False
     generation: int = 0
     total: int = 0
     """How many checkpoints it has."""
@@ -115,7 +115,7 @@ class CheckpointRow(NamedTuple):
     seq: int
     checkpoint_id: str
     step: int
-    run: int
+    segment: int
     added_bytes: int
     pinned: bool
     children: bytes
@@ -293,11 +293,11 @@ class Rows:
             name, task_id, idx, channel, children, body, size, path, seq = unpack(value)
             yield name, Write(task_id, idx, keys.to_text(channel), children, body, size, keys.to_text(path), seq)
 
-    def _commons(self, thread: ThreadRow) -> dict[str, tuple[Common, ...]]:
+    def _commons(self, thread: ThreadRow) -> dict[str, tuple[SharedState, ...]]:
         found = {}
         for _, value in self._all(COMMONS + number(thread.number)):
-            name, commons = unpack(value)
-            found[name] = tuple(_read_common(common) for common in commons)
+            name, shared_states = unpack(value)
+            found[name] = tuple(_read_common(common) for common in shared_states)
         return found
 
     def _family(self, family: int) -> FamilyRow:
@@ -309,9 +309,9 @@ class Rows:
         if not thread.veil:
             return
         for key, value in self._all(STRETCHES + number(thread.number)):
-            namespace, after, to, run, writes_of = unpack(value)
+            namespace, after, to, segment, writes_of = unpack(value)
             operation = keys.number_at(key, 9)
-            yield key, Hidden(namespace, after, to, run, writes_of, operation)
+            yield key, Hidden(namespace, after, to, segment, writes_of, operation)
 
     def _covers(self, thread: ThreadRow) -> Covers:
         covers = self._seen.covers(thread)
@@ -322,12 +322,12 @@ class Rows:
 
     def _is_hidden(self, line: LineRow, row: CheckpointRow) -> bool:
         thread = line.thread
-        return thread.veil != 0 and self._covers(thread).hide(line.namespace, row.seq, row.run)
+        return thread.veil != 0 and self._covers(thread).hide(line.namespace, row.seq, row.segment)
 
 
 def _as_stored(record: Record, line: LineRow, row: CheckpointRow, digest: bytes, hidden: bool) -> Stored:
     family = family_name(line.thread.family)
-    return Stored(record, row.seq, family, row.pinned, hidden, digest, row.run, row.added_bytes)
+    return Stored(record, row.seq, family, row.pinned, hidden, digest, row.segment, row.added_bytes)
 
 
 def line_key(thread: ThreadRow, namespace: str) -> bytes:
@@ -353,6 +353,6 @@ def read_object(address: bytes, value: bytes) -> Object:
     return Object(address, value[OBJECT.size : middle], value[middle:])
 
 
-def _read_common(packed: list[Any]) -> Common:
-    key, run, seq, children, body, sizes = packed
-    return Common(Place(Key(*key), run, seq), Root(children, body, tuple(sizes)))
+def _read_common(packed: list[Any]) -> SharedState:
+    key, segment, seq, children, body, sizes = packed
+    return SharedState(Place(Key(*key), segment, seq), Root(children, body, tuple(sizes)))

@@ -12,7 +12,7 @@ from everstep.stores.keyvalue.interface import KeyValues, SealedReading, SealedW
 from everstep.stores.keyvalue.reading import ReadRows
 from everstep.stores.keyvalue.rows import Seen
 from everstep.stores.protocol import (
-    Base,
+    BaseRef,
     Change,
     Deleted,
     Hit,
@@ -121,7 +121,7 @@ class KeyValueStore:
         return await self._write(lambda rows: apply(rows, change))
 
     async def put_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
     ) -> None:
         await self._write(lambda rows: apply_writes(rows, key, writes, objects, base))
 
@@ -165,8 +165,10 @@ class KeyValueStore:
     async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
         return await self._read(lambda rows: rows.started(thread_id, namespace, after))
 
-    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
-        return await self._read(lambda rows: rows.runs(family, runs, older))
+    async def segments(
+        self, family: str, segments: Collection[int], *, older: int = 0
+    ) -> Mapping[int, Sequence[Place]]:
+        return await self._read(lambda rows: rows.segments(family, segments, older))
 
     async def newest(
         self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
@@ -196,8 +198,8 @@ class KeyValueStore:
         swept, _ = await self._sweeps.run(_Sweeper(self), family, effort, pretend)
         return swept
 
-    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
-        return await self._read(lambda rows: rows.raw(thread_id, kin))
+    async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
+        return await self._read(lambda rows: rows.raw(thread_id, family_threads))
 
     async def adopt(self, part: Part) -> int:
         return await self._write(lambda rows: adopt(rows, part))

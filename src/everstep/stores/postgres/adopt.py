@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from everstep.stores.postgres.rows import Rows, labels, packed_id, unpacked_id
-from everstep.stores.protocol import COMMONS_MAX, Common, Key, Part, Place, RawLine, RawThread, Stored, Write
+from everstep.stores.protocol import SHARED_STATES_MAX, Key, Part, Place, RawLine, RawThread, SharedState, Stored, Write
 from everstep.stores.records import (
     pack_common,
     pack_operation,
     pack_origin,
-    pack_run,
+    pack_segment,
     pack_write,
     unpack_origin,
     unpack_write,
@@ -29,7 +29,7 @@ _OWN = "SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s"
 class AdoptingRows(Rows):
     """All that the store does with its tables."""
 
-    def raw(self, thread_id: str, kin: bool) -> RawThread | None:
+    def raw(self, thread_id: str, family_threads: bool) -> RawThread | None:
         row = self._one(
             """SELECT t.id, t.family, t.origin, t.began, t.note, m.identity FROM {names} n
                JOIN {threads} t ON t.family = n.family AND t.id = n.thread CROSS JOIN {meta} m WHERE n.name = %s""",
@@ -40,7 +40,9 @@ class AdoptingRows(Rows):
             return None
         thread, family, sealed, began, note, identity = row
         origin = unpack_origin(sealed, thread_id) if sealed is not None else None
-        kins = self._all("SELECT name FROM {threads} WHERE family = %s ORDER BY id", (family,)) if kin else ()
+        relatives = (
+            self._all("SELECT name FROM {threads} WHERE family = %s ORDER BY id", (family,)) if family_threads else ()
+        )
         return RawThread(
             thread_id,
             str(family),
@@ -54,7 +56,7 @@ class AdoptingRows(Rows):
             self._raw_writes(family, thread, thread_id),
             self._commons(family, thread, thread_id),
             note or b"",
-            [name.decode() for (name,) in kins],
+            [name.decode() for (name,) in relatives],
         )
 
     def _raw_lines(self, family: int, thread: int) -> dict[str, RawLine]:
@@ -68,9 +70,14 @@ class AdoptingRows(Rows):
         )
         return {
             namespace.decode(): RawLine(
-                head.decode() if head is not None else None, turned, generation, active, frozenset(runs), newest
+                head.decode() if head is not None else None,
+                head_was_moved,
+                generation,
+                active,
+                frozenset(segments),
+                newest,
             )
-            for namespace, head, turned, generation, active, runs, newest in rows
+            for namespace, head, head_was_moved, generation, active, segments, newest in rows
         }
 
     def _is_stored(self, key: Key, family: int, seq: int | None) -> bool:
@@ -185,7 +192,7 @@ class AdoptingRows(Rows):
                 "f": int(family),
                 "line": places,
                 "seq": seqs,
-                "run": [stored.run for stored, _ in checkpoints],
+                "run": [stored.segment for stored, _ in checkpoints],
                 "added": [stored.added_bytes for stored, _ in checkpoints],
                 "step": [stored.record.step for stored, _ in checkpoints],
                 "pinned": [replaced.get(place, (0, False))[1] for place in zip(places, ids, strict=True)],
@@ -246,13 +253,17 @@ class AdoptingRows(Rows):
             {"f": family},
         )
 
-    def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
-        if runs:
+    def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
+        if segments:
             self._do(
                 """INSERT INTO {runs} (family, run, data)
                    SELECT %s, u.run, u.data FROM unnest(%s::bigint[], %s::bytea[]) AS u (run, data)
                    ON CONFLICT (family, run) DO UPDATE SET data = excluded.data""",
-                (int(family), list(runs), [pack_run(run, follows) for run, follows in runs.items()]),
+                (
+                    int(family),
+                    list(segments),
+                    [pack_segment(segment, follows) for segment, follows in segments.items()],
+                ),
             )
 
     def restore(self, raw: RawThread) -> None:
@@ -281,7 +292,7 @@ class AdoptingRows(Rows):
             (len(raw.operations), len(raw.lines), family, thread),
         )
         self._restore_origin(family, thread, raw)
-        if raw.commons:
+        if raw.shared_states:
             self._restore_commons(family, thread, raw)
 
     def _remove_other_lines(self, family: int, thread: int, raw: RawThread) -> None:
@@ -323,7 +334,9 @@ class AdoptingRows(Rows):
                      AS u (line, head, turned, generation, active) WHERE l.family = %s AND l.id = u.line""",
             (
                 own, [line.head.encode() if line.head is not None else None for line in given],
-                [line.turned for line in given], [line.generation for line in given], [line.active for line in given],
+                [line.head_was_moved for line in given],
+                [line.generation for line in given],
+                [line.active for line in given],
                 family,
             ),
         )  # fmt: skip
@@ -333,13 +346,13 @@ class AdoptingRows(Rows):
                AND pinned <> (seq = ANY(%(p)s::bigint[]))""",
             {"f": family, "l": own, "p": list(raw.pinned)},
         )
-        runs = [(run, numbers[name]) for name, line in raw.lines.items() for run in line.runs]
+        segments = [(segment, numbers[name]) for name, line in raw.lines.items() for segment in line.segments]
         self._do(
             """UPDATE {runs} r SET line = u.line
                FROM {runs} o LEFT JOIN unnest(%s::bigint[], %s::bigint[]) AS u (run, line) ON u.run = o.run
                WHERE o.family = %s AND (u.run IS NOT NULL OR o.line = ANY(%s))
                AND r.family = o.family AND r.run = o.run AND r.line IS DISTINCT FROM u.line""",
-            ([run for run, _ in runs], [line for _, line in runs], family, own),
+            ([segment for segment, _ in segments], [line for _, line in segments], family, own),
         )
         hidden = [h for h in raw.hidden if h.namespace in numbers]
         if hidden:
@@ -349,7 +362,7 @@ class AdoptingRows(Rows):
                                               %s::bytea[]) AS u""",
                 (
                     family, [numbers[h.namespace] for h in hidden], [h.operation for h in hidden],
-                    [h.after for h in hidden], [h.to for h in hidden], [h.run for h in hidden],
+                    [h.after for h in hidden], [h.to for h in hidden], [h.segment for h in hidden],
                     [packed_id(h.writes_of) if h.writes_of is not None else None for h in hidden],
                 ),
             )  # fmt: skip
@@ -389,7 +402,7 @@ class AdoptingRows(Rows):
 
     def _restore_commons(self, family: int, thread: int, raw: RawThread) -> None:
         """Replace the states in common with the threads that are named and of the family."""
-        names = [other.encode() for other in raw.commons]
+        names = [other.encode() for other in raw.shared_states]
         others = self._all("SELECT name, thread FROM {names} WHERE family = %s AND name = ANY(%s)", (family, names))
         pairs = [(min(thread, other), max(thread, other)) for _, other in others]
         self._do(
@@ -397,11 +410,11 @@ class AdoptingRows(Rows):
                WHERE c.family = %s AND c.low = u.low AND c.high = u.high""",
             ([low for low, _ in pairs], [high for _, high in pairs], family),
         )
-        kept: list[tuple[int, int, Common, bytes]] = []
+        kept: list[tuple[int, int, SharedState, bytes]] = []
         for (name, other), pair in zip(others, pairs, strict=True):
             both = (raw.thread_id, name.decode()) if thread < other else (name.decode(), raw.thread_id)
-            commons = raw.commons[name.decode()][-COMMONS_MAX:]
-            kept += [(*pair, common, pack_common(common, *both)) for common in commons]
+            shared_states = raw.shared_states[name.decode()][-SHARED_STATES_MAX:]
+            kept += [(*pair, common, pack_common(common, *both)) for common in shared_states]
         self._do(
             """INSERT INTO {commons} (family, low, high, seq, data, children)
                SELECT %s, u.* FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[]) AS u""",

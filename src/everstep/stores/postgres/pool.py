@@ -208,7 +208,7 @@ def _discard(late: Future[Connection]) -> None:
 class Pool:
     """Connections of one process, made when they are needed."""
 
-    rest_order = 1
+    fork_order = 1
 
     def __init__(
         self, connect: Callable[[float], Connection], size_max: int, idle_seconds_max: float, size_min: int = 0
@@ -307,7 +307,7 @@ class Pool:
             _close_all(self._idle)
             self._changed.notify_all()
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         """Before a fork: a child must not inherit connections, so those in use are waited for.
 
         Not those lent to coroutines: their event loop may be what forks. Their sockets are not used in the child.
@@ -318,7 +318,7 @@ class Pool:
             self._changed.wait()
         _close_all(self._idle)
 
-    def wake(self, *, in_child: bool) -> None:
+    def after_fork(self, *, in_child: bool) -> None:
         self._resting = False
         if in_child:
             self._changed = threading.Condition()  # nobody waits here: those who did stayed behind

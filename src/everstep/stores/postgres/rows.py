@@ -25,9 +25,8 @@ from everstep.stores.heads import Seen
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.postgres.pool import Connection
 from everstep.stores.protocol import (
-    COMMONS_MAX,
-    Base,
-    Common,
+    SHARED_STATES_MAX,
+    BaseRef,
     Deleted,
     Hidden,
     Hit,
@@ -41,6 +40,7 @@ from everstep.stores.protocol import (
     Position,
     Query,
     Search,
+    SharedState,
     Stored,
     Thread,
     Write,
@@ -51,7 +51,7 @@ from everstep.stores.records import (
     pack_id,
     pack_operation,
     pack_origin,
-    pack_run,
+    pack_segment,
     pack_write,
     packed_filter,
     record_digest,
@@ -60,7 +60,7 @@ from everstep.stores.records import (
     unpack_operation,
     unpack_origin,
     unpack_record,
-    unpack_run,
+    unpack_segment,
     unpack_write,
 )
 from everstep.stores.transaction import Candidate, Line, Packed, delete, prune
@@ -94,8 +94,8 @@ _TORN = """(l.stretches <> {stretches}(l.family, l.id) OR l.stretches > 0
             AND EXISTS (SELECT 1 FROM {hidden} h JOIN {checkpoints} x ON x.family = h.family AND x.line = h.line
                         AND x.seq > h.after AND x.seq <= h.upto
                         WHERE h.family = l.family AND h.line = l.id AND h.writes_of IS NULL))"""
-# Within a run order of arrival is ancestry: unless the head was moved, nothing of its run comes after it. (Not so
-# in the middle of a copy, which brings checkpoints first and heads last.)
+# Within a segment order of arrival is ancestry: unless the head was moved, nothing of its segment comes after it. (Not
+# so in the middle of a copy, which brings checkpoints first and heads last.)
 _STALE = "(NOT l.turned AND NOT l.incoming AND {is_followed}(l.family, l.id, l.head, c.run))"
 _NUMBER = "nextval('{numbers}') + f.shift"  # of a family whose guard is held: see `AdoptingRows.reserve`
 _COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
@@ -206,7 +206,7 @@ class Rows:
         row = self._locked(thread_id, namespace)
         if row is None:
             return None
-        family, ref, head, turned, _ = row
+        family, ref, head, head_was_moved, _ = row
         found = None
         if head is not None:
             row = self._one(
@@ -221,7 +221,7 @@ class Rows:
             if is_stale:
                 raise _damaged(_STALE_HEAD, thread_id)
             found = _stored(thread_id, namespace, family, (*columns_, False))
-        return Line((family, ref), thread_id, namespace, str(family), found, turned)
+        return Line((family, ref), thread_id, namespace, str(family), found, head_was_moved)
 
     def _locked(self, thread_id: str, namespace: str) -> Any:
         """Lock a line and return its family, number, head, whether that was moved, and generation."""
@@ -296,7 +296,7 @@ class Rows:
         noted = self.generation(thread_id, namespace)
         if line is None or noted is None:
             return None
-        return *noted, Known(line.ref[1], line.head) if line.head is not None and not line.turned else None
+        return *noted, Known(line.ref[1], line.head) if line.head is not None and not line.head_was_moved else None
 
     def family(self, thread_id: str) -> str | None:
         # Locked against deletion: what is about to be written may refer to the thread.
@@ -377,7 +377,7 @@ class Rows:
         self,
         line: Line,
         packed: Packed,
-        run: int | None,
+        segment: int | None,
         added_bytes: int,
         *,
         is_head: bool,  # noqa: ARG002  # nothing is counted here
@@ -388,7 +388,7 @@ class Rows:
         if row is None:
             raise _damaged("its family is missing", line.thread_id)
         seq: int = row[0]
-        run = run if run is not None else seq
+        segment = segment if segment is not None else seq
         self._do(
             """WITH made AS (
                    INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info,
@@ -397,19 +397,19 @@ class Rows:
                )
                UPDATE {lines} l SET stored = stored + 1 FROM made WHERE l.family = made.family AND l.id = made.line""",
             (
-                family, ref, seq, run, added_bytes, record.step, record.key.checkpoint_id.encode(),
+                family, ref, seq, segment, added_bytes, record.step, record.key.checkpoint_id.encode(),
                 labels(record.metadata, record.tags), packed.info, record.children, packed.root,
             ),
         )  # fmt: skip
-        return Stored(record, seq, line.family, digest=packed.digest, run=run, added_bytes=added_bytes)
+        return Stored(record, seq, line.family, digest=packed.digest, segment=segment, added_bytes=added_bytes)
 
-    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
+    def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         self._do(
             """WITH made AS (
                    INSERT INTO {runs} (family, line, run, data) VALUES (%s, %s, %s, %s) RETURNING family, line
                )
                UPDATE {lines} l SET runs = runs + 1 FROM made WHERE l.family = made.family AND l.id = made.line""",
-            (*line.ref, run, pack_run(run, follows)),
+            (*line.ref, segment, pack_segment(segment, follows)),
         )
 
     def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored:
@@ -433,11 +433,11 @@ class Rows:
         if objects:
             self._do("SELECT {keep}(%s, %s, %s, %s)", (int(family), *columns(objects)))
 
-    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
+    def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
         self._do(
             """UPDATE {lines} SET head = %s, turned = %s, generation = generation + 1, active = clock_timestamp()
                WHERE family = %s AND id = %s""",
-            (stored.seq if stored is not None else None, turned, *line.ref),
+            (stored.seq if stored is not None else None, head_was_moved, *line.ref),
         )
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
@@ -469,7 +469,7 @@ class Rows:
                 (unpack_origin(row[0], thread_id).checkpoint_id.encode(), *row[1:]),
             )
 
-    def set_common(self, thread_id: str, other: str, common: Common) -> None:
+    def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
         names = [thread_id.encode(), other.encode()]
         rows = self._all("SELECT family, thread, name FROM {names} WHERE name = ANY(%s) ORDER BY thread", (names,))
         (family, low, one), (_, high, two) = rows
@@ -485,7 +485,7 @@ class Rows:
             """DELETE FROM {commons} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s AND seq NOT IN
                (SELECT seq FROM {commons} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s
                 ORDER BY seq DESC LIMIT %(n)s)""",
-            {"f": family, "l": low, "h": high, "n": COMMONS_MAX},
+            {"f": family, "l": low, "h": high, "n": SHARED_STATES_MAX},
         )
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
@@ -539,7 +539,7 @@ class Rows:
                )
                UPDATE {lines} l SET stretches = stretches + 1 FROM made
                WHERE l.family = made.family AND l.id = made.line""",
-            (*line.ref, hidden.operation, hidden.after, hidden.to, hidden.run, writes_of),
+            (*line.ref, hidden.operation, hidden.after, hidden.to, hidden.segment, writes_of),
         )
 
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
@@ -596,7 +596,7 @@ class Rows:
         query = self._tables(_PUT).encode()
         return _seq(await self.connection.call_async(query, _PUT_TYPES, _binary(_PUT_TYPES, values)))
 
-    def attach(self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None) -> bool:
+    def attach(self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None) -> bool:
         """Call the function that attaches writes; False: it must be done the long way."""
         kept: dict[tuple[str, int], Write] = {}
         for write in writes:  # one call may change a row only once
@@ -783,7 +783,7 @@ class Rows:
         lines, where, values = self._where(query)
         text = f"SELECT count(*) {_FROM_CHECKPOINTS} WHERE {where} AND {lines}"
         if query.hidden == "no":
-            # What is covered in every run is hidden. Where covers are of single runs, every row is looked at.
+            # What is covered in every segment is hidden. Where covers are of single segments, every row is looked at.
             every = self._where(replace(query, hidden="also"))[1]
             text = f"""SELECT CASE WHEN EXISTS (
                     SELECT 1 FROM {{lines}} l JOIN {{threads}} t ON t.family = l.family AND t.id = l.thread
@@ -815,8 +815,8 @@ class Rows:
             "before_seq": query.before_seq,
             "after_seq": query.after_seq,
             "step_max": query.step_max,
-            "run": query.run,
-            "spared": query.spared,
+            "run": query.segment,
+            "spared": query.protected,
             "labels": labels(query.filter),
         }
         asked = {name: value for name, value in values.items() if value is not None}
@@ -964,7 +964,7 @@ class Rows:
         rows = self._all(
             f"SELECT r.run, r.data FROM {{runs}} r WHERE r.family = %(f)s AND {condition}", {"f": family, "t": thread}
         )
-        return {run: unpack_run(run, data) for run, data in rows}
+        return {segment: unpack_segment(segment, data) for segment, data in rows}
 
     def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
         rows = self._all(
@@ -976,16 +976,16 @@ class Rows:
                 WHERE NOT {_HIDDEN} ORDER BY c.run""",
             (*_named(thread_id, namespace), after),
         )
-        return [run for (run,) in rows]
+        return [segment for (segment,) in rows]
 
-    def runs(self, family: str, runs: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
+    def segments(self, family: str, segments: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
         rows = self._all(
             """SELECT r.run, r.data FROM {runs} r WHERE r.family = %(f)s AND r.run = ANY(%(runs)s)
                UNION ALL (SELECT r.run, r.data FROM {runs} r WHERE r.family = %(f)s AND r.run < %(top)s
                           ORDER BY r.run DESC LIMIT %(older)s)""",
-            {"f": int(family), "runs": list(runs), "top": max(runs, default=0), "older": older},
+            {"f": int(family), "runs": list(segments), "top": max(segments, default=0), "older": older},
         )
-        return {run: unpack_run(run, data) for run, data in rows}
+        return {segment: unpack_segment(segment, data) for segment, data in rows}
 
     def newest(self, thread_id: str, limit: int, branches: bool, without: str | None) -> Newest | None:
         row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
@@ -1060,8 +1060,8 @@ class Rows:
             raise _damaged("its row of threads is missing", self._name_of(family, lost[0]))
         return [name.decode() for name, origin in rows if unpack_origin(origin, name.decode()).thread_id == thread_id]
 
-    def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[Common]]:
-        found: dict[str, list[Common]] = {}
+    def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
+        found: dict[str, list[SharedState]] = {}
         for name, other, data, children in self._all(
             """SELECT t.name, o.other, c.data, c.children FROM {commons} c
                CROSS JOIN LATERAL (SELECT CASE WHEN c.low = %(t)s THEN c.high ELSE c.low END AS other) o
@@ -1161,8 +1161,8 @@ class Rows:
             (thread_id.encode(),),
         )
         return [
-            Line((family, ref), thread_id, namespace.decode(), str(family), None, turned)
-            for family, ref, namespace, turned in rows
+            Line((family, ref), thread_id, namespace.decode(), str(family), None, head_was_moved)
+            for family, ref, namespace, head_was_moved in rows
         ]
 
     def candidates(
@@ -1531,9 +1531,9 @@ class _Source(NamedTuple):
 
 
 def _hidden(row: Sequence[Any]) -> Hidden:
-    namespace, after, upto, run, writes_of, operation = row
+    namespace, after, upto, segment, writes_of, operation = row
     return Hidden(
-        namespace.decode(), after, upto, run, unpacked_id(writes_of) if writes_of is not None else None, operation
+        namespace.decode(), after, upto, segment, unpacked_id(writes_of) if writes_of is not None else None, operation
     )
 
 
@@ -1620,7 +1620,7 @@ def _damage_of(row: Sequence[Any]) -> str:
     """Return what is wrong according to a row of `_CHECK_WHOLE`; "": nothing."""
     (
         family, named, thread, kept, line, head, head_found, is_stale, lines, lines_found, lines_max, operations,
-        operations_found, is_torn, runs, runs_found, stored, stored_found, stored_max,
+        operations_found, is_torn, segments, runs_found, stored, stored_found, stored_max,
     ) = row  # fmt: skip
     if family is None:
         return "its name is missing" if named is not None else ""
@@ -1640,8 +1640,8 @@ def _damage_of(row: Sequence[Any]) -> str:
         return _STALE_HEAD
     if is_torn:
         return _LOST_STRETCH
-    if runs != runs_found:
-        return "what a run follows is missing"
+    if segments != runs_found:
+        return "what a segment follows is missing"
     if stored <= stored_max and stored != stored_found:
         return "a checkpoint is missing"
     return ""
@@ -1650,7 +1650,8 @@ def _damage_of(row: Sequence[Any]) -> str:
 def _is_of_all(query: Query) -> bool:
     """Whether a query looks at every checkpoint of a namespace, so that counting them costs no more."""
     asked = (
-        query.checkpoint_id, query.before_id, query.before_seq, query.after_seq, query.step_max, query.run, query.spared
+        query.checkpoint_id, query.before_id, query.before_seq, query.after_seq,
+        query.step_max, query.segment, query.protected,
     )  # fmt: skip
     return not query.filter and all(each is None for each in asked)
 
@@ -1672,15 +1673,15 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _stored(thread_id: str, namespace: str, family: int, row: Sequence[Any]) -> Stored:
-    seq, checkpoint_id, step, run, pinned, added, info, children, root, hidden = row
+    seq, checkpoint_id, step, segment, pinned, added, info, children, root, hidden = row
     record = unpack_record(Key(thread_id, namespace, checkpoint_id.decode()), step, children, info, root)
-    return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root), run, added)
+    return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root), segment, added)
 
 
 def _loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Loaded, Known | None]:
     """Return what the rows of one checkpoint say."""
-    _, _, generation, seq, step, run, added, family, line, flags, name, info, children, root = rows[0]
-    row = seq, name, step, run, bool(flags & 1), added, info, children, root, bool(flags & 2)
+    _, _, generation, seq, step, segment, added, family, line, flags, name, info, children, root = rows[0]
+    row = seq, name, step, segment, bool(flags & 1), added, info, children, root, bool(flags & 2)
     stored = _stored(thread_id, namespace, family, row)
     found = [Object(*other[10:13]) for other in rows if other[0] == 1]
     attached = [
@@ -1693,6 +1694,6 @@ def _loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Loaded
 
 
 def _listed(row: Sequence[Any]) -> Stored:
-    seq, checkpoint_id, step, run, pinned, added, info, root_digest, hidden, name, namespace, family = row
+    seq, checkpoint_id, step, segment, pinned, added, info, root_digest, hidden, name, namespace, family = row
     record = unpack_record(Key(name.decode(), namespace.decode(), checkpoint_id.decode()), step, b"", info, None)
-    return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root_digest), run, added)
+    return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root_digest), segment, added)

@@ -35,7 +35,7 @@ from everstep.stores.heads import Heads, Seen
 from everstep.stores.inside import Inside
 from everstep.stores.protocol import (
     ANY,
-    Base,
+    BaseRef,
     Change,
     Deleted,
     Draft,
@@ -186,7 +186,7 @@ class PostgresStore:
         return await self._driver.run(lambda _: self._database.commit(change, deadline, is_refused=is_refused))
 
     async def put_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
     ) -> None:
         await self._driver.run(lambda deadline: self._database.put_writes(key, writes, objects, base, deadline))
 
@@ -240,8 +240,10 @@ class PostgresStore:
     async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
         return await self._about(thread_id, lambda rows: rows.started(thread_id, namespace, after))
 
-    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
-        return await self._read(lambda rows: rows.runs(family, runs, older))
+    async def segments(
+        self, family: str, segments: Collection[int], *, older: int = 0
+    ) -> Mapping[int, Sequence[Place]]:
+        return await self._read(lambda rows: rows.segments(family, segments, older))
 
     async def newest(
         self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
@@ -268,8 +270,8 @@ class PostgresStore:
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
         return (await self._database.sweeps.run(_SweepDriver(self), family, effort, pretend))[0]
 
-    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
-        return await self._about(thread_id, lambda rows: rows.raw(thread_id, kin), is_view=True)
+    async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
+        return await self._about(thread_id, lambda rows: rows.raw(thread_id, family_threads), is_view=True)
 
     async def adopt(self, part: Part) -> int:
         return await self._driver.run(lambda deadline: self._database.adopt(part, deadline))
@@ -375,7 +377,7 @@ class _Turn:
 class _Database:
     """The tables of one store, through the connections of one process."""
 
-    rest_order = 2
+    fork_order = 2
 
     def __init__(
         self,
@@ -409,12 +411,12 @@ class _Database:
     def close(self) -> None:
         self._pool.close()
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
-        self._heads.rest()
+        self._heads.before_fork()
 
-    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
-        self._heads.wake()
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._heads.after_fork()
         self._lock.release()
 
     # -- work
@@ -529,7 +531,7 @@ class _Database:
         self._heads.check(line, family, generation, since, was_deleted)
 
     def put_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, deadline: float
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None, deadline: float
     ) -> None:
         since = self._heads.get(key[:2])
         done, _ = self._call(lambda rows: rows.attach(key, writes, objects, base), key, deadline)
@@ -692,18 +694,20 @@ class _Database:
         if (
             record.key[:2] != (change.thread_id, change.namespace)
             or record.parents not in ((), (head.record.key,))
-            or any(base != Base(head.record.key, head.digest) for base in draft.bases)
+            or any(base != BaseRef(head.record.key, head.digest) for base in draft.bases)
             or not (change.head == "always" or (change.head == "newer" and is_newer(record, head)))
         ):
             return None
         info, root = pack_record(record)
         added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(info) + len(root)
         values = (
-            int(seen.family), known.line, seen.generation, head.seq, head.digest, head.run, added, record.step,
+            int(seen.family), known.line, seen.generation, head.seq, head.digest, head.segment, added, record.step,
             record.key.checkpoint_id.encode(), labels(record.metadata, record.tags), info, record.children, root,
             *columns(draft.objects), list(change.prune),
         )  # fmt: skip
-        stored = Stored(record, 0, head.family, digest=record_digest(info, root), run=head.run, added_bytes=added)
+        stored = Stored(
+            record, 0, head.family, digest=record_digest(info, root), segment=head.segment, added_bytes=added
+        )
         return Prepared(draft, values, stored, seen, known)
 
     def _kept(self, put: Prepared, seq: int) -> Stored:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import CheckpointNotFound
-from everstep.stores.protocol import Common, Key, Place, RawThread, Record, Stored, Write
+from everstep.stores.protocol import Key, Place, RawThread, Record, SharedState, Stored, Write
 from everstep.stores.records import pack_origin
-from everstep.stores.redis.items import escaped, line_name, pack_hidden, pack_item, pack_log, pack_write, unpack_run
+from everstep.stores.redis.items import escaped, line_name, pack_hidden, pack_item, pack_log, pack_write, unpack_segment
 from everstep.stores.transaction import Line, Packed
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Adopting(ABC):
     @abstractmethod
     def checkpoint(self, key: Key) -> Stored | None: ...
     @abstractmethod
-    def set_common(self, thread_id: str, other: str, common: Common) -> None: ...
+    def set_common(self, thread_id: str, other: str, common: SharedState) -> None: ...
 
     def reserve(self, family: str, count: int) -> int:
         if self._new_family_number:
@@ -67,9 +67,9 @@ class Adopting(ABC):
         for stored, packed in checkpoints:
             key = stored.record.key
             line = self.line(key.thread_id, key.namespace) or self.create(key.thread_id, key.namespace, family)
-            run = stored.run if stored.run != stored.seq else 0
+            segment = stored.segment if stored.segment != stored.seq else 0
             self._note(key.thread_id, stored.record, None)
-            self._put_item(key, pack_item(packed, run, stored.added_bytes))
+            self._put_item(key, pack_item(packed, segment, stored.added_bytes))
             self._do("ZADD", f"thread:{line_name(key.thread_id, key.namespace)}:index", stored.seq, key.checkpoint_id)
             self._commands.append(["id", key.checkpoint_id, key.thread_id, key.namespace])
             state = self._lines[line.ref]
@@ -81,18 +81,18 @@ class Adopting(ABC):
             # They come after the head, until `restore` sets it.
             self._do("HSET", f"thread:{escaped(thread_id)}:heads", "incoming", 1)
 
-    def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
-        held = self._held_runs(family) if runs else {}
-        for run, follows in runs.items():
-            self._runs_kept[run] = held[run][0] if run in held else "", follows
+    def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
+        held = self._held_runs(family) if segments else {}
+        for segment, follows in segments.items():
+            self._runs_kept[segment] = held[segment][0] if segment in held else "", follows
 
     def _held_runs(self, family: str) -> dict[int, tuple[str, Sequence[Place]]]:
-        """Return the runs of the family: the line of each, and what it follows."""
+        """Return the segments of the family: the line of each, and what it follows."""
         flat = self._script("get", "HGETALL", f"family:{family}:runs")
         held: dict[int, tuple[str, Sequence[Place]]] = {}
-        for run, value in zip(map(int, flat[::2]), flat[1::2], strict=True):
-            line, follows = unpack_run(run, value)
-            held[run] = line.decode(), follows
+        for segment, value in zip(map(int, flat[::2]), flat[1::2], strict=True):
+            line, follows = unpack_segment(segment, value)
+            held[segment] = line.decode(), follows
         return held | self._runs_kept
 
     def restore(self, raw: RawThread) -> None:
@@ -116,26 +116,26 @@ class Adopting(ABC):
         self._commands.append(["cover_again", thread_id])
         self._do("HDEL", f"{thread}:heads", "incoming")
         self._restore_origin(raw)
-        for other, commons in raw.commons.items():
+        for other, shared_states in raw.shared_states.items():
             if self._look(other).family == family:
-                self._restore_commons(thread_id, other, commons)
+                self._restore_commons(thread_id, other, shared_states)
         self.set_note(thread_id, raw.note)
 
     def _restore_lines(self, raw: RawThread, family: str) -> None:
         thread_id = raw.thread_id
-        owner = {run: namespace for namespace, given in raw.lines.items() for run in given.runs}
-        for run, (name, follows) in self._held_runs(family).items():
-            if run in owner:
-                self._runs_kept[run] = line_name(thread_id, owner[run]), follows
+        owner = {segment: namespace for namespace, given in raw.lines.items() for segment in given.segments}
+        for segment, (name, follows) in self._held_runs(family).items():
+            if segment in owner:
+                self._runs_kept[segment] = line_name(thread_id, owner[segment]), follows
             elif name.startswith(line_name(thread_id, "")):
-                self._runs_kept[run] = "", follows
+                self._runs_kept[segment] = "", follows
         for namespace, given in raw.lines.items():
             line = self.line(thread_id, namespace) or self.create(thread_id, namespace, family)
             state = self._lines[line.ref]
             head = self.checkpoint(Key(thread_id, namespace, given.head)) if given.head is not None else None
             if given.head is not None and head is None:
                 raise CheckpointNotFound(given.head, thread_id)
-            state.set(head, turned=given.turned)
+            state.set(head, head_was_moved=given.head_was_moved)
             state.generation = given.generation
             self._moved.add(line.ref)
             self._commands.append(["unwrite", thread_id, namespace])
@@ -164,11 +164,11 @@ class Adopting(ABC):
             self._do("HSET", heads, "began", f"{raw.began} {line}\n{name}")
             self._do("HINCRBY", f"thread:{line}:began", name, 1)
 
-    def _restore_commons(self, thread_id: str, other: str, commons: Sequence[Common]) -> None:
+    def _restore_commons(self, thread_id: str, other: str, shared_states: Sequence[SharedState]) -> None:
         one, two = sorted((thread_id, other))
         first = f" {len(one.encode())} {one}{two}".encode()
         for field in self._script("get", "HKEYS", f"family:{self._family}:commons"):
             if field.partition(b" ")[2] == first[1:]:
                 self._do("HDEL", f"family:{self._family}:commons", field)
-        for common in commons:
+        for common in shared_states:
             self.set_common(thread_id, other, common)

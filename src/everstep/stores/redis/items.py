@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from everstep.errors import CheckpointCorrupted
 from everstep.stores import records
 from everstep.stores.facts import EVERYTHING
-from everstep.stores.protocol import Common, Hidden, Key, Object, Operation, Place, Record, Stored, Write
+from everstep.stores.protocol import Hidden, Key, Object, Operation, Place, Record, SharedState, Stored, Write
 from everstep.stores.records import digest as digest_of
 from everstep.stores.records import (
     pack_operation,
@@ -69,13 +69,13 @@ def unpack_facts(text: bytes) -> dict[int, set[int]]:
     return found
 
 
-def pack_item(packed: Packed, run: int, added_bytes: int) -> bytes:
-    """Return a checkpoint as JSON; `run` is 0 if it begins one."""
+def pack_item(packed: Packed, segment: int, added_bytes: int) -> bytes:
+    """Return a checkpoint as JSON; `segment` is 0 if it begins one."""
     record = packed.record
     shown: dict[str, Any] = {
         "digest": packed.digest.hex(),
         "added": added_bytes,
-        "run": run,
+        "run": segment,
         "step": record.step,
         "children": record.children.hex(),
         "thread_id": record.key.thread_id,
@@ -125,7 +125,7 @@ def unpack_item(
         )
         digest = bytes.fromhex(shown["digest"])
         info, root = pack_record(record)
-        run = shown["run"] or seq
+        segment = shown["run"] or seq
         added = shown["added"]
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise _corrupted(f"the checkpoint's item cannot be decoded: {exc}", key) from exc
@@ -134,7 +134,7 @@ def unpack_item(
     size = None if whole else len(digest) // 2
     if record.key != key or digest[:size] != record_digest(info, root)[:size]:
         raise _corrupted("the checkpoint's item does not match its checksum", key)
-    return Stored(record, seq, family, pinned, hidden, digest, run, added)
+    return Stored(record, seq, family, pinned, hidden, digest, segment, added)
 
 
 def line_of(name: bytes) -> tuple[str, str]:
@@ -174,11 +174,11 @@ def _corrupted(reason: str, key: Key) -> CheckpointCorrupted:
 
 
 def pack_hidden(hidden: Hidden) -> bytes:
-    """Return a stretch as the script reads it; a run of 0 means all runs."""
+    """Return a stretch as the script reads it; a segment of 0 means all of them."""
     namespace = hidden.namespace.encode()
     writes_of = (hidden.writes_of or "").encode()
     kind = "c" if hidden.writes_of is None else "w"
-    first = f"{hidden.after} {hidden.to} {hidden.run or 0} {hidden.operation} {kind} {len(namespace)} "
+    first = f"{hidden.after} {hidden.to} {hidden.segment or 0} {hidden.operation} {kind} {len(namespace)} "
     stretch = first.encode() + namespace + writes_of
     return b"%b %b" % (digest_of(stretch).hex().encode(), stretch)
 
@@ -189,31 +189,31 @@ def unpack_hidden(stretch: bytes) -> Hidden:
     if check != digest_of(stretch).hex().encode():
         raise CheckpointCorrupted("a hidden stretch does not match its checksum")
     try:
-        after, to, run, operation, kind, size, rest = stretch.split(b" ", 6)
+        after, to, segment, operation, kind, size, rest = stretch.split(b" ", 6)
         namespace = rest[: int(size)].decode()
         writes_of = rest[int(size) :].decode()
         return Hidden(
-            namespace, int(after), int(to), int(run) or None, writes_of if kind == b"w" else None, int(operation)
+            namespace, int(after), int(to), int(segment) or None, writes_of if kind == b"w" else None, int(operation)
         )
     except ValueError as exc:
         raise CheckpointCorrupted(f"a hidden stretch cannot be decoded: {exc}") from exc
 
 
-# -- runs
+# -- segments
 
 
-def pack_run(line: str, run: int, follows: Sequence[Place]) -> bytes:
-    """Return what a run of a line follows. The script takes the line's name off when that is deleted."""
+def pack_segment(line: str, segment: int, follows: Sequence[Place]) -> bytes:
+    """Return what a segment of a line follows. The script takes the line's name off when that is deleted."""
     name = line.encode()
-    return b"\n".join((name, digest_of(name).hex().encode(), records.pack_run(run, follows)))
+    return b"\n".join((name, digest_of(name).hex().encode(), records.pack_segment(segment, follows)))
 
 
-def unpack_run(run: int, value: bytes) -> tuple[bytes, tuple[Place, ...]]:
-    """Return what `pack_run` kept; no name: the line was deleted."""
+def unpack_segment(segment: int, value: bytes) -> tuple[bytes, tuple[Place, ...]]:
+    """Return what `pack_segment` kept; no name: the line was deleted."""
     name, check, data = (*value.split(b"\n", 2), b"", b"")[:3]
     if name and check != digest_of(name).hex().encode():
-        raise CheckpointCorrupted(f"the line of run {run} does not match its checksum")
-    return name, records.unpack_run(run, data)
+        raise CheckpointCorrupted(f"the line of segment {segment} does not match its checksum")
+    return name, records.unpack_segment(segment, data)
 
 
 # -- the log
@@ -272,9 +272,9 @@ def raw_writes(checkpoint_id: str, flat: Sequence[bytes]) -> list[Write]:
 # -- common states
 
 
-def unpack_commons(flat: Sequence[bytes], thread_id: str) -> dict[str, list[Common]]:
+def unpack_commons(flat: Sequence[bytes], thread_id: str) -> dict[str, list[SharedState]]:
     """Return what a thread has in common with others, the oldest first."""
-    found: dict[str, list[Common]] = {}
+    found: dict[str, list[SharedState]] = {}
     entries = []
     for field, value in zip(flat[::2], flat[1::2], strict=True):
         seq, size, names = field.split(b" ", 2)

@@ -102,10 +102,10 @@ class Link:
                 pool.close()
             self._pools, self._slots = {}, []
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:
+    def after_fork(self, *, in_child: bool) -> None:
         if in_child:
             self._pools, self._slots = {}, []  # the parent's connections are left to it
         self._lock.release()

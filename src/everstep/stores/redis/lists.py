@@ -26,7 +26,7 @@ class Row(NamedTuple):
         return bool(self.marks & 1)
 
     @property
-    def is_spared(self) -> bool:
+    def is_protected(self) -> bool:
         return bool(self.marks & 3)
 
     @property
@@ -54,7 +54,7 @@ _FIRST = re.compile(rb'{"digest":"[0-9a-f]+","added":\d+,"run":(\d+),"step":(-?\
 
 
 def _first(row: Row) -> tuple[int, int]:
-    """Return run and step, which stand first in an item."""
+    """Return segment and step, which stand first in an item."""
     found = _FIRST.match(row.item)
     if found is None:
         unpack_item(row.item, row.key, row.seq, row.family, whole=False)  # says what is wrong with it
@@ -73,15 +73,15 @@ def is_asked_for(query: Query, row: Row, wanted: dict[str, bytes]) -> bool:
         (query.before_id is not None and row.key.checkpoint_id >= query.before_id)
         or (query.before_seq is not None and row.seq >= query.before_seq)
         or (query.after_seq is not None and row.seq <= query.after_seq)
-        or (query.spared is not None and row.is_spared != query.spared)
+        or (query.protected is not None and row.is_protected != query.protected)
     ):
         return False
-    if query.step_max is not None or query.run is not None:
-        run, step = _first(row)
-        if (query.step_max is not None and step > query.step_max) or query.run not in (None, run):
+    if query.step_max is not None or query.segment is not None:
+        segment, step = _first(row)
+        if (query.step_max is not None and step > query.step_max) or query.segment not in (None, segment):
             return False
     if query.hidden != "also":
-        _first(row)  # the run of a damaged one is not known, nor whether it is hidden
+        _first(row)  # the segment of a damaged one is not known, nor whether it is hidden
         if row.is_hidden != (query.hidden == "only"):
             return False
     if not wanted:

@@ -14,14 +14,14 @@ from typing import Any, Protocol
 from everstep.errors import CheckpointCorrupted
 from everstep.stores.facts import kept, new_facts
 from everstep.stores.protocol import (
-    COMMONS_MAX,
-    Common,
+    SHARED_STATES_MAX,
     Hidden,
     Key,
     Object,
     Operation,
     Place,
     Record,
+    SharedState,
     Stored,
     Write,
 )
@@ -36,7 +36,7 @@ from everstep.stores.redis.items import (
     pack_item,
     pack_log,
     pack_objects,
-    pack_run,
+    pack_segment,
     pack_write,
     raw_writes,
     unpack_facts,
@@ -95,7 +95,7 @@ class LineState:
         if found is None:
             raise CheckpointCorrupted(f"the head of a line cannot be read: {raw[:100]!r}")
         self.generation = int(found[1])
-        self.turned = found[2] == b"t"
+        self.head_was_moved = found[2] == b"t"
         self.digest = found[3].decode() if found[3] != b"-" else None
         self.checkpoint_id = found[4].decode(errors="replace")
 
@@ -108,15 +108,16 @@ class LineState:
             )
         return head
 
-    def set(self, stored: Stored | None, *, turned: bool) -> None:
+    def set(self, stored: Stored | None, *, head_was_moved: bool) -> None:
         self.generation += 1
-        self.turned = turned
+        self.head_was_moved = head_was_moved
         self.digest = stored.digest.hex() if stored is not None else None
         self.checkpoint_id = stored.record.key.checkpoint_id if stored is not None else ""
 
     @property
     def raw(self) -> bytes:
-        return f"{self.generation} {'t' if self.turned else '-'} {self.digest or '-'} {self.checkpoint_id}".encode()
+        mark = "t" if self.head_was_moved else "-"
+        return f"{self.generation} {mark} {self.digest or '-'} {self.checkpoint_id}".encode()
 
 
 class Plan(Adopting):
@@ -155,8 +156,8 @@ class Plan(Adopting):
                 version = self._look(thread).fields.get(b"version", b"")
                 self._check("field", f"thread:{escaped(thread)}:heads", b"version", version)
             self._do("HINCRBY", f"thread:{escaped(thread)}:heads", "version", 1)
-        for run, (line, follows) in self._runs_kept.items():
-            self._do("HSET", f"family:{self._family}:runs", run, pack_run(line, run, follows))
+        for segment, (line, follows) in self._runs_kept.items():
+            self._do("HSET", f"family:{self._family}:runs", segment, pack_segment(line, segment, follows))
         for thread, name in sorted(self._moved):
             self._do("HSET", f"thread:{escaped(thread)}:heads", "@" + name, self._lines[thread, name].raw)
         for thread in sorted({*self.created, *self._facts}):
@@ -237,7 +238,7 @@ class Plan(Adopting):
                 raise CheckpointCorrupted(
                     "the head is not in the index", thread_id=thread_id, checkpoint_id=key.checkpoint_id
                 )
-        return Line(where, thread_id, namespace, seen.family or "", head, state.turned)
+        return Line(where, thread_id, namespace, seen.family or "", head, state.head_was_moved)
 
     def family(self, thread_id: str) -> str | None:
         return self._look(thread_id).family
@@ -268,7 +269,7 @@ class Plan(Adopting):
         wanted = {
             hidden.operation
             for hidden in stretches
-            if (hidden.namespace, hidden.after, hidden.run, hidden.writes_of) == (line.namespace, 0, None, None)
+            if (hidden.namespace, hidden.after, hidden.segment, hidden.writes_of) == (line.namespace, 0, None, None)
         }
         if not wanted:
             return False
@@ -354,17 +355,17 @@ class Plan(Adopting):
         self.created.append(thread_id)
         return family
 
-    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
+    def insert(self, line: Line, packed: Packed, segment: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         record = packed.record
         seq = self._number()
         self._note(line.thread_id, record, line.head.record if line.head is not None else None)
         name = f"thread:{line_name(line.thread_id, line.namespace)}"
-        self._put_item(record.key, pack_item(packed, run or 0, added_bytes))
+        self._put_item(record.key, pack_item(packed, segment or 0, added_bytes))
         self._do("ZADD", f"{name}:index", seq, record.key.checkpoint_id)
         self._commands.append(["id", record.key.checkpoint_id, line.thread_id, line.namespace])
         if not is_head:
             self._changed.add(line.thread_id)  # two of these at once would not come in the order of their numbers
-        stored = Stored(record, seq, line.family, digest=packed.digest, run=run or seq, added_bytes=added_bytes)
+        stored = Stored(record, seq, line.family, digest=packed.digest, segment=segment or seq, added_bytes=added_bytes)
         self._items[record.key] = b"", stored
         return stored
 
@@ -389,13 +390,15 @@ class Plan(Adopting):
         name = f"thread:{line_name(key.thread_id, key.namespace)}:item:{key.checkpoint_id}"
         self._do("SET", name, item, *(("PX", self._life * 2) if self._life else ()))
 
-    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
+    def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         name = line_name(line.thread_id, line.namespace)
-        self._do("HSET", f"family:{line.family}:runs", run, pack_run(name, run, follows))
+        self._do("HSET", f"family:{line.family}:runs", segment, pack_segment(name, segment, follows))
 
     def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored:
         self._note(line.thread_id, packed.record, old.record)
-        self._put_item(packed.record.key, pack_item(packed, old.run if old.run != old.seq else 0, old.added_bytes))
+        self._put_item(
+            packed.record.key, pack_item(packed, old.segment if old.segment != old.seq else 0, old.added_bytes)
+        )
         state = self._lines[line.ref]
         if state.checkpoint_id == old.record.key.checkpoint_id and state.digest is not None:
             state.digest = packed.digest.hex()
@@ -406,8 +409,8 @@ class Plan(Adopting):
         if objects:
             self._commands.append(["objects", f"family:{family}", *pack_objects(objects)])
 
-    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
-        self._lines[line.ref].set(stored, turned=turned)
+    def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
+        self._lines[line.ref].set(stored, head_was_moved=head_was_moved)
         self._moved.add(line.ref)
         self._commands.append(["active", line.thread_id])
 
@@ -423,13 +426,13 @@ class Plan(Adopting):
         self._do("HINCRBY", f"thread:{line_name(key.thread_id, key.namespace)}:began", key.checkpoint_id, 1)
         self._changed.add(thread_id)
 
-    def set_common(self, thread_id: str, other: str, common: Common) -> None:
+    def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
         one, two = sorted((thread_id, other))
         first = f"{len(one.encode())} {one}{two}"
         family = self._look(thread_id).family
         fields = self._script("get", "HKEYS", f"family:{family}:commons")
         seqs = {int(name.split(b" ", 1)[0]) for name in fields if name.split(b" ", 1)[1] == first.encode()}
-        kept = sorted(seqs | {common.place.seq})[-COMMONS_MAX:]
+        kept = sorted(seqs | {common.place.seq})[-SHARED_STATES_MAX:]
         for seq in seqs - set(kept):
             self._do("HDEL", f"family:{family}:commons", f"{seq} {first}")
         if common.place.seq in kept:

@@ -37,7 +37,7 @@ from everstep.stores.heads import Heads, Seen
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
     ANY,
-    Base,
+    BaseRef,
     Change,
     Deleted,
     Draft,
@@ -82,7 +82,7 @@ from everstep.stores.redis.items import (
     unpack_item,
     unpack_log,
     unpack_objects,
-    unpack_run,
+    unpack_segment,
     unpack_writes,
 )
 from everstep.stores.redis.link import Link, Lost, Unsure, translated
@@ -180,7 +180,7 @@ class RedisStore:
         return await self._run(lambda at: self._server.commit(change, at, self._turn))
 
     async def put_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
     ) -> None:
         await self._run(lambda at: self._server.put_writes(key, writes, objects, base, at))
 
@@ -230,8 +230,10 @@ class RedisStore:
     async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
         return await self._run(lambda at: self._server.started(thread_id, namespace, after, at))
 
-    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
-        return await self._run(lambda at: self._server.runs(family, runs, older, at))
+    async def segments(
+        self, family: str, segments: Collection[int], *, older: int = 0
+    ) -> Mapping[int, Sequence[Place]]:
+        return await self._run(lambda at: self._server.segments(family, segments, older, at))
 
     async def newest(
         self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
@@ -259,8 +261,8 @@ class RedisStore:
         driver = _SweepDriver(self._driver, self._server, pretend=pretend is not None)
         return (await self._server.sweeps.run(driver, family, effort, pretend))[0]
 
-    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
-        return await self._about(thread_id, lambda at: self._server.raw(thread_id, kin, at))
+    async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
+        return await self._about(thread_id, lambda at: self._server.raw(thread_id, family_threads, at))
 
     async def adopt(self, part: Part) -> int:
         return await self._run(lambda at: self._server.adopt(part, at))
@@ -373,7 +375,7 @@ class _NewestLine(NamedTuple):
 class _Server:
     """What the store does, blocking. Each call takes its deadline."""
 
-    rest_order = 1
+    fork_order = 1
 
     def __init__(self, link: Link, prefix: str, life_ms: int, wait_replicas: int) -> None:
         self._link = link
@@ -388,14 +390,14 @@ class _Server:
         self._checked = self._is_allowed = False
         forks.register(self)
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
-        self._heads.rest()
-        self._link.rest()
+        self._heads.before_fork()
+        self._link.before_fork()
 
-    def wake(self, *, in_child: bool) -> None:
-        self._link.wake(in_child=in_child)
-        self._heads.wake()
+    def after_fork(self, *, in_child: bool) -> None:
+        self._link.after_fork(in_child=in_child)
+        self._heads.after_fork()
         self._lock.release()
 
     @property
@@ -690,7 +692,7 @@ class _Server:
                 return None
             draft = build(head)
             record = draft.record
-            rests_on_head = all(base == Base(head.record.key, head.digest) for base in draft.bases)
+            rests_on_head = all(base == BaseRef(head.record.key, head.digest) for base in draft.bases)
             if record.key[:2] != line or record.parents != (head.record.key,) or not rests_on_head:
                 return None
             if not all(is_noted(fact, known.labels) for fact in new_facts(record, head.record)):
@@ -709,7 +711,7 @@ class _Server:
                 verb[:1] = ["put_in_turn", turn.token]
             args = [
                 *verb, line_name(*line), "@" + change.namespace, head.family, known.raw, raw, record.key.checkpoint_id,
-                pack_item(packed, head.run, added), change.thread_id, *pack_objects(draft.objects),
+                pack_item(packed, head.segment, added), change.thread_id, *pack_objects(draft.objects),
             ]  # fmt: skip
             self._register(known.bucket, at)
             reply = self._sent(args, known.bucket, change.thread_id, draft, lost, at)
@@ -717,7 +719,7 @@ class _Server:
                 if turn is not None:
                     turn.is_used = True
                 stored = Stored(
-                    record, int(reply[1]), head.family, digest=packed.digest, run=head.run, added_bytes=added
+                    record, int(reply[1]), head.family, digest=packed.digest, segment=head.segment, added_bytes=added
                 )
                 known = known._replace(raw=raw, head=stored, is_fresh=False)
                 self._heads.note(line, head.family, seen.generation + 1, known, seen, stored.seq)
@@ -738,7 +740,7 @@ class _Server:
             return
         state = LineState(raw)
         known = None
-        if seq and not state.turned:
+        if seq and not state.head_was_moved:
             head = unpack_item(item, Key(*line, state.checkpoint_id), number(seq), family.decode())
             known = _Known(bucket, raw, state.check(head))
         self._heads.note(line, family.decode(), state.generation, known, since, number(seq) if seq else 0)
@@ -849,7 +851,7 @@ class _Server:
         known = None
         family = plan.family_name
         is_head = stored is not None and state.checkpoint_id == stored.record.key.checkpoint_id
-        if stored is not None and is_head and not state.turned and state.digest == stored.digest.hex():
+        if stored is not None and is_head and not state.head_was_moved and state.digest == stored.digest.hex():
             known = _Known(bucket, state.raw, stored, labels=plan.labels(line[0]))
         self._heads.note(line, family, state.generation, known, since, stored.seq if stored is not None else 0)
 
@@ -919,7 +921,7 @@ class _Server:
                     self._call(bucket_of(thread_id), at, "renew_alias", thread_id, value, self._life)
 
     def put_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None, at: float
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None, at: float
     ) -> None:
         self._check_allowed(at)
         flat: list[Any] = []
@@ -1064,7 +1066,7 @@ class _Server:
         if is_head:
             raw = reply[2]
             head = loaded.stored._replace(hidden=False)
-            known = _Known(bucket, raw, head) if not LineState(raw).turned else None
+            known = _Known(bucket, raw, head) if not LineState(raw).head_was_moved else None
             self._heads.note(line, head.family, loaded.generation, known, since, head.seq)
         return loaded._replace(objects=unpack_objects(reply[4]))
 
@@ -1321,7 +1323,7 @@ class _Server:
 
     def started(self, thread_id: str, namespace: str, after: int, at: float) -> list[int]:
         found = self._ask(at, "line_runs", thread_id, namespace, after)
-        return sorted(int(run) for run in found[1][1]) if found is not None else []
+        return sorted(int(segment) for segment in found[1][1]) if found is not None else []
 
     def thread(
         self, thread_id: str, branches: bool, ancestry: bool, at: float, *, brief: bool = False
@@ -1329,7 +1331,7 @@ class _Server:
         found = self._ask(at, "thread", thread_id, int(branches), int(brief))
         if found is None:
             return None
-        flat, newest, stretches, runs, commons, spared, born, live, doomed = found[1][1:]
+        flat, newest, stretches, segments, shared_states, protected, born, live, doomed = found[1][1:]
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         heads = {}
         for field, raw in fields.items():
@@ -1342,7 +1344,10 @@ class _Server:
             hidden.setdefault(stretch.operation, []).append(stretch)
         prefix = line_name(thread_id, "").encode()
         origin = fields.get(b"origin")
-        every = {int(run): unpack_run(int(run), value) for run, value in zip(runs[::2], runs[1::2], strict=True)}
+        every = {
+            int(segment): unpack_segment(int(segment), value)
+            for segment, value in zip(segments[::2], segments[1::2], strict=True)
+        }
         return Thread(
             thread_id,
             fields[b"family"].decode(),
@@ -1350,24 +1355,24 @@ class _Server:
             heads,
             {name.decode(): number(seq) for name, seq in zip(newest[::2], newest[1::2], strict=True)},
             hidden,
-            {run: follows for run, (line, follows) in every.items() if line.startswith(prefix)},
-            {run: follows for run, (_, follows) in every.items()} if ancestry else {},
+            {segment: follows for segment, (line, follows) in every.items() if line.startswith(prefix)},
+            {segment: follows for segment, (_, follows) in every.items()} if ancestry else {},
             [
                 name.decode()
                 for _, name, key in sorted(born, key=lambda row: int(row[0]))
                 if unpack_origin(key, name.decode()).thread_id == thread_id
             ],
-            unpack_commons(commons, thread_id),
-            frozenset(number(seq) for seq in spared),
+            unpack_commons(shared_states, thread_id),
+            frozenset(number(seq) for seq in protected),
             int(doomed) / max(int(live), 1) if int(doomed) else 0.0,
         )
 
-    def runs(self, family: str, runs: Collection[int], older: int, at: float) -> dict[int, tuple[Place, ...]]:
-        if not runs:
+    def segments(self, family: str, segments: Collection[int], older: int, at: float) -> dict[int, tuple[Place, ...]]:
+        if not segments:
             return {}
-        flat = self._call(_bucket_of_family(family), at, "runs", family, older, len(runs), *runs)
+        flat = self._call(_bucket_of_family(family), at, "runs", family, older, len(segments), *segments)
         pairs = zip(map(int, flat[::2]), flat[1::2], strict=True)
-        return {run: unpack_run(run, value)[1] for run, value in pairs}
+        return {segment: unpack_segment(segment, value)[1] for segment, value in pairs}
 
     def newest(self, thread_id: str, limit: int, branches: bool, without: str | None, at: float) -> Newest | None:
         found = self._ask(at, "kin", thread_id, int(branches))
@@ -1431,16 +1436,16 @@ class _Server:
 
     # -- copying: see `transaction.adopt`
 
-    def raw(self, thread_id: str, kin: bool, at: float) -> RawThread | None:
-        found = self._ask(at, "raw", thread_id, int(kin))
+    def raw(self, thread_id: str, family_threads: bool, at: float) -> RawThread | None:
+        found = self._ask(at, "raw", thread_id, int(family_threads))
         if found is None:
             return None
-        flat, newest, stretches, log, attached, runs, commons, pins, began, active, names = found[1][1:]
+        flat, newest, stretches, log, attached, segments, shared_states, pins, began, active, names = found[1][1:]
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         last = dict(zip(newest[::2], newest[1::2], strict=True))
         owners: dict[bytes, set[int]] = {}
-        for run, value in zip(map(int, runs[::2]), runs[1::2], strict=True):
-            owners.setdefault(unpack_run(run, value)[0], set()).add(run)
+        for segment, value in zip(map(int, segments[::2]), segments[1::2], strict=True):
+            owners.setdefault(unpack_segment(segment, value)[0], set()).add(segment)
         lines = {}
         for field, value in fields.items():
             if field.startswith(b"@"):
@@ -1449,7 +1454,7 @@ class _Server:
                 head = state.checkpoint_id if state.digest is not None else None
                 own = frozenset(owners.get(line_name(thread_id, name).encode(), ()))
                 highest = number(last[field[1:]])
-                lines[name] = RawLine(head, state.turned, state.generation, number(active), own, highest)
+                lines[name] = RawLine(head, state.head_was_moved, state.generation, number(active), own, highest)
         writes = [
             (Key(thread_id, name.decode(), checkpoint_id.decode()), write)
             for name, checkpoint_id, held in attached
@@ -1467,7 +1472,7 @@ class _Server:
             [unpack_hidden(stretch) for stretch in stretches],
             [unpack_log(value, seq) for seq, value in sorted(zip(map(int, log[::2]), log[1::2], strict=True))],
             sorted(writes, key=lambda each: each[1].seq),
-            unpack_commons(commons, thread_id),
+            unpack_commons(shared_states, thread_id),
             fields.get(b"note", b""),
             [name.decode() for name in names],
         )

@@ -64,7 +64,7 @@ class Job(Generic[T]):
         left = self.deadline + _GRACE_SECONDS - time.monotonic()
         return self._parked.acquire(timeout=min(max(left, 0.0), threading.TIMEOUT_MAX))
 
-    def wake(self) -> None:
+    def after_fork(self) -> None:
         if self._parked.locked():
             self._parked.release()
 
@@ -180,7 +180,7 @@ class CommitQueue:
         if following is None:
             return None
         if following.loop is None:
-            following.wake()
+            following.after_fork()
             return None
         if job.loop is None:
             self._lead_elsewhere(following)
@@ -193,7 +193,7 @@ class CommitQueue:
             if job.loop is not None:
                 loops.setdefault(job.loop, []).append(job)
             else:
-                job.wake()
+                job.after_fork()
         for loop, jobs in loops.items():
             try:
                 loop.call_soon_threadsafe(_resolve, jobs)

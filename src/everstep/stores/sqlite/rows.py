@@ -22,8 +22,7 @@ from everstep.errors import CheckpointCorrupted
 from everstep.stores.facts import Fact, Wanted, kept, new_facts, prefix_end
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
-    COMMONS_MAX,
-    Common,
+    SHARED_STATES_MAX,
     Deleted,
     Hidden,
     Hit,
@@ -39,6 +38,7 @@ from everstep.stores.protocol import (
     RawLine,
     RawThread,
     Search,
+    SharedState,
     Stored,
     Thread,
     Write,
@@ -49,7 +49,7 @@ from everstep.stores.records import (
     pack_id,
     pack_operation,
     pack_origin,
-    pack_run,
+    pack_segment,
     pack_write,
     packed_filter,
     record_digest,
@@ -58,7 +58,7 @@ from everstep.stores.records import (
     unpack_operation,
     unpack_origin,
     unpack_record,
-    unpack_run,
+    unpack_segment,
     unpack_write,
 )
 from everstep.stores.sqlite.schema import seal
@@ -70,7 +70,7 @@ _COVERED = """coalesce((SELECT v.after < c.seq FROM covers v WHERE v.line = c.li
                         ORDER BY v.upto LIMIT 1), 0)"""
 _HIDDEN = f"({_COVERED.format('0')} OR {_COVERED.format('c.run')})"
 _SPARED = "(c.pinned OR c.branches OR EXISTS (SELECT 1 FROM lines l WHERE l.id = c.line AND l.head = c.seq))"
-# A head that is older than the newest of its run, though nobody moved it: the page that it is on is of an earlier time.
+# A head that is older than the newest of its segment, though nobody moved it: its page is of an earlier time.
 # In what comes from another store (it has a note) a head may be set later than what follows it arrives.
 _STALE = """(NOT l.turned AND t.note IS NULL AND EXISTS (SELECT 1 FROM checkpoints n
              WHERE n.line = l.id AND n.seq > c.seq AND n.run = c.run))"""
@@ -143,9 +143,9 @@ class Rows:
         self._heads.clear()
         self._heads_bytes = 0
 
-    def _remember_head(self, ref: int, head: Stored | None, turned: bool) -> None:
+    def _remember_head(self, ref: int, head: Stored | None, head_was_moved: bool) -> None:
         before = self._heads.get(ref)
-        self._heads[ref] = head, turned
+        self._heads[ref] = head, head_was_moved
         self._heads_bytes += _head_bytes(head) - (_head_bytes(before[0]) if before is not None else 0)
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
@@ -155,10 +155,10 @@ class Rows:
         ref, family = known
         known_head = self._heads.get(ref)
         if known_head is None:
-            seq, turned, may_be_older, *row = self._execute(_HEAD_OF_LINE, (ref,)).get
+            seq, head_was_moved, may_be_older, *row = self._execute(_HEAD_OF_LINE, (ref,)).get
             _check_head(thread_id, seq, row[0], not may_be_older and self._is_stale(ref, row))
             head = _stored(thread_id, namespace, family, (*row, False)) if seq is not None else None
-            known_head = head, bool(turned)
+            known_head = head, bool(head_was_moved)
             self._remember_head(ref, *known_head)
         return Line(ref, thread_id, namespace, family, *known_head)
 
@@ -222,8 +222,8 @@ class Rows:
 
     def _is_stale(self, line: int, head: Sequence[Any]) -> bool:
         """Whether something follows a head, given by its columns, that nobody has moved: see `_STALE`."""
-        seq, _, _, run, *_ = head
-        return self._execute(_FOLLOWS, (line, seq, run)).get is not None
+        seq, _, _, segment, *_ = head
+        return self._execute(_FOLLOWS, (line, seq, segment)).get is not None
 
     def _is_hidden(self, line: int, checkpoint: Sequence[Any]) -> bool:
         """Whether a checkpoint, given by its columns, is hidden."""
@@ -414,8 +414,8 @@ class Rows:
             return self._count(query)
         total = self._count(replace(query, hidden="also"))
         covers = self._execute("SELECT run, after, upto FROM covers WHERE line = ?", (line[0],)).fetchall()
-        # What is covered in every run is hidden. Where covers are of single runs, every row is looked at.
-        inside: Literal["also", "only"] = "only" if any(run for run, _, _ in covers) else "also"
+        # What is covered in every segment is hidden. Where covers are of single segments, every row is looked at.
+        inside: Literal["also", "only"] = "only" if any(segment for segment, _, _ in covers) else "also"
         for after, upto in _joined([(after, upto) for _, after, upto in covers]):
             part = replace(query, after_seq=max(after, query.after_seq or 0), hidden=inside)
             if query.before_seq is None or query.before_seq > upto + 1:
@@ -442,8 +442,8 @@ class Rows:
             "c.seq < ?": query.before_seq,
             "c.seq > ?": query.after_seq,
             "c.step <= ?": query.step_max,
-            "c.run = ?": query.run,
-            "(c.pinned OR c.branches > 0) = ?": query.spared,
+            "c.run = ?": query.segment,
+            "(c.pinned OR c.branches > 0) = ?": query.protected,
         }
         hidden = {"no": [f"NOT {_HIDDEN}"], "only": [_HIDDEN], "also": []}[query.hidden]
         if query.thread_id is not None and query.namespace is not None:
@@ -582,18 +582,20 @@ class Rows:
                     WHERE NOT {_COVERED.format("c.run")} ORDER BY c.run""",
                 (line[0], low, high if high is not None else _NUMBER_MAX),
             )
-            found += [run for (run,) in rows]
+            found += [segment for (segment,) in rows]
         return found
 
-    def runs(self, family: str, runs: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
-        if not runs:
+    def segments(self, family: str, segments: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
+        if not segments:
             return {}
         number = int(family)
         found = self._runs(
-            "r.family = ? AND r.run IN (SELECT value FROM carray(?))", (number, apsw.carray(array("q", runs)))
+            "r.family = ? AND r.run IN (SELECT value FROM carray(?))", (number, apsw.carray(array("q", segments)))
         )
         if older:
-            found |= self._runs("r.family = ? AND r.run < ? ORDER BY r.run DESC LIMIT ?", (number, max(runs), older))
+            found |= self._runs(
+                "r.family = ? AND r.run < ? ORDER BY r.run DESC LIMIT ?", (number, max(segments), older)
+            )
         return found
 
     def newest(self, thread_id: str, limit: int, branches: bool, without: str | None) -> Newest | None:
@@ -666,16 +668,16 @@ class Rows:
 
     def _runs(self, condition: str, values: tuple[Any, ...]) -> dict[int, tuple[Place, ...]]:
         rows = self._execute(f"SELECT r.run, r.data FROM runs r WHERE {condition}", values)
-        return {run: unpack_run(run, data) for run, data in rows}
+        return {segment: unpack_segment(segment, data) for segment, data in rows}
 
-    def _commons(self, thread: int, thread_id: str) -> dict[str, list[Common]]:
+    def _commons(self, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
         rows = self._execute(
             """SELECT t.name, t.id, c.data, c.children FROM commons c JOIN threads t
                ON t.id = CASE WHEN c.low = ?1 THEN c.high ELSE c.low END WHERE c.low = ?1 OR c.high = ?1
                ORDER BY c.seq""",
             (thread,),
         )
-        found: dict[str, list[Common]] = {}
+        found: dict[str, list[SharedState]] = {}
         for name, other, data, children in rows:
             names = (thread_id, name) if thread < other else (name, thread_id)
             found.setdefault(name, []).append(unpack_common(data, children, *names))
@@ -719,7 +721,7 @@ class Rows:
         )
         return [unpack_operation(data, seq, bool(undone)) for data, seq, undone in rows]
 
-    def raw(self, thread_id: str, kin: bool) -> RawThread | None:
+    def raw(self, thread_id: str, family_threads: bool) -> RawThread | None:
         row = self._execute("SELECT id, family, origin, began, note FROM threads WHERE name = ?", (thread_id,)).get
         if row is None:
             return None
@@ -735,19 +737,21 @@ class Rows:
                 LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE l.thread = ?""",
             (ref,),
         ).fetchall():
-            head_seq, is_stale, head, turned, generation, active, newest = state
+            head_seq, is_stale, head, head_was_moved, generation, active, newest = state
             _check_head(thread_id, head_seq, head, is_stale)
             _check_newest(thread_id, head_seq, newest)
-            runs = frozenset(run for run, owner in rows if owner == line)
+            segments = frozenset(segment for segment, owner in rows if owner == line)
             head = None if head is None else unpack_id(head)
-            lines[namespace] = RawLine(head, bool(turned), generation, active, runs, newest)
+            lines[namespace] = RawLine(head, bool(head_was_moved), generation, active, segments, newest)
             for checkpoint, task, seq, *write in self._execute(
                 "SELECT checkpoint, task, seq, idx, info, children FROM writes WHERE line = ?", (line,)
             ):
                 name = unpack_id(checkpoint)
                 writes.append((Key(thread_id, namespace, name), unpack_write(name, seq, unpack_id(task), *write)))
         began = self._execute("SELECT seq FROM checkpoints WHERE seq = ?", (began,)).get
-        threads = self._execute("SELECT name FROM threads WHERE family = ? ORDER BY id", (family,)) if kin else ()
+        threads = (
+            self._execute("SELECT name FROM threads WHERE family = ? ORDER BY id", (family,)) if family_threads else ()
+        )
         return RawThread(
             thread_id,
             str(family),
@@ -815,27 +819,27 @@ class Rows:
         ).get
         return found is not None
 
-    def insert(self, line: Line, packed: Packed, run: int | None, added_bytes: int, *, is_head: bool) -> Stored:
+    def insert(self, line: Line, packed: Packed, segment: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         record = packed.record
         seq: int = self._next_seq or self._execute(f"SELECT {_next('checkpoints')}").get
-        run = run if run is not None else seq
+        segment = segment if segment is not None else seq
         self._execute(
             _INSERT,
             (
-                seq, line.ref, pack_id(record.key.checkpoint_id), record.step, run, added_bytes,
-                packed.info, record.children, packed.root, seal(seq, line.ref, run, 0, 0, added_bytes),
+                seq, line.ref, pack_id(record.key.checkpoint_id), record.step, segment, added_bytes,
+                packed.info, record.children, packed.root, seal(seq, line.ref, segment, 0, 0, added_bytes),
             ),
         )  # fmt: skip
         self._note(line.ref, new_facts(record, line.head.record if line.head is not None else None))
         if not is_head:  # otherwise it is counted when the head moves
             self._execute("UPDATE lines SET total = total + 1 WHERE id = ?", (line.ref,))
         self._next_seq = seq + 1
-        return Stored(record, seq, line.family, digest=packed.digest, run=run, added_bytes=added_bytes)
+        return Stored(record, seq, line.family, digest=packed.digest, segment=segment, added_bytes=added_bytes)
 
-    def add_run(self, line: Line, run: int, follows: Sequence[Place]) -> None:
+    def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         self._execute(
             "INSERT INTO runs (family, run, line, data) VALUES (?, ?, ?, ?)",
-            (int(line.family), run, line.ref, pack_run(run, follows)),
+            (int(line.family), segment, line.ref, pack_segment(segment, follows)),
         )
 
     def replace(self, line: Line, old: Stored, packed: Packed) -> Stored:
@@ -877,13 +881,13 @@ class Rows:
             )
             self._next_object = first + len(objects)
 
-    def set_head(self, line: Line, stored: Stored | None, *, turned: bool = False) -> None:
+    def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
         self._execute(
             """UPDATE lines SET head = ?, turned = ?, generation = generation + 1, active = ?, total = total + ?
                WHERE id = ?""",
-            (stored.seq if stored is not None else None, turned, now_micros(), not turned, line.ref),
+            (stored.seq if stored is not None else None, head_was_moved, now_micros(), not head_was_moved, line.ref),
         )
-        self._remember_head(line.ref, stored, turned)
+        self._remember_head(line.ref, stored, head_was_moved)
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
         prune(self, line, seqs)
@@ -902,7 +906,7 @@ class Rows:
             (thread_id,),
         )
 
-    def set_common(self, thread_id: str, other: str, common: Common) -> None:
+    def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
         rows = self._execute("SELECT id, name FROM threads WHERE name IN (?, ?) ORDER BY id", (thread_id, other))
         (low, one), (high, two) = rows.fetchall()
         self._execute(
@@ -912,7 +916,7 @@ class Rows:
         self._execute(
             """DELETE FROM commons WHERE low = ?1 AND high = ?2 AND seq NOT IN
                (SELECT seq FROM commons WHERE low = ?1 AND high = ?2 ORDER BY seq DESC LIMIT ?3)""",
-            (low, high, COMMONS_MAX),
+            (low, high, SHARED_STATES_MAX),
         )
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
@@ -944,7 +948,7 @@ class Rows:
     def hide(self, line: Line, hidden: Hidden) -> None:
         self._execute(
             "INSERT INTO hidden (line, operation, after, upto, run, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
-            (line.ref, hidden.operation, hidden.after, hidden.to, hidden.run, _packed(hidden.writes_of)),
+            (line.ref, hidden.operation, hidden.after, hidden.to, hidden.segment, _packed(hidden.writes_of)),
         )
 
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
@@ -1001,7 +1005,10 @@ class Rows:
                WHERE t.name = ?""",
             (thread_id,),
         )
-        return [Line(ref, thread_id, name, str(family), None, bool(turned)) for ref, name, family, turned in rows]
+        return [
+            Line(ref, thread_id, name, str(family), None, bool(head_was_moved))
+            for ref, name, family, head_was_moved in rows
+        ]
 
     def candidates(
         self,
@@ -1154,18 +1161,18 @@ class Rows:
                    (seq, line, id, step, run, pinned, branches, added, info, children, root, seal) VALUES
                    (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, seal(?1, ?2, ?5, ?6, ?7, ?8))""",
                 (
-                    stored.seq, line, name, record.step, stored.run, pinned, began[stored.seq], stored.added_bytes,
+                    stored.seq, line, name, record.step, stored.segment, pinned, began[stored.seq], stored.added_bytes,
                     packed.info, record.children, packed.root,
                 ),
             )  # fmt: skip
             self._execute("UPDATE lines SET total = total + 1 WHERE id = ?", (line,))
             self._note(line, new_facts(record, None))
 
-    def keep_runs(self, family: str, runs: Mapping[int, Sequence[Place]]) -> None:
+    def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
         self._connection.executemany(
             """INSERT INTO runs (family, run, data) VALUES (?, ?, ?)
                ON CONFLICT DO UPDATE SET data = excluded.data""",
-            [(int(family), run, pack_run(run, follows)) for run, follows in runs.items()],
+            [(int(family), segment, pack_segment(segment, follows)) for segment, follows in segments.items()],
         )
 
     def restore(self, raw: RawThread) -> None:
@@ -1177,7 +1184,7 @@ class Rows:
             self._execute(
                 """UPDATE lines SET head = (SELECT seq FROM checkpoints WHERE id = ? AND line = lines.id),
                           turned = ?, generation = ?, active = ? WHERE id = ?""",
-                (_packed(given.head), given.turned, given.generation, given.active, line),
+                (_packed(given.head), given.head_was_moved, given.generation, given.active, line),
             )
         self._restore_lines(thread, int(family), raw, lines)
         self._execute("DELETE FROM operations WHERE thread = ?", (thread,))
@@ -1192,9 +1199,9 @@ class Rows:
             (raw.began or None, origin, raw.note, thread),
         )
         self._execute("UPDATE checkpoints SET branches = branches + 1 WHERE seq = ?", (raw.began,))
-        for other, commons in raw.commons.items():
+        for other, shared_states in raw.shared_states.items():
             if self.family(other) == family:
-                self._restore_commons(raw.thread_id, other, commons)
+                self._restore_commons(raw.thread_id, other, shared_states)
 
     def _restore_lines(self, thread: int, family: int, raw: RawThread, lines: Mapping[str, int]) -> None:
         """Set what hangs on the namespaces of a thread, and remove those it does not have."""
@@ -1213,7 +1220,7 @@ class Rows:
         for namespace, given in raw.lines.items():
             many(
                 "UPDATE runs SET line = ? WHERE family = ? AND run = ?",
-                [(lines[namespace], family, run) for run in given.runs],
+                [(lines[namespace], family, segment) for segment in given.segments],
             )
         many(
             f"UPDATE checkpoints SET pinned = 1 WHERE seq = ? AND line IN ({own})",
@@ -1222,7 +1229,7 @@ class Rows:
         many(
             "INSERT INTO hidden (line, operation, after, upto, run, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
             [
-                (lines[h.namespace], h.operation, h.after, h.to, h.run, _packed(h.writes_of))
+                (lines[h.namespace], h.operation, h.after, h.to, h.segment, _packed(h.writes_of))
                 for h in raw.hidden
                 if h.namespace in lines
             ],
@@ -1239,13 +1246,13 @@ class Rows:
             ],
         )  # fmt: skip
 
-    def _restore_commons(self, thread_id: str, other: str, commons: Sequence[Common]) -> None:
+    def _restore_commons(self, thread_id: str, other: str, shared_states: Sequence[SharedState]) -> None:
         low, high = (
             row[0]
             for row in self._execute("SELECT id FROM threads WHERE name IN (?, ?) ORDER BY id", (thread_id, other))
         )
         self._execute("DELETE FROM commons WHERE low = ? AND high = ?", (low, high))
-        for common in commons:
+        for common in shared_states:
             self.set_common(thread_id, other, common)
 
     def _keep_counters(self) -> None:
@@ -1450,15 +1457,17 @@ def _check_newest(thread_id: str, head: int | None, newest: int | None) -> None:
 
 
 def _stored(thread_id: str, namespace: str, family: int | str, row: Sequence[Any]) -> Stored:
-    seq, checkpoint_id, step, run, pinned, added, info, children, root, hidden = row
+    seq, checkpoint_id, step, segment, pinned, added, info, children, root, hidden = row
     record = unpack_record(Key(thread_id, namespace, unpack_id(checkpoint_id)), step, children, info, root)
-    return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root), run, added)
+    return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root), segment, added)
 
 
 def _listed(row: Sequence[Any]) -> Stored:
-    seq, checkpoint_id, step, run, pinned, added, info, root_digest, hidden, thread_id, namespace, family = row
+    seq, checkpoint_id, step, segment, pinned, added, info, root_digest, hidden, thread_id, namespace, family = row
     record = unpack_record(Key(thread_id, namespace, unpack_id(checkpoint_id)), step, b"", info, None)
-    return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root_digest), run, added)
+    return Stored(
+        record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root_digest), segment, added
+    )
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.runtime.interrupts import deferred
 from everstep.stores.inside import Inside
 from everstep.stores.protocol import (
-    Base,
+    BaseRef,
     Change,
     Deleted,
     Hit,
@@ -177,7 +177,7 @@ class SQLiteStore:
         return await self._driver.write(lambda tx: apply(tx, change), change.thread_id)
 
     async def put_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: Base | None = None
+        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
     ) -> None:
         await self._driver.write(lambda tx: apply_writes(tx, key, writes, objects, base), key.thread_id)
 
@@ -221,8 +221,10 @@ class SQLiteStore:
     async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
         return await self._driver.read(lambda rows: rows.started(thread_id, namespace, after))
 
-    async def runs(self, family: str, runs: Collection[int], *, older: int = 0) -> Mapping[int, Sequence[Place]]:
-        return await self._driver.read(lambda rows: rows.runs(family, runs, older))
+    async def segments(
+        self, family: str, segments: Collection[int], *, older: int = 0
+    ) -> Mapping[int, Sequence[Place]]:
+        return await self._driver.read(lambda rows: rows.segments(family, segments, older))
 
     async def newest(
         self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
@@ -306,8 +308,8 @@ class SQLiteStore:
         except StoreFull:
             _log.warning("%s: the disk is too full to shorten the file; a later collection does it", self.path)
 
-    async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
-        return await self._driver.read(lambda rows: rows.raw(thread_id, kin))
+    async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
+        return await self._driver.read(lambda rows: rows.raw(thread_id, family_threads))
 
     async def adopt(self, part: Part) -> int:
         return await self._driver.write(lambda tx: adopt(tx, part), part.thread_id)
@@ -396,7 +398,7 @@ def _offloaded(work: Callable[[], T]) -> Awaitable[T]:
 class _Workers:
     """Worker threads by purpose. A forked child has none of them and starts its own."""
 
-    rest_order = 3
+    fork_order = 3
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -415,10 +417,10 @@ class _Workers:
         if executor is not None:
             executor.shutdown(wait=False)
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:
+    def after_fork(self, *, in_child: bool) -> None:
         if in_child:
             self._executors = {}
         self._lock.release()
@@ -436,7 +438,7 @@ _shared_lock = threading.Lock()
 class _Handle:
     """A user's hold on a database; opens it on first use."""
 
-    rest_order = 0
+    fork_order = 0
 
     def __init__(self, path: Path, synchronous: Synchronous, busy_timeout_seconds: float) -> None:
         if synchronous not in ("full", "normal", "off"):
@@ -481,10 +483,10 @@ class _Handle:
         if database is not None:
             database.release()
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         self._lock.acquire()
 
-    def wake(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._lock.release()
 
 
@@ -512,7 +514,7 @@ class _Connections(NamedTuple):
 class _Database:
     """One file in one process: one connection that writes, led by the commit queue, and a few that read."""
 
-    rest_order = 1
+    fork_order = 1
 
     def __init__(self, path: Path, synchronous: Synchronous, busy_seconds: float) -> None:
         self._path = path
@@ -688,7 +690,7 @@ class _Database:
             if self._users == 0:
                 self._idle.notify_all()
 
-    def rest(self) -> None:
+    def before_fork(self) -> None:
         """Before a fork: finish, and close every connection. SQLite forbids carrying one across."""
         self._idle.acquire()
         self._resting = True
@@ -696,7 +698,7 @@ class _Database:
         if self._idle.wait_for(lambda: self._users == 0, timeout=60):
             self._disconnect()
 
-    def wake(self, *, in_child: bool) -> None:
+    def after_fork(self, *, in_child: bool) -> None:
         self._resting = False
         if in_child:
             if self._connections is not None:  # the parent's, still in use there: never touch them, not even at exit

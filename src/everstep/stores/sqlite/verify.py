@@ -24,7 +24,7 @@ from everstep.stores.records import (
     unpack_operation,
     unpack_origin,
     unpack_record,
-    unpack_run,
+    unpack_segment,
     unpack_write,
 )
 from everstep.stores.sqlite.schema import SEALED, add_functions, migrate
@@ -92,14 +92,14 @@ _IMPOSSIBLE = {
     "a head that is not there": """SELECT l.id FROM lines l WHERE l.head IS NOT NULL AND NOT EXISTS
         (SELECT 1 FROM checkpoints c WHERE c.seq = l.head AND c.line = l.id)""",
     # Only in what comes from another store (it has a note) a head may be set later than what follows it arrives.
-    "a head that is not the newest of its run": """SELECT l.id FROM lines l JOIN checkpoints h ON h.seq = l.head
+    "a head that is not the newest of its segment": """SELECT l.id FROM lines l JOIN checkpoints h ON h.seq = l.head
         JOIN threads t ON t.id = l.thread WHERE t.note IS NULL AND NOT l.turned AND EXISTS
         (SELECT 1 FROM checkpoints c WHERE c.line = l.id AND c.run = h.run AND c.seq > h.seq)""",
     "a checkpoint of a namespace that is not there": """SELECT seq FROM checkpoints
         WHERE line NOT IN (SELECT id FROM lines)""",
     "a wrong count of branches": """SELECT seq FROM checkpoints c WHERE c.branches IS NOT
         (SELECT count(*) FROM threads t WHERE t.began = c.seq)""",
-    "a checkpoint before its run": "SELECT seq FROM checkpoints WHERE run > seq",
+    "a checkpoint before its segment": "SELECT seq FROM checkpoints WHERE run > seq",
     "an object of a family that is not there": """SELECT id FROM objects
         WHERE family NOT IN (SELECT id FROM families)""",
     "a pending write of a namespace that is not there": """SELECT seq FROM writes
@@ -117,7 +117,7 @@ _IMPOSSIBLE = {
          AND c.seq > h.after AND c.seq <= h.upto)""",
     "an entry to find a namespace by that is not there": """SELECT label FROM facts
         WHERE line NOT IN (SELECT id FROM lines)""",
-    "a run of a family or namespace that is not there": """SELECT run FROM runs
+    "a segment of a family or namespace that is not there": """SELECT run FROM runs
         WHERE family NOT IN (SELECT id FROM families) OR line NOT IN (SELECT id FROM lines)""",
     "a common state of a thread that is not there": """SELECT seq FROM commons WHERE low >= high
         OR low NOT IN (SELECT id FROM threads) OR high NOT IN (SELECT id FROM threads)""",
@@ -155,8 +155,8 @@ def _check_content(connection: apsw.Connection) -> list[str]:
         unpack_write(unpack_id(checkpoint), seq, unpack_id(task), *write)
     for data, seq, undone in execute("SELECT data, seq, undone FROM operations"):
         unpack_operation(data, seq, bool(undone))
-    for run, data in execute("SELECT run, data FROM runs"):
-        unpack_run(run, data)
+    for segment, data in execute("SELECT run, data FROM runs"):
+        unpack_segment(segment, data)
     return [*_wrong_commons(connection), *_wrong_objects(connection)]
 
 
