@@ -716,7 +716,7 @@ class Look:
         roots = connection.execute(
             """SELECT t.family, c.children FROM checkpoints c JOIN lines l ON l.id = c.line
                JOIN threads t ON t.id = l.thread
-               UNION ALL SELECT t.family, c.children FROM commons c JOIN threads t ON t.id = c.low"""
+               UNION ALL SELECT t.family, c.children FROM shared_states c JOIN threads t ON t.id = c.low"""
         )
         for family, children in roots:
             needed.setdefault(family, set()).update(hashes(children))

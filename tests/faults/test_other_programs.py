@@ -106,14 +106,14 @@ ROWS = {
     "families": "live = live + 1",
     "threads": "began = 7",
     "lines": "generation = generation + 1",
-    "runs": "line = NULL",
+    "segments": "line = NULL",
     "checkpoints": "added = added + 1",
     "writes": "seq = seq + 1000",
     "operations": "undone = NOT undone",
     "hidden": "upto = upto + 1",
     "counters": "value = value + 1",
     "objects": "body = body || x'00'",
-    "commons": "seq = seq + 1",
+    "shared_states": "seq = seq + 1",
     "sqlite_sequence": "seq = seq + 1",
 }
 
@@ -127,7 +127,7 @@ def test_one_changed_value_in_any_table_is_loud(killed: Path, tmp_path: Path, ta
         triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
         for name, _ in triggers:
             connection.execute(f"DROP TRIGGER {name}")
-        rowid = "rowid" if table not in ("runs", "writes", "commons") else "seq" if table != "runs" else "run"
+        rowid = {"segments": "segment", "writes": "seq", "shared_states": "seq"}.get(table, "rowid")
         connection.execute(f"UPDATE {table} SET {ROWS[table]} WHERE {rowid} = (SELECT max({rowid}) FROM {table})")
         for _, sql in triggers:
             connection.execute(sql)

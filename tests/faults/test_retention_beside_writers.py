@@ -323,7 +323,7 @@ def check_file(path: Path, size_max: int) -> None:
     roots = connection.execute(
         """SELECT t.family, c.children FROM checkpoints c JOIN lines l ON l.id = c.line
            JOIN threads t ON t.id = l.thread
-           UNION ALL SELECT t.family, c.children FROM commons c JOIN threads t ON t.id = c.low"""
+           UNION ALL SELECT t.family, c.children FROM shared_states c JOIN threads t ON t.id = c.low"""
     )
     needed = {(family, key) for family, children in roots for key in hashes(children)}
     pending = list(needed)

@@ -18,7 +18,7 @@ from everstep.testing import follow, make_record, put
 from tests.stores.losses import LOOKS, THE_SAME, check_append, check_delete, check_listing, fill, go, view
 from tests.tools import servers
 
-UNNOTICED = (":began", ":written", ":commons", ":writes:", ":objects")
+UNNOTICED = (":began", ":written", ":shared_states", ":writes:", ":objects")
 """What is not counted, or noticed elsewhere; docs/servers.md says so."""
 
 

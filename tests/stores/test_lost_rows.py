@@ -17,7 +17,7 @@ from tests.stores.losses import ALL_OF_THEM, LOOKS, THE_SAME, check_append, chec
 from tests.tools import servers
 
 LOSABLE = (
-    "names", "families", "threads", "lines", "checkpoints", "runs", "operations", "hidden", "covers",
+    "names", "families", "threads", "lines", "checkpoints", "segments", "operations", "hidden", "covers",
 )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class Database:
         return self._opened[-1].blocking
 
     def keep(self) -> None:
-        for name in (*LOSABLE, "objects", "writes", "commons", "gone"):
+        for name in (*LOSABLE, "objects", "writes", "shared_states", "gone"):
             self._kept[name] = self.rows(name)
 
     def put_back(self) -> None:

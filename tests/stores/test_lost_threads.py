@@ -25,8 +25,8 @@ from tests.tools import servers
 from tests.tools.servers import ValkeyServer
 
 TABLES = [
-    "names", "families", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes", "operations",
-    "hidden", "gone",
+    "names", "families", "threads", "shared_states", "lines", "segments", "checkpoints", "objects", "writes",
+    "operations", "hidden", "gone",
 ]  # fmt: skip
 
 

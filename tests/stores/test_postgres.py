@@ -323,7 +323,7 @@ def test_a_network_that_swallows_everything_ends_at_the_deadline(proxy: Wire, ca
 
 def test_connecting_has_a_deadline(make: Any, proxy: Wire) -> None:
     proxy.is_hole = True
-    store = make(proxy.url, timeout_seconds=2)
+    store = make(proxy.url, timeout_seconds=1)
     with pytest.raises(StoreUnavailable, match="in time"):
         run(store.list_threads(1, 0))
     proxy.is_hole = False
@@ -564,13 +564,13 @@ from concurrent.futures import ThreadPoolExecutor
 from everstep.runtime import forks
 
 class Thing:
-    rest_order = 1
-    def rest(self):
+    fork_order = 1
+    def before_fork(self):
         busy = threading.Thread(target=executor.submit, args=(int,), daemon=True)
         busy.start()
         busy.join(10)
         self.was_stuck = busy.is_alive()
-    def wake(self, *, in_child):
+    def after_fork(self, *, in_child):
         pass
 
 executor, thing = ThreadPoolExecutor(1), Thing()
@@ -1106,7 +1106,17 @@ def shown_by(error: BaseException) -> list[str]:
 def test_the_schema_may_be_partitioned_by_family(own: OwnPostgres, schema: str) -> None:
     text = resources.files("everstep.stores.postgres").joinpath("sql/postgres-10.sql").read_text()
     parts = []
-    for name in ("threads", "commons", "lines", "runs", "checkpoints", "objects", "writes", "operations", "hidden"):
+    for name in (
+        "threads",
+        "shared_states",
+        "lines",
+        "segments",
+        "checkpoints",
+        "objects",
+        "writes",
+        "operations",
+        "hidden",
+    ):
         text, count = re.subn(
             rf"(CREATE TABLE {{{name}}} \(.*?\n\))[^;]*;", r"\1 PARTITION BY HASH (family);", text, flags=re.DOTALL
         )

@@ -619,7 +619,7 @@ class Worker(threading.Thread):
         target, newest = found[-1], thread.newest[""]
         change = Change(
             thread_id, expect=found[0].record.key.checkpoint_id, log=Operation("rewind", {}),
-            moves=[Move("", target.record.key.checkpoint_id)], hide=[Hidden("", target.seq, newest, target.run)],
+            moves=[Move("", target.record.key.checkpoint_id)], hide=[Hidden("", target.seq, newest, target.segment)],
         )  # fmt: skip
         go(self.store.commit(change))
 
@@ -700,7 +700,7 @@ def check_family(shelf: Shelf, workers: Sequence[Worker], hint: str) -> None:
         assert head.record.key in there
         segments: dict[int, list[Stored]] = {}
         for row in rows:
-            segments.setdefault(row.run, []).append(row)
+            segments.setdefault(row.segment, []).append(row)
         for run in segments.values():  # inside a run each follows the one before, but for those that were deleted
             for before, after in itertools.pairwise(run):
                 parent = after.record.parents[0]

@@ -248,7 +248,7 @@ class Change(NamedTuple):
     """Whether the head moves to the new checkpoint; "newer": if its id is greater than the head's or its parent is
     the head. A checkpoint that replaces one of the same id never moves the head."""
     prune: Sequence[int] = ()
-    """Checkpoints of this namespace (by seq) that retention lets go, if they are not spared: see `Store.delete`.
+    """Checkpoints of this namespace (by seq) that retention lets go, if they are not protected: see `Store.delete`.
 
     Not if the new checkpoint starts a segment: somebody has changed what is visible since this was planned."""
     fresh: bool = False
@@ -625,8 +625,8 @@ class Store(Protocol):
     ) -> Mapping[int, Sequence[Place]]:
         """Return what these segments of a family follow, those of deleted threads included.
 
-        A segment that the store keeps nothing about is left out: it follows nothing. With `older` there may be others as
-        well, about so many that began just before: whoever goes back is likely to ask for them next.
+        A segment that the store keeps nothing about is left out: it follows nothing. With `older` there may be others
+        as well, about so many that began just before: whoever goes back is likely to ask for them next.
         """
         ...
 

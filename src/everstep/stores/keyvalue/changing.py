@@ -18,7 +18,6 @@ from everstep.stores.keyvalue.rows import (
     ACTIVITY,
     BEGINNINGS,
     CHECKPOINTS,
-    COMMONS,
     FACTS,
     FAMILIES,
     FORMAT,
@@ -36,7 +35,8 @@ from everstep.stores.keyvalue.rows import (
     OBJECTS,
     OPERATIONS,
     PINS,
-    RUNS,
+    SEGMENTS,
+    SHARED_STATES,
     STRETCHES,
     SWEPT,
     THREADS,
@@ -206,7 +206,7 @@ class ChangeRows(ReadRows):
 
     def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         self._put(LINE_RUNS + numbers(line.ref.number, segment), NOTHING)
-        self._put(RUNS + numbers(line.ref.thread.family, segment), pack_segment(segment, follows))
+        self._put(SEGMENTS + numbers(line.ref.thread.family, segment), pack_segment(segment, follows))
 
     def replace(self, line: Line, old: Stored, packed: Packed) -> Stored:
         self._unsweep(line.ref.thread.family)
@@ -290,8 +290,8 @@ class ChangeRows(ReadRows):
 
     def _keep_commons(self, one: ThreadRow, two: ThreadRow, shared_states: Sequence[SharedState]) -> None:
         packed = [_write_common(common) for common in shared_states]
-        self._put(COMMONS + numbers(one.number, two.number), pack([two.name, packed]))
-        self._put(COMMONS + numbers(two.number, one.number), pack([one.name, packed]))
+        self._put(SHARED_STATES + numbers(one.number, two.number), pack([two.name, packed]))
+        self._put(SHARED_STATES + numbers(two.number, one.number), pack([one.name, packed]))
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
         key = stored.record.key
@@ -470,9 +470,9 @@ class ChangeRows(ReadRows):
         own = number(thread.number)
         self._unsweep(thread.family)  # states in common with others go
         self._set_origin(thread, None, 0)
-        for key in [key for key, _ in self._all(COMMONS + own)]:
+        for key in [key for key, _ in self._all(SHARED_STATES + own)]:
             self._delete(key)
-            self._delete(COMMONS + key[9:] + own)
+            self._delete(SHARED_STATES + key[9:] + own)
         self._drop_all(STRETCHES + own)
         self._drop_all(OPERATIONS + own)
         self._delete(NOTES + own)
@@ -485,7 +485,7 @@ class ChangeRows(ReadRows):
         own = number(family_number(family))
         if self._is_any(MEMBERS + own):
             return False
-        for table in (OBJECTS, RUNS, BEGINNINGS):
+        for table in (OBJECTS, SEGMENTS, BEGINNINGS):
             self._drop_all(table + own)
         self._delete(FAMILIES + own)
         return True
@@ -523,7 +523,7 @@ class ChangeRows(ReadRows):
 
     def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
         for segment, follows in segments.items():
-            self._put(RUNS + numbers(family_number(family), segment), pack_segment(segment, follows))
+            self._put(SEGMENTS + numbers(family_number(family), segment), pack_segment(segment, follows))
 
     def restore(self, raw: RawThread) -> None:
         thread = self._known(raw.thread_id)
@@ -558,7 +558,7 @@ class ChangeRows(ReadRows):
         self._save_line(line)
         self._drop_all(LINE_RUNS + number(line.number))
         for segment in given.segments:
-            if self._get(RUNS + numbers(line.thread.family, segment)) is not None:
+            if self._get(SEGMENTS + numbers(line.thread.family, segment)) is not None:
                 self._put(LINE_RUNS + numbers(line.number, segment), NOTHING)
         for row in list(self._rows(line)):
             if row.pinned != (row.seq in pinned):

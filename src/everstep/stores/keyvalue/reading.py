@@ -25,7 +25,7 @@ from everstep.stores.keyvalue.rows import (
     OBJECTS,
     OPERATIONS,
     PINS,
-    RUNS,
+    SEGMENTS,
     SWEPT,
     THREADS,
     CheckpointRow,
@@ -311,7 +311,7 @@ class ReadRows(Rows):
 
     def _ancestry(self, family: int) -> dict[int, tuple[Place, ...]]:
         found = {}
-        for key, value in self._all(RUNS + number(family)):
+        for key, value in self._all(SEGMENTS + number(family)):
             segment = keys.last_number(key)
             found[segment] = unpack_segment(segment, value)
         return found
@@ -339,7 +339,7 @@ class ReadRows(Rows):
     def segments(self, family: str, segments: Collection[int], older: int = 0) -> dict[int, tuple[Place, ...]]:  # noqa: ARG002  # all are near
         found = {}
         for segment in segments:
-            value = self._get(RUNS + numbers(family_number(family), segment))
+            value = self._get(SEGMENTS + numbers(family_number(family), segment))
             if value is not None:
                 found[segment] = unpack_segment(segment, value)
         return found

@@ -50,7 +50,7 @@ STRETCHES = b"h"
 """thread, operation, a number of its own: a stretch that is hidden."""
 OPERATIONS = b"e"
 """thread, seq: whether the operation is undone (one byte), then the operation."""
-COMMONS = b"k"
+SHARED_STATES = b"k"
 """thread, other thread: the other's name, the states that both have in common. Kept for both."""
 FAMILIES = b"f"
 """family: a FamilyRow."""
@@ -58,7 +58,7 @@ MEMBERS = b"m"
 """family, thread: the thread's name."""
 BEGINNINGS = b"b"
 """family, seq, branch: nothing. The checkpoints where living branches began."""
-RUNS = b"r"
+SEGMENTS = b"r"
 """family, run: what the segment follows."""
 LINE_RUNS = b"g"
 """line, run: nothing. The runs of a line that something is kept about."""
@@ -295,7 +295,7 @@ class Rows:
 
     def _commons(self, thread: ThreadRow) -> dict[str, tuple[SharedState, ...]]:
         found = {}
-        for _, value in self._all(COMMONS + number(thread.number)):
+        for _, value in self._all(SHARED_STATES + number(thread.number)):
             name, shared_states = unpack(value)
             found[name] = tuple(_read_common(common) for common in shared_states)
         return found

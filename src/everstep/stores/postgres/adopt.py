@@ -61,8 +61,8 @@ class AdoptingRows(Rows):
 
     def _raw_lines(self, family: int, thread: int) -> dict[str, RawLine]:
         rows = self._all(
-            f"""SELECT l.namespace, c.id, l.turned, l.generation, {_ACTIVE},
-                       ARRAY(SELECT r.run FROM {{runs}} r WHERE r.family = l.family AND r.line = l.id),
+            f"""SELECT l.namespace, c.id, l.head_was_moved, l.generation, {_ACTIVE},
+                       ARRAY(SELECT r.segment FROM {{segments}} r WHERE r.family = l.family AND r.line = l.id),
                        coalesce((SELECT max(seq) FROM {{checkpoints}} n WHERE n.family = l.family AND n.line = l.id), 0)
                 FROM {{lines}} l LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
                 WHERE l.family = %s AND l.thread = %s""",
@@ -156,7 +156,7 @@ class AdoptingRows(Rows):
                    WHERE n.name = u.name AND l.family = n.family AND l.thread = n.thread AND l.namespace = u.namespace
                    AND c.id = u.id AND c.family = l.family AND c.line = l.id RETURNING c.family, c.line, c.added
                )
-               UPDATE {lines} l SET doomed = l.doomed + g.added, stored = l.stored - g.count
+               UPDATE {lines} l SET unreferenced = l.unreferenced + g.added, stored = l.stored - g.count
                FROM (SELECT family, line, sum(added)::bigint AS added, count(*) FROM gone GROUP BY family, line) g
                WHERE l.family = g.family AND l.id = g.line""",
             tuple([part.encode() for part in column] for column in zip(*keys, strict=True)),
@@ -178,21 +178,21 @@ class AdoptingRows(Rows):
             )
         }
         self._do(
-            """INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info,
+            """INSERT INTO {checkpoints} (family, line, seq, segment, added, step, branches, pinned, id, labels, info,
                                           children, root)
-               SELECT %(f)s, u.line, u.seq, u.run, u.added, u.step, coalesce(b.count, 0), u.pinned, u.id,
+               SELECT %(f)s, u.line, u.seq, u.segment, u.added, u.step, coalesce(b.count, 0), u.pinned, u.id,
                       u.labels::bigint[], u.info, u.children, u.root
-               FROM unnest(%(line)s::bigint[], %(seq)s::bigint[], %(run)s::bigint[], %(added)s::bigint[],
+               FROM unnest(%(line)s::bigint[], %(seq)s::bigint[], %(segment)s::bigint[], %(added)s::bigint[],
                            %(step)s::bigint[], %(pinned)s::boolean[], %(id)s::bytea[], %(labels)s::text[],
                            %(info)s::bytea[], %(children)s::bytea[], %(root)s::bytea[])
-                    AS u (line, seq, run, added, step, pinned, id, labels, info, children, root)
+                    AS u (line, seq, segment, added, step, pinned, id, labels, info, children, root)
                LEFT JOIN (SELECT began, count(*) FROM {threads} WHERE family = %(f)s GROUP BY began) b
                    ON b.began = u.seq""",
             {
                 "f": int(family),
                 "line": places,
                 "seq": seqs,
-                "run": [stored.segment for stored, _ in checkpoints],
+                "segment": [stored.segment for stored, _ in checkpoints],
                 "added": [stored.added_bytes for stored, _ in checkpoints],
                 "step": [stored.record.step for stored, _ in checkpoints],
                 "pinned": [replaced.get(place, (0, False))[1] for place in zip(places, ids, strict=True)],
@@ -234,9 +234,10 @@ class AdoptingRows(Rows):
                    SELECT n.name, n.family, n.thread, u.namespace FROM unnest(%s::bytea[], %s::bytea[])
                    AS u (name, namespace) JOIN {names} n ON n.name = u.name
                ), made AS (
-                   INSERT INTO {lines} AS l (family, id, thread, namespace, turned, generation, active, doomed)
+                   INSERT INTO {lines} AS l
+                       (family, id, thread, namespace, head_was_moved, generation, active, unreferenced)
                    SELECT family, nextval('{numbers}'), thread, namespace, false, 0, '-infinity', 0 FROM wanted
-                   ON CONFLICT (family, thread, namespace) DO UPDATE SET doomed = l.doomed
+                   ON CONFLICT (family, thread, namespace) DO UPDATE SET unreferenced = l.unreferenced
                    RETURNING l.thread, l.namespace, l.id
                )
                SELECT w.name, w.namespace, m.id FROM wanted w JOIN made m USING (thread, namespace)""",
@@ -256,9 +257,9 @@ class AdoptingRows(Rows):
     def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
         if segments:
             self._do(
-                """INSERT INTO {runs} (family, run, data)
-                   SELECT %s, u.run, u.data FROM unnest(%s::bigint[], %s::bytea[]) AS u (run, data)
-                   ON CONFLICT (family, run) DO UPDATE SET data = excluded.data""",
+                """INSERT INTO {segments} (family, segment, data)
+                   SELECT %s, u.segment, u.data FROM unnest(%s::bigint[], %s::bytea[]) AS u (segment, data)
+                   ON CONFLICT (family, segment) DO UPDATE SET data = excluded.data""",
                 (
                     int(family),
                     list(segments),
@@ -299,7 +300,7 @@ class AdoptingRows(Rows):
         """Remove the namespaces that the thread shall not have. Their garbage is the thread's, as after deletion."""
         rows = self._all(
             """DELETE FROM {lines} WHERE family = %s AND thread = %s AND namespace <> ALL(%s::bytea[])
-               RETURNING id, doomed, generation""",
+               RETURNING id, unreferenced, generation""",
             (family, thread, [namespace.encode() for namespace in raw.lines]),
         )
         if not rows:
@@ -308,14 +309,14 @@ class AdoptingRows(Rows):
         added = self._all(
             "DELETE FROM {checkpoints} WHERE family = %s AND line = ANY(%s) RETURNING added", (family, gone)
         )
-        self._do("UPDATE {runs} SET line = NULL WHERE family = %s AND line = ANY(%s)", (family, gone))
+        self._do("UPDATE {segments} SET line = NULL WHERE family = %s AND line = ANY(%s)", (family, gone))
         self._do(
             "UPDATE {families} SET generation = greatest(generation, %s) WHERE id = %s",
             (max(generation for _, _, generation in rows), family),
         )
         doomed = sum(doomed for _, doomed, _ in rows) + sum(size for (size,) in added)
         self._do(
-            f"""UPDATE {{lines}} SET doomed = doomed + %(d)s
+            f"""UPDATE {{lines}} SET unreferenced = unreferenced + %(d)s
                 WHERE family = %(f)s AND id = (SELECT min(own.id) FROM ({_OWN}) own)""",
             {"f": family, "t": thread, "d": doomed},
         )
@@ -326,12 +327,12 @@ class AdoptingRows(Rows):
         own = [numbers[name] for name in raw.lines]
         given = raw.lines.values()
         self._do(
-            f"""UPDATE {{lines}} l SET incoming = false, turned = u.turned, generation = u.generation,
+            f"""UPDATE {{lines}} l SET incoming = false, head_was_moved = u.head_was_moved, generation = u.generation,
                        active = {_MADE_ACTIVE},
                        head = (SELECT c.seq FROM {{checkpoints}} c
                                WHERE c.id = u.head AND c.family = l.family AND c.line = l.id)
                 FROM unnest(%s::bigint[], %s::bytea[], %s::boolean[], %s::bigint[], %s::bigint[])
-                     AS u (line, head, turned, generation, active) WHERE l.family = %s AND l.id = u.line""",
+                     AS u (line, head, head_was_moved, generation, active) WHERE l.family = %s AND l.id = u.line""",
             (
                 own, [line.head.encode() if line.head is not None else None for line in given],
                 [line.head_was_moved for line in given],
@@ -348,16 +349,17 @@ class AdoptingRows(Rows):
         )
         segments = [(segment, numbers[name]) for name, line in raw.lines.items() for segment in line.segments]
         self._do(
-            """UPDATE {runs} r SET line = u.line
-               FROM {runs} o LEFT JOIN unnest(%s::bigint[], %s::bigint[]) AS u (run, line) ON u.run = o.run
-               WHERE o.family = %s AND (u.run IS NOT NULL OR o.line = ANY(%s))
-               AND r.family = o.family AND r.run = o.run AND r.line IS DISTINCT FROM u.line""",
+            """UPDATE {segments} r SET line = u.line
+               FROM {segments} o
+               LEFT JOIN unnest(%s::bigint[], %s::bigint[]) AS u (segment, line) ON u.segment = o.segment
+               WHERE o.family = %s AND (u.segment IS NOT NULL OR o.line = ANY(%s))
+               AND r.family = o.family AND r.segment = o.segment AND r.line IS DISTINCT FROM u.line""",
             ([segment for segment, _ in segments], [line for _, line in segments], family, own),
         )
         hidden = [h for h in raw.hidden if h.namespace in numbers]
         if hidden:
             self._do(
-                """INSERT INTO {hidden} (family, line, operation, after, upto, run, writes_of)
+                """INSERT INTO {hidden} (family, line, operation, after, upto, segment, writes_of)
                    SELECT %s, u.* FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
                                               %s::bytea[]) AS u""",
                 (
@@ -369,7 +371,7 @@ class AdoptingRows(Rows):
         self._do(
             """UPDATE {lines} l
                SET stretches = (SELECT count(*) FROM {hidden} h WHERE h.family = l.family AND h.line = l.id),
-                   runs = (SELECT count(*) FROM {runs} r WHERE r.family = l.family AND r.line = l.id)
+                   segments = (SELECT count(*) FROM {segments} r WHERE r.family = l.family AND r.line = l.id)
                WHERE l.family = %s AND l.id = ANY(%s)""",
             (family, own),
         )
@@ -406,7 +408,7 @@ class AdoptingRows(Rows):
         others = self._all("SELECT name, thread FROM {names} WHERE family = %s AND name = ANY(%s)", (family, names))
         pairs = [(min(thread, other), max(thread, other)) for _, other in others]
         self._do(
-            """DELETE FROM {commons} c USING unnest(%s::bigint[], %s::bigint[]) AS u (low, high)
+            """DELETE FROM {shared_states} c USING unnest(%s::bigint[], %s::bigint[]) AS u (low, high)
                WHERE c.family = %s AND c.low = u.low AND c.high = u.high""",
             ([low for low, _ in pairs], [high for _, high in pairs], family),
         )
@@ -416,7 +418,7 @@ class AdoptingRows(Rows):
             shared_states = raw.shared_states[name.decode()][-SHARED_STATES_MAX:]
             kept += [(*pair, common, pack_common(common, *both)) for common in shared_states]
         self._do(
-            """INSERT INTO {commons} (family, low, high, seq, data, children)
+            """INSERT INTO {shared_states} (family, low, high, seq, data, children)
                SELECT %s, u.* FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[]) AS u""",
             (
                 family, [low for low, *_ in kept], [high for _, high, *_ in kept],

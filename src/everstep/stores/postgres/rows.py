@@ -68,7 +68,8 @@ from everstep.values import codec
 from everstep.values.tree import FORMAT, hashes
 
 TABLES = (
-    "meta", "numbers", "families", "names", "threads", "commons", "lines", "runs", "checkpoints", "objects", "writes",
+    "meta", "numbers", "families", "names", "threads", "shared_states", "lines", "segments", "checkpoints", "objects",
+    "writes",
     "operations", "hidden", "covers", "cover_rest", "cover", "uncover_all", "uncover",
     "gone", "packed", "guard", "alone", "below", "keep", "put", "attach", "is_followed", "stretches",
     "unswept", "item", "readable", "told", "overview", "load",
@@ -76,8 +77,8 @@ TABLES = (
 
 # Covers do not overlap: the first one that ends at a seq or later has it, or none has.
 _COVERED = """coalesce((SELECT v.after < c.seq FROM {covers} v WHERE v.family = c.family AND v.line = c.line
-              AND v.run = [run] AND v.upto >= c.seq ORDER BY v.upto LIMIT 1), false)"""
-_HIDDEN = f"({_COVERED.replace('[run]', '0')} OR {_COVERED.replace('[run]', 'c.run')})"
+              AND v.segment = [segment] AND v.upto >= c.seq ORDER BY v.upto LIMIT 1), false)"""
+_HIDDEN = f"({_COVERED.replace('[segment]', '0')} OR {_COVERED.replace('[segment]', 'c.segment')})"
 MARKS_MAX = 50_000
 """How many marks of deleted threads are kept."""
 _MARKS_TRIMMED_EVERY = 1000  # deletions, about: it takes a look at all marks
@@ -96,11 +97,11 @@ _TORN = """(l.stretches <> {stretches}(l.family, l.id) OR l.stretches > 0
                         WHERE h.family = l.family AND h.line = l.id AND h.writes_of IS NULL))"""
 # Within a segment order of arrival is ancestry: unless the head was moved, nothing of its segment comes after it. (Not
 # so in the middle of a copy, which brings checkpoints first and heads last.)
-_STALE = "(NOT l.turned AND NOT l.incoming AND {is_followed}(l.family, l.id, l.head, c.run))"
+_STALE = "(NOT l.head_was_moved AND NOT l.incoming AND {is_followed}(l.family, l.id, l.head, c.segment))"
 _NUMBER = "nextval('{numbers}') + f.shift"  # of a family whose guard is held: see `AdoptingRows.reserve`
-_COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
+_COLUMNS = "c.seq, c.id, c.step, c.segment, c.pinned, c.added, c.info, c.children, c.root"
 _LISTED = (
-    "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), "
+    "c.seq, c.id, c.step, c.segment, c.pinned, c.added, c.info, substr(c.root, 1, 8), "
     + _HIDDEN
     + ", t.name, l.namespace, t.family"
 )
@@ -130,7 +131,7 @@ _OF_CHECKPOINTS = {
     "before_seq": "c.seq < %(before_seq)s",
     "after_seq": "c.seq > %(after_seq)s",
     "step_max": "c.step <= %(step_max)s",
-    "run": "c.run = %(run)s",
+    "segment": "c.segment = %(segment)s",
     "spared": "(c.pinned OR c.branches > 0) = %(spared)s",
     "labels": "c.labels @> %(labels)s::bigint[]",
 }
@@ -234,7 +235,7 @@ class Rows:
             return None
         self._guard(row[0])
         return self._one(
-            """SELECT family, id, head, turned, generation FROM {lines} WHERE family = %s AND id = %s
+            """SELECT family, id, head, head_was_moved, generation FROM {lines} WHERE family = %s AND id = %s
                FOR NO KEY UPDATE""",
             row,
         )
@@ -311,7 +312,7 @@ class Rows:
             self.check_whole(thread_id, namespace)
         made = self._do(
             """WITH made AS (
-                   INSERT INTO {lines} (family, id, thread, namespace, turned, generation, active, doomed)
+                   INSERT INTO {lines} (family, id, thread, namespace, head_was_moved, generation, active, unreferenced)
                    SELECT id, %(l)s, %(t)s, %(n)s, false, generation, '-infinity', 0 FROM {families} WHERE id = %(f)s
                    RETURNING 1
                )
@@ -368,7 +369,8 @@ class Rows:
             """SELECT 1 FROM {hidden} h JOIN {lines} l ON l.family = h.family AND l.id = h.line
                JOIN {threads} t ON t.family = l.family AND t.id = l.thread AND t.origin IS NOT NULL
                JOIN {operations} o ON o.family = h.family AND o.seq = h.operation AND o.undone
-               WHERE h.family = %s AND h.line = %s AND h.after = 0 AND h.run IS NULL AND h.writes_of IS NULL LIMIT 1""",
+               WHERE h.family = %s AND h.line = %s AND h.after = 0 AND h.segment IS NULL AND h.writes_of IS NULL
+               LIMIT 1""",
             line.ref,
         )
         return found is not None
@@ -391,8 +393,8 @@ class Rows:
         segment = segment if segment is not None else seq
         self._do(
             """WITH made AS (
-                   INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info,
-                                              children, root)
+                   INSERT INTO {checkpoints} (family, line, seq, segment, added, step, branches, pinned, id, labels,
+                                              info, children, root)
                    VALUES (%s, %s, %s, %s, %s, %s, 0, false, %s, %s, %s, %s, %s) RETURNING family, line
                )
                UPDATE {lines} l SET stored = stored + 1 FROM made WHERE l.family = made.family AND l.id = made.line""",
@@ -406,9 +408,10 @@ class Rows:
     def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         self._do(
             """WITH made AS (
-                   INSERT INTO {runs} (family, line, run, data) VALUES (%s, %s, %s, %s) RETURNING family, line
+                   INSERT INTO {segments} (family, line, segment, data) VALUES (%s, %s, %s, %s) RETURNING family, line
                )
-               UPDATE {lines} l SET runs = runs + 1 FROM made WHERE l.family = made.family AND l.id = made.line""",
+               UPDATE {lines} l SET segments = segments + 1 FROM made
+               WHERE l.family = made.family AND l.id = made.line""",
             (*line.ref, segment, pack_segment(segment, follows)),
         )
 
@@ -435,7 +438,8 @@ class Rows:
 
     def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
         self._do(
-            """UPDATE {lines} SET head = %s, turned = %s, generation = generation + 1, active = clock_timestamp()
+            """UPDATE {lines}
+               SET head = %s, head_was_moved = %s, generation = generation + 1, active = clock_timestamp()
                WHERE family = %s AND id = %s""",
             (stored.seq if stored is not None else None, head_was_moved, *line.ref),
         )
@@ -474,7 +478,7 @@ class Rows:
         rows = self._all("SELECT family, thread, name FROM {names} WHERE name = ANY(%s) ORDER BY thread", (names,))
         (family, low, one), (_, high, two) = rows
         self._do(
-            """INSERT INTO {commons} (family, low, high, seq, data, children) VALUES (%s, %s, %s, %s, %s, %s)
+            """INSERT INTO {shared_states} (family, low, high, seq, data, children) VALUES (%s, %s, %s, %s, %s, %s)
                ON CONFLICT (family, low, high, seq) DO UPDATE SET data = excluded.data, children = excluded.children""",
             (
                 family, low, high, common.place.seq,
@@ -482,8 +486,8 @@ class Rows:
             ),
         )  # fmt: skip
         self._do(
-            """DELETE FROM {commons} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s AND seq NOT IN
-               (SELECT seq FROM {commons} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s
+            """DELETE FROM {shared_states} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s AND seq NOT IN
+               (SELECT seq FROM {shared_states} WHERE family = %(f)s AND low = %(l)s AND high = %(h)s
                 ORDER BY seq DESC LIMIT %(n)s)""",
             {"f": family, "l": low, "h": high, "n": SHARED_STATES_MAX},
         )
@@ -534,7 +538,7 @@ class Rows:
         writes_of = packed_id(hidden.writes_of) if hidden.writes_of is not None else None
         self._do(
             """WITH made AS (
-                   INSERT INTO {hidden} (family, line, operation, after, upto, run, writes_of)
+                   INSERT INTO {hidden} (family, line, operation, after, upto, segment, writes_of)
                    VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING family, line
                )
                UPDATE {lines} l SET stretches = stretches + 1 FROM made
@@ -547,13 +551,13 @@ class Rows:
             """WITH shown AS (
                    DELETE FROM {hidden} h USING {names} n, {lines} l WHERE n.name = %s AND l.family = n.family
                    AND l.thread = n.thread AND h.family = l.family AND h.line = l.id AND h.operation = %s
-                   RETURNING h.family, h.line, l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation
+                   RETURNING h.family, h.line, l.namespace, h.after, h.upto, h.segment, h.writes_of, h.operation
                ), counted AS (
                    UPDATE {lines} l SET stretches = l.stretches - s.count
                    FROM (SELECT family, line, count(*) FROM shown GROUP BY family, line) s
                    WHERE l.family = s.family AND l.id = s.line
                )
-               SELECT namespace, after, upto, run, writes_of, operation FROM shown""",
+               SELECT namespace, after, upto, segment, writes_of, operation FROM shown""",
             (thread_id.encode(), operation),
         )
         return [_hidden(row) for row in rows]
@@ -787,12 +791,12 @@ class Rows:
             every = self._where(replace(query, hidden="also"))[1]
             text = f"""SELECT CASE WHEN EXISTS (
                     SELECT 1 FROM {{lines}} l JOIN {{threads}} t ON t.family = l.family AND t.id = l.thread
-                    JOIN {{covers}} v ON v.family = l.family AND v.line = l.id AND v.run > 0 WHERE {lines}
+                    JOIN {{covers}} v ON v.family = l.family AND v.line = l.id AND v.segment > 0 WHERE {lines}
                 ) THEN ({text}) ELSE (
                     SELECT count(*) {_FROM_CHECKPOINTS} WHERE {every} AND {lines}
                 ) - (
                     SELECT count(*) {_FROM_CHECKPOINTS} JOIN {{covers}} v ON v.family = l.family AND v.line = l.id
-                    AND v.run = 0 AND c.seq > v.after AND c.seq <= v.upto WHERE {every} AND {lines}
+                    AND v.segment = 0 AND c.seq > v.after AND c.seq <= v.upto WHERE {every} AND {lines}
                 ) END"""
         found: int = self._one(text, values)[0]
         if query.thread_id is not None and (_is_of_all(query) or not found):
@@ -815,7 +819,7 @@ class Rows:
             "before_seq": query.before_seq,
             "after_seq": query.after_seq,
             "step_max": query.step_max,
-            "run": query.segment,
+            "segment": query.segment,
             "spared": query.protected,
             "labels": labels(query.filter),
         }
@@ -931,7 +935,7 @@ class Rows:
                 newest[namespace.decode()] = last
             if head is not None:
                 heads[namespace.decode()] = head.decode(), generation
-        doomed = self._one("SELECT sum(doomed) FROM {lines} WHERE family = %s", (family,))[0]
+        doomed = self._one("SELECT sum(unreferenced) FROM {lines} WHERE family = %s", (family,))[0]
         return Thread(
             thread_id,
             str(family),
@@ -952,7 +956,7 @@ class Rows:
     def _hidden_of(self, family: int, thread: int) -> dict[int, list[Hidden]]:
         hidden: dict[int, list[Hidden]] = {}
         for row in self._all(
-            """SELECT l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation FROM {hidden} h
+            """SELECT l.namespace, h.after, h.upto, h.segment, h.writes_of, h.operation FROM {hidden} h
                JOIN {lines} l ON l.family = h.family AND l.id = h.line WHERE l.family = %s AND l.thread = %s""",
             (family, thread),
         ):
@@ -962,28 +966,29 @@ class Rows:
 
     def _runs(self, family: int, condition: str, thread: int = 0) -> dict[int, tuple[Place, ...]]:
         rows = self._all(
-            f"SELECT r.run, r.data FROM {{runs}} r WHERE r.family = %(f)s AND {condition}", {"f": family, "t": thread}
+            f"SELECT r.segment, r.data FROM {{segments}} r WHERE r.family = %(f)s AND {condition}",
+            {"f": family, "t": thread},
         )
         return {segment: unpack_segment(segment, data) for segment, data in rows}
 
     def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
         rows = self._all(
-            f"""SELECT c.run FROM (
-                    SELECT r.family, r.line, r.run, r.run AS seq FROM {{names}} n
+            f"""SELECT c.segment FROM (
+                    SELECT r.family, r.line, r.segment, r.segment AS seq FROM {{names}} n
                     JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
-                    JOIN {{runs}} r ON r.family = l.family AND r.line = l.id
-                    WHERE n.name = %s AND l.namespace = %s AND r.run > %s) c
-                WHERE NOT {_HIDDEN} ORDER BY c.run""",
+                    JOIN {{segments}} r ON r.family = l.family AND r.line = l.id
+                    WHERE n.name = %s AND l.namespace = %s AND r.segment > %s) c
+                WHERE NOT {_HIDDEN} ORDER BY c.segment""",
             (*_named(thread_id, namespace), after),
         )
         return [segment for (segment,) in rows]
 
     def segments(self, family: str, segments: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
         rows = self._all(
-            """SELECT r.run, r.data FROM {runs} r WHERE r.family = %(f)s AND r.run = ANY(%(runs)s)
-               UNION ALL (SELECT r.run, r.data FROM {runs} r WHERE r.family = %(f)s AND r.run < %(top)s
-                          ORDER BY r.run DESC LIMIT %(older)s)""",
-            {"f": int(family), "runs": list(segments), "top": max(segments, default=0), "older": older},
+            """SELECT r.segment, r.data FROM {segments} r WHERE r.family = %(f)s AND r.segment = ANY(%(segments)s)
+               UNION ALL (SELECT r.segment, r.data FROM {segments} r WHERE r.family = %(f)s AND r.segment < %(top)s
+                          ORDER BY r.segment DESC LIMIT %(older)s)""",
+            {"f": int(family), "segments": list(segments), "top": max(segments, default=0), "older": older},
         )
         return {segment: unpack_segment(segment, data) for segment, data in rows}
 
@@ -1063,7 +1068,7 @@ class Rows:
     def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
         found: dict[str, list[SharedState]] = {}
         for name, other, data, children in self._all(
-            """SELECT t.name, o.other, c.data, c.children FROM {commons} c
+            """SELECT t.name, o.other, c.data, c.children FROM {shared_states} c
                CROSS JOIN LATERAL (SELECT CASE WHEN c.low = %(t)s THEN c.high ELSE c.low END AS other) o
                LEFT JOIN {threads} t ON t.family = c.family AND t.id = o.other
                WHERE c.family = %(f)s AND (c.low = %(t)s OR c.high = %(t)s) ORDER BY c.seq""",
@@ -1155,7 +1160,7 @@ class Rows:
 
     def lines(self, thread_id: str) -> list[Line]:
         rows = self._all(
-            """SELECT l.family, l.id, l.namespace, l.turned FROM {names} n
+            """SELECT l.family, l.id, l.namespace, l.head_was_moved FROM {names} n
                JOIN {lines} l ON l.family = n.family AND l.thread = n.thread WHERE n.name = %s
                ORDER BY l.id FOR UPDATE OF l""",
             (thread_id.encode(),),
@@ -1199,7 +1204,7 @@ class Rows:
         )
         freed = sum(each.added_bytes for each in gone)
         self._do(
-            "UPDATE {lines} SET doomed = doomed + %s, stored = stored - %s WHERE family = %s AND id = %s",
+            "UPDATE {lines} SET unreferenced = unreferenced + %s, stored = stored - %s WHERE family = %s AND id = %s",
             (freed, len(gone), *line.ref),
         )
 
@@ -1216,7 +1221,7 @@ class Rows:
 
     def fall_back(self, line: Line) -> None:
         self._do(
-            f"""UPDATE {{lines}} l SET generation = generation + 1, turned = true, head =
+            f"""UPDATE {{lines}} l SET generation = generation + 1, head_was_moved = true, head =
                 (SELECT max(c.seq) FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND NOT {_HIDDEN})
                 WHERE l.family = %s AND l.id = %s AND l.head IS NOT NULL AND NOT EXISTS (
                     SELECT 1 FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND c.seq = l.head)""",
@@ -1229,7 +1234,8 @@ class Rows:
             """WITH dropped AS (
                    DELETE FROM {hidden} h WHERE family = %(f)s AND line = %(l)s AND CASE WHEN writes_of IS NULL
                    THEN NOT EXISTS (SELECT 1 FROM {checkpoints} c WHERE c.family = h.family AND c.line = h.line
-                                    AND c.seq > h.after AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))
+                                    AND c.seq > h.after AND c.seq <= h.upto
+                                    AND (h.segment IS NULL OR h.segment = c.segment))
                    ELSE NOT EXISTS (SELECT 1 FROM {writes} w WHERE w.family = h.family AND w.line = h.line
                                     AND w.checkpoint = h.writes_of) END RETURNING 1
                )
@@ -1250,7 +1256,7 @@ class Rows:
     def drop_line(self, line: Line) -> None:
         family, ref = line.ref
         place = {"f": family, "l": ref}
-        self._do("UPDATE {runs} SET line = NULL WHERE family = %(f)s AND line = %(l)s", place)
+        self._do("UPDATE {segments} SET line = NULL WHERE family = %(f)s AND line = %(l)s", place)
         self._do(
             """UPDATE {families} f SET generation = greatest(f.generation, l.generation) FROM {lines} l
                WHERE f.id = %(f)s AND l.family = %(f)s AND l.id = %(l)s""",
@@ -1258,7 +1264,8 @@ class Rows:
         )
         # What is left of the thread was active when this was, and its garbage is the family's.
         self._do(
-            """UPDATE {lines} o SET active = greatest(o.active, l.active), doomed = o.doomed + l.doomed FROM {lines} l
+            """UPDATE {lines} o
+               SET active = greatest(o.active, l.active), unreferenced = o.unreferenced + l.unreferenced FROM {lines} l
                WHERE l.family = %(f)s AND l.id = %(l)s AND o.family = l.family AND o.id =
                    (SELECT min(id) FROM {lines} x
                     WHERE x.family = l.family AND x.thread = l.thread AND x.id <> l.id)""",
@@ -1291,7 +1298,7 @@ class Rows:
         self._release_origin(thread_id)
         self._do("DELETE FROM {operations} WHERE family = %s AND thread = %s", (family, thread))
         self._do(
-            "DELETE FROM {commons} WHERE family = %(f)s AND (low = %(t)s OR high = %(t)s)",
+            "DELETE FROM {shared_states} WHERE family = %(f)s AND (low = %(t)s OR high = %(t)s)",
             {"f": family, "t": thread},
         )
         self._do("DELETE FROM {threads} WHERE family = %s AND id = %s", (family, thread))
@@ -1306,7 +1313,7 @@ class Rows:
         )
         if left is not None:
             return False
-        for table in ("{objects}", "{runs}"):
+        for table in ("{objects}", "{segments}"):
             self._do(f"DELETE FROM {table} WHERE family = %s", (number,))
         self._do("DELETE FROM {families} WHERE id = %s", (number,))
         return True
@@ -1345,7 +1352,7 @@ class Rows:
         row = self._one("SELECT sweeps FROM {families} WHERE id = %s", (number,))
         if row is None:
             return None
-        doomed = self._one("SELECT sum(doomed) FROM {lines} WHERE family = %s", (number,))[0]
+        doomed = self._one("SELECT sum(unreferenced) FROM {lines} WHERE family = %s", (number,))[0]
         gone = set(without)
         rows = self._all(
             """SELECT t.name, l.namespace, c.id, c.children FROM {checkpoints} c
@@ -1357,7 +1364,7 @@ class Rows:
         roots = [
             row[3] for row in rows if not gone or None in row or Key(*(name.decode() for name in row[:3])) not in gone
         ]
-        for table in ("{writes}", "{commons}"):
+        for table in ("{writes}", "{shared_states}"):
             roots += [row[0] for row in self._all(f"SELECT children FROM {table} WHERE family = %s", (number,))]
         return row[0], int(doomed or 0), youngest, list({key for root in roots for key in hashes(root)})
 
@@ -1398,12 +1405,14 @@ class Rows:
     def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int) -> None:
         """Note what a sweep found in use, and take off what was doomed when it began."""
         for line, doomed in self._all(
-            "SELECT id, doomed FROM {lines} WHERE family = %s AND doomed > 0 ORDER BY id FOR UPDATE", (int(family),)
+            "SELECT id, unreferenced FROM {lines} WHERE family = %s AND unreferenced > 0 ORDER BY id FOR UPDATE",
+            (int(family),),
         ):
             taken = min(doomed, doomed_bytes)
             doomed_bytes -= taken
             self._do(
-                "UPDATE {lines} SET doomed = doomed - %s WHERE family = %s AND id = %s", (taken, int(family), line)
+                "UPDATE {lines} SET unreferenced = unreferenced - %s WHERE family = %s AND id = %s",
+                (taken, int(family), line),
             )
         # After the lines, as everybody locks them who lets something go.
         self._do(
@@ -1415,7 +1424,7 @@ class Rows:
 # One row shape for all three: kind, place among those asked for, eight numbers, four byte strings. The checkpoint comes
 # first.
 _IS_TORN = 8
-_CHOSEN = f"""SELECT l.generation, l.turned, c.*, {_HIDDEN} AS hidden, {{torn}} AS torn FROM {{names}} n
+_CHOSEN = f"""SELECT l.generation, l.head_was_moved, c.*, {_HIDDEN} AS hidden, {{torn}} AS torn FROM {{names}} n
         JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
         JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id"""
 # OFFSET 0: each is looked up by itself, by the keys of the tables.
@@ -1426,8 +1435,8 @@ _LOAD_MANY = f"""WITH chosen AS (
             {_CHOSEN} WHERE n.name = a.thread AND l.namespace = a.namespace AND c.id = a.id OFFSET 0
         ) c
     )"""
-_LOAD_CHECKPOINT = """ SELECT 0, place, generation, seq, step, run, added, family, line,
-    pinned::int + 2 * hidden::int + 4 * turned::int + 8 * torn::int, id, info, children, root FROM chosen"""
+_LOAD_CHECKPOINT = """ SELECT 0, place, generation, seq, step, segment, added, family, line,
+    pinned::int + 2 * hidden::int + 4 * head_was_moved::int + 8 * torn::int, id, info, children, root FROM chosen"""
 _LOAD_WRITES = """SELECT 2, place, w.seq, w.idx, 0, 0, 0, 0, 0, 0, w.task, w.info, w.children, ''::bytea FROM chosen
     CROSS JOIN LATERAL (
         SELECT * FROM {writes} w WHERE w.family = chosen.family AND w.line = chosen.line
@@ -1603,7 +1612,7 @@ _CHECK_WHOLE = f"""
                                            LIMIT %(lines)s) x) AS lines_found, %(lines)s::bigint,
            t.operations, (SELECT count(*) FROM {{operations}} o WHERE o.family = n.family AND o.thread = n.thread),
            {_TORN},
-           l.runs, (SELECT count(*) FROM {{runs}} r WHERE r.family = l.family AND r.line = l.id),
+           l.segments, (SELECT count(*) FROM {{segments}} r WHERE r.family = l.family AND r.line = l.id),
            l.stored, (SELECT count(*) FROM {{checkpoints}} s WHERE s.family = l.family AND s.line = l.id
                       AND l.stored <= %(stored)s), %(stored)s::bigint
     FROM (SELECT 1) AS one

@@ -88,7 +88,7 @@ class Adopting(ABC):
 
     def _held_runs(self, family: str) -> dict[int, tuple[str, Sequence[Place]]]:
         """Return the segments of the family: the line of each, and what it follows."""
-        flat = self._script("get", "HGETALL", f"family:{family}:runs")
+        flat = self._script("get", "HGETALL", f"family:{family}:segments")
         held: dict[int, tuple[str, Sequence[Place]]] = {}
         for segment, value in zip(map(int, flat[::2]), flat[1::2], strict=True):
             line, follows = unpack_segment(segment, value)
@@ -167,8 +167,8 @@ class Adopting(ABC):
     def _restore_commons(self, thread_id: str, other: str, shared_states: Sequence[SharedState]) -> None:
         one, two = sorted((thread_id, other))
         first = f" {len(one.encode())} {one}{two}".encode()
-        for field in self._script("get", "HKEYS", f"family:{self._family}:commons"):
+        for field in self._script("get", "HKEYS", f"family:{self._family}:shared_states"):
             if field.partition(b" ")[2] == first[1:]:
-                self._do("HDEL", f"family:{self._family}:commons", field)
+                self._do("HDEL", f"family:{self._family}:shared_states", field)
         for common in shared_states:
             self.set_common(thread_id, other, common)

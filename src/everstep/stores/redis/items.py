@@ -75,7 +75,7 @@ def pack_item(packed: Packed, segment: int, added_bytes: int) -> bytes:
     shown: dict[str, Any] = {
         "digest": packed.digest.hex(),
         "added": added_bytes,
-        "run": segment,
+        "segment": segment,
         "step": record.step,
         "children": record.children.hex(),
         "thread_id": record.key.thread_id,
@@ -125,7 +125,7 @@ def unpack_item(
         )
         digest = bytes.fromhex(shown["digest"])
         info, root = pack_record(record)
-        segment = shown["run"] or seq
+        segment = shown["segment"] or seq
         added = shown["added"]
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise _corrupted(f"the checkpoint's item cannot be decoded: {exc}", key) from exc

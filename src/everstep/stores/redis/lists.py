@@ -50,7 +50,7 @@ def range_of(query: Query) -> tuple[str, str]:
     return low, "+inf" if query.before_seq is None else f"({query.before_seq}"
 
 
-_FIRST = re.compile(rb'{"digest":"[0-9a-f]+","added":\d+,"run":(\d+),"step":(-?\d+),')
+_FIRST = re.compile(rb'{"digest":"[0-9a-f]+","added":\d+,"segment":(\d+),"step":(-?\d+),')
 
 
 def _first(row: Row) -> tuple[int, int]:

@@ -157,7 +157,7 @@ class Plan(Adopting):
                 self._check("field", f"thread:{escaped(thread)}:heads", b"version", version)
             self._do("HINCRBY", f"thread:{escaped(thread)}:heads", "version", 1)
         for segment, (line, follows) in self._runs_kept.items():
-            self._do("HSET", f"family:{self._family}:runs", segment, pack_segment(line, segment, follows))
+            self._do("HSET", f"family:{self._family}:segments", segment, pack_segment(line, segment, follows))
         for thread, name in sorted(self._moved):
             self._do("HSET", f"thread:{escaped(thread)}:heads", "@" + name, self._lines[thread, name].raw)
         for thread in sorted({*self.created, *self._facts}):
@@ -392,7 +392,7 @@ class Plan(Adopting):
 
     def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         name = line_name(line.thread_id, line.namespace)
-        self._do("HSET", f"family:{line.family}:runs", segment, pack_segment(name, segment, follows))
+        self._do("HSET", f"family:{line.family}:segments", segment, pack_segment(name, segment, follows))
 
     def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored:
         self._note(line.thread_id, packed.record, old.record)
@@ -430,15 +430,15 @@ class Plan(Adopting):
         one, two = sorted((thread_id, other))
         first = f"{len(one.encode())} {one}{two}"
         family = self._look(thread_id).family
-        fields = self._script("get", "HKEYS", f"family:{family}:commons")
+        fields = self._script("get", "HKEYS", f"family:{family}:shared_states")
         seqs = {int(name.split(b" ", 1)[0]) for name in fields if name.split(b" ", 1)[1] == first.encode()}
         kept = sorted(seqs | {common.place.seq})[-SHARED_STATES_MAX:]
         for seq in seqs - set(kept):
-            self._do("HDEL", f"family:{family}:commons", f"{seq} {first}")
+            self._do("HDEL", f"family:{family}:shared_states", f"{seq} {first}")
         if common.place.seq in kept:
             children = common.root.children
             value = b"%d %b%b" % (len(children), children, pack_common(common, one, two))
-            self._do("HSET", f"family:{family}:commons", f"{common.place.seq} {first}", value)
+            self._do("HSET", f"family:{family}:shared_states", f"{common.place.seq} {first}", value)
         self._changed.update((thread_id, other))
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:

@@ -16,13 +16,13 @@
 -- thread:<t>:<n>:began       hash     checkpoint id -> how many living branches began there
 -- thread:<t>:<n>:written     set      ids of checkpoints that have pending writes
 -- thread:<t>:<n>:writes:<id> hash     "idx task" -> seq, children, info
--- family:<f>                 hash     seq, format, sweeps, swept, removals, live, doomed, generation, last, until,
+-- family:<f>                 hash     seq, format, sweeps, swept, removals, live, unreferenced, generation, last, until,
 --                                     turn: until when (microseconds) whose turn it is to change the family,
 --                                     sizes: see `family_sizes_of`
 -- family:<f>:objects         hash     hash -> epoch, children, body
 -- family:<f>:threads         set      names
--- family:<f>:runs            hash     run -> line (none if it was deleted), its checksum, data
--- family:<f>:commons         hash     pair of threads and seq -> children, data
+-- family:<f>:segments            hash     segment -> line (none if it was deleted), its checksum, data
+-- family:<f>:shared_states         hash     pair of threads and seq -> children, data
 -- active                     zset     name of a thread -> microseconds of its last move
 -- names                      zset     the same names, all with 0: by name
 -- facts                      hash     name of a thread -> the numbers it is found by, "key.number": see facts.py
@@ -34,7 +34,7 @@
 -- gone                       zset     marks of the last threads that were deleted -> a number greater than all of theirs
 -- life                       string   the shortest time to live (ms) that any family of this bucket was ever given
 --
--- A line is "generation turned digest id"; turned is "t" or "-", and "-" stands for no digest too.
+-- A line is "generation head_was_moved digest id"; head_was_moved is "t" or "-", and "-" stands for no digest too.
 
 local base = KEYS[1]
 local call = redis.call
@@ -76,22 +76,22 @@ end
 local function corrupted(what) error({ err = "CORRUPTED " .. what }) end
 
 local function parse(item)
-  local digest, added, run, step, children =
-    string.match(item, '^{"digest":"(%x+)","added":(%d+),"run":(%d+),"step":(%-?%d+),"children":"(%x*)"')
-  return digest, tonumber(added), run, step, children
+  local digest, added, segment, step, children =
+    string.match(item, '^{"digest":"(%x+)","added":(%d+),"segment":(%d+),"step":(%-?%d+),"children":"(%x*)"')
+  return digest, tonumber(added), segment, step, children
 end
 
 local function parse_line(line)
-  local generation, turned, digest, id = string.match(line, "^(%d+) ([-t]) (%S+) (.*)$")
+  local generation, head_was_moved, digest, id = string.match(line, "^(%d+) ([-t]) (%S+) (.*)$")
   if not generation then corrupted("the head of a line cannot be read: " .. line) end
-  return tonumber(generation), turned, digest, id
+  return tonumber(generation), head_was_moved, digest, id
 end
 
 local function parse_hidden(stretch)
-  local after, to, run, kind, size, rest = string.match(stretch, "^%x+ (%d+) (%d+) (%d+) %d+ (%a) (%d+) (.*)$")
+  local after, to, segment, kind, size, rest = string.match(stretch, "^%x+ (%d+) (%d+) (%d+) %d+ (%a) (%d+) (.*)$")
   if not after then corrupted("a hidden stretch cannot be read") end
   size = tonumber(size)
-  return tonumber(after), tonumber(to), run, kind, string.sub(rest, 1, size), string.sub(rest, size + 1)
+  return tonumber(after), tonumber(to), segment, kind, string.sub(rest, 1, size), string.sub(rest, size + 1)
 end
 
 -- The part of an item that listing shows: all but the root.
@@ -103,7 +103,7 @@ local function digest_of(line, id)
   return item and (parse(item) or "?")
 end
 
-local function is_spared(line, id)
+local function is_protected(line, id)
   return call("SISMEMBER", line .. ":pins", id) == 1 or call("HEXISTS", line .. ":began", id) == 1
 end
 
@@ -134,8 +134,8 @@ end
 
 local function cover_seal(field, covers) return string.sub(redis.sha1hex(field .. "\n" .. covers), 1, 16) end
 
--- A cover is a text of 48 digits: run ("0": all of them), its end, and what it begins after. They stand in order, and those
--- of one run neither overlap nor touch, so that one is found without a look at the others.
+-- A cover is a text of 48 digits: segment ("0": all of them), its end, and what it begins after. They stand in order, and those
+-- of one segment neither overlap nor touch, so that one is found without a look at the others.
 local function covers_of(thread, field)
   local value = call("HGET", thread .. ":covers", field)
   if not value then return "" end
@@ -145,16 +145,16 @@ local function covers_of(thread, field)
 end
 
 local function digits(number) return string.format("%016.0f", number) end
-local function cover_text(run, after, upto) return digits(run) .. digits(upto) .. digits(after) end
+local function cover_text(segment, after, upto) return digits(segment) .. digits(upto) .. digits(after) end
 
 local function cover_at(covers, n)
   local text = string.sub(covers, 48 * n - 47, 48 * n)
   return string.sub(text, 1, 16), tonumber(string.sub(text, 33)), tonumber(string.sub(text, 17, 32))
 end
 
--- The place of the first cover of a run that ends at a number or later, or of what comes after the covers of that run.
-local function cover_place(covers, run, seq)
-  local wanted, low, high = digits(run) .. digits(seq), 1, #covers / 48 + 1
+-- The place of the first cover of a segment that ends at a number or later, or of what comes after the covers of that segment.
+local function cover_place(covers, segment, seq)
+  local wanted, low, high = digits(segment) .. digits(seq), 1, #covers / 48 + 1
   while low < high do
     local middle = math.floor((low + high) / 2)
     if string.sub(covers, 48 * middle - 47, 48 * middle - 16) < wanted then low = middle + 1 else high = middle end
@@ -162,14 +162,14 @@ local function cover_place(covers, run, seq)
   return low
 end
 
--- The first cover of a run that ends at a number or later: it has that number, or none has.
-local function cover_from(covers, run, seq)
-  local found, after, upto = cover_at(covers, cover_place(covers, run, seq))
-  if found ~= digits(run) then return nil, nil end
+-- The first cover of a segment that ends at a number or later: it has that number, or none has.
+local function cover_from(covers, segment, seq)
+  local found, after, upto = cover_at(covers, cover_place(covers, segment, seq))
+  if found ~= digits(segment) then return nil, nil end
   return after, upto
 end
 
--- Where the last cover of all runs ends that ends before a number.
+-- Where the last cover of all segments ends that ends before a number.
 local function end_before(covers, seq)
   local place = cover_place(covers, 0, seq)
   if place == 1 then return nil end
@@ -177,13 +177,13 @@ local function end_before(covers, seq)
   return upto
 end
 
-local function is_covered(covers, run, seq)
-  local after = cover_from(covers, run, seq)
+local function is_covered(covers, segment, seq)
+  local after = cover_from(covers, segment, seq)
   return after ~= nil and after < seq
 end
 
--- Whether there are covers of single runs.
-local function has_runs(covers) return #covers > 0 and cover_at(covers, #covers / 48) ~= digits(0) end
+-- Whether there are covers of single segments.
+local function has_segments(covers) return #covers > 0 and cover_at(covers, #covers / 48) ~= digits(0) end
 
 -- Covers end when the stretches do.
 local function put_covers(thread, field, covers)
@@ -194,21 +194,21 @@ end
 
 -- Take in a stretch, joined with what it overlaps or touches.
 local function cover(thread, stretch)
-  local after, upto, run, kind, namespace, writes_of = parse_hidden(stretch)
+  local after, upto, segment, kind, namespace, writes_of = parse_hidden(stretch)
   local field = cover_field(kind, namespace, writes_of)
   local covers = covers_of(thread, field)
-  local first = cover_place(covers, run, after)
+  local first = cover_place(covers, segment, after)
   local last = first
   while true do
     local found, from, to = cover_at(covers, last)
-    if found ~= digits(run) or from > upto then break end
+    if found ~= digits(segment) or from > upto then break end
     after, upto, last = math.min(after, from), math.max(upto, to), last + 1
   end
   local before, behind = string.sub(covers, 1, 48 * (first - 1)), string.sub(covers, 48 * (last - 1) + 1)
-  put_covers(thread, field, before .. cover_text(run, after, upto) .. behind)
+  put_covers(thread, field, before .. cover_text(segment, after, upto) .. behind)
 end
 
--- The union of stretches, each of them run, after and up to.
+-- The union of stretches, each of them segment, after and up to.
 local function union(stretches)
   table.sort(stretches, function(one, two)
     if one[1] ~= two[1] then return one[1] < two[1] end
@@ -231,10 +231,10 @@ end
 local function cover_again(thread)
   local fields = {}
   for _, stretch in ipairs(call("HVALS", thread .. ":hidden")) do
-    local after, upto, run, kind, namespace, writes_of = parse_hidden(stretch)
+    local after, upto, segment, kind, namespace, writes_of = parse_hidden(stretch)
     local field = cover_field(kind, namespace, writes_of)
     fields[field] = fields[field] or {}
-    table.insert(fields[field], { tonumber(run), after, upto })
+    table.insert(fields[field], { tonumber(segment), after, upto })
   end
   call("UNLINK", thread .. ":covers")
   for field, stretches in pairs(fields) do put_covers(thread, field, union(stretches)) end
@@ -286,9 +286,9 @@ local function note_index(thread, namespace)
   call("HSET", thread .. ":heads", noted, call("ZCARD", thread .. ":" .. escaped(namespace) .. ":index"))
 end
 
--- How many threads, runs and common states a family has.
+-- How many threads, segments and common states a family has.
 local function family_sizes_of(family)
-  return call("SCARD", family .. ":threads") .. " " .. call("HLEN", family .. ":runs") .. " " .. call("HLEN", family .. ":commons")
+  return call("SCARD", family .. ":threads") .. " " .. call("HLEN", family .. ":segments") .. " " .. call("HLEN", family .. ":shared_states")
 end
 
 local function note_family_sizes(family)
@@ -424,7 +424,7 @@ end
 -- Give everything of a family twice its time to live.
 local function renew(family, life, time)
   note_life(life)
-  set_life({ family .. ":objects", family .. ":threads", family .. ":runs", family .. ":commons" }, life * 2)
+  set_life({ family .. ":objects", family .. ":threads", family .. ":segments", family .. ":shared_states" }, life * 2)
   for _, name in ipairs(call("SMEMBERS", family .. ":threads")) do
     for _, keys in ipairs({ keys_of(name) }) do set_life(keys, life * 2) end
   end
@@ -550,7 +550,7 @@ local function remove(name, namespace, family, ids, spare)
   local line, count, freed = line_key(name, namespace), 0, 0
   local head = select(4, parse_line(call("HGET", thread_key(name) .. ":heads", "@" .. namespace) or "0 - - "))
   for _, id in ipairs(ids) do
-    if not (spare and (id == head or is_spared(line, id))) then
+    if not (spare and (id == head or is_protected(line, id))) then
       local item = call("GET", line .. ":item:" .. id)
       if call("ZREM", line .. ":index", id) == 1 then
         count = count + 1
@@ -563,7 +563,7 @@ local function remove(name, namespace, family, ids, spare)
       if call("SREM", line .. ":written", id) == 1 then call("UNLINK", line .. ":writes:" .. id) end
     end
   end
-  if freed > 0 then call("HINCRBY", family_key(family), "doomed", freed) end
+  if freed > 0 then call("HINCRBY", family_key(family), "unreferenced", freed) end
   call("HDEL", family_key(family), "swept")
   return count
 end
@@ -581,30 +581,30 @@ local function each_hidden(name, visit)
   for _, field in ipairs(pairs_of(thread_key(name) .. ":hidden")) do visit(field[1], parse_hidden(field[2])) end
 end
 
-local function run_of(line, id)
-  local _, _, run = parse(call("GET", line .. ":item:" .. id) or "")
-  if run == "0" then run = whole(tonumber(call("ZSCORE", line .. ":index", id))) end
-  return run
+local function segment_of(line, id)
+  local _, _, segment = parse(call("GET", line .. ":item:" .. id) or "")
+  if segment == "0" then segment = whole(tonumber(call("ZSCORE", line .. ":index", id))) end
+  return segment
 end
 
 -- Return what tells whether a checkpoint of a line is hidden.
 local function hidden_in(name, namespace)
   local line, covers = line_key(name, namespace), covers_of(thread_key(name), cover_field("c", namespace))
   if covers == "" then return function() return false end end
-  local in_runs = has_runs(covers)
+  local in_segments = has_segments(covers)
   return function(id, seq)
     if is_covered(covers, 0, seq) then return true end
-    local run = in_runs and run_of(line, id)
-    return run and is_covered(covers, run, seq) or false
+    local segment = in_segments and segment_of(line, id)
+    return segment and is_covered(covers, segment, seq) or false
   end
 end
 
-local function hides_any(line, after, to, run, kind, writes_of)
+local function hides_any(line, after, to, segment, kind, writes_of)
   if kind == "w" then return call("SISMEMBER", line .. ":written", writes_of) == 1 end
   local index, low, high = line .. ":index", "(" .. whole(after), whole(to)
-  if run == "0" then return call("ZCOUNT", index, low, high) > 0 end
+  if segment == "0" then return call("ZCOUNT", index, low, high) > 0 end
   for _, id in ipairs(call("ZRANGEBYSCORE", index, low, high)) do
-    if run == run_of(line, id) then return true end
+    if segment == segment_of(line, id) then return true end
   end
   return false
 end
@@ -627,8 +627,8 @@ local function settle(name, namespace, family)
     call("HSET", heads, "@" .. namespace, whole(generation) .. " t " .. digest .. " " .. head)
   end
   local is_less_hidden = false
-  each_hidden(name, function(field, after, to, run, kind, where, writes_of)
-    if where == namespace and not hides_any(line, after, to, run, kind, writes_of) then
+  each_hidden(name, function(field, after, to, segment, kind, where, writes_of)
+    if where == namespace and not hides_any(line, after, to, segment, kind, writes_of) then
       call("HDEL", thread_key(name) .. ":hidden", field)
       is_less_hidden = true
     end
@@ -636,9 +636,9 @@ local function settle(name, namespace, family)
   if is_less_hidden then cover_again(thread_key(name)) end
   if call("ZCARD", line .. ":index") > 0 or call("SCARD", line .. ":written") > 0 then return end
   local own = line_name(name, namespace) .. "\n"
-  for _, run in ipairs(pairs_of(family_key(family) .. ":runs")) do
-    if string.sub(run[2], 1, #own) == own then
-      call("HSET", family_key(family) .. ":runs", run[1], string.sub(run[2], #own))
+  for _, segment in ipairs(pairs_of(family_key(family) .. ":segments")) do
+    if string.sub(segment[2], 1, #own) == own then
+      call("HSET", family_key(family) .. ":segments", segment[1], string.sub(segment[2], #own))
     end
   end
   -- A line of this name that comes later goes on counting, so that it never seems to go backwards.
@@ -656,7 +656,7 @@ local function origin_of(name)
   return line and base .. "thread:" .. line, id, seq
 end
 
--- A branch lives no more, or not from there: its beginning is spared for it no longer. Not one of the same name that
+-- A branch lives no more, or not from there: its beginning is protected for it no longer. Not one of the same name that
 -- came later.
 local function release_origin(name)
   local line, id, seq = origin_of(name)
@@ -682,15 +682,15 @@ end
 local function leave_family(name, family)
   local damage = family_damage_of(family)
   mark_deleted(name, family)
-  for _, field in ipairs(call("HKEYS", family .. ":commons")) do
+  for _, field in ipairs(call("HKEYS", family .. ":shared_states")) do
     local size, rest = string.match(field, "^%d+ (%d+) (.*)$")
     local one, two = string.sub(rest, 1, tonumber(size)), string.sub(rest, tonumber(size) + 1)
-    if one == name or two == name then call("HDEL", family .. ":commons", field) end
+    if one == name or two == name then call("HDEL", family .. ":shared_states", field) end
   end
   call("SREM", family .. ":threads", name)
   if damage then return end -- the family may have more threads than its set of them says
   if call("SCARD", family .. ":threads") == 0 then
-    remove_keys({ family, family .. ":objects", family .. ":runs", family .. ":commons", family .. ":threads" })
+    remove_keys({ family, family .. ":objects", family .. ":segments", family .. ":shared_states", family .. ":threads" })
   end
   note_family_sizes(family)
 end
@@ -758,7 +758,7 @@ local function check_origin(name)
 end
 
 local function check_family(family)
-  for _, part in ipairs({ "", ":objects", ":runs", ":commons" }) do check_type(family .. part, "hash") end
+  for _, part in ipairs({ "", ":objects", ":segments", ":shared_states" }) do check_type(family .. part, "hash") end
   check_type(family .. ":threads", "set")
 end
 
@@ -1092,13 +1092,13 @@ local function loaded(name, namespace, id, writes)
   return { id, seq, item, pinned, attached, hidden, #attached > 0 and hidden_writes(name, namespace, id) or {} }
 end
 
--- Within a run order of arrival is ancestry: unless the head was moved, nothing of its run comes after it.
+-- Within a segment order of arrival is ancestry: unless the head was moved, nothing of its segment comes after it.
 local function check_newest(name, namespace, raw)
-  local _, turned, _, head = parse_line(raw)
+  local _, head_was_moved, _, head = parse_line(raw)
   local line = line_key(name, namespace)
   local newest = call("ZREVRANGE", line .. ":index", 0, 0)[1]
-  if turned == "t" or not newest or newest == head or call("HEXISTS", thread_key(name) .. ":heads", "incoming") == 1 then return end
-  if run_of(line, newest) == run_of(line, head) then corrupted("its head is older than the newest checkpoint that follows it") end
+  if head_was_moved == "t" or not newest or newest == head or call("HEXISTS", thread_key(name) .. ":heads", "incoming") == 1 then return end
+  if segment_of(line, newest) == segment_of(line, head) then corrupted("its head is older than the newest checkpoint that follows it") end
 end
 
 -- A checkpoint (without an id: the head) with what was asked for.
@@ -1180,7 +1180,7 @@ end
 
 local function least(low) return low == "-inf" and -1 or tonumber(string.sub(low, 2)) end
 
--- The next stretch of a line, newest first, that is not covered in all runs: its bounds, and where to go on.
+-- The next stretch of a line, newest first, that is not covered in all segments: its bounds, and where to go on.
 local function gap_below(covers, index, low, high)
   while true do
     local seq = tonumber(call("ZREVRANGEBYSCORE", index, high, low, "WITHSCORES", "LIMIT", 0, 1)[2])
@@ -1207,7 +1207,7 @@ local function gap_above(covers, index, low, high)
   end
 end
 
--- Visit the stretches of a line that are not covered in all runs, without a look at what is, until told to stop.
+-- Visit the stretches of a line that are not covered in all segments, without a look at what is, until told to stop.
 local function each_gap(name, namespace, order, low, high, visit)
   local covers, index = covers_of(thread_key(name), cover_field("c", namespace)), line_key(name, namespace) .. ":index"
   local gap = order == "oldest" and gap_above or gap_below
@@ -1218,7 +1218,7 @@ local function each_gap(name, namespace, order, low, high, visit)
   end
 end
 
--- The ids of the next checkpoints of a line in its own order; without those that are covered in all runs, if told so.
+-- The ids of the next checkpoints of a line in its own order; without those that are covered in all segments, if told so.
 local function ids_of(name, namespace, order, low, high, count, visible)
   local found = {}
   local function add(index, from, to)
@@ -1274,7 +1274,7 @@ end
 function verbs.count()
   local name, namespace, low, high, visible, total = take(), take(), take(), take(), take() == "1", 0
   if not alive(name) then return absent(name) end
-  if visible and has_runs(covers_of(thread_key(name), cover_field("c", namespace))) then return { "hidden" } end
+  if visible and has_segments(covers_of(thread_key(name), cover_field("c", namespace))) then return { "hidden" } end
   check_line_whole(name, namespace)
   local function add(index, from, to) total = total + call("ZCOUNT", index, from, to) end
   if visible then
@@ -1465,7 +1465,7 @@ function verbs.thread()
   local name, wants_branches, is_brief = take(), take(), take() == "1"
   local family_name = alive(name)
   if not family_name then return absent(name) end
-  local family, newest, spared, branches = family_key(family_name), {}, {}, {}
+  local family, newest, protected, branches = family_key(family_name), {}, {}, {}
   check_family_whole(family)
   for _, namespace in ipairs(namespaces(name)) do
     local line = line_key(name, namespace)
@@ -1478,7 +1478,7 @@ function verbs.thread()
       newest[#newest + 1] = last[2]
     end
     for _, list in ipairs(is_brief and {} or { call("SMEMBERS", line .. ":pins"), call("HKEYS", line .. ":began") }) do
-      for _, id in ipairs(list) do spared[#spared + 1] = call("ZSCORE", line .. ":index", id) or "0" end
+      for _, id in ipairs(list) do protected[#protected + 1] = call("ZSCORE", line .. ":index", id) or "0" end
     end
   end
   for _, other in ipairs(wants_branches == "1" and call("SMEMBERS", family .. ":threads") or {}) do
@@ -1487,11 +1487,11 @@ function verbs.thread()
     local held = call("HMGET", thread_key(other) .. ":heads", "made", "origin")
     if held[2] then branches[#branches + 1] = { held[1], other, held[2] } end
   end
-  local garbage = call("HMGET", family, "live", "doomed")
+  local garbage = call("HMGET", family, "live", "unreferenced")
   return {
     "found", call("HGETALL", thread_key(name) .. ":heads"), newest,
     is_brief and {} or call("HVALS", thread_key(name) .. ":hidden"),
-    is_brief and {} or call("HGETALL", family .. ":runs"), call("HGETALL", family .. ":commons"), spared, branches,
+    is_brief and {} or call("HGETALL", family .. ":segments"), call("HGETALL", family .. ":shared_states"), protected, branches,
     garbage[1] or "0", garbage[2] or "0",
   }
 end
@@ -1509,31 +1509,31 @@ function verbs.vanished()
   return "lost"
 end
 
--- The runs of a line that began after a number, but for those that are hidden.
+-- The segments of a line that began after a number, but for those that are hidden.
 function verbs.line_runs()
-  local name, namespace, after, runs = take(), take(), tonumber(take()), {}
+  local name, namespace, after, segments = take(), take(), tonumber(take()), {}
   local family = alive(name)
   if not family then return absent(name) end
   local covers, own = covers_of(thread_key(name), cover_field("c", namespace)), line_name(name, namespace) .. "\n"
-  for _, found in ipairs(pairs_of(family_key(family) .. ":runs")) do
-    local run, seq = found[1], tonumber(found[1])
+  for _, found in ipairs(pairs_of(family_key(family) .. ":segments")) do
+    local segment, seq = found[1], tonumber(found[1])
     if seq > after and string.sub(found[2], 1, #own) == own then
-      if not (is_covered(covers, 0, seq) or is_covered(covers, seq, seq)) then runs[#runs + 1] = run end
+      if not (is_covered(covers, 0, seq) or is_covered(covers, seq, seq)) then segments[#segments + 1] = segment end
     end
   end
-  return { "found", runs }
+  return { "found", segments }
 end
 
--- What runs of a family follow: run, value. All there are, if they are not many more than might be asked for next.
-function verbs.runs()
-  local family, older, runs = family_key(take()), tonumber(take()), take_list()
-  if call("HLEN", family .. ":runs") <= 4 * older then return call("HGETALL", family .. ":runs") end
+-- What segments of a family follow: segment, value. All there are, if they are not many more than might be asked for next.
+function verbs.segments()
+  local family, older, segments = family_key(take()), tonumber(take()), take_list()
+  if call("HLEN", family .. ":segments") <= 4 * older then return call("HGETALL", family .. ":segments") end
   local found = {}
-  for n = 1, #runs, 1000 do
-    local values = call("HMGET", family .. ":runs", unpack(runs, n, math.min(n + 999, #runs)))
-    for m = 1, math.min(1000, #runs - n + 1) do
+  for n = 1, #segments, 1000 do
+    local values = call("HMGET", family .. ":segments", unpack(segments, n, math.min(n + 999, #segments)))
+    for m = 1, math.min(1000, #segments - n + 1) do
       if values[m] then
-        found[#found + 1] = runs[n + m - 1]
+        found[#found + 1] = segments[n + m - 1]
         found[#found + 1] = values[m]
       end
     end
@@ -1695,7 +1695,7 @@ function verbs.roots()
       end
     end
   end
-  for _, common in ipairs(call("HVALS", family .. ":commons")) do
+  for _, common in ipairs(call("HVALS", family .. ":shared_states")) do
     local size, rest = string.match(common, "^(%d+) (.*)$")
     each_hash(string.sub(rest, 1, tonumber(size)), note)
   end
@@ -1703,7 +1703,7 @@ function verbs.roots()
     allow_writing()
     call("HINCRBY", family, "sweeps", 1)
   end
-  local held = call("HMGET", family, "sweeps", "removals", "doomed")
+  local held = call("HMGET", family, "sweeps", "removals", "unreferenced")
   return { held[1] or "0", held[2] or "0", held[3] or "0", roots }
 end
 
@@ -1740,13 +1740,13 @@ end
 -- Remove objects of the ages given: one that was sent again is younger. Answers nothing if another sweep removed some
 -- meanwhile: this one may have missed what was below them.
 function verbs.discard()
-  local family, expected, doomed = family_key(take()), take(), take_list()
+  local family, expected, unreferenced = family_key(take()), take(), take_list()
   if (call("HGET", family, "removals") or "0") ~= expected then return "" end
   allow_writing()
-  for n = 1, #doomed, 2 do
-    local value = call("HGET", family .. ":objects", doomed[n])
-    if value and struct.unpack(">I4", value) == tonumber(doomed[n + 1]) then
-      call("HDEL", family .. ":objects", doomed[n])
+  for n = 1, #unreferenced, 2 do
+    local value = call("HGET", family .. ":objects", unreferenced[n])
+    if value and struct.unpack(">I4", value) == tonumber(unreferenced[n + 1]) then
+      call("HDEL", family .. ":objects", unreferenced[n])
     end
   end
   return whole(call("HINCRBY", family, "removals", 1))
@@ -1762,13 +1762,13 @@ function verbs.sweep()
 end
 
 function verbs.swept()
-  local family, live, doomed, ticket = family_key(take()), take(), tonumber(take()), take()
+  local family, live, unreferenced, ticket = family_key(take()), take(), tonumber(take()), take()
   if call("EXISTS", family) == 0 then return { "done" } end
   allow_writing()
   call("HSET", family, "live", live)
   if call("HGET", family, "swept") == ticket then call("HSET", family, "swept", "2") end
-  local held = tonumber(call("HGET", family, "doomed") or 0)
-  call("HSET", family, "doomed", whole(math.max(0, held - doomed)))
+  local held = tonumber(call("HGET", family, "unreferenced") or 0)
+  call("HSET", family, "unreferenced", whole(math.max(0, held - unreferenced)))
   return { "done" }
 end
 
@@ -1871,8 +1871,8 @@ function verbs.raw()
   local is_there = line and call("ZSCORE", line .. ":index", id) == seq
   return {
     "found", call("HGETALL", heads), newest, call("HVALS", thread_key(name) .. ":hidden"),
-    call("HGETALL", thread_key(name) .. ":log"), writes, call("HGETALL", family .. ":runs"),
-    call("HGETALL", family .. ":commons"), pins, is_there and seq or "0", call("ZSCORE", base .. "active", name) or "0",
+    call("HGETALL", thread_key(name) .. ":log"), writes, call("HGETALL", family .. ":segments"),
+    call("HGETALL", family .. ":shared_states"), pins, is_there and seq or "0", call("ZSCORE", base .. "active", name) or "0",
     wants_kin == "1" and call("SMEMBERS", family .. ":threads") or {},
   }
 end

@@ -1370,7 +1370,7 @@ class _Server:
     def segments(self, family: str, segments: Collection[int], older: int, at: float) -> dict[int, tuple[Place, ...]]:
         if not segments:
             return {}
-        flat = self._call(_bucket_of_family(family), at, "runs", family, older, len(segments), *segments)
+        flat = self._call(_bucket_of_family(family), at, "segments", family, older, len(segments), *segments)
         pairs = zip(map(int, flat[::2]), flat[1::2], strict=True)
         return {segment: unpack_segment(segment, value)[1] for segment, value in pairs}
 

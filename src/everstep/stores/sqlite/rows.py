@@ -66,27 +66,27 @@ from everstep.stores.transaction import Candidate, Line, Packed, delete, delete_
 from everstep.values.tree import FORMAT, hashes
 
 # Covers do not overlap: the first one that ends at a seq or later has it, or none has.
-_COVERED = """coalesce((SELECT v.after < c.seq FROM covers v WHERE v.line = c.line AND v.run = {} AND v.upto >= c.seq
-                        ORDER BY v.upto LIMIT 1), 0)"""
-_HIDDEN = f"({_COVERED.format('0')} OR {_COVERED.format('c.run')})"
+_COVERED = """coalesce((SELECT v.after < c.seq FROM covers v
+                        WHERE v.line = c.line AND v.segment = {} AND v.upto >= c.seq ORDER BY v.upto LIMIT 1), 0)"""
+_HIDDEN = f"({_COVERED.format('0')} OR {_COVERED.format('c.segment')})"
 _SPARED = "(c.pinned OR c.branches OR EXISTS (SELECT 1 FROM lines l WHERE l.id = c.line AND l.head = c.seq))"
 # A head that is older than the newest of its segment, though nobody moved it: its page is of an earlier time.
 # In what comes from another store (it has a note) a head may be set later than what follows it arrives.
-_STALE = """(NOT l.turned AND t.note IS NULL AND EXISTS (SELECT 1 FROM checkpoints n
-             WHERE n.line = l.id AND n.seq > c.seq AND n.run = c.run))"""
-_FOLLOWS = "SELECT 1 FROM checkpoints WHERE line = ? AND seq > ? AND run = ? LIMIT 1"
-_COLUMNS = "c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, c.children, c.root"
+_STALE = """(NOT l.head_was_moved AND t.note IS NULL AND EXISTS (SELECT 1 FROM checkpoints n
+             WHERE n.line = l.id AND n.seq > c.seq AND n.segment = c.segment))"""
+_FOLLOWS = "SELECT 1 FROM checkpoints WHERE line = ? AND seq > ? AND segment = ? LIMIT 1"
+_COLUMNS = "c.seq, c.id, c.step, c.segment, c.pinned, c.added, c.info, c.children, c.root"
 # Statements that are run for each call are small, and follow-up questions have statements of their own: a subquery
 # takes several times as long as a short statement that is compiled already.
-_HEAD = f"""SELECT l.head, l.turned OR t.note IS NOT NULL, l.id, l.generation, t.family, {_COLUMNS}
+_HEAD = f"""SELECT l.head, l.head_was_moved OR t.note IS NOT NULL, l.id, l.generation, t.family, {_COLUMNS}
             FROM threads t JOIN lines l ON l.thread = t.id
             LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE t.name = ? AND l.namespace = ?"""
 _BY_ID = f"""SELECT l.id, l.generation, t.family, {_COLUMNS} FROM threads t JOIN lines l ON l.thread = t.id
              JOIN checkpoints c ON c.line = l.id AND c.id = ? WHERE t.name = ? AND l.namespace = ?"""
-_HEAD_OF_LINE = f"""SELECT l.head, l.turned, l.turned OR t.note IS NOT NULL, {_COLUMNS} FROM lines l
+_HEAD_OF_LINE = f"""SELECT l.head, l.head_was_moved, l.head_was_moved OR t.note IS NOT NULL, {_COLUMNS} FROM lines l
                     JOIN threads t ON t.id = l.thread
                     LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE l.id = ?"""
-_LISTED_FORM = """c.seq, c.id, c.step, c.run, c.pinned, c.added, c.info, substr(c.root, 1, 8), {},
+_LISTED_FORM = """c.seq, c.id, c.step, c.segment, c.pinned, c.added, c.info, substr(c.root, 1, 8), {},
                   t.name, l.namespace, t.family"""
 _LISTED = _LISTED_FORM.format(_HIDDEN)
 _LISTED_VISIBLE = _LISTED_FORM.format("0")
@@ -324,7 +324,10 @@ class Rows:
         """Return the rows that a query asks for, its filter left aside; each kind of ids is limited by itself."""
         if query.thread_id is not None and query.namespace is not None and query.order != "id" and query.hidden == "no":
             line = self._line(query.thread_id, query.namespace)
-            if line is not None and self._execute("SELECT 1 FROM covers WHERE line = ? AND run = 0", (line[0],)).get:
+            if (
+                line is not None
+                and self._execute("SELECT 1 FROM covers WHERE line = ? AND segment = 0", (line[0],)).get
+            ):
                 stop = None if query.limit is None else query.offset + query.limit
                 return islice(self._rows_between_covers(query, line[0], stop), query.offset, stop)
         return self._all_rows(query, id_kinds)
@@ -347,7 +350,7 @@ class Rows:
         lowest = query.after_seq or 0
         before = query.before_seq
         for after, upto in self._execute(
-            "SELECT after, upto FROM covers WHERE line = ? AND run = 0 ORDER BY upto DESC", (line,)
+            "SELECT after, upto FROM covers WHERE line = ? AND segment = 0 ORDER BY upto DESC", (line,)
         ):
             if before is not None and after >= before - 1:
                 continue  # it is newer than what is asked for
@@ -363,7 +366,7 @@ class Rows:
         after = query.after_seq or 0
         end = query.before_seq
         for start, upto in self._execute(
-            "SELECT after, upto FROM covers WHERE line = ? AND run = 0 ORDER BY upto", (line,)
+            "SELECT after, upto FROM covers WHERE line = ? AND segment = 0 ORDER BY upto", (line,)
         ):
             if upto <= after:
                 continue
@@ -413,7 +416,7 @@ class Rows:
         if line is None or query.hidden != "no":
             return self._count(query)
         total = self._count(replace(query, hidden="also"))
-        covers = self._execute("SELECT run, after, upto FROM covers WHERE line = ?", (line[0],)).fetchall()
+        covers = self._execute("SELECT segment, after, upto FROM covers WHERE line = ?", (line[0],)).fetchall()
         # What is covered in every segment is hidden. Where covers are of single segments, every row is looked at.
         inside: Literal["also", "only"] = "only" if any(segment for segment, _, _ in covers) else "also"
         for after, upto in _joined([(after, upto) for _, after, upto in covers]):
@@ -442,7 +445,7 @@ class Rows:
             "c.seq < ?": query.before_seq,
             "c.seq > ?": query.after_seq,
             "c.step <= ?": query.step_max,
-            "c.run = ?": query.segment,
+            "c.segment = ?": query.segment,
             "(c.pinned OR c.branches > 0) = ?": query.protected,
         }
         hidden = {"no": [f"NOT {_HIDDEN}"], "only": [_HIDDEN], "also": []}[query.hidden]
@@ -578,8 +581,9 @@ class Rows:
         query = Query(thread_id=thread_id, namespace=namespace, after_seq=after)
         for low, high in self._gaps_up(query, line[0]):
             rows = self._execute(
-                f"""SELECT c.run FROM (SELECT run, run AS seq, line FROM runs WHERE line = ? AND run > ? AND run < ?) c
-                    WHERE NOT {_COVERED.format("c.run")} ORDER BY c.run""",
+                f"""SELECT c.segment FROM (SELECT segment, segment AS seq, line FROM segments
+                                           WHERE line = ? AND segment > ? AND segment < ?) c
+                    WHERE NOT {_COVERED.format("c.segment")} ORDER BY c.segment""",
                 (line[0], low, high if high is not None else _NUMBER_MAX),
             )
             found += [segment for (segment,) in rows]
@@ -590,11 +594,11 @@ class Rows:
             return {}
         number = int(family)
         found = self._runs(
-            "r.family = ? AND r.run IN (SELECT value FROM carray(?))", (number, apsw.carray(array("q", segments)))
+            "r.family = ? AND r.segment IN (SELECT value FROM carray(?))", (number, apsw.carray(array("q", segments)))
         )
         if older:
             found |= self._runs(
-                "r.family = ? AND r.run < ? ORDER BY r.run DESC LIMIT ?", (number, max(segments), older)
+                "r.family = ? AND r.segment < ? ORDER BY r.segment DESC LIMIT ?", (number, max(segments), older)
             )
         return found
 
@@ -656,7 +660,7 @@ class Rows:
     def _hidden(self, thread: int, operation: int | None = None) -> dict[int, list[Hidden]]:
         hidden: dict[int, list[Hidden]] = {}
         for stretch in self._execute(
-            """SELECT l.namespace, h.after, h.upto, h.run, h.writes_of, h.operation FROM hidden h
+            """SELECT l.namespace, h.after, h.upto, h.segment, h.writes_of, h.operation FROM hidden h
                JOIN lines l ON l.id = h.line WHERE l.thread = ?1 AND (?2 IS NULL OR h.operation = ?2)""",
             (thread, operation),
         ):
@@ -667,12 +671,12 @@ class Rows:
         return hidden
 
     def _runs(self, condition: str, values: tuple[Any, ...]) -> dict[int, tuple[Place, ...]]:
-        rows = self._execute(f"SELECT r.run, r.data FROM runs r WHERE {condition}", values)
+        rows = self._execute(f"SELECT r.segment, r.data FROM segments r WHERE {condition}", values)
         return {segment: unpack_segment(segment, data) for segment, data in rows}
 
     def _commons(self, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
         rows = self._execute(
-            """SELECT t.name, t.id, c.data, c.children FROM commons c JOIN threads t
+            """SELECT t.name, t.id, c.data, c.children FROM shared_states c JOIN threads t
                ON t.id = CASE WHEN c.low = ?1 THEN c.high ELSE c.low END WHERE c.low = ?1 OR c.high = ?1
                ORDER BY c.seq""",
             (thread,),
@@ -693,7 +697,7 @@ class Rows:
 
     def _garbage(self, family: int) -> float:
         live, doomed = self._execute(
-            """SELECT f.live, (SELECT sum(l.doomed) FROM threads t JOIN lines l ON l.thread = t.id
+            """SELECT f.live, (SELECT sum(l.unreferenced) FROM threads t JOIN lines l ON l.thread = t.id
                                WHERE t.family = f.id) FROM families f WHERE f.id = ?""",
             (family,),
         ).get
@@ -727,11 +731,13 @@ class Rows:
             return None
         ref, family, origin, began, note = row
         self._check_has_lines(thread_id)
-        rows = self._execute("SELECT run, line FROM runs WHERE family = ? AND line IS NOT NULL", (family,)).fetchall()
+        rows = self._execute(
+            "SELECT segment, line FROM segments WHERE family = ? AND line IS NOT NULL", (family,)
+        ).fetchall()
         lines = {}
         writes = list[tuple[Key, Write]]()
         for line, namespace, *state in self._execute(
-            f"""SELECT l.id, l.namespace, l.head, {_STALE}, c.id, l.turned, l.generation, l.active,
+            f"""SELECT l.id, l.namespace, l.head, {_STALE}, c.id, l.head_was_moved, l.generation, l.active,
                        coalesce((SELECT max(seq) FROM checkpoints WHERE line = l.id), 0)
                 FROM lines l JOIN threads t ON t.id = l.thread
                 LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE l.thread = ?""",
@@ -781,7 +787,7 @@ class Rows:
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
         thread, family = self._joined(thread_id, family)
         ref = self._execute(
-            """INSERT INTO lines (thread, namespace, turned, generation, active, total, doomed)
+            """INSERT INTO lines (thread, namespace, head_was_moved, generation, active, total, unreferenced)
                VALUES (?, ?, 0, 0, 0, 0, 0)
                ON CONFLICT DO UPDATE SET generation = generation RETURNING id""",
             (thread, namespace),
@@ -814,7 +820,8 @@ class Rows:
         found = self._execute(
             """SELECT 1 FROM hidden h JOIN lines l ON l.id = h.line JOIN threads t ON t.id = l.thread
                JOIN operations o ON o.seq = h.operation AND o.undone
-               WHERE h.line = ? AND h.after = 0 AND h.run IS NULL AND h.writes_of IS NULL AND t.origin IS NOT NULL""",
+               WHERE h.line = ? AND h.after = 0 AND h.segment IS NULL AND h.writes_of IS NULL
+               AND t.origin IS NOT NULL""",
             (line.ref,),
         ).get
         return found is not None
@@ -838,7 +845,7 @@ class Rows:
 
     def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         self._execute(
-            "INSERT INTO runs (family, run, line, data) VALUES (?, ?, ?, ?)",
+            "INSERT INTO segments (family, segment, line, data) VALUES (?, ?, ?, ?)",
             (int(line.family), segment, line.ref, pack_segment(segment, follows)),
         )
 
@@ -883,7 +890,7 @@ class Rows:
 
     def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
         self._execute(
-            """UPDATE lines SET head = ?, turned = ?, generation = generation + 1, active = ?, total = total + ?
+            """UPDATE lines SET head = ?, head_was_moved = ?, generation = generation + 1, active = ?, total = total + ?
                WHERE id = ?""",
             (stored.seq if stored is not None else None, head_was_moved, now_micros(), not head_was_moved, line.ref),
         )
@@ -910,12 +917,12 @@ class Rows:
         rows = self._execute("SELECT id, name FROM threads WHERE name IN (?, ?) ORDER BY id", (thread_id, other))
         (low, one), (high, two) = rows.fetchall()
         self._execute(
-            "INSERT OR REPLACE INTO commons (low, high, seq, data, children) VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO shared_states (low, high, seq, data, children) VALUES (?, ?, ?, ?, ?)",
             (low, high, common.place.seq, pack_common(common, one, two), common.root.children),
         )
         self._execute(
-            """DELETE FROM commons WHERE low = ?1 AND high = ?2 AND seq NOT IN
-               (SELECT seq FROM commons WHERE low = ?1 AND high = ?2 ORDER BY seq DESC LIMIT ?3)""",
+            """DELETE FROM shared_states WHERE low = ?1 AND high = ?2 AND seq NOT IN
+               (SELECT seq FROM shared_states WHERE low = ?1 AND high = ?2 ORDER BY seq DESC LIMIT ?3)""",
             (low, high, SHARED_STATES_MAX),
         )
 
@@ -947,7 +954,7 @@ class Rows:
 
     def hide(self, line: Line, hidden: Hidden) -> None:
         self._execute(
-            "INSERT INTO hidden (line, operation, after, upto, run, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO hidden (line, operation, after, upto, segment, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
             (line.ref, hidden.operation, hidden.after, hidden.to, hidden.segment, _packed(hidden.writes_of)),
         )
 
@@ -1001,7 +1008,7 @@ class Rows:
 
     def lines(self, thread_id: str) -> list[Line]:
         rows = self._execute(
-            """SELECT l.id, l.namespace, t.family, l.turned FROM threads t JOIN lines l ON l.thread = t.id
+            """SELECT l.id, l.namespace, t.family, l.head_was_moved FROM threads t JOIN lines l ON l.thread = t.id
                WHERE t.name = ?""",
             (thread_id,),
         )
@@ -1038,7 +1045,7 @@ class Rows:
     def discard(self, line: Line, gone: Sequence[Candidate]) -> None:
         self._connection.executemany("DELETE FROM checkpoints WHERE seq = ?", [(each.seq,) for each in gone])
         freed = sum(each.added_bytes for each in gone)
-        self._execute("UPDATE lines SET doomed = doomed + ? WHERE id = ?", (freed, line.ref))
+        self._execute("UPDATE lines SET unreferenced = unreferenced + ? WHERE id = ?", (freed, line.ref))
 
     def written(self, line: Line) -> list[str]:
         rows = self._execute("SELECT DISTINCT checkpoint FROM writes WHERE line = ?", (line.ref,))
@@ -1050,7 +1057,7 @@ class Rows:
 
     def fall_back(self, line: Line) -> None:
         self._execute(
-            f"""UPDATE lines AS l SET generation = generation + 1, turned = 1, head =
+            f"""UPDATE lines AS l SET generation = generation + 1, head_was_moved = 1, head =
                 (SELECT max(c.seq) FROM checkpoints c WHERE c.line = ?1 AND NOT {_HIDDEN})
                 WHERE l.id = ?1 AND l.head IS NOT NULL
                 AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.seq = l.head)""",
@@ -1061,7 +1068,7 @@ class Rows:
         self._execute(
             """DELETE FROM hidden AS h WHERE line = ? AND CASE WHEN writes_of IS NULL
                THEN NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = h.line AND c.seq > h.after
-                                AND c.seq <= h.upto AND (h.run IS NULL OR h.run = c.run))
+                                AND c.seq <= h.upto AND (h.segment IS NULL OR h.segment = c.segment))
                ELSE NOT EXISTS (SELECT 1 FROM writes w WHERE w.line = h.line AND w.checkpoint = h.writes_of) END""",
             (line.ref,),
         )
@@ -1075,11 +1082,11 @@ class Rows:
         return empty is not None
 
     def drop_line(self, line: Line) -> None:
-        self._execute("UPDATE runs SET line = NULL WHERE line = ?", (line.ref,))
+        self._execute("UPDATE segments SET line = NULL WHERE line = ?", (line.ref,))
         # What is left of the thread was active when this was, and its garbage is the family's.
         self._execute(
             """UPDATE lines SET active = max(active, (SELECT active FROM lines WHERE id = ?1)) ,
-                      doomed = doomed + (SELECT doomed FROM lines WHERE id = ?1)
+                      unreferenced = unreferenced + (SELECT unreferenced FROM lines WHERE id = ?1)
                WHERE id = (SELECT min(o.id) FROM lines l JOIN lines o ON o.thread = l.thread AND o.id <> l.id
                            WHERE l.id = ?1)""",
             (line.ref,),
@@ -1096,7 +1103,7 @@ class Rows:
     def drop_thread(self, thread_id: str) -> None:
         thread = self._execute("SELECT id FROM threads WHERE name = ?", (thread_id,)).get
         self._execute("DELETE FROM operations WHERE thread = ?", (thread,))
-        self._execute("DELETE FROM commons WHERE low = ?1 OR high = ?1", (thread,))
+        self._execute("DELETE FROM shared_states WHERE low = ?1 OR high = ?1", (thread,))
         self._release_origin(thread_id)
         self._execute("DELETE FROM threads WHERE id = ?", (thread,))
 
@@ -1105,7 +1112,7 @@ class Rows:
         if self._execute("SELECT 1 FROM threads WHERE family = ?", (number,)).get is not None:
             return False
         self._execute("DELETE FROM objects WHERE family = ?", (number,))
-        self._execute("DELETE FROM runs WHERE family = ?", (number,))
+        self._execute("DELETE FROM segments WHERE family = ?", (number,))
         self._execute("DELETE FROM families WHERE id = ?", (number,))
         return True
 
@@ -1136,7 +1143,7 @@ class Rows:
         freed = self._execute(f"SELECT sum(added) FROM checkpoints WHERE line = ? AND {condition}", (line, value)).get
         if freed is not None:
             self._execute(f"DELETE FROM checkpoints WHERE line = ? AND {condition}", (line, value))
-            self._execute("UPDATE lines SET doomed = doomed + ? WHERE id = ?", (freed, line))
+            self._execute("UPDATE lines SET unreferenced = unreferenced + ? WHERE id = ?", (freed, line))
 
     def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
         self.forget()
@@ -1158,7 +1165,7 @@ class Rows:
                 self._execute("DELETE FROM checkpoints WHERE seq = ?", (old,))
             self._execute(
                 """INSERT INTO checkpoints
-                   (seq, line, id, step, run, pinned, branches, added, info, children, root, seal) VALUES
+                   (seq, line, id, step, segment, pinned, branches, added, info, children, root, seal) VALUES
                    (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, seal(?1, ?2, ?5, ?6, ?7, ?8))""",
                 (
                     stored.seq, line, name, record.step, stored.segment, pinned, began[stored.seq], stored.added_bytes,
@@ -1170,7 +1177,7 @@ class Rows:
 
     def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
         self._connection.executemany(
-            """INSERT INTO runs (family, run, data) VALUES (?, ?, ?)
+            """INSERT INTO segments (family, segment, data) VALUES (?, ?, ?)
                ON CONFLICT DO UPDATE SET data = excluded.data""",
             [(int(family), segment, pack_segment(segment, follows)) for segment, follows in segments.items()],
         )
@@ -1183,7 +1190,7 @@ class Rows:
             line = lines[namespace] = self.create(raw.thread_id, namespace, None).ref
             self._execute(
                 """UPDATE lines SET head = (SELECT seq FROM checkpoints WHERE id = ? AND line = lines.id),
-                          turned = ?, generation = ?, active = ? WHERE id = ?""",
+                          head_was_moved = ?, generation = ?, active = ? WHERE id = ?""",
                 (_packed(given.head), given.head_was_moved, given.generation, given.active, line),
             )
         self._restore_lines(thread, int(family), raw, lines)
@@ -1207,7 +1214,7 @@ class Rows:
         """Set what hangs on the namespaces of a thread, and remove those it does not have."""
         own = "SELECT id FROM lines WHERE thread = ?"
         many = self._connection.executemany
-        self._execute(f"UPDATE runs SET line = NULL WHERE family = ? AND line IN ({own})", (family, thread))
+        self._execute(f"UPDATE segments SET line = NULL WHERE family = ? AND line IN ({own})", (family, thread))
         for table in ("writes", "covers", "hidden"):
             self._execute(f"DELETE FROM {table} WHERE line IN ({own})", (thread,))
         self._execute(
@@ -1219,7 +1226,7 @@ class Rows:
                 self._execute("DELETE FROM lines WHERE id = ?", (line,))
         for namespace, given in raw.lines.items():
             many(
-                "UPDATE runs SET line = ? WHERE family = ? AND run = ?",
+                "UPDATE segments SET line = ? WHERE family = ? AND segment = ?",
                 [(lines[namespace], family, segment) for segment in given.segments],
             )
         many(
@@ -1227,7 +1234,7 @@ class Rows:
             [(seq, thread) for seq in raw.pinned],
         )
         many(
-            "INSERT INTO hidden (line, operation, after, upto, run, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO hidden (line, operation, after, upto, segment, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
             [
                 (lines[h.namespace], h.operation, h.after, h.to, h.segment, _packed(h.writes_of))
                 for h in raw.hidden
@@ -1251,7 +1258,7 @@ class Rows:
             row[0]
             for row in self._execute("SELECT id FROM threads WHERE name IN (?, ?) ORDER BY id", (thread_id, other))
         )
-        self._execute("DELETE FROM commons WHERE low = ? AND high = ?", (low, high))
+        self._execute("DELETE FROM shared_states WHERE low = ? AND high = ?", (low, high))
         for common in shared_states:
             self.set_common(thread_id, other, common)
 
@@ -1271,7 +1278,7 @@ class Rows:
         if sweeps is None:
             return None
         doomed = self._execute(
-            "SELECT sum(l.doomed) FROM lines l JOIN threads t ON t.id = l.thread WHERE t.family = ?", (number,)
+            "SELECT sum(l.unreferenced) FROM lines l JOIN threads t ON t.id = l.thread WHERE t.family = ?", (number,)
         ).get
         youngest = self._execute("SELECT max(id) FROM objects").get
         roots = {key for root in self._roots(number, set(without)) for key in hashes(root)}
@@ -1290,7 +1297,7 @@ class Rows:
             yield from (children for (children,) in rows)
         rows = self._execute(
             f"""SELECT children FROM writes WHERE line IN ({lines})
-                UNION ALL SELECT c.children FROM commons c JOIN threads t ON t.id = c.low WHERE t.family = ?1""",
+                UNION ALL SELECT c.children FROM shared_states c JOIN threads t ON t.id = c.low WHERE t.family = ?1""",
             (family,),
         )
         yield from (children for (children,) in rows)
@@ -1329,13 +1336,14 @@ class Rows:
         self._execute("UPDATE families SET live = ? WHERE id = ?", (live_bytes, int(family)))
         self._execute("UPDATE families SET swept = 2 WHERE id = ? AND swept = ?", (int(family), ticket))
         lines = self._execute(
-            "SELECT l.id, l.doomed FROM lines l JOIN threads t ON t.id = l.thread WHERE t.family = ? AND l.doomed > 0",
+            """SELECT l.id, l.unreferenced FROM lines l JOIN threads t ON t.id = l.thread
+               WHERE t.family = ? AND l.unreferenced > 0""",
             (int(family),),
         ).fetchall()
         for line, doomed in lines:
             taken = min(doomed, doomed_bytes)
             doomed_bytes -= taken
-            self._execute("UPDATE lines SET doomed = doomed - ? WHERE id = ?", (taken, line))
+            self._execute("UPDATE lines SET unreferenced = unreferenced - ? WHERE id = ?", (taken, line))
 
     def shrink(self, pages_max: int) -> bool:
         """Give some free pages back to the file system; return whether more are left to give."""
@@ -1360,7 +1368,7 @@ _REMEMBERED_MAX = 10_000
 _OUTLINES = 10_000  # threads at once
 _NUMBER_MAX = (1 << 63) - 1
 _HEADS_BYTES_MAX = 32 << 20
-_INSERT = """INSERT INTO checkpoints (seq, line, id, step, run, pinned, branches, added, info, children, root, seal)
+_INSERT = """INSERT INTO checkpoints (seq, line, id, step, segment, pinned, branches, added, info, children, root, seal)
              VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?)"""
 _KEEP_COUNTERS = """UPDATE counters SET value = highest.number FROM
                     (SELECT 'checkpoints' AS name, (SELECT max(seq) FROM checkpoints) AS number

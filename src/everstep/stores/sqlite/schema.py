@@ -19,13 +19,13 @@ VERSION = 10
 SEALED = {
     "families": "id, format, sweeps, live",
     "threads": "id, name, family, began, origin, note",
-    "lines": "id, thread, namespace, head, turned, generation, active, doomed",
-    "runs": "family, run, line",
-    "checkpoints": "seq, line, run, pinned, branches, added",
+    "lines": "id, thread, namespace, head, head_was_moved, generation, active, unreferenced",
+    "segments": "family, segment, line",
+    "checkpoints": "seq, line, segment, pinned, branches, added",
     "writes": "line, checkpoint, task, idx, seq",
     "operations": "seq, thread, undone",
-    "hidden": "line, operation, after, upto, run, writes_of",
-    "covers": "line, run, upto, after",
+    "hidden": "line, operation, after, upto, segment, writes_of",
+    "covers": "line, segment, upto, after",
     "counters": "name, value",
 }
 """By table: the columns that its rows' `seal` covers, in order. The triggers in the schema say the same."""

@@ -93,13 +93,13 @@ _IMPOSSIBLE = {
         (SELECT 1 FROM checkpoints c WHERE c.seq = l.head AND c.line = l.id)""",
     # Only in what comes from another store (it has a note) a head may be set later than what follows it arrives.
     "a head that is not the newest of its segment": """SELECT l.id FROM lines l JOIN checkpoints h ON h.seq = l.head
-        JOIN threads t ON t.id = l.thread WHERE t.note IS NULL AND NOT l.turned AND EXISTS
-        (SELECT 1 FROM checkpoints c WHERE c.line = l.id AND c.run = h.run AND c.seq > h.seq)""",
+        JOIN threads t ON t.id = l.thread WHERE t.note IS NULL AND NOT l.head_was_moved AND EXISTS
+        (SELECT 1 FROM checkpoints c WHERE c.line = l.id AND c.segment = h.segment AND c.seq > h.seq)""",
     "a checkpoint of a namespace that is not there": """SELECT seq FROM checkpoints
         WHERE line NOT IN (SELECT id FROM lines)""",
     "a wrong count of branches": """SELECT seq FROM checkpoints c WHERE c.branches IS NOT
         (SELECT count(*) FROM threads t WHERE t.began = c.seq)""",
-    "a checkpoint before its segment": "SELECT seq FROM checkpoints WHERE run > seq",
+    "a checkpoint before its segment": "SELECT seq FROM checkpoints WHERE segment > seq",
     "an object of a family that is not there": """SELECT id FROM objects
         WHERE family NOT IN (SELECT id FROM families)""",
     "a pending write of a namespace that is not there": """SELECT seq FROM writes
@@ -109,17 +109,17 @@ _IMPOSSIBLE = {
     "something hidden of a namespace that is not there": """SELECT line FROM hidden
         WHERE line NOT IN (SELECT id FROM lines)""",
     "something hidden that no cover has": """SELECT line FROM hidden h WHERE h.writes_of IS NULL AND NOT EXISTS
-        (SELECT 1 FROM covers v WHERE v.line = h.line AND v.run = coalesce(h.run, 0)
+        (SELECT 1 FROM covers v WHERE v.line = h.line AND v.segment = coalesce(h.segment, 0)
          AND v.after <= h.after AND v.upto >= h.upto)""",
     "a cover of what nothing hides": """SELECT c.seq FROM covers v JOIN checkpoints c ON c.line = v.line
-        AND c.seq > v.after AND c.seq <= v.upto AND v.run IN (0, c.run) WHERE NOT EXISTS
-        (SELECT 1 FROM hidden h WHERE h.line = v.line AND h.writes_of IS NULL AND coalesce(h.run, 0) = v.run
+        AND c.seq > v.after AND c.seq <= v.upto AND v.segment IN (0, c.segment) WHERE NOT EXISTS
+        (SELECT 1 FROM hidden h WHERE h.line = v.line AND h.writes_of IS NULL AND coalesce(h.segment, 0) = v.segment
          AND c.seq > h.after AND c.seq <= h.upto)""",
     "an entry to find a namespace by that is not there": """SELECT label FROM facts
         WHERE line NOT IN (SELECT id FROM lines)""",
-    "a segment of a family or namespace that is not there": """SELECT run FROM runs
+    "a segment of a family or namespace that is not there": """SELECT segment FROM segments
         WHERE family NOT IN (SELECT id FROM families) OR line NOT IN (SELECT id FROM lines)""",
-    "a common state of a thread that is not there": """SELECT seq FROM commons WHERE low >= high
+    "a common state of a thread that is not there": """SELECT seq FROM shared_states WHERE low >= high
         OR low NOT IN (SELECT id FROM threads) OR high NOT IN (SELECT id FROM threads)""",
     "a missing counter": """SELECT 1 WHERE (SELECT count(*) FROM counters WHERE name <> 'renewals') <> 6""",
     "a counter that would give a number twice": """SELECT name FROM counters
@@ -155,7 +155,7 @@ def _check_content(connection: apsw.Connection) -> list[str]:
         unpack_write(unpack_id(checkpoint), seq, unpack_id(task), *write)
     for data, seq, undone in execute("SELECT data, seq, undone FROM operations"):
         unpack_operation(data, seq, bool(undone))
-    for segment, data in execute("SELECT run, data FROM runs"):
+    for segment, data in execute("SELECT segment, data FROM segments"):
         unpack_segment(segment, data)
     return [*_wrong_commons(connection), *_wrong_objects(connection)]
 
@@ -180,7 +180,7 @@ def _check_noted(connection: apsw.Connection, record: Record) -> None:
 def _wrong_commons(connection: apsw.Connection) -> list[str]:
     problems = []
     for low, high, seq, data, children in connection.execute(
-        """SELECT a.name, b.name, c.seq, c.data, c.children FROM commons c
+        """SELECT a.name, b.name, c.seq, c.data, c.children FROM shared_states c
            JOIN threads a ON a.id = c.low JOIN threads b ON b.id = c.high"""
     ):
         if unpack_common(data, children, low, high).place.seq != seq:

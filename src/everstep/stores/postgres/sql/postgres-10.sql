@@ -1,9 +1,10 @@
 -- Schema 10 of the PostgreSQL store, the first that is released. Names in braces are filled in with the schema and the
--- table prefix. Everything a user names or saves is bytea: text columns cannot hold NUL. Primary keys start with the family,
--- so that each table but `meta`, `names`, `gone` and `families` can be hash-partitioned by it.
+-- table prefix. Everything a user names or saves is bytea: text columns cannot hold NUL. Primary keys start with the
+-- family, so that each table but `meta`, `names`, `gone` and `families` can be hash-partitioned by it.
 --
--- Rows that others count on are counted (`lines`, `operations`, `stored`, `stretches`, `runs`), so that the loss of one is
--- noticed. Where writes name a checkpoint or a task, a UUID is 17 bytes (`packed`); checkpoints.id is text: it is an order.
+-- Rows that others count on are counted (`lines`, `operations`, `stored`, `stretches`, `segments`), so that the loss of
+-- one is noticed. Where writes name a checkpoint or a task, a UUID is 17 bytes (`packed`); checkpoints.id is text: it is
+-- an order.
 
 CREATE TABLE {meta} (
     version   int NOT NULL,
@@ -30,12 +31,12 @@ CREATE TABLE {names} (                          -- where a thread is
 );
 
 CREATE TABLE {threads} (
-    family  bigint NOT NULL,
-    id      bigint NOT NULL,
-    name    bytea NOT NULL,
-    began   bigint,                             -- checkpoints.seq where a branch began
-    origin  bytea,                              -- its full name
-    note    bytea,                              -- what a copy keeps with the thread it has made
+    family      bigint NOT NULL,
+    id          bigint NOT NULL,
+    name        bytea NOT NULL,
+    began       bigint,                         -- checkpoints.seq where a branch began
+    origin      bytea,                          -- its full name
+    note        bytea,                          -- what a copy keeps with the thread it has made
     lines       bigint NOT NULL DEFAULT 0,      -- how many lines it has
     operations  bigint NOT NULL DEFAULT 0,      -- how many entries its log has
     PRIMARY KEY (family, id)
@@ -43,7 +44,7 @@ CREATE TABLE {threads} (
 -- A thread whose row of names is lost is found here, so that nobody begins it anew.
 CREATE INDEX ON {threads} (name);
 
-CREATE TABLE {commons} (                        -- the last states that two threads had in common
+CREATE TABLE {shared_states} (                  -- the last states that two threads had in common
     family    bigint NOT NULL,
     low       bigint NOT NULL,                  -- threads.id, the smaller one first
     high      bigint NOT NULL,
@@ -54,42 +55,42 @@ CREATE TABLE {commons} (                        -- the last states that two thre
 );
 
 CREATE TABLE {lines} (                          -- a namespace of a thread
-    family      bigint NOT NULL,
-    id          bigint NOT NULL,
-    thread      bigint NOT NULL,
-    namespace   bytea NOT NULL,
-    head        bigint,                         -- checkpoints.seq
-    turned      boolean NOT NULL,               -- the head was moved: the next checkpoint starts a new run
-    generation  bigint NOT NULL,                -- counts the moves of the head
-    active      timestamptz NOT NULL,           -- orders threads by activity, nothing else
-    doomed      bigint NOT NULL,                -- bytes that deleted checkpoints had added, since the last sweep
-    stored      bigint NOT NULL DEFAULT 0,      -- how many checkpoints it has
-    stretches   bigint NOT NULL DEFAULT 0,      -- how many rows of `hidden` it has
-    runs        bigint NOT NULL DEFAULT 0,      -- how many rows of `runs` it has
-    incoming    boolean NOT NULL DEFAULT false, -- a copy brings checkpoints, and has not set the head yet
+    family          bigint NOT NULL,
+    id              bigint NOT NULL,
+    thread          bigint NOT NULL,
+    namespace       bytea NOT NULL,
+    head            bigint,                     -- checkpoints.seq
+    head_was_moved  boolean NOT NULL,           -- the head was moved: the next checkpoint starts a new segment
+    generation      bigint NOT NULL,            -- counts the moves of the head
+    active          timestamptz NOT NULL,       -- orders threads by activity, nothing else
+    unreferenced    bigint NOT NULL,            -- bytes that deleted checkpoints had added, since the last sweep
+    stored          bigint NOT NULL DEFAULT 0,  -- how many checkpoints it has
+    stretches       bigint NOT NULL DEFAULT 0,  -- how many rows of `hidden` it has
+    segments        bigint NOT NULL DEFAULT 0,  -- how many rows of `segments` it has
+    incoming        boolean NOT NULL DEFAULT false, -- a copy brings checkpoints, and has not set the head yet
     -- Most commits leave the minute as it is, so that the row is still changed in place: an index on `active` itself would
     -- be written with every commit, and with it all the others. NULL: never active.
-    minute      timestamptz GENERATED ALWAYS AS
+    minute          timestamptz GENERATED ALWAYS AS
         (CASE WHEN isfinite(active) THEN date_bin(interval '1 minute', active, 'epoch'::timestamptz) END) STORED,
     PRIMARY KEY (family, id),
     UNIQUE (family, thread, namespace)
 ) WITH (fillfactor = 50);                       -- updated with every commit, in place
 CREATE INDEX ON {lines} (minute);
 
-CREATE TABLE {runs} (                           -- what a run follows, where it follows something
-    family  bigint NOT NULL,
-    run     bigint NOT NULL,                    -- the seq of its first checkpoint
-    line    bigint,                             -- NULL: deleted; others may still come from it
-    data    bytea NOT NULL,
-    PRIMARY KEY (family, run)
+CREATE TABLE {segments} (                       -- what a segment follows, where it follows something
+    family   bigint NOT NULL,
+    segment  bigint NOT NULL,                   -- the seq of its first checkpoint
+    line     bigint,                            -- NULL: deleted; others may still come from it
+    data     bytea NOT NULL,
+    PRIMARY KEY (family, segment)
 );
-CREATE INDEX ON {runs} (family, line) WHERE line IS NOT NULL;
+CREATE INDEX ON {segments} (family, line) WHERE line IS NOT NULL;
 
 CREATE TABLE {checkpoints} (
     family    bigint NOT NULL,
     line      bigint NOT NULL,
     seq       bigint NOT NULL,
-    run       bigint NOT NULL,
+    segment   bigint NOT NULL,
     added     bigint NOT NULL,                  -- bytes that came with it
     step      bigint NOT NULL,
     branches  int NOT NULL,                     -- how many living branches began here
@@ -144,7 +145,7 @@ CREATE TABLE {hidden} (                         -- stretches of a line that are 
     operation  bigint NOT NULL,
     after      bigint NOT NULL,
     upto       bigint NOT NULL,
-    run        bigint,                          -- NULL: of every run
+    segment    bigint,                          -- NULL: of every segment
     writes_of  bytea
 );
 CREATE INDEX ON {hidden} (family, line);
@@ -157,12 +158,12 @@ CREATE TABLE {gone} (
 CREATE INDEX ON {gone} (seq);
 
 CREATE TABLE {covers} (                         -- the union of hidden stretches: they neither overlap nor touch
-    family  bigint NOT NULL,
-    line    bigint NOT NULL,
-    run     bigint NOT NULL,                    -- 0: of every run
-    upto    bigint NOT NULL,
-    after   bigint NOT NULL,
-    PRIMARY KEY (family, line, run, upto)
+    family   bigint NOT NULL,
+    line     bigint NOT NULL,
+    segment  bigint NOT NULL,                   -- 0: of every segment
+    upto     bigint NOT NULL,
+    after    bigint NOT NULL,
+    PRIMARY KEY (family, line, segment, upto)
 );
 
 -- Who adds objects holds this until the commit: a sweep that begins waits for them, since it must see what they need.
@@ -214,13 +215,13 @@ CREATE FUNCTION {packed}(_id bytea) RETURNS bytea LANGUAGE sql IMMUTABLE PARALLE
                 THEN decode('ff' || replace(encode(_id, 'escape'), '-', ''), 'hex') ELSE _id END
 $$;
 
--- Whether a checkpoint of the same run comes after this one. (Functions keep their plans: a subquery would be planned with
+-- Whether a checkpoint of the same segment comes after this one. (Functions keep their plans: a subquery would be planned with
 -- every read.)
-CREATE FUNCTION {is_followed}(_family bigint, _line bigint, _seq bigint, _run bigint) RETURNS boolean
+CREATE FUNCTION {is_followed}(_family bigint, _line bigint, _seq bigint, _segment bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT 1 FROM {checkpoints} c
-                   WHERE c.family = _family AND c.line = _line AND c.seq > _seq AND c.run = _run);
+                   WHERE c.family = _family AND c.line = _line AND c.seq > _seq AND c.segment = _segment);
 END $$;
 
 -- How many stretches of a line are hidden.
@@ -233,7 +234,7 @@ END $$;
 -- The usual commit, in one round trip: a checkpoint that follows the head its writer saw. Returns its seq; or NULL if
 -- the head is another one, was moved, or was replaced, or if the id is there already: then it is done the long way.
 CREATE FUNCTION {put}(
-    _family bigint, _line bigint, _generation bigint, _head bigint, _digest bytea, _run bigint, _added bigint,
+    _family bigint, _line bigint, _generation bigint, _head bigint, _digest bytea, _segment bigint, _added bigint,
     _step bigint, _id bytea, _labels bigint[], _info bytea, _children bytea, _root bytea,
     _hashes bytea[], _belows bytea[], _bodies bytea[], _prune bigint[]
 ) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -247,7 +248,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int);  -- {guard}, one call less
     PERFORM 1 FROM {lines} WHERE family = _family AND id = _line AND head = _head AND generation = _generation
-        AND NOT turned FOR NO KEY UPDATE;
+        AND NOT head_was_moved FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN NULL; END IF;
     PERFORM 1 FROM {checkpoints} WHERE family = _family AND line = _line AND seq = _head
         AND substr(info, 1, 8) || substr(root, 1, 8) = _digest
@@ -260,8 +261,8 @@ BEGIN
             ON CONFLICT (family, hash) DO UPDATE SET id = excluded.id;
     END IF;
     SELECT nextval('{numbers}') + shift INTO _seq FROM {families} WHERE id = _family;
-    INSERT INTO {checkpoints} (family, line, seq, run, added, step, branches, pinned, id, labels, info, children, root)
-        VALUES (_family, _line, _seq, _run, _added, _step, 0, false, _id,
+    INSERT INTO {checkpoints} (family, line, seq, segment, added, step, branches, pinned, id, labels, info, children, root)
+        VALUES (_family, _line, _seq, _segment, _added, _step, 0, false, _id,
                 _labels || NULL::bigint[],  -- a flat copy: an array as plpgsql holds it takes some ten bytes more
                 _info, _children, _root);
     FOREACH _victim IN ARRAY _prune LOOP
@@ -273,8 +274,8 @@ BEGIN
             _pruned := _pruned + 1;
         END IF;
     END LOOP;
-    UPDATE {lines} SET head = _seq, generation = generation + 1, active = clock_timestamp(), doomed = doomed + _freed,
-                       stored = stored + 1 - _pruned
+    UPDATE {lines} SET head = _seq, generation = generation + 1, active = clock_timestamp(),
+                       unreferenced = unreferenced + _freed, stored = stored + 1 - _pruned
         WHERE family = _family AND id = _line;
     RETURN _seq;
 END $$;
@@ -318,18 +319,18 @@ BEGIN
 END $$;
 
 -- The union of the stretches of a line that no cover has.
-CREATE FUNCTION {cover_rest}(_family bigint, _line bigint, _run bigint) RETURNS void
+CREATE FUNCTION {cover_rest}(_family bigint, _line bigint, _segment bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
-    INSERT INTO {covers} (family, line, run, upto, after)
-        SELECT _family, _line, _run, max(i.upto), min(i.after) FROM
+    INSERT INTO {covers} (family, line, segment, upto, after)
+        SELECT _family, _line, _segment, max(i.upto), min(i.after) FROM
             (SELECT s.*, sum(s.starts) OVER (ORDER BY s.after, s.upto) AS island FROM
                 (SELECT h.after, h.upto,
                         (coalesce(h.after > max(h.upto) OVER (ORDER BY h.after, h.upto
                                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true))::int AS starts
                  FROM {hidden} h WHERE h.family = _family AND h.line = _line AND h.writes_of IS NULL
-                 AND coalesce(h.run, 0) = _run
-                 AND NOT EXISTS (SELECT 1 FROM {covers} v WHERE v.family = _family AND v.line = _line AND v.run = _run
+                 AND coalesce(h.segment, 0) = _segment
+                 AND NOT EXISTS (SELECT 1 FROM {covers} v WHERE v.family = _family AND v.line = _line AND v.segment = _segment
                                  AND v.upto >= h.upto AND v.after <= h.after)) s) i
         GROUP BY i.island;
 END $$;
@@ -337,16 +338,16 @@ END $$;
 -- A new stretch takes in all that it overlaps or touches.
 CREATE FUNCTION {cover}() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    _run bigint := coalesce(NEW.run, 0);
+    _segment bigint := coalesce(NEW.segment, 0);
     _after bigint;
     _upto bigint;
 BEGIN
     WITH gone AS (
-        DELETE FROM {covers} v WHERE v.family = NEW.family AND v.line = NEW.line AND v.run = _run
+        DELETE FROM {covers} v WHERE v.family = NEW.family AND v.line = NEW.line AND v.segment = _segment
         AND v.upto >= NEW.after AND v.after <= NEW.upto RETURNING v.after, v.upto
     ) SELECT min(g.after), max(g.upto) INTO _after, _upto FROM gone g;
-    INSERT INTO {covers} (family, line, run, upto, after)
-        VALUES (NEW.family, NEW.line, _run, greatest(NEW.upto, _upto), least(NEW.after, _after));
+    INSERT INTO {covers} (family, line, segment, upto, after)
+        VALUES (NEW.family, NEW.line, _segment, greatest(NEW.upto, _upto), least(NEW.after, _after));
     RETURN NULL;
 END $$;
 
@@ -354,14 +355,14 @@ END $$;
 -- nothing is stored nothing can be shown by mistake: numbers are never used twice.)
 CREATE FUNCTION {uncover}() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    _run bigint := coalesce(OLD.run, 0);
+    _segment bigint := coalesce(OLD.segment, 0);
 BEGIN
     PERFORM 1 FROM {checkpoints} WHERE family = OLD.family AND line = OLD.line AND seq > OLD.after AND seq <= OLD.upto
         LIMIT 1;
     IF NOT FOUND THEN RETURN NULL; END IF;
-    DELETE FROM {covers} WHERE family = OLD.family AND line = OLD.line AND run = _run
+    DELETE FROM {covers} WHERE family = OLD.family AND line = OLD.line AND segment = _segment
         AND upto >= OLD.upto AND after <= OLD.after;
-    IF FOUND THEN PERFORM {cover_rest}(OLD.family, OLD.line, _run); END IF;
+    IF FOUND THEN PERFORM {cover_rest}(OLD.family, OLD.line, _segment); END IF;
     RETURN NULL;
 END $$;
 
@@ -392,8 +393,8 @@ CREATE TRIGGER everstep_dropped AFTER DELETE ON {writes} FOR EACH ROW
     WHEN (length(OLD.children) > 0) EXECUTE FUNCTION {unswept}();
 CREATE TRIGGER everstep_replaced AFTER UPDATE OF children ON {writes} FOR EACH ROW
     WHEN (OLD.children <> NEW.children) EXECUTE FUNCTION {unswept}();
-CREATE TRIGGER everstep_dropped AFTER DELETE ON {commons} FOR EACH ROW EXECUTE FUNCTION {unswept}();
-CREATE TRIGGER everstep_replaced AFTER UPDATE OF children ON {commons} FOR EACH ROW EXECUTE FUNCTION {unswept}();
+CREATE TRIGGER everstep_dropped AFTER DELETE ON {shared_states} FOR EACH ROW EXECUTE FUNCTION {unswept}();
+CREATE TRIGGER everstep_replaced AFTER UPDATE OF children ON {shared_states} FOR EACH ROW EXECUTE FUNCTION {unswept}();
 
 -- for people: a view
 
@@ -493,7 +494,7 @@ CREATE VIEW {overview} AS
     JOIN {lines} l ON l.family = c.family AND l.id = c.line
     JOIN {threads} t ON t.family = l.family AND t.id = l.thread
     CROSS JOIN LATERAL {told}(c.info) s
-    WHERE NOT EXISTS (SELECT 1 FROM {covers} v WHERE v.family = c.family AND v.line = c.line AND v.run IN (0, c.run)
+    WHERE NOT EXISTS (SELECT 1 FROM {covers} v WHERE v.family = c.family AND v.line = c.line AND v.segment IN (0, c.segment)
                       AND c.seq > v.after AND c.seq <= v.upto);
 
 -- The usual read is a function: the server plans its statements once per session and not for each call.
@@ -521,7 +522,7 @@ BEGIN
     END IF;
     IF NOT FOUND THEN RETURN; END IF;
     IF _id IS NULL THEN  -- see `_STALE` and `_TORN`
-        _is_torn := NOT _l.turned AND NOT _l.incoming AND {is_followed}(_l.family, _l.id, _l.head, _c.run);
+        _is_torn := NOT _l.head_was_moved AND NOT _l.incoming AND {is_followed}(_l.family, _l.id, _l.head, _c.segment);
     ELSE
         _is_torn := _l.stretches <> {stretches}(_l.family, _l.id) OR _l.stretches > 0
             AND NOT EXISTS (SELECT 1 FROM {covers} v WHERE v.family = _l.family AND v.line = _l.id)
@@ -530,11 +531,11 @@ BEGIN
                         WHERE h.family = _l.family AND h.line = _l.id AND h.writes_of IS NULL);
     END IF;
     _is_hidden := coalesce((SELECT v.after < _c.seq FROM {covers} v WHERE v.family = _c.family AND v.line = _c.line
-                            AND v.run = 0 AND v.upto >= _c.seq ORDER BY v.upto LIMIT 1), false)
+                            AND v.segment = 0 AND v.upto >= _c.seq ORDER BY v.upto LIMIT 1), false)
                OR coalesce((SELECT v.after < _c.seq FROM {covers} v WHERE v.family = _c.family AND v.line = _c.line
-                            AND v.run = _c.run AND v.upto >= _c.seq ORDER BY v.upto LIMIT 1), false);
-    RETURN QUERY SELECT 0, 0::bigint, _l.generation, _c.seq, _c.step, _c.run, _c.added, _c.family, _c.line,
-        _c.pinned::int + 2 * _is_hidden::int + 4 * _l.turned::int + 8 * _is_torn::int,
+                            AND v.segment = _c.segment AND v.upto >= _c.seq ORDER BY v.upto LIMIT 1), false);
+    RETURN QUERY SELECT 0, 0::bigint, _l.generation, _c.seq, _c.step, _c.segment, _c.added, _c.family, _c.line,
+        _c.pinned::int + 2 * _is_hidden::int + 4 * _l.head_was_moved::int + 8 * _is_torn::int,
         _c.id, _c.info, _c.children, _c.root;
     IF _objects THEN
         RETURN QUERY SELECT 1, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0,

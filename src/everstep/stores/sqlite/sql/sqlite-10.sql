@@ -4,7 +4,7 @@
 --
 -- `seal`: every row says by a checksum that it is as it was written, whoever wrote the page that it is on. It is a
 -- function of the store (see `verify.py`), over the columns that no other checksum covers. What can be derived from other
--- rows is left out: `lines.total`, `families.swept`, the numbers of `sqlite_sequence`, and all of `commons` and `facts`.
+-- rows is left out: `lines.total`, `families.swept`, the numbers of `sqlite_sequence`, and all of `shared_states` and `facts`.
 -- Rows are sealed by triggers, so that no statement can forget it; only new rows of `checkpoints` and `writes` are sealed
 -- by who inserts them, since there are many. A program that does not know `seal` can read the file, and cannot change
 -- the rows.
@@ -42,7 +42,7 @@ CREATE TRIGGER threads_changed AFTER UPDATE OF id, name, family, began, origin, 
     BEGIN UPDATE threads SET seal =
           seal(NEW.id, NEW.name, NEW.family, NEW.began, NEW.origin, NEW.note) WHERE id = NEW.id; END;
 
-CREATE TABLE commons (                          -- the last states that two threads had in common
+CREATE TABLE shared_states (                    -- the last states that two threads had in common
     low       INTEGER NOT NULL,                 -- threads.id, the smaller one first
     high      INTEGER NOT NULL,
     seq       INTEGER NOT NULL,                 -- the number of that checkpoint
@@ -52,26 +52,26 @@ CREATE TABLE commons (                          -- the last states that two thre
 ) WITHOUT ROWID;
 
 CREATE TABLE lines (                            -- a namespace of a thread
-    id          INTEGER PRIMARY KEY,
-    thread      INTEGER NOT NULL,
-    namespace   TEXT NOT NULL,
-    head        INTEGER,                        -- checkpoints.seq
-    turned      INTEGER NOT NULL,               -- the head was moved: the next checkpoint starts a new run
-    generation  INTEGER NOT NULL,               -- counts the moves of the head
-    active      INTEGER NOT NULL,               -- microseconds; orders threads by activity, nothing else
-    total       INTEGER NOT NULL,               -- how many checkpoints it has
-    doomed      INTEGER NOT NULL,               -- bytes that deleted checkpoints had added, since the last sweep
-    seal        INTEGER,
+    id              INTEGER PRIMARY KEY,
+    thread          INTEGER NOT NULL,
+    namespace       TEXT NOT NULL,
+    head            INTEGER,                    -- checkpoints.seq
+    head_was_moved  INTEGER NOT NULL,           -- the head was moved: the next checkpoint starts a new segment
+    generation      INTEGER NOT NULL,           -- counts the moves of the head
+    active          INTEGER NOT NULL,           -- microseconds; orders threads by activity, nothing else
+    total           INTEGER NOT NULL,           -- how many checkpoints it has
+    unreferenced    INTEGER NOT NULL,           -- bytes that deleted checkpoints had added, since the last sweep
+    seal            INTEGER,
     UNIQUE (thread, namespace)
 );
 CREATE INDEX lines_by_activity ON lines (active);
 CREATE TRIGGER lines_made AFTER INSERT ON lines
     BEGIN UPDATE lines SET seal =
-          seal(NEW.id, NEW.thread, NEW.namespace, NEW.head, NEW.turned, NEW.generation, NEW.active, NEW.doomed)
+          seal(NEW.id, NEW.thread, NEW.namespace, NEW.head, NEW.head_was_moved, NEW.generation, NEW.active, NEW.unreferenced)
           WHERE id = NEW.id; END;
-CREATE TRIGGER lines_changed AFTER UPDATE OF id, thread, namespace, head, turned, generation, active, doomed ON lines
+CREATE TRIGGER lines_changed AFTER UPDATE OF id, thread, namespace, head, head_was_moved, generation, active, unreferenced ON lines
     BEGIN UPDATE lines SET seal =
-          seal(NEW.id, NEW.thread, NEW.namespace, NEW.head, NEW.turned, NEW.generation, NEW.active, NEW.doomed)
+          seal(NEW.id, NEW.thread, NEW.namespace, NEW.head, NEW.head_was_moved, NEW.generation, NEW.active, NEW.unreferenced)
           WHERE id = NEW.id; END;
 
 CREATE TABLE facts (                            -- entries that checkpoints of a line have or had: see facts.py
@@ -82,28 +82,28 @@ CREATE TABLE facts (                            -- entries that checkpoints of a
 ) WITHOUT ROWID;
 CREATE INDEX facts_by_line ON facts (line);
 
-CREATE TABLE runs (                             -- what a run follows, where it follows something
-    family  INTEGER NOT NULL,
-    run     INTEGER NOT NULL,                   -- the seq of its first checkpoint
-    line    INTEGER,                            -- NULL: deleted; others may still come from it
-    data    BLOB NOT NULL,
-    seal    INTEGER,
-    PRIMARY KEY (family, run)
+CREATE TABLE segments (                         -- what a segment follows, where it follows something
+    family   INTEGER NOT NULL,
+    segment  INTEGER NOT NULL,                  -- the seq of its first checkpoint
+    line     INTEGER,                           -- NULL: deleted; others may still come from it
+    data     BLOB NOT NULL,
+    seal     INTEGER,
+    PRIMARY KEY (family, segment)
 ) WITHOUT ROWID;
-CREATE INDEX runs_by_line ON runs (line, run);
-CREATE TRIGGER runs_made AFTER INSERT ON runs
-    BEGIN UPDATE runs SET seal =
-          seal(NEW.family, NEW.run, NEW.line) WHERE family = NEW.family AND run = NEW.run; END;
-CREATE TRIGGER runs_changed AFTER UPDATE OF family, run, line ON runs
-    BEGIN UPDATE runs SET seal =
-          seal(NEW.family, NEW.run, NEW.line) WHERE family = NEW.family AND run = NEW.run; END;
+CREATE INDEX segments_by_line ON segments (line, segment);
+CREATE TRIGGER segments_made AFTER INSERT ON segments
+    BEGIN UPDATE segments SET seal =
+          seal(NEW.family, NEW.segment, NEW.line) WHERE family = NEW.family AND segment = NEW.segment; END;
+CREATE TRIGGER segments_changed AFTER UPDATE OF family, segment, line ON segments
+    BEGIN UPDATE segments SET seal =
+          seal(NEW.family, NEW.segment, NEW.line) WHERE family = NEW.family AND segment = NEW.segment; END;
 
 CREATE TABLE checkpoints (
     seq       INTEGER PRIMARY KEY,              -- the store's order; never used twice, see counters
     line      INTEGER NOT NULL,
     id        TEXT NOT NULL,
     step      INTEGER NOT NULL,
-    run       INTEGER NOT NULL,
+    segment   INTEGER NOT NULL,
     pinned    INTEGER NOT NULL,
     branches  INTEGER NOT NULL,                 -- how many living branches began here
     added     INTEGER NOT NULL,                 -- bytes that came with it
@@ -114,10 +114,10 @@ CREATE TABLE checkpoints (
 );
 CREATE UNIQUE INDEX checkpoints_by_id ON checkpoints (id, line);
 CREATE INDEX checkpoints_by_line ON checkpoints (line);
-CREATE INDEX checkpoints_spared ON checkpoints (line) WHERE pinned OR branches;
-CREATE TRIGGER checkpoints_changed AFTER UPDATE OF seq, line, run, pinned, branches, added ON checkpoints
+CREATE INDEX checkpoints_protected ON checkpoints (line) WHERE pinned OR branches;
+CREATE TRIGGER checkpoints_changed AFTER UPDATE OF seq, line, segment, pinned, branches, added ON checkpoints
     BEGIN UPDATE checkpoints SET seal =
-          seal(NEW.seq, NEW.line, NEW.run, NEW.pinned, NEW.branches, NEW.added) WHERE seq = NEW.seq; END;
+          seal(NEW.seq, NEW.line, NEW.segment, NEW.pinned, NEW.branches, NEW.added) WHERE seq = NEW.seq; END;
 CREATE TRIGGER checkpoints_removed AFTER DELETE ON checkpoints
     BEGIN UPDATE lines SET total = total - 1 WHERE id = OLD.line; END;
 
@@ -168,44 +168,44 @@ CREATE TABLE hidden (                           -- stretches of a line that are 
     operation  INTEGER NOT NULL,
     after      INTEGER NOT NULL,
     upto       INTEGER NOT NULL,
-    run        INTEGER,                         -- NULL: of every run
+    segment    INTEGER,                         -- NULL: of every segment
     writes_of  TEXT,
     seal       INTEGER
 );
 CREATE INDEX hidden_by_line ON hidden (line);
 CREATE TRIGGER hidden_made AFTER INSERT ON hidden
     BEGIN UPDATE hidden SET seal =
-          seal(NEW.line, NEW.operation, NEW.after, NEW.upto, NEW.run, NEW.writes_of) WHERE rowid = NEW.rowid; END;
-CREATE TRIGGER hidden_changed AFTER UPDATE OF line, operation, after, upto, run, writes_of ON hidden
+          seal(NEW.line, NEW.operation, NEW.after, NEW.upto, NEW.segment, NEW.writes_of) WHERE rowid = NEW.rowid; END;
+CREATE TRIGGER hidden_changed AFTER UPDATE OF line, operation, after, upto, segment, writes_of ON hidden
     BEGIN UPDATE hidden SET seal =
-          seal(NEW.line, NEW.operation, NEW.after, NEW.upto, NEW.run, NEW.writes_of) WHERE rowid = NEW.rowid; END;
+          seal(NEW.line, NEW.operation, NEW.after, NEW.upto, NEW.segment, NEW.writes_of) WHERE rowid = NEW.rowid; END;
 
 CREATE TABLE covers (                           -- the union of hidden stretches: they neither overlap nor touch
-    line   INTEGER NOT NULL,
-    run    INTEGER NOT NULL,                    -- 0: of every run
-    upto   INTEGER NOT NULL,
-    after  INTEGER NOT NULL,
-    seal   INTEGER,
-    PRIMARY KEY (line, run, upto)
+    line     INTEGER NOT NULL,
+    segment  INTEGER NOT NULL,                  -- 0: of every segment
+    upto     INTEGER NOT NULL,
+    after    INTEGER NOT NULL,
+    seal     INTEGER,
+    PRIMARY KEY (line, segment, upto)
 ) WITHOUT ROWID;
 CREATE TRIGGER covers_made AFTER INSERT ON covers
-    BEGIN UPDATE covers SET seal = seal(NEW.line, NEW.run, NEW.upto, NEW.after)
-          WHERE line = NEW.line AND run = NEW.run AND upto = NEW.upto; END;
-CREATE TRIGGER covers_changed AFTER UPDATE OF line, run, upto, after ON covers
-    BEGIN UPDATE covers SET seal = seal(NEW.line, NEW.run, NEW.upto, NEW.after)
-          WHERE line = NEW.line AND run = NEW.run AND upto = NEW.upto; END;
+    BEGIN UPDATE covers SET seal = seal(NEW.line, NEW.segment, NEW.upto, NEW.after)
+          WHERE line = NEW.line AND segment = NEW.segment AND upto = NEW.upto; END;
+CREATE TRIGGER covers_changed AFTER UPDATE OF line, segment, upto, after ON covers
+    BEGIN UPDATE covers SET seal = seal(NEW.line, NEW.segment, NEW.upto, NEW.after)
+          WHERE line = NEW.line AND segment = NEW.segment AND upto = NEW.upto; END;
 
 -- A new stretch takes in all that it overlaps or touches.
 CREATE TRIGGER hidden_added AFTER INSERT ON hidden WHEN NEW.writes_of IS NULL
     BEGIN
-        INSERT INTO covers (line, run, upto, after)
-            SELECT NEW.line, coalesce(NEW.run, 0), max(NEW.upto, coalesce(max(upto), 0)),
+        INSERT INTO covers (line, segment, upto, after)
+            SELECT NEW.line, coalesce(NEW.segment, 0), max(NEW.upto, coalesce(max(upto), 0)),
                    min(NEW.after, coalesce(min(after), NEW.after))
-            FROM covers WHERE line = NEW.line AND run = coalesce(NEW.run, 0) AND upto >= NEW.after AND after <= NEW.upto
+            FROM covers WHERE line = NEW.line AND segment = coalesce(NEW.segment, 0) AND upto >= NEW.after AND after <= NEW.upto
             ON CONFLICT DO UPDATE SET after = min(after, excluded.after);
-        DELETE FROM covers WHERE line = NEW.line AND run = coalesce(NEW.run, 0)
+        DELETE FROM covers WHERE line = NEW.line AND segment = coalesce(NEW.segment, 0)
             AND upto >= NEW.after AND after <= NEW.upto AND upto <
-            (SELECT max(upto) FROM covers WHERE line = NEW.line AND run = coalesce(NEW.run, 0) AND after <= NEW.upto);
+            (SELECT max(upto) FROM covers WHERE line = NEW.line AND segment = coalesce(NEW.segment, 0) AND after <= NEW.upto);
     END;
 
 -- If a stretch goes that has something to hide, what it was part of is made anew from the others that are left. (Where
@@ -213,19 +213,19 @@ CREATE TRIGGER hidden_added AFTER INSERT ON hidden WHEN NEW.writes_of IS NULL
 CREATE TRIGGER hidden_removed AFTER DELETE ON hidden WHEN OLD.writes_of IS NULL
         AND EXISTS (SELECT 1 FROM checkpoints WHERE line = OLD.line AND seq > OLD.after AND seq <= OLD.upto)
     BEGIN
-        DELETE FROM covers WHERE line = OLD.line AND run = coalesce(OLD.run, 0)
+        DELETE FROM covers WHERE line = OLD.line AND segment = coalesce(OLD.segment, 0)
             AND upto >= OLD.upto AND after <= OLD.after;
-        INSERT INTO covers (line, run, upto, after)
-            SELECT line, run, max(upto), min(after) FROM
+        INSERT INTO covers (line, segment, upto, after)
+            SELECT line, segment, max(upto), min(after) FROM
                 (SELECT *, sum(starts) OVER (ORDER BY after, upto) AS island FROM
-                    (SELECT h.line, coalesce(h.run, 0) AS run, h.after, h.upto,
+                    (SELECT h.line, coalesce(h.segment, 0) AS segment, h.after, h.upto,
                             coalesce(h.after > max(h.upto) OVER (ORDER BY h.after, h.upto
                                      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 1) AS starts
                      FROM hidden h WHERE h.line = OLD.line AND h.writes_of IS NULL
-                     AND coalesce(h.run, 0) = coalesce(OLD.run, 0)
-                     AND NOT EXISTS (SELECT 1 FROM covers v WHERE v.line = h.line AND v.run = coalesce(h.run, 0)
+                     AND coalesce(h.segment, 0) = coalesce(OLD.segment, 0)
+                     AND NOT EXISTS (SELECT 1 FROM covers v WHERE v.line = h.line AND v.segment = coalesce(h.segment, 0)
                                      AND v.upto >= h.upto AND v.after <= h.after)))
-            GROUP BY line, run, island;
+            GROUP BY line, segment, island;
     END;
 
 CREATE TRIGGER lines_removed AFTER DELETE ON lines
@@ -246,9 +246,9 @@ CREATE TRIGGER writes_dropped AFTER DELETE ON writes WHEN length(OLD.children) >
 CREATE TRIGGER writes_replaced AFTER UPDATE OF idx, children ON writes
     BEGIN UPDATE families SET swept = 0 WHERE swept AND id =
           (SELECT t.family FROM lines l JOIN threads t ON t.id = l.thread WHERE l.id = OLD.line); END;
-CREATE TRIGGER commons_added AFTER INSERT ON commons  -- it may take the place of another
+CREATE TRIGGER shared_states_added AFTER INSERT ON shared_states  -- it may take the place of another
     BEGIN UPDATE families SET swept = 0 WHERE swept AND id = (SELECT family FROM threads WHERE id = NEW.low); END;
-CREATE TRIGGER commons_dropped AFTER DELETE ON commons
+CREATE TRIGGER shared_states_dropped AFTER DELETE ON shared_states
     BEGIN UPDATE families SET swept = 0 WHERE swept AND id IN
           (SELECT family FROM threads WHERE id IN (OLD.low, OLD.high)); END;
 
