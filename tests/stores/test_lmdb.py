@@ -6,13 +6,15 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everstep.errors import StoreClosed, StoreFull
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.protocol import Query
+from everstep.stores.protocol import Query, Store, Stored
 from everstep.testing.builders import follow, ids, make_object, make_record, put
 from tests.tools.examples import EXAMPLES, lmdb_store, load
 
@@ -46,29 +48,42 @@ def test_writers_of_several_processes_line_up(path: Path) -> None:
     run_to_end(store.close())
 
 
-def test_both_sides_of_a_fork_go_on(path: Path) -> None:
-    store = lmdb_store(path).blocking
+def test_both_sides_of_a_fork_go_on_though_another_thread_was_writing(path: Path) -> None:
+    store: Any = load("lmdb_store").LMDBStore(path, timeout_seconds=10).blocking
     run_to_end(store.commit(follow("t", "before")))
+    began = threading.Event()
+
+    async def slow(inside: Store) -> Stored | None:
+        began.set()
+        threading.Event().wait(0.2)  # so that the fork comes meanwhile
+        return await inside.commit(follow("t", "thread"))
+
+    thread = threading.Thread(target=lambda: run_to_end(store.in_turn("t", slow)))
+    thread.start()
+    began.wait()
     child = os.fork()
     if child == 0:
         try:
+            assert store._backend._database._environment is None  # a child must not use what its parent opened
             run_to_end(store.commit(follow("t", "child")))
             os._exit(0)
         finally:
             os._exit(1)
+    thread.join()
     run_to_end(store.commit(follow("t", "parent")))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     found = run_to_end(store.list_checkpoints(Query(thread_id="t")))
-    assert {name.split("-")[0] for name in ids(found)} == {"before", "child", "parent"}
+    assert {name.split("-")[0] for name in ids(found)} == {"before", "thread", "child", "parent"}
     run_to_end(store.close())
 
 
 def test_two_handles_of_one_process_are_one_store(path: Path) -> None:
     one, two = lmdb_store(path).blocking, lmdb_store(path).blocking
     run_to_end(one.commit(follow("t", "c")))
+    run_to_end(two.commit(follow("t", "c")))
     run_to_end(one.close())
     run_to_end(two.commit(follow("t", "c")))
-    assert ids(run_to_end(two.list_checkpoints(Query(thread_id="t")))) == ["c-2", "c-1"]
+    assert ids(run_to_end(two.list_checkpoints(Query(thread_id="t")))) == ["c-3", "c-2", "c-1"]
     with pytest.raises(StoreClosed):
         run_to_end(one.read("t"))
     run_to_end(two.close())
