@@ -44,6 +44,7 @@ FEATURES = {
     "the SQL of PostgreSQL": "stores/postgres/rows.py",
     "what happens on a Redis server": "stores/redis/redis-1.lua",
     "the blocking face": "runtime/blocking.py",
+    "the cache of objects": "repository/cache.py",
     "which classes LangGraph threads may name": "langgraph/classes.py",
     "import from LangGraph's own savers": "langgraph/importing.py",
     "copy from store to store": "transfer/copying.py",

@@ -15,9 +15,9 @@ import pytest
 import everstep
 from everstep import SnapshotConfig
 from everstep.langgraph import last_written
-from everstep.repository import repository
+from everstep.repository import cache
+from everstep.repository.cache import ObjectCache
 from everstep.repository.recent import Recent
-from everstep.repository.repository import ObjectCache
 from everstep.retention import keeper
 from everstep.retention.keeper import Keeper
 from everstep.retention.policies import Item
@@ -150,8 +150,8 @@ def test_sweeps_that_nobody_goes_on_with_are_dropped(monkeypatch: pytest.MonkeyP
 
 def test_what_a_process_holds_levels_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Many threads, many steps: with small bounds, four times as many steps take no more memory."""
-    monkeypatch.setattr(repository, "_CACHE_BYTES_MAX", 50_000)
-    monkeypatch.setattr(repository, "_HEADS_MAX", 20)
+    monkeypatch.setattr(cache, "_CACHE_BYTES_MAX", 50_000)
+    monkeypatch.setattr(cache, "_HEADS_MAX", 20)
     monkeypatch.setattr(sqlite_rows, "_REMEMBERED_MAX", 20)
     engine = everstep.open(f"sqlite:///{tmp_path}/a.db", SnapshotConfig(gc_policy="keep_all"), synchronous="off").sync
 
@@ -173,7 +173,7 @@ def test_what_a_process_holds_levels_off(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_heads_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repository, "_HEADS_BYTES_MAX", 50_000)
+    monkeypatch.setattr(cache, "_HEADS_BYTES_MAX", 50_000)
     engine = everstep.open("memory://").sync
     for n in range(100):
         engine.append(f"t{n}", [{"role": "user", "content": "hello"}])

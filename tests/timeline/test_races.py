@@ -10,7 +10,7 @@ import pytest
 
 import everstep
 from everstep.config import CheckpointGC
-from everstep.repository.repository import ObjectCache
+from everstep.repository.cache import ObjectCache
 from everstep.retention import keeper
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.memory import MemoryStore

@@ -33,7 +33,8 @@ from everstep.langgraph.last_written import Lines
 from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.langgraph.stock_savers import Attached, Entry, Row, Source, open_source
 from everstep.opening.addresses import is_address, is_in_memory
-from everstep.repository.repository import ObjectCache, Repository
+from everstep.repository.cache import ObjectCache
+from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.runtime.blocking import SyncFace, run_to_end
 from everstep.runtime.calls import Figures, public_call

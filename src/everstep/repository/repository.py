@@ -8,8 +8,7 @@ expectation, left-out objects by their base.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -24,10 +23,10 @@ from everstep.errors import (
     UnstorableValue,
 )
 from everstep.history.adapter import adapter_of, described
+from everstep.repository.cache import KnownHead, ObjectCache
 from everstep.repository.new_names import under_new_name
-from everstep.repository.recent import Recent
 from everstep.repository.turns import Beaten, until_done
-from everstep.runtime import calls, forks
+from everstep.runtime import calls
 from everstep.runtime.calls import Figures
 from everstep.stores.protocol import (
     ANY,
@@ -58,13 +57,6 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _FIELDS = ("messages", "state", "tools_result")
-_CACHE_BYTES_MAX = 64 << 20
-_HEADS_MAX = 4096
-_HEADS_BYTES_MAX = 32 << 20
-_HEAD_OVERHEAD = 2048  # of the record and its names, about
-_ENTRY_OVERHEAD = 240  # what Python takes for an entry of a dict, its key, a tuple and two byte strings
-
-
 _RECENT = 64  # checkpoints among which a live thread looks for its own
 
 logger = logging.getLogger("everstep")
@@ -102,15 +94,6 @@ class _Packed(NamedTuple):
     others: Sequence[bytes]
 
 
-class _Head(NamedTuple):
-    """The head of a thread, with what its successor is written from."""
-
-    stored: Stored
-    nodes: Sequence[tree.Node]
-    messages: Chunked | None
-    """None: not at hand."""
-
-
 class _Added:
     """Messages to be appended. They are written down once, however often the head turns out to be another one.
 
@@ -133,87 +116,6 @@ class _Added:
         writer = tree.Writer(known, dict(self.writer.objects))
         writer.leave_out(known)
         return writer.extended_by(node, self._parts), writer
-
-
-class ObjectCache:
-    """What both faces of a repository remember: heads by thread and namespace, objects by hash. Bounded."""
-
-    fork_order = 2
-
-    def __init__(self, bytes_max: int | None = None) -> None:
-        self._lock = threading.Lock()
-        self._heads: Recent[_Head] = Recent(_HEADS_MAX, _HEADS_BYTES_MAX)
-        self._objects: dict[bytes, tree.Content] = {}
-        self._bytes = 0
-        self._bytes_max = _CACHE_BYTES_MAX if bytes_max is None else bytes_max
-        forks.register(self)
-
-    def head(self, thread_id: str, namespace: str) -> Stored | None:
-        found = self._heads.get((thread_id, namespace))
-        return found.stored if found is not None else None
-
-    def opened_head(self, head: Stored) -> _Head:
-        """Return the head with the nodes of its values, as they were written if that was here."""
-        found = self._heads.get(head.record.key[:2])
-        if found is not None and found.stored is head and found.nodes:
-            return found
-        record = head.record
-        return _Head(head, tree.nodes(record.children, record.body, record.sizes), None)
-
-    def before_fork(self) -> None:
-        self._lock.acquire()
-
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
-        self._lock.release()
-
-    def remember(self, stored: Stored, nodes: Sequence[tree.Node] = (), messages: Chunked | None = None) -> None:
-        root = len(stored.record.body) + len(stored.record.children)
-        size = (2 * root if nodes else root) + _HEAD_OVERHEAD  # the nodes hold the same bytes once more
-        if messages is not None:
-            size += sum(map(len, messages.chunks))
-        with self._lock:
-            self._heads.put(stored.record.key[:2], _Head(stored, nodes, messages), size)
-
-    def forget(self, thread_id: str) -> None:
-        with self._lock:
-            self._heads.forget(thread_id)
-
-    def content(self, key: bytes) -> tree.Content | None:
-        return self._objects.get(key)
-
-    @property
-    def contents(self) -> Mapping[bytes, tree.Content]:
-        """All the objects that are held, by hash."""
-        return self._objects
-
-    def children_of(self, key: bytes) -> bytes | None:
-        content = self._objects.get(key)
-        return None if content is None else content[0]
-
-    def add(self, objects: dict[bytes, tree.Content]) -> None:
-        with self._lock:
-            held = self._objects
-            if not held.keys().isdisjoint(objects):
-                objects = {key: content for key, content in objects.items() if key not in held}
-            held.update(objects)
-            self._bytes += _held_bytes(objects.values())
-            if self._bytes > self._bytes_max:
-                self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        """Make room for a while: what came first goes first."""
-        doomed = []
-        for key, content in self._objects.items():
-            if self._bytes <= self._bytes_max * 3 // 4:
-                break
-            self._bytes -= _held_bytes([content])
-            doomed.append(key)
-        for key in doomed:
-            del self._objects[key]
-
-
-def _held_bytes(contents: Iterable[tree.Content]) -> int:
-    return sum([len(children) + len(body) + _ENTRY_OVERHEAD for children, body in contents])
 
 
 class Repository:
@@ -528,7 +430,7 @@ class Repository:
         writer.leave_out(tree.hashes(b"".join([node.children for node in last.nodes[1:]])))
         return nodes
 
-    async def _list_over(self, writer: tree.Writer, messages: Chunked, last: _Head) -> tree.Node:
+    async def _list_over(self, writer: tree.Writer, messages: Chunked, last: KnownHead) -> tree.Node:
         """Write messages over those of the head."""
         node = last.nodes[0]
         before = last.messages
