@@ -305,7 +305,10 @@ def prune(tx: Removal, line: Line, seqs: Sequence[int]) -> None:
 
 
 def apply(tx: Transaction, change: Change) -> Stored | None:
-    """Apply `change` and return the checkpoint it made. See `Store.commit`."""
+    """Apply `change` and return the checkpoint it made. See `Store.commit`.
+
+    Everything is looked up and checked first, in the order that `Store.commit` promises; only then is anything written.
+    """
     is_operation = not is_plain(change)
     if is_operation:
         _check_storable(change)
@@ -326,16 +329,15 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     if change.origin is not None:
         origin = _found(tx, change.origin)
     family = _family(tx, change, line, origin)
-    for base in [base for each in (draft, *change.other_namespaces) if each is not None for base in each.bases]:
-        _check_base(tx, base, head, family)
-    other_namespaces = [
-        (each, _packed(each, change._replace(namespace=each.record.key.namespace))) for each in change.other_namespaces
-    ]
+    for each in change.other_namespaces if draft is None else (draft, *change.other_namespaces):
+        for base in each.bases:
+            _check_base(tx, base, head, family)
+    others = [(each, _packed_beside(each, change)) for each in change.other_namespaces]
     operation = _Operation(tx, change, family, origin) if is_operation else None
+    if draft is not None and line is not None and head is None:
+        _check_not_taken_back(tx, change, line)
 
     is_new = line is None
-    if draft is not None and line is not None and head is None and change.head != "never" and not change.moves:
-        _check_not_taken_back(tx, line)
     line = line or tx.create(change.thread_id, change.namespace, family)
     stored = None
     if draft is not None and packed is not None:
@@ -344,11 +346,8 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
             stored = tx.replace(line, existing, packed)
         else:
             stored = _insert(tx, change, line, draft, packed, is_new)
-    for each, its_packed in other_namespaces:
-        own = tx.line(change.thread_id, each.record.key.namespace)
-        made = own or tx.create(change.thread_id, each.record.key.namespace, line.family)
-        tx.add_objects(line.family, each.objects)
-        _insert(tx, change._replace(head="always"), made, each, its_packed, own is None)
+    for each, its_packed in others:
+        _insert_beside(tx, change, line.family, each, its_packed)
     for key, write in change.writes:
         written = tx.line(change.thread_id, key.namespace)
         if written is not None:
@@ -358,6 +357,21 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     if change.prune and (stored is None or stored.segment != stored.seq):
         tx.prune(line, change.prune)
     return stored
+
+
+def _packed_beside(draft: Draft, change: Change) -> Packed:
+    """Return the record of a checkpoint of another namespace in the form that is kept."""
+    return _packed(draft, change._replace(namespace=draft.record.key.namespace))
+
+
+def _insert_beside(tx: Transaction, change: Change, family: str, draft: Draft, packed: Packed) -> None:
+    """Keep a checkpoint of another namespace, which becomes its head."""
+    namespace = draft.record.key.namespace
+    line = tx.line(change.thread_id, namespace)
+    is_new = line is None
+    line = line or tx.create(change.thread_id, namespace, family)
+    tx.add_objects(family, draft.objects)
+    _insert(tx, change._replace(head="always"), line, draft, packed, is_new)
 
 
 def _check_fresh(tx: Transaction, change: Change, existing: Stored | None) -> None:
@@ -378,8 +392,10 @@ def not_of_family(thread_id: str) -> IdTaken:
     return IdTaken(f"thread {thread_id!r} exists and is not of the family it should branch from")
 
 
-def _check_not_taken_back(tx: Transaction, line: Line) -> None:
+def _check_not_taken_back(tx: Transaction, change: Change, line: Line) -> None:
     """Refuse to begin a thread anew that is hidden as a whole, since an undo took the branch back."""
+    if change.head == "never" or change.moves:
+        return  # the thread does not begin with this
     if tx.is_taken_back(line):
         raise InvalidInput(
             f"thread {line.thread_id!r} is hidden: the branch was taken back by undo; redo() on the thread it came "

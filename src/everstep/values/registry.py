@@ -576,11 +576,7 @@ def _dataclass_ways(cls: type, is_kept: Callable[[Any], bool]) -> Ways:
         for field in fields:
             # A field added to the class after the value was saved gets its default.
             if field.name not in state and field.name not in guarded:
-                has_default = field.default is not dataclasses.MISSING
-                factory = None if field.default_factory is dataclasses.MISSING else field.default_factory
-                if has_default or factory is not None:
-                    default = field.default if has_default else _MISSING
-                    filled[field.name] = default_of(default, factory, f"{_origin(cls)}.{field.name}")
+                filled |= _default_of_field(cls, field)
         value: Any = object.__new__(cls)
         own = attributes.__get__(value) if attributes is not None else None
         for name, item in filled.items():
@@ -598,6 +594,16 @@ def _dataclass_ways(cls: type, is_kept: Callable[[Any], bool]) -> Ways:
 
 
 _NO_FIELDS = ("__class__", "__dict__", "__weakref__")
+
+
+def _default_of_field(cls: type, field: dataclasses.Field[Any]) -> dict[str, Any]:
+    """Return a field of a dataclass with its default; nothing if it has none."""
+    has_default = field.default is not dataclasses.MISSING
+    factory = None if field.default_factory is dataclasses.MISSING else field.default_factory
+    if not has_default and factory is None:
+        return {}
+    default = field.default if has_default else _MISSING
+    return {field.name: default_of(default, factory, f"{_origin(cls)}.{field.name}")}
 
 
 def _check_layout(cls: type) -> None:
