@@ -96,7 +96,7 @@ from everstep.stores.workers import AsyncDriver, Driver
 logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
-FORMAT_VERSION = b"1"
+FORMAT_VERSION = b"10"  # the first that was released
 _TRIES = 100
 _BEATEN_MAX = 3
 """So often others may be faster before a change is given a turn of its own."""
@@ -425,6 +425,11 @@ class _Server:
             found = self._link.send(self._prefix + b"format", (b"GET", self._prefix + b"format"), at)
             if isinstance(found, Exception):
                 raise found
+        if found == b"1":
+            raise StoreMismatch(
+                f"the keys under {self._prefix.decode()!r} were made by a version before the first release, and are not "
+                "read any more; give the store another key_prefix"
+            )
         if found not in (None, FORMAT_VERSION):
             raise StoreMismatch(
                 f"the keys under {self._prefix.decode()!r} have format {checks.shown(found)}, this Everstep knows "
