@@ -1,7 +1,7 @@
-"""Make src/everstep/values/dictionary-2.zdict: what small stored bodies have in common.
+"""Make src/everstep/values/dictionary-1.zdict: what small stored bodies have in common.
 
 The samples are made here, from everyday words and the shapes agents store; nobody's data is in them. The file is part
-of the stored format: never change it, add a dictionary-3 beside it. (The first one had no shapes of LangGraph.)
+of the stored format: never change it, add a dictionary-2 beside it.
 """
 
 from __future__ import annotations
@@ -663,6 +663,6 @@ def samples(count: int, seed: int = 1) -> list[bytes | bytearray | memoryview]:
 
 
 if __name__ == "__main__":
-    target = Path(__file__).parent.parent / "src/everstep/values/dictionary-2.zdict"
+    target = Path(__file__).parent.parent / "src/everstep/values/dictionary-1.zdict"
     target.write_bytes(zstandard.train_dictionary(8192, list(samples(6000)), dict_id=2).as_bytes())
     print(f"{target.name}: {target.stat().st_size} bytes")

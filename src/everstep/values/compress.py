@@ -19,8 +19,7 @@ from everstep.values import costs
 
 PLAIN = b"\x00"
 ZSTD = b"\x01"
-ZSTD_DICTIONARY_1 = b"\x02"
-ZSTD_DICTIONARY = b"\x03"
+ZSTD_DICTIONARY = b"\x02"
 
 _MAGIC = b"\x28\xb5\x2f\xfd"  # begins every frame, so small bodies are kept without it
 _SMALL_FRAMES = frozenset((ZSTD_DICTIONARY + b"\x20", ZSTD_DICTIONARY + b"\x60"))  # claim a size of at most 65,791
@@ -73,13 +72,8 @@ class _Contexts:
 
     @functools.cached_property
     def decompress_small(self) -> Callable[..., bytes]:
-        dictionary = zstandard.ZstdCompressionDict(_dictionary_bytes(2))
+        dictionary = zstandard.ZstdCompressionDict(_dictionary_bytes())
         return zstandard.ZstdDecompressor(dict_data=dictionary, format=zstandard.FORMAT_ZSTD1_MAGICLESS).decompress
-
-    @functools.cached_property
-    def decompress_old(self) -> Callable[..., bytes]:
-        """For bodies of before the second dictionary."""
-        return zstandard.ZstdDecompressor(dict_data=zstandard.ZstdCompressionDict(_dictionary_bytes(1))).decompress
 
 
 def _small_compressor(level: int) -> Callable[[bytes], bytes]:
@@ -104,14 +98,14 @@ def _contexts() -> Iterator[_Contexts]:
 
 @functools.cache
 def _dictionary(level: int) -> zstandard.ZstdCompressionDict:
-    dictionary = zstandard.ZstdCompressionDict(_dictionary_bytes(2))
+    dictionary = zstandard.ZstdCompressionDict(_dictionary_bytes())
     dictionary.precompute_compress(level=level)
     return dictionary
 
 
 @functools.cache
-def _dictionary_bytes(number: int) -> bytes:
-    return resources.files("everstep.values").joinpath(f"dictionary-{number}.zdict").read_bytes()
+def _dictionary_bytes() -> bytes:
+    return resources.files("everstep.values").joinpath("dictionary-1.zdict").read_bytes()
 
 
 def squeeze(body: bytes) -> bytes:
@@ -166,7 +160,7 @@ def expand(stored: bytes) -> bytes:
     mark = stored[:1]
     if mark == PLAIN:
         return stored[1:]
-    if mark not in (ZSTD, ZSTD_DICTIONARY, ZSTD_DICTIONARY_1):
+    if mark not in (ZSTD, ZSTD_DICTIONARY):
         raise CheckpointCorrupted(f"an object is stored in the unknown form {mark!r}")
     packed = stored[1:]
     try:
@@ -176,8 +170,7 @@ def expand(stored: bytes) -> bytes:
         with _contexts() as contexts:
             if mark == ZSTD_DICTIONARY:
                 return contexts.decompress_small(packed, allow_extra_data=False)
-            decompress = contexts.decompress if mark == ZSTD else contexts.decompress_old
-            return decompress(packed, allow_extra_data=False)
+            return contexts.decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as exc:
         raise CheckpointCorrupted(f"an object cannot be decompressed: {exc}") from exc
 

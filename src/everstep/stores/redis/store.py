@@ -427,8 +427,8 @@ class _Server:
                 raise found
         if found == b"1":
             raise StoreMismatch(
-                f"the keys under {self._prefix.decode()!r} were made by a version before the first release, and are not "
-                "read any more; give the store another key_prefix"
+                f"the keys under {self._prefix.decode()!r} were made by a version before the first release, which are "
+                "not read any more; give the store another key_prefix"
             )
         if found not in (None, FORMAT_VERSION):
             raise StoreMismatch(
