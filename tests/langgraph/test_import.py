@@ -655,13 +655,13 @@ def test_how_large_a_batch_is_makes_no_difference(file, monkeypatch, name):
             assert_imported(file, saver, name)
             stored, raws = rows(saver)
             places = {one.seq: one.record.key for one in stored}
-            shape = [(one.record, places[one.run]) for one in stored]
+            shape = [(one.record, places[one.segment]) for one in stored]
             heads = [{ns: line[:3] for ns, line in raw.lines.items()} for raw in raws]
-            runs = [{places[run] for line in raw.lines.values() for run in line.runs} for raw in raws]
+            segments = [{places[segment] for line in raw.lines.values() for segment in line.segments} for raw in raws]
             thread: Any = run_to_end(saver.backend.store.blocking.thread(name))
-            follows = {places[run]: [place.key for place in before] for run, before in thread.runs.items()}
+            follows = {places[segment]: [place.key for place in before] for segment, before in thread.segments.items()}
             writes = [(key, write._replace(seq=0)) for raw in raws for key, write in raw.writes]
-            found.append((shape, heads, runs, follows, writes))
+            found.append((shape, heads, segments, follows, writes))
     assert found[0] == found[1] == found[2]
 
 

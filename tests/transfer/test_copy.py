@@ -540,8 +540,8 @@ class TestWhileTheSourceIsWritten:
         first = engine.append("t", [], {"n": 0})
 
         class Written(Recording):
-            async def raw(self, thread_id: str, *, kin: bool = False) -> RawThread | None:
-                found = await source.store.raw(thread_id, family_threads=kin)
+            async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
+                found = await source.store.raw(thread_id, family_threads=family_threads)
                 engine.append("t", [], {"n": 1})
                 return found
 
