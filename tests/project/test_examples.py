@@ -157,8 +157,6 @@ def made_package(folder: Path, body: str) -> str:
 
 
 def test_a_store_of_ones_own_survives_restarts_and_can_undo(tmp_path: Path) -> None:
-    pytest.importorskip("lmdb", reason="lmdb is not installed: see requirements-dev.txt")
-
     lines = told("lmdb_store.py", tmp_path).splitlines()
 
     assert [line[:15] for line in lines] == [

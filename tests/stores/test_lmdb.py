@@ -90,7 +90,6 @@ def test_two_handles_of_one_process_are_one_store(path: Path) -> None:
 
 
 def test_a_full_file_says_so_and_stays_whole(tmp_path: Path) -> None:
-    lmdb_store(tmp_path / "other.lmdb")  # skips where it is not installed
     store = load("lmdb_store").LMDBStore(tmp_path / "small.lmdb", size_gigabytes_max=1 / 1024).blocking
 
     def fill() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 import everstep
 from everstep.runtime.blocking import run_to_end
-from tests.conftest import STORES, WITH_EXAMPLES, Place
+from tests.conftest import WITH_EXAMPLES, Place
 from tests.timeline.histories import Walker, same_tokens, seen
 
 POLICIES: list[dict[str, Any]] = [
@@ -22,7 +21,7 @@ POLICIES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_same_answers_everywhere(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = WITH_EXAMPLES if importlib.util.find_spec("lmdb") is not None else STORES
+    kinds = WITH_EXAMPLES
     told, looks = zip(*(lived(kind, seed, tmp_path / kind, monkeypatch) for kind in kinds), strict=True)
     for kind, others_told, look in zip(kinds[1:], told[1:], looks[1:], strict=True):
         for turn, (one, other) in enumerate(zip(told[0], others_told, strict=True)):

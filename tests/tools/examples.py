@@ -8,8 +8,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
-import pytest
-
 from everstep.stores.protocol import Store
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -27,6 +25,5 @@ def load(name: str) -> ModuleType:
 
 
 def lmdb_store(path: Path) -> Store:
-    """Return the store of an example, if what it needs is installed."""
-    pytest.importorskip("lmdb", reason="lmdb is not installed: see requirements-dev.txt")
+    """Return the store of an example."""
     return cast(Store, load("lmdb_store").LMDBStore(path))
