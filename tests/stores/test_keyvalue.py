@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import random
-from collections.abc import Iterator
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.errors import CheckpointCorrupted, CheckpointNotFound, EverstepError, StoreMismatch
+from everstep.errors import CheckpointCorrupted, CheckpointNotFound, EverstepError, HeadMoved, StoreMismatch
 from everstep.runtime.blocking import run_to_end
 from everstep.stores import memory
 from everstep.stores.keyvalue import keys
@@ -244,3 +249,54 @@ def test_hidden_stretches_seen_in_a_transaction_that_failed_are_not_remembered()
         run_to_end(store.in_turn("t", lambda inside: hide(inside, seqs[0], True)))
     run_to_end(store.in_turn("t", lambda inside: hide(inside, seqs[1], False)))
     assert ids(run_to_end(store.list_checkpoints(Query(thread_id="t")))) == ["c-3", "c-1"]
+
+
+def test_ctrl_c_at_any_moment_leaves_the_store_in_memory_whole() -> None:
+    for moment in itertools.count(1):
+        store = MemoryStore()
+        run_to_end(store.commit(follow("t", "c")))
+        was_struck = False
+
+        def commit(store: MemoryStore = store) -> None:
+            run_to_end(store.commit(follow("t", "c")))
+
+        try:
+            was_struck = struck_at(moment, commit)
+        except KeyboardInterrupt:
+            was_struck = True
+        there: list[str] = []
+        other = threading.Thread(target=lambda: there.extend(listed(store)), daemon=True)  # noqa: B023  # it is joined
+        other.start()
+        other.join(10)
+        assert there in (["c-1"], ["c-2", "c-1"]), moment  # nobody has the lock
+        with pytest.raises(HeadMoved):
+            run_to_end(store.commit(follow("t", "d", "another")))
+        assert listed(store) == there  # what fails later takes nothing back but its own
+        if not was_struck:
+            assert moment > 50
+            return
+
+
+def struck_at(moment: int, work: Callable[[], None]) -> bool:
+    """Do something and let Ctrl-C strike at a call or return inside the store; return whether there were so many."""
+    seen = 0
+
+    def strike(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal seen
+        if event in ("call", "return", "c_call", "c_return") and "everstep/stores/" in frame.f_code.co_filename:
+            seen += 1
+            if seen == moment:
+                signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.setprofile(strike)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGINT, before)
+    return seen >= moment
+
+
+def listed(store: MemoryStore) -> list[str]:
+    return ids(run_to_end(store.list_checkpoints(Query(thread_id="t"))))

@@ -14,6 +14,7 @@ from typing import Self
 
 from everstep.errors import StoreClosed
 from everstep.runtime import forks
+from everstep.runtime.interrupts import deferred
 from everstep.stores.keyvalue.store import KeyValueStore
 
 _BLOCK_MAX = 1024
@@ -94,7 +95,8 @@ class MemoryKeyValues:
         self._keys = SortedKeys()
         self._undo: list[tuple[bytes, bytes | None]] = []
         """What the keys that were changed in this transaction had before."""
-        self._depth = 0
+        self._pauses: list[deferred] = []
+        """One for each transaction under way: Ctrl-C waits for its end, or it would leave the lock taken."""
         self.get = self._values.get
         self.is_closed = False
         forks.register(self)
@@ -105,22 +107,27 @@ class MemoryKeyValues:
     write = read
 
     def __enter__(self) -> Self:
+        pause = deferred()
+        pause.__enter__()
         self._lock.acquire()
+        self._pauses.append(pause)
         if self.is_closed:
+            self._pauses.pop()
             self._lock.release()
+            pause.__exit__(None, None, None)
             raise StoreClosed("this memory store is closed")
-        self._depth += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._depth -= 1
+        pause = self._pauses.pop()
         if kind is not None:
             self._take_back()
-        elif not self._depth:
+        elif not self._pauses:
             self._undo.clear()
         self._lock.release()
+        pause.__exit__(kind, error, trace)
 
     def _take_back(self) -> None:
         while self._undo:
