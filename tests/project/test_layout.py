@@ -20,10 +20,12 @@ LAYERS = (
     {"repository", "retention"},
     {"opening"},
     {"backends"},
-    {"timeline"},
+    {"timeline", "upkeep"},
     {"capture", "engine"},
     {"factory"},
-    {"transfer", "langgraph", "testing"},
+    {"transfer", "langgraph", "testing", "views"},
+    {"web"},
+    {"cli"},
     {"__init__"},
 )
 """From the lowest to the highest. A module imports from its own layer and from lower ones."""

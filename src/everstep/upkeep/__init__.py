@@ -1,0 +1,1 @@
+"""Looking after a store: checking all that it holds, and mending what is damaged."""
