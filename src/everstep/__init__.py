@@ -1,38 +1,9 @@
 """Everstep: a memory that AI agents can trust. See `everstep.open` and `CheckpointEngine`."""
 
-from typing import TYPE_CHECKING
-
-from everstep.config import CheckpointGC, SnapshotConfig, SnapshotTrigger
-from everstep.errors import (
-    AmbiguousCheckpoint,
-    CannotUndo,
-    CheckpointCorrupted,
-    CheckpointNotFound,
-    CommitUnknown,
-    DurabilityWarning,
-    EverstepError,
-    HeadMoved,
-    HeadRegressed,
-    InvalidInput,
-    MergeConflict,
-    MissingDependency,
-    SnapshotTooLarge,
-    StoreClosed,
-    StoreError,
-    StoreFull,
-    StoreMismatch,
-    StoreReadFailed,
-    StoreReadOnly,
-    StoreUnavailable,
-    UnknownClassWarning,
-    UnregisteredType,
-    UnstorableValue,
-    UnsupportedByBackend,
-)
 from everstep.runtime.public_names import names_from
-from everstep.types import MISSING, Checkpoint, CheckpointMetadata
-from everstep.values.registry import register
 from everstep.version import __version__ as __version__
+
+TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all of this: the command shows its help sooner
 
 if TYPE_CHECKING:
     from everstep.backends import (
@@ -46,7 +17,34 @@ if TYPE_CHECKING:
     )
     from everstep.capture.decorators import on_thread
     from everstep.capture.live import LiveThread, SyncLiveThread
+    from everstep.config import CheckpointGC, SnapshotConfig, SnapshotTrigger
     from everstep.engine import CheckpointEngine, SyncEngine
+    from everstep.errors import (
+        AmbiguousCheckpoint,
+        CannotUndo,
+        CheckpointCorrupted,
+        CheckpointNotFound,
+        CommitUnknown,
+        DurabilityWarning,
+        EverstepError,
+        HeadMoved,
+        HeadRegressed,
+        InvalidInput,
+        MergeConflict,
+        MissingDependency,
+        SnapshotTooLarge,
+        StoreClosed,
+        StoreError,
+        StoreFull,
+        StoreMismatch,
+        StoreReadFailed,
+        StoreReadOnly,
+        StoreUnavailable,
+        UnknownClassWarning,
+        UnregisteredType,
+        UnstorableValue,
+        UnsupportedByBackend,
+    )
     from everstep.factory import create_checkpoint_engine, create_checkpointer
     from everstep.factory import open as open  # noqa: A004  # read as everstep.open
     from everstep.history.drawing import draw
@@ -70,10 +68,49 @@ if TYPE_CHECKING:
     )
     from everstep.transfer.copying import copy as copy
     from everstep.transfer.copying import copy_async
+    from everstep.types import MISSING, Checkpoint, CheckpointMetadata
+    from everstep.values.registry import register
 else:
     __getattr__, __dir__ = names_from(
         __name__,
         {
+            "everstep.config": (
+                "CheckpointGC",
+                "SnapshotConfig",
+                "SnapshotTrigger",
+            ),
+            "everstep.errors": (
+                "AmbiguousCheckpoint",
+                "CannotUndo",
+                "CheckpointCorrupted",
+                "CheckpointNotFound",
+                "CommitUnknown",
+                "DurabilityWarning",
+                "EverstepError",
+                "HeadMoved",
+                "HeadRegressed",
+                "InvalidInput",
+                "MergeConflict",
+                "MissingDependency",
+                "SnapshotTooLarge",
+                "StoreClosed",
+                "StoreError",
+                "StoreFull",
+                "StoreMismatch",
+                "StoreReadFailed",
+                "StoreReadOnly",
+                "StoreUnavailable",
+                "UnknownClassWarning",
+                "UnregisteredType",
+                "UnstorableValue",
+                "UnsupportedByBackend",
+            ),
+            "everstep.types": (
+                "MISSING",
+                "Checkpoint",
+                "CheckpointMetadata",
+            ),
+            "everstep.values.registry": ("register",),
             "everstep.backends": (
                 "CheckpointBackend",
                 "MemoryCheckpointer",

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,18 @@ def test_a_saver_is_imported_without_what_only_others_need() -> None:
         print([name for name in {others!r} if "everstep." + name in sys.modules])"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_package_alone_imports_next_to_nothing() -> None:
+    """So that the command answers at once; `everstep.errors` is found all the same."""
+    code = """if True:
+        import sys
+        import everstep
+        print([name for name in ("typing", "re", "dataclasses", "everstep.errors") if name in sys.modules])
+        print(everstep.errors.HeadMoved is everstep.HeadMoved)"""
+    source = {"PYTHONPATH": str(Path(everstep.__file__).parents[1])}  # without `site`, which imports some of them
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=source, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "True"]
 
 
 def test_importing_everything_takes_no_builtin_away() -> None:

@@ -6,9 +6,12 @@ A package lists them twice: for type checkers as imports under `TYPE_CHECKING`, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False  # as in `typing`, which takes longer to import than everything here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 
 def names_from(
@@ -19,6 +22,10 @@ def names_from(
     held = vars(sys.modules[package])
 
     def get(name: str) -> Any:
+        from importlib import import_module
+
+        if f"{package}.{name}" in modules:
+            return import_module(f"{package}.{name}")  # a module that holds some of the names, such as `errors`
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
         # It is asked for only once: the next time the name is found in the package itself.
