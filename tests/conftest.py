@@ -40,6 +40,35 @@ WITH_EXAMPLES = (*STORES, "lmdb")
 """Those and the store of `examples/lmdb_store.py`."""
 
 
+REDIS_AND_FACE = {("redis", "async"), ("cluster", "blocking")}
+"""How Redis is met above the stores. The contract of stores has both kinds of server on both faces."""
+
+
+WORKERS_AND_FACE = {("sqlite", "blocking"), ("postgres", "async")}
+"""Where tests start processes of their own, which is slow, each other store has one face."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the contract of stores proves already: see REDIS_AND_FACE, and WORKERS_AND_FACE."""
+    left_out = [item for item in items if not _is_wanted(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_wanted(item)]
+
+
+def _is_wanted(item: pytest.Item) -> bool:
+    spec = getattr(item, "callspec", None)
+    if spec is None or "stores" in item.path.parts:
+        return True
+    kind = spec.params.get("kind")
+    face = spec.params.get("face")
+    if kind in ("redis", "cluster") and face is not None:
+        return (kind, face) in REDIS_AND_FACE
+    if "workers" in getattr(item, "fixturenames", ()) and face is not None:
+        return (kind, face) in WORKERS_AND_FACE
+    return True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run coroutine tests: to their end on the blocking face, in an event loop on the other."""
