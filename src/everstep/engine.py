@@ -25,6 +25,7 @@ from everstep.reports import (
     Diff,
     GCReport,
     Operation,
+    Reference,
     Sizes,
     Stats,
     ThreadPage,
@@ -277,6 +278,18 @@ class CheckpointEngine(Closing):
         """Return the thread's head, or None."""
         return await self._timeline.get_latest(checks.thread_id(thread_id), checks.namespace(namespace))
 
+    @public_call("resolve")
+    async def resolve(self, ref: str, *, thread_id: str | None = None) -> Reference:
+        """Return the checkpoint that a reference means; `str()` of the result is its canonical text.
+
+        `trip` (the head), `trip~3` (three parents back), `trip#42` (the newest of step 42), `trip@551f` (the beginning
+        of an id, or of its last part), `trip@milestone` (a tag), `trip@{2026-11-15T10:00}` (the newest not later; UTC
+        unless it says otherwise), or a whole checkpoint id. With `thread_id` the thread is known: `@`, `~3`, `#42`,
+        `551f`, `milestone`. The text as a thread's own name wins, then as a checkpoint id.
+        """
+        named = checks.thread_id(thread_id) if thread_id is not None else None
+        return await self._timeline.resolve(checks.text(ref, "ref"), named)
+
     @public_call("list_time_travel_points")
     async def list_time_travel_points(
         self, thread_id: str, limit: int = 50, *, offset: int = 0, namespace: str = ""
@@ -497,6 +510,7 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     snapshot_safe = blocking(CheckpointEngine.snapshot_safe)
     get = blocking(CheckpointEngine.get)
     get_latest = blocking(CheckpointEngine.get_latest)
+    resolve = blocking(CheckpointEngine.resolve)
     list_time_travel_points = blocking(CheckpointEngine.list_time_travel_points)
     get_checkpoint_tree = blocking(CheckpointEngine.get_checkpoint_tree)
     diff = blocking(CheckpointEngine.diff)

@@ -107,26 +107,41 @@ class SnapshotTooLarge(EverstepError):
 
 
 class CheckpointNotFound(EverstepError, LookupError, ValueError):
-    """No checkpoint has that id."""
+    """No checkpoint has that id, or is meant by that reference."""
 
-    def __init__(self, checkpoint_id: str, thread_id: str | None = None) -> None:
+    def __init__(
+        self, checkpoint_id: str, thread_id: str | None = None, *, reason: str = "", similar: Sequence[str] = ()
+    ) -> None:
+        """`reason` says what there is not, if it is more than an id; `similar` are threads that may have been meant."""
         where = "" if thread_id is None else f" in thread {thread_id!r}"
-        super().__init__(
+        found = reason or (
             f"no checkpoint {checkpoint_id!r}{where}; list_time_travel_points() shows what there is, "
             "as does list_checkpoints() of a backend"
         )
+        meant = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
+        super().__init__(found + meant)
         self.checkpoint_id = checkpoint_id
         self.thread_id = thread_id
+        self.similar = list(similar)
 
 
 class AmbiguousCheckpoint(EverstepError, LookupError):
-    """Several threads or namespaces hold a checkpoint of that id."""
+    """Several threads or namespaces hold a checkpoint of that id, or several ids begin so."""
 
-    def __init__(self, checkpoint_id: str, places: list[tuple[str, str]]) -> None:
-        shown = ", ".join(f"thread {t!r} namespace {n!r}" for t, n in places[:5])
-        super().__init__(f"checkpoint id {checkpoint_id!r} is in {shown}; pass thread_id= (and namespace=)")
+    def __init__(
+        self, checkpoint_id: str, places: list[tuple[str, str]], *, candidates: Sequence[str] = (), more: bool = False
+    ) -> None:
+        """`candidates` are references that may be meant, if a part of an id was given; `more`: there are others."""
+        if candidates:
+            others = " and others" if more else ""
+            message = f"{checkpoint_id!r} may be {', '.join(candidates[:5])}{others}; give more of the id"
+        else:
+            shown = ", ".join(f"thread {t!r} namespace {n!r}" for t, n in places[:5])
+            message = f"checkpoint id {checkpoint_id!r} is in {shown}; pass thread_id= (and namespace=)"
+        super().__init__(message)
         self.checkpoint_id = checkpoint_id
         self.places = places
+        self.candidates = list(candidates[:5])
 
 
 class CheckpointCorrupted(EverstepError):

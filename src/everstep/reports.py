@@ -15,6 +15,19 @@ from typing import Any, Literal, TypedDict
 from everstep.types import Checkpoint, CheckpointMetadata
 
 
+@dataclass(frozen=True)
+class Reference:
+    """A checkpoint that a reference means; see `CheckpointEngine.resolve`. `str()` is `thread@id`, a reference too."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.thread_id}@{self.checkpoint_id}"
+
+
 @dataclass
 class TimeTravelResult:
     """What a rewind did."""

@@ -2,8 +2,8 @@ r"""A checkpoint tree as text, in the manner of `git log --graph --oneline`. Pur
 
 One lane leads to one checkpoint, however many children it has: a child whose parent already has a lane joins it in
 the row below the child. A lane never moves, a first parent stays in its child's lane unless it has one further
-left, and a new lane is the leftmost free one. Lane 0 is kept for the main line: the newest line through the head of
-the tree's own thread.
+left, and a new lane is the leftmost free one: see `lanes`. Lane 0 is kept for the main line: the newest line through
+the head of the tree's own thread.
 
     * @  a checkpoint, a thread's head            |    a lane that passes
     |/   the right lane joins the left one        |_|/ the same, across another lane
@@ -25,6 +25,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from everstep.errors import InvalidInput
+from everstep.history.lanes import Lanes, Link
 from everstep.runtime import checks
 from everstep.runtime.checks import shown
 
@@ -195,42 +196,39 @@ def _main_top(
 
 
 class _Lanes:
-    """The lanes between two rows, and the node that each of them leads to."""
+    """The lanes between two rows as text."""
 
     def __init__(self, gaps: Gaps) -> None:
         self._gaps = gaps
-        self._lane_to: dict[int, int] = {}
-        self._free: list[int] = []
-        self._count = 0
+        self._lanes = Lanes[int]()
         self._folded: set[int] = set()  # the lanes that pass in the shared column
         self._ended: int | None = None  # the lane of the row above, if it ended there without a connector
         self._text = " " * (2 * LANES_MAX + 1)
 
     def keep(self, node: int) -> None:
         """Keep the leftmost free lane for `node`; it is blank until something leads there."""
-        self._lane_to[node] = self._take()
+        self._lanes.keep(node)
 
     def enter(self, node: int) -> tuple[int, bool]:
         """Return the lane of `node`, and whether a row must part it from the node above, to which it has no edge."""
-        lane = self._lane_to.pop(node, None)
-        if lane is not None:
-            return lane, False
-        lane = self._take()
-        return lane, lane == self._ended
+        lane, ended = self._lanes.enter([node])
+        return lane, not ended and lane == self._ended
 
     def leave(self, node: int, lane: int, parents: Sequence[int]) -> list[str]:
         """Lead from `node` to its parents and return the connector rows this takes."""
-        heir = self._heir(lane, parents)
-        rows = [] if heir is None else self._inherit(lane, heir)
-        others = [parent for parent in parents if parent != heir]
-        for parent in others:
-            self._put(lane, " " if heir is None and parent == others[-1] else "|")
-            rows += self._reach(lane, parent, gap=(node, parent) in self._gaps)
-        if heir is None:
-            self._close(lane)
-        elif (node, heir) in self._gaps:
+        links = self._lanes.leave(lane, parents)
+        goes_on = bool(links) and links[0].kind in ("own", "moved")
+        rows = self._inherit(links[0]) if goes_on else []
+        others = links[1:] if goes_on else links
+        for link in others:
+            self._put(lane, " " if not goes_on and link == others[-1] else "|")
+            rows += self._connector(lane, link.end, gap=(node, link.target) in self._gaps)
+            self._put(link.end, "|")
+        if not goes_on:
+            self._put(lane, " ")
+        elif (node, links[0].target) in self._gaps:
             rows[:1] = [_overlaid(rows[0] if rows else self.row(), lane, ":")]
-        self._ended = lane if heir is None and not rows else None
+        self._ended = lane if not goes_on and not rows else None
         return rows
 
     def row(self, lane: int | None = None, mark: str = "") -> str:
@@ -239,27 +237,12 @@ class _Lanes:
             return self._text.rstrip()
         return _overlaid(self._text, lane, mark).rstrip()
 
-    def _heir(self, lane: int, parents: Sequence[int]) -> int | None:
-        """Return the parent that goes on in the child's own lane: the first one that has no lane further left."""
-        if parents and self._lane_to.get(parents[0], lane) >= lane:
-            return parents[0]
-        return next((parent for parent in parents if parent not in self._lane_to), None)
-
-    def _inherit(self, lane: int, parent: int) -> list[str]:
-        old = self._lane_to.get(parent)
-        self._lane_to[parent] = lane
-        self._put(lane, "|")
-        if old is not None:
-            self._close(old)
-        return [] if old is None else self._connector(old, lane, gap=False)
-
-    def _reach(self, lane: int, parent: int, *, gap: bool) -> list[str]:
-        target = self._lane_to.get(parent)
-        if target is None:
-            target = self._lane_to[parent] = self._take()
-        rows = self._connector(lane, target, gap=gap)
-        self._put(target, "|")
-        return rows
+    def _inherit(self, link: Link[int]) -> list[str]:
+        self._put(link.end, "|")
+        if link.kind == "own":
+            return []
+        self._put(link.start, " ")
+        return self._connector(link.start, link.end, gap=False)
 
     def _connector(self, start: int, end: int, *, gap: bool) -> list[str]:
         """Return the row that leads from one lane to another. The corner stands beside the right one of them."""
@@ -269,16 +252,6 @@ class _Lanes:
         line, corner = ("_", "/") if start > end else ("-", "\\")
         between = self._text[left + 1 : right - 1].replace(" ", line)
         return [(self._text[: left + 1] + between + (":" if gap else corner) + self._text[right:]).rstrip()]
-
-    def _take(self) -> int:
-        if self._free:
-            return heappop(self._free)
-        self._count += 1
-        return self._count - 1
-
-    def _close(self, lane: int) -> None:
-        self._put(lane, " ")
-        heappush(self._free, lane)
 
     def _put(self, lane: int, sign: str) -> None:
         if lane >= LANES_MAX:

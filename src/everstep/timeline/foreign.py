@@ -41,6 +41,7 @@ from everstep.reports import (
     Diff,
     GCReport,
     Operation,
+    Reference,
     Sizes,
     ThreadPage,
     TimeTravelResult,
@@ -280,6 +281,10 @@ class PlainTimeline:
         points = await self._all(thread_id)
         found = next((point for point in points if point.step <= step), None)
         return Key(thread_id, "", found.checkpoint_id) if found is not None else None
+
+    async def resolve(self, ref: str, thread_id: str | None) -> Reference:  # noqa: ARG002  # refused, whatever is asked
+        """Refuse: the backend cannot be searched."""
+        self._refuse("tell what a reference means")
 
     async def undo(self, thread_id: str) -> Operation:  # noqa: ARG002  # refused, whatever is asked
         """Refuse: nothing is logged."""

@@ -25,6 +25,7 @@ from everstep.reports import (
     Difference,
     GCReport,
     Operation,
+    Reference,
     Sizes,
     ThreadPage,
     TimeTravelResult,
@@ -39,6 +40,7 @@ from everstep.stores.protocol import AnyHead, Change, Key, Pin, Query, Root, Sha
 from everstep.timeline.branch import branch
 from everstep.timeline.merge import merge
 from everstep.timeline.protocol import Resolve
+from everstep.timeline.references import resolve
 from everstep.timeline.rewind import rewind, shared_states_after
 from everstep.timeline.undo import operations, redo, undo
 from everstep.timeline.workspace import Workspace
@@ -216,6 +218,12 @@ class StoreTimeline:
         key = await self._backend.require(checkpoint_id, thread_id, namespace)
         calls.about(key.thread_id)
         return key
+
+    async def resolve(self, ref: str, thread_id: str | None) -> Reference:
+        """Return the checkpoint that a reference means."""
+        found = await resolve(self._work.store, ref, thread_id)
+        calls.about(found.thread_id)
+        return found
 
     async def at_step(self, thread_id: str, step: int, namespace: str) -> Key | None:
         """Return the newest checkpoint whose step is not greater."""

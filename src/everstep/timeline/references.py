@@ -1,0 +1,318 @@
+"""References: short texts that mean a checkpoint. One language for Python, the command line and the page.
+
+    trip, trip@          the head                       trip@551fc2     the beginning of an id, or of its last part
+    trip~3, trip@~3      three parents back             trip@milestone  the newest with that tag
+    trip#42              the newest of step 42          trip@{2026-11-15T10:00}  the newest that is not later
+
+A whole checkpoint id stands for itself, and `~3` may follow anything. Inside a known thread its name is left out. Names
+of threads may hold any character, these signs included: so the whole text is tried as a thread, then as an id, and then
+it is split at the last sign whose left part is a thread.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
+from everstep.history.adapter import described
+from everstep.reports import Reference
+from everstep.runtime import checks
+from everstep.stores.protocol import Key, Place, Query, Search, Store, Stored, Thread
+from everstep.types import TASK_NAMESPACE
+
+_PAGE = 1000
+_SPLITS_MAX = 64
+_REF_BYTES_MAX = 8192
+_SIMILAR_AMONG = 500
+_CANDIDATES_MAX = 5
+
+_SIGNS = re.compile(r"[@#~]")
+_STEP = re.compile(r"#(-?[0-9]{1,18})")
+_BACK = re.compile(r"~([0-9]{0,18})")
+_TIME = re.compile(r"\{(.*)\}", re.DOTALL)
+
+
+async def resolve(store: Store, ref: str, thread_id: str | None = None) -> Reference:
+    """Return the checkpoint that `ref` means; with `thread_id` the thread is known and its name may be left out."""
+    checks.text(ref, "ref", _REF_BYTES_MAX)
+    if thread_id is None:
+        return _reference(await _anywhere(store, ref))
+    thread = await _thread(store, thread_id)
+    if thread is None:
+        raise await _no_thread(store, thread_id)
+    try:
+        return _reference(await _inside(store, thread, ref))
+    except CheckpointNotFound as exc:
+        try:
+            return _reference(await _anywhere(store, ref))
+        except CheckpointNotFound:
+            raise exc from None
+
+
+async def _anywhere(store: Store, ref: str) -> Stored:
+    if not ref:
+        raise InvalidInput("the reference is empty; name a thread, as in 'trip', or a checkpoint, as in 'trip#42'")
+    thread = await _thread(store, ref)
+    if thread is not None:
+        return await _head(store, thread)
+    found = await _by_whole_id(store, ref, None)
+    if found is not None:
+        return found
+    missing: CheckpointNotFound | None = None
+    for name, rest in _splits(ref):
+        thread = await _thread(store, name)
+        if thread is None:
+            continue
+        try:
+            return await _inside(store, thread, rest)
+        except CheckpointNotFound as exc:
+            missing = missing or exc
+    if missing is not None:
+        raise missing
+    raise await _no_thread(store, ref)
+
+
+def _splits(ref: str) -> Iterator[tuple[str, str]]:
+    """Yield what may be a thread and the rest, the longest thread first."""
+    places = [sign.start() for sign in _SIGNS.finditer(ref)]
+    for place in places[::-1][:_SPLITS_MAX]:
+        if place:
+            yield ref[:place], ref[place:]
+
+
+# -- inside a thread
+
+
+async def _inside(store: Store, thread: Thread, rest: str) -> Stored:
+    """Return what the rest of a reference means in a thread: with or without the sign that it begins with."""
+    body = rest.removeprefix("@")
+    if not body:
+        return await _head(store, thread)
+    found = await _by_whole_id(store, body, thread.thread_id)
+    if found is not None:
+        return found
+    step = _STEP.fullmatch(body)
+    if step is not None:
+        return await _of_step(store, thread, int(step[1]))
+    time = _TIME.fullmatch(body)
+    if time is not None:
+        return await _at_time(store, thread, time[1])
+    if not body.startswith("~"):
+        found = await _by_tag_or_prefix(store, thread, body)
+        if found is not None:
+            return found
+    base, count = _without_back(body)
+    if base != body:
+        return await _back(store, await _inside(store, thread, base), count, thread.thread_id)
+    raise _missing(body, thread, "has no checkpoint whose id begins so, and none with that tag")
+
+
+def _without_back(body: str) -> tuple[str, int]:
+    """Return what stands before `~3`, or before several of them, and how many parents that is together."""
+    count = 0
+    while True:
+        base, sign, number = body.rpartition("~")
+        if not sign or not _BACK.fullmatch(sign + number):
+            return body, count
+        body = base
+        count += int(number or 1)
+
+
+async def _head(store: Store, thread: Thread) -> Stored:
+    namespace = _main_namespace(thread)
+    loaded = await store.read(thread.thread_id, namespace) if namespace is not None else None
+    if loaded is None:
+        raise _missing("@", thread, "has no visible checkpoint; undo may bring some back")
+    return loaded.stored
+
+
+def _main_namespace(thread: Thread) -> str | None:
+    """Return the namespace that a thread is about; None: all that it had is hidden."""
+    names = [name for name in thread.heads if name != TASK_NAMESPACE]
+    if "" in names:
+        return ""
+    return min(names, default=None)
+
+
+async def _by_whole_id(store: Store, name: str, thread_id: str | None) -> Stored | None:
+    try:
+        places = await store.find(checks.checkpoint_id(name))
+    except InvalidInput:
+        return None
+    if thread_id is not None:
+        places = [key for key in places if key.thread_id == thread_id]
+        places = [key for key in places if not key.namespace] or places
+    if len(places) > 1:
+        candidates = [f"{key.thread_id}@{key.checkpoint_id}" for key in places]
+        raise AmbiguousCheckpoint(name, [key[:2] for key in places], candidates=candidates, more=len(places) > 5)
+    loaded = await store.read(*places[0]) if places else None
+    return loaded.stored if loaded is not None else None
+
+
+async def _of_step(store: Store, thread: Thread, step: int) -> Stored:
+    async for stored in _listed(store, Query(thread_id=thread.thread_id, namespace=_main(thread), step_max=step)):
+        if stored.record.step == step:
+            return stored
+    raise _missing(f"#{step}", thread, "has no visible checkpoint of that step")
+
+
+async def _at_time(store: Store, thread: Thread, text: str) -> Stored:
+    try:
+        moment = _aware(datetime.fromisoformat(text.strip()))
+    except ValueError:
+        raise InvalidInput(
+            f"{checks.shown(text)} is no time; write it as 2026-11-15, 2026-11-15T10:00 or 2026-11-15T10:00:30+01:00"
+        ) from None
+    async for stored in _listed(store, Query(thread_id=thread.thread_id, namespace=_main(thread))):
+        try:
+            created = _aware(datetime.fromisoformat(stored.record.created_at))
+        except ValueError:  # a checkpoint that somebody put with a time of another form
+            continue
+        if created <= moment:
+            return stored
+    raise _missing(f"{{{text}}}", thread, "has no visible checkpoint of that time or before")
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+async def _by_tag_or_prefix(store: Store, thread: Thread, text: str) -> Stored | None:
+    """Return the newest checkpoint with that tag, or else the one whose id, or the last part of it, begins so."""
+    begin: list[Stored] = []
+    query = Query(thread_id=thread.thread_id, namespace=None, hidden="also")
+    async for stored in _listed(store, query):
+        if not stored.hidden and text in described(stored.record)[0]:
+            return stored
+        name = stored.record.key.checkpoint_id
+        last = _last_part(name)
+        if last == text:
+            return stored
+        if name.startswith(text) or (last is not None and last.startswith(text)):
+            begin.append(stored)
+    if len(begin) > 1:
+        shown = [_short(stored) for stored in begin[:_CANDIDATES_MAX]]
+        places = [stored.record.key[:2] for stored in begin[:_CANDIDATES_MAX]]
+        raise AmbiguousCheckpoint(text, places, candidates=shown, more=len(begin) > _CANDIDATES_MAX)
+    return begin[0] if begin else None
+
+
+def _last_part(checkpoint_id: str) -> str | None:
+    """Return the part of an id of the engine's own that was left to chance."""
+    return checkpoint_id.rpartition("-")[2] if checkpoint_id.startswith("ckpt-") else None
+
+
+def _short(stored: Stored) -> str:
+    key = stored.record.key
+    return f"{key.thread_id}@{_last_part(key.checkpoint_id) or key.checkpoint_id} (step {stored.record.step})"
+
+
+async def _back(store: Store, start: Stored, count: int, thread_id: str) -> Stored:
+    """Return the checkpoint so many first parents back; what retention has removed is not counted."""
+    at = start
+    left = count
+    while left:
+        key = at.record.key
+        older = Query(
+            thread_id=key.thread_id, namespace=key.namespace, segment=at.segment, before_seq=at.seq, hidden="also"
+        )
+        inside = await store.count(older)
+        if inside:
+            steps = min(left, inside)
+            listed = await store.list_checkpoints(replace(older, offset=steps - 1, limit=1))
+            if not listed:
+                break
+            at = listed[0]
+            left -= steps
+            continue
+        before = await _followed(store, at)
+        if before is None:
+            break
+        at = before
+        left -= 1
+    if left:
+        raise CheckpointNotFound(
+            f"~{count}", thread_id, reason=f"{start.record.key.checkpoint_id!r} has only {count - left} ancestors"
+        )
+    loaded = await store.read(*at.record.key)
+    return loaded.stored if loaded is not None else at
+
+
+async def _followed(store: Store, first: Stored) -> Stored | None:
+    """Return what the first checkpoint of a segment follows, or the nearest before it that is still stored."""
+    follows: list[Place] = list((await store.segments(first.family, [first.segment])).get(first.segment, ()))
+    seen: set[int] = {first.segment}
+    while follows:
+        place = follows[0]
+        query = Query(
+            thread_id=place.key.thread_id,
+            namespace=place.key.namespace,
+            segment=place.segment,
+            before_seq=place.seq + 1,
+            hidden="also",
+            limit=1,
+        )
+        listed = await store.list_checkpoints(query)
+        if listed:
+            return listed[0]
+        if place.segment in seen:
+            return None
+        seen.add(place.segment)
+        follows = list((await store.segments(first.family, [place.segment])).get(place.segment, ()))
+    return None
+
+
+# -- looking
+
+
+async def _thread(store: Store, name: str) -> Thread | None:
+    """Return a thread that has something to show."""
+    try:
+        found = await store.thread(checks.thread_id(name), brief=True)
+    except InvalidInput:
+        return None
+    is_there = found is not None and any(namespace != TASK_NAMESPACE for namespace in found.newest)
+    return found if is_there else None
+
+
+def _main(thread: Thread) -> str:
+    return _main_namespace(thread) or ""
+
+
+async def _listed(store: Store, query: Query) -> AsyncIterator[Stored]:
+    """Yield what a query asks for, newest first, page by page; never the record of a task."""
+    before: int | None = None
+    while True:
+        page = await store.list_checkpoints(replace(query, before_seq=before, limit=_PAGE))
+        for stored in page:
+            if stored.record.key.namespace != TASK_NAMESPACE:
+                yield stored
+        if len(page) < _PAGE:
+            return
+        before = page[-1].seq
+
+
+def _reference(stored: Stored) -> Reference:
+    key: Key = stored.record.key
+    return Reference(key.thread_id, key.namespace, key.checkpoint_id, stored.record.step)
+
+
+def _missing(what: str, thread: Thread, reason: str) -> CheckpointNotFound:
+    return CheckpointNotFound(what, thread.thread_id, reason=f"{what!r}: thread {thread.thread_id!r} {reason}")
+
+
+async def _no_thread(store: Store, ref: str) -> CheckpointNotFound:
+    """Return the error, with the names of threads that are close to what was written."""
+    hits = await store.search(Search(limit=_SIMILAR_AMONG))
+    names = [hit.position.thread_id for hit in hits]
+    wanted = [ref, *[name for name, _ in _splits(ref)]][:4]
+    similar = dict.fromkeys(
+        name for text in wanted for name in difflib.get_close_matches(text[:200], names, n=3, cutoff=0.6)
+    )
+    return CheckpointNotFound(
+        ref, None, reason=f"there is no thread and no checkpoint {ref!r}", similar=list(similar)[:3]
+    )
