@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -16,9 +17,15 @@ TASK_NAMESPACE = "everstep:task"
 """Of a thread that is a task: what is known of it besides its checkpoints, and no part of its history."""
 
 
+CLOCK: ContextVar[Callable[[], datetime] | None] = ContextVar("everstep_clock", default=None)
+"""What tells the time instead of the clock, for data that shall look the same each time it is made."""
+
+
 def utc_now() -> str:
     """Return the present time as ISO 8601 in UTC. For people to read: nothing is ordered by it."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
+    clock = CLOCK.get()
+    moment = clock() if clock is not None else datetime.now(UTC)
+    return moment.isoformat(timespec="microseconds")
 
 
 @dataclass

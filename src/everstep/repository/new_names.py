@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import TypeVar
 
 from everstep.errors import IdTaken, StoreError
@@ -14,9 +15,14 @@ _TOKEN_BYTES = 8  # names that could meet differ in nothing else: each pair of t
 _TRIES = 8
 
 
+TOKENS: ContextVar[Callable[[], str] | None] = ContextVar("everstep_tokens", default=None)
+"""What makes tokens instead of chance, for data that shall look the same each time it is made."""
+
+
 def new_token() -> str:
     """Return the part of a new name that is left to chance."""
-    return secrets.token_hex(_TOKEN_BYTES)
+    make = TOKENS.get()
+    return make() if make is not None else secrets.token_hex(_TOKEN_BYTES)
 
 
 async def under_new_name(act: Callable[[], Awaitable[T]], rename: Callable[[], None] | None = None) -> T:
