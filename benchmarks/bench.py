@@ -21,7 +21,7 @@ from typing import Any
 import apsw
 
 import everstep
-from benchmarks import after_many, finding, on_langgraph, on_servers
+from benchmarks import after_many, finding, on_langgraph, on_servers, writers
 from benchmarks import shapes as many_shapes
 from benchmarks.common import KEEP_ALL, RNG, durable, files_bytes, message, paired, ratio, report, words
 from everstep.runtime.blocking import run_to_end
@@ -349,8 +349,8 @@ def shapes(_: Path) -> None:
 ALL: Iterable[Callable[[Path], None]] = (
     bytes_stored, bytes_per_step, durable_rate, many_tasks, append_cost, snapshot_cpu, loading, listing, importing,
     going_back, touching, retention, after_many.after_many, finding.finding, drawing, on_servers.postgres,
-    on_servers.valkey, on_langgraph.langgraph, on_langgraph.langgraph_tasks, on_langgraph.langgraph_branch,
-    on_langgraph.langgraph_import, shapes,
+    on_servers.valkey, writers.writers, on_langgraph.langgraph, on_langgraph.langgraph_tasks,
+    on_langgraph.langgraph_branch, on_langgraph.langgraph_import, shapes,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 import everstep
@@ -19,8 +20,9 @@ from everstep import CheckpointGC, CommitUnknown, SnapshotConfig, StoreUnavailab
 from everstep.errors import HeadMoved
 from everstep.repository import turns
 from everstep.runtime.blocking import run_to_end
+from everstep.stores.postgres.adopt import AdoptingRows
 from everstep.stores.postgres.store import PostgresStore
-from everstep.stores.protocol import Change, Query, Store, Stored
+from everstep.stores.protocol import Change, Draft, Query, Store, Stored
 from everstep.stores.redis import store as redis
 from everstep.stores.redis.store import RedisStore
 from everstep.stores.sqlite.store import SQLiteStore
@@ -32,6 +34,8 @@ from tests.stores.postgres_tools import Wire
 from tests.tools import servers
 
 TRIES = 3
+APPENDS = 1
+"""An append is tried once without a turn: what it does in one takes no longer."""
 TURNS = 5
 PATIENCE = 60
 
@@ -118,21 +122,44 @@ def race(place: Place, face: str) -> Iterator[Race]:
 
 async def test_an_append_that_is_always_beaten_gets_its_turn(race: Race) -> None:
     await race.engine.append("t", [{"role": "user", "content": "own"}])
-    assert len(race.tries) == TRIES
-    assert race.words() == ["rival"] * 4 + ["own"]
+    assert len(race.tries) == APPENDS
+    assert race.words() == ["rival", "rival", "own"]
+
+
+async def test_an_append_beside_other_writers_begins_with_its_turn(race: Race) -> None:
+    """A try that rests on the head of its last save would be in vain."""
+    await race.engine.append("t", [{"role": "user", "content": "one"}])
+    race.say("t")
+    race.tries.clear()
+    await race.engine.append("t", [{"role": "user", "content": "two"}])
+    assert race.tries == []
+    assert race.words() == ["rival", "rival", "one", "rival", "two"]
+
+
+async def test_an_append_needs_no_turn_when_the_others_have_stopped(race: Race) -> None:
+    quiet = race.make(Beset, lambda _: None)
+    await quiet.append("t", [{"role": "user", "content": "one"}])
+    race.say("t")
+    for number in range(3):
+        race.tries.clear()
+        await quiet.append("t", [{"role": "user", "content": str(number)}])
+        assert len(race.tries) == [1, 0, 1][number]  # beaten; in a turn that finds nobody there; as if nothing had been
+    assert race.words() == ["rival", "one", "rival", "0", "1", "2"]
 
 
 async def test_a_slow_writer_gets_its_turn_at_once(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = race.rival.get_latest("t").metadata.checkpoint_id
+    race.say("t")
     monkeypatch.setattr(turns, "_TRIES_SECONDS", 0.0)
-    await race.engine.append("t", [{"role": "user", "content": "own"}])
+    await race.engine.rewind(first)
     assert len(race.tries) == 1
-    assert race.words() == ["rival", "rival", "own"]
+    assert race.words() == ["rival"]
 
 
 async def test_an_append_to_a_new_thread_that_is_always_beaten_gets_its_turn(race: Race) -> None:
     await race.engine.append("new", [{"role": "user", "content": "own"}], {"key": 1})
-    assert len(race.tries) == TRIES
-    assert race.words("new") == ["rival"] * 3 + ["own"]
+    assert len(race.tries) == APPENDS
+    assert race.words("new") == ["rival", "own"]
 
 
 def test_a_large_message_is_cut_into_pieces_once_however_often_it_is_beaten(
@@ -155,11 +182,11 @@ def test_a_large_message_is_cut_into_pieces_once_however_often_it_is_beaten(
     engine = everstep.CheckpointEngine(everstep.StoreBackend(beset)).sync
     rival.append("t", [{"content": "rival"}])
     engine.append("t", [{"content": text}], {"state": 1})
-    assert len(tries) == TRIES
+    assert len(tries) == APPENDS
     assert cut == [len(codec.pack({"content": text}))]
     found = everstep.open(f"sqlite:///{tmp_path}/a.db").sync.get_latest("t")
     assert found is not None
-    assert found.messages == [{"content": "rival"}] * (TRIES + 1) + [{"content": text}]
+    assert found.messages == [{"content": "rival"}] * (APPENDS + 1) + [{"content": text}]
     assert found.state == {"state": 1}
     engine.close()
     rival.close()
@@ -249,7 +276,7 @@ async def test_what_is_beaten_in_its_turns_too_ends_with_an_error(race: Race) ->
     assert "own" not in race.words()
     race.tries.clear()
     await race.engine.append("t", [{"role": "user", "content": "own"}])
-    assert len(race.tries) == TRIES, "a turn that ended without a change is in the way of others"
+    assert len(race.tries) == APPENDS, "a turn that ended without a change is in the way of others"
 
 
 async def test_a_head_that_is_remembered_makes_the_next_append_one_try(race: Race, face: str) -> None:
@@ -372,11 +399,96 @@ def test_the_answer_to_a_turn_that_is_lost_is_looked_for(behind_wire: Store, wir
 
 
 def test_a_turn_that_is_lost_before_its_end_is_taken_again(behind_wire: Store, wire: Wire) -> None:
-    wire.lose = lambda data: b"everstep_put" in data
+    wire.lose = lambda data: b"everstep_alone" in data
     stored = run_to_end(behind_wire.in_turn("t", after_reading))
     assert stored is not None
     assert stored.record.key.checkpoint_id == "own-2"
     assert ids(run_to_end(behind_wire.list_checkpoints(Query(thread_id="t")))) == ["own-2", "c-1"]
+
+
+@pytest.mark.parametrize("rivals", [0, 1])
+def test_a_turn_that_is_lost_at_its_end_and_did_nothing_is_done_again(
+    behind_wire: Store, monkeypatch: pytest.MonkeyPatch, rivals: int
+) -> None:
+    """By the same call if the head is as it was, else by another turn."""
+    near = PostgresStore(servers.postgres()).blocking
+    end = AdoptingRows.put_and_end
+
+    def lost(rows: AdoptingRows, _values: Any) -> int | None:
+        monkeypatch.setattr(AdoptingRows, "put_and_end", end)
+        rows.connection.close()
+        for _ in range(rivals):
+            run_to_end(near.commit(follow("t", "rival")))
+        raise psycopg.OperationalError("the server closed the connection")
+
+    monkeypatch.setattr(AdoptingRows, "put_and_end", lost)
+    stored = run_to_end(behind_wire.in_turn("t", after_reading))
+    assert stored is not None
+    assert stored.record.key.checkpoint_id == f"own-{2 + rivals}"
+    assert run_to_end(head_id(behind_wire)) == f"own-{2 + rivals}"
+    run_to_end(near.close())
+
+
+def test_a_turn_is_two_round_trips(behind_wire: Store, wire: Wire) -> None:
+    """One to take it and to see the head, one to write and to commit: others wait for no more than one of them."""
+    before = wire.round_trips
+    run_to_end(behind_wire.in_turn("t", after_reading))
+    assert wire.round_trips - before == 2
+
+
+def test_the_append_of_a_beaten_writer_holds_others_up_for_one_round_trip(wire: Wire) -> None:
+    whole = PostgresStore(wire.url)
+    far = everstep.CheckpointEngine(everstep.StoreBackend(whole)).sync
+    near = everstep.CheckpointEngine(everstep.StoreBackend(PostgresStore(servers.postgres()))).sync
+    for _ in range(2):
+        far.append("t", [{"role": "user", "content": "far"}], {"key": 1})
+        near.append("t", [{"role": "user", "content": "near"}], {"key": 2})
+    before = wire.round_trips
+    far.append("t", [{"role": "user", "content": "far"}], {"key": 3})
+    assert wire.round_trips - before == 2
+    found = far.get_latest("t")
+    assert found is not None
+    assert found.state == {"key": 3}
+    far.close()
+    near.close()
+
+
+def test_a_change_that_must_be_done_the_long_way_is_done_in_its_turn(behind_wire: Store, wire: Wire) -> None:
+    """As one whose id is there: the short way is refused, and has ended the transaction."""
+    first = run_to_end(behind_wire.read("t"))
+    assert first is not None
+    run_to_end(behind_wire.commit(follow("t", "d")))
+
+    async def again(inside: Store) -> Stored | None:
+        head = await inside.read("t")
+        assert head is not None
+        return await inside.commit(Change(thread_id="t", build=lambda _: Draft(first.stored.record, (), ())))
+
+    assert run_to_end(behind_wire.in_turn("t", again)) == first.stored
+    assert ids(run_to_end(behind_wire.list_checkpoints(Query(thread_id="t")))) == ["d-2", "c-1"]
+    wire.lose = lambda data: b"COMMIT" in data and b"everstep_put" not in data
+    assert run_to_end(behind_wire.in_turn("t", again)) == first.stored
+
+
+def test_a_driver_that_cannot_send_statements_together_sends_them_one_by_one(
+    behind_wire: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psycopg.Pipeline, "is_supported", classmethod(lambda _: False))
+    stored = run_to_end(behind_wire.in_turn("t", after_reading))
+    assert stored is not None
+    assert run_to_end(head_id(behind_wire)) == "own-2"
+
+
+def test_a_turn_that_fails_leaves_its_connection_usable(behind_wire: Store, wire: Wire) -> None:
+    async def fail(inside: Store) -> None:
+        await inside.commit(follow("t", "own", expect="another"))
+
+    connections = len(wire.sent)
+    for _ in range(2):
+        with pytest.raises(HeadMoved):
+            run_to_end(behind_wire.in_turn("t", fail))
+    run_to_end(behind_wire.commit(follow("t", "d")))
+    assert len(wire.sent) == connections
 
 
 @pytest.mark.parametrize("face", ["async", "blocking"])

@@ -26,6 +26,8 @@ class KnownHead(NamedTuple):
     nodes: Sequence[tree.Node]
     messages: Chunked | None
     """None: not at hand."""
+    has_rivals: bool = False
+    """Others had written to the thread when this was saved, since the last time: so they will have again, likely."""
 
 
 class ObjectCache:
@@ -63,13 +65,25 @@ class ObjectCache:
     def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._lock.release()
 
-    def remember(self, stored: Stored, nodes: Sequence[tree.Node] = (), messages: Chunked | None = None) -> None:
+    def has_rivals(self, thread_id: str, namespace: str) -> bool:
+        """Whether what is saved now will hardly find the head that is remembered."""
+        found = self._heads.get((thread_id, namespace))
+        return found is not None and found.has_rivals
+
+    def remember(
+        self,
+        stored: Stored,
+        nodes: Sequence[tree.Node] = (),
+        messages: Chunked | None = None,
+        *,
+        has_rivals: bool = False,
+    ) -> None:
         root = len(stored.record.body) + len(stored.record.children)
         size = (2 * root if nodes else root) + _HEAD_OVERHEAD  # the nodes hold the same bytes once more
         if messages is not None:
             size += sum(map(len, messages.chunks))
         with self._lock:
-            self._heads.put(stored.record.key[:2], KnownHead(stored, nodes, messages), size)
+            self._heads.put(stored.record.key[:2], KnownHead(stored, nodes, messages, has_rivals), size)
 
     def forget(self, thread_id: str) -> None:
         with self._lock:

@@ -192,11 +192,14 @@ class Repository:
         added = _Added(copied(messages, "messages"))
         state = copied(state, "state")
         tools_result = copied(tools_result, "tools_result")
+        remembered = self.memory.head(thread_id, namespace)
+        expected: list[Stored | None] = [remembered] if remembered is not None else []
 
         async def attempt(store: Store, is_first: bool) -> tuple[Stored, Encoded]:
             repository = self.over(store)
             find = repository._recent_head if is_first else repository._fresh_head
             head = await find(thread_id, namespace, objects=False)
+            expected.append(head)
             found = head.record.key.checkpoint_id if head is not None else None
             if expect is not ANY and expect != found:
                 if is_first:  # the head that is remembered may be an old one
@@ -215,7 +218,12 @@ class Repository:
                 raise Beaten from None
             return stored, encoded
 
-        return self._remembered(*await until_done(self.store, thread_id, attempt, "an append"))
+        # A try that rests on an old head is lost time for everybody: with others at work it begins with a turn.
+        tries = 0 if self.memory.has_rivals(thread_id, namespace) else 1
+        stored, encoded = await until_done(self.store, thread_id, attempt, "an append", tries=tries)
+        first = expected[0]
+        has_rivals = stored.record.parents != ((first.record.key,) if first is not None else ())
+        return self._remembered(stored, encoded, has_rivals=has_rivals)
 
     async def save_onto(
         self,
@@ -374,12 +382,12 @@ class Repository:
         calls.added(stored.added_bytes, len(encoded.squeezed))
         return stored
 
-    def _remembered(self, stored: Stored, encoded: Encoded) -> Stored:
+    def _remembered(self, stored: Stored, encoded: Encoded, *, has_rivals: bool = False) -> Stored:
         """Return a checkpoint that is committed, after noting it as the head."""
         self.memory.add(encoded.objects)
         last = self.memory.head(*stored.record.key[:2])
         if last is None or stored.seq > last.seq:  # a checkpoint that was replaced or put again is not the head
-            self.memory.remember(stored, encoded.nodes, encoded.messages)
+            self.memory.remember(stored, encoded.nodes, encoded.messages, has_rivals=has_rivals)
         return stored
 
     # -- values in

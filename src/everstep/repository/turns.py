@@ -40,20 +40,22 @@ async def until_done(
     attempt: Callable[[Store, bool], Coroutine[Any, Any, T]],
     doing: str,
     *,
+    tries: int = _TRIES,
     calls_back: bool = False,
 ) -> T:
     """Return what `attempt` returns. It raises Beaten if another writer was first, and is then called again.
 
     It is told the store to work on, and whether it is called for the first time: only then may it rely on what is
     remembered. It changes the store by one commit, as its last act, and nothing else that it does may last: a turn
-    may end without it. `doing` says in an error what could not be done. An attempt that calls functions of the
-    caller's (`calls_back`) gets more tries instead of a turn: nobody waits for such a function.
+    may end without it. `doing` says in an error what could not be done. After so many `tries` it gets a turn; with
+    none it begins with that. An attempt that calls functions of the caller's (`calls_back`) gets more tries instead
+    of a turn: nobody waits for such a function.
     """
     began = time.monotonic()
     if calls_back:
         return await _without_turns(store, thread_id, attempt, doing)
     seconds = 0.0
-    for number in range(_TRIES):
+    for number in range(tries):
         started = time.monotonic()
         try:
             return await attempt(store, number == 0)

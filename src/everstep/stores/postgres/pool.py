@@ -15,12 +15,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.generators import execute
+from psycopg.generators import execute, fetch_many, send
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.waiting import wait_async
 
@@ -85,6 +85,39 @@ class Connection(psycopg.Connection[Any]):
             self.close()
             raise
 
+    def call_and_commit(self, query: bytes, types: Sequence[int], values: Sequence[bytes | None]) -> bytes | None:
+        """The same, and commit the transaction, in one round trip where the driver can do that.
+
+        If the call fails there is nothing to be committed, and the transaction has failed.
+        """
+        if not psycopg.Pipeline.is_supported():
+            value = self.call(query, types, values)
+            self.execute("COMMIT")
+            return value
+        self._check_time()
+        self.pgconn.enter_pipeline_mode()
+        try:
+            self.pgconn.send_query_params(query, values, types, [1] * len(values), 1)
+            self.pgconn.send_query_params(b"COMMIT", None)
+            self.pgconn.pipeline_sync()
+            called, committed = super().wait(_until(self.deadline, _answers(self.pgconn, 2)))
+            self.pgconn.exit_pipeline_mode()
+        except BaseException:
+            self.close()  # nobody knows what it would answer next
+            raise
+        value = _value(called)
+        _check(committed, ExecStatus.COMMAND_OK)
+        return value
+
+    @contextmanager
+    def in_one_go(self) -> Iterator[None]:
+        """Send the statements that are executed inside in one round trip, where the driver can do that."""
+        if not psycopg.Pipeline.is_supported():
+            yield
+            return
+        with self.pipeline():
+            yield
+
     async def call_async(self, query: bytes, types: Sequence[int], values: Sequence[bytes | None]) -> bytes | None:
         """The same; the event loop goes on meanwhile."""
         self._check_time()
@@ -115,12 +148,27 @@ def can_watch(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def _value(results: Sequence[Any]) -> bytes | None:
-    if results[-1].status != ExecStatus.TUPLES_OK:
+    _check(results, ExecStatus.TUPLES_OK)
+    found: bytes | None = results[-1].get_value(0, 0)
+    return found
+
+
+def _check(results: Sequence[Any], wanted: ExecStatus) -> None:
+    if results[-1].status != wanted:
         error = psycopg.errors.error_from_result(results[-1])
         # Without a code it is not the server that refuses, but the connection that broke: it may have been done.
         raise error if error.sqlstate is not None else psycopg.OperationalError(str(error))
-    found: bytes | None = results[-1].get_value(0, 0)
-    return found
+
+
+def _answers(pgconn: Any, count: int) -> Generator[Any, Any, list[Any]]:
+    """Send what is on its way, and return the results of each statement up to the end of the pipeline."""
+    yield from send(pgconn)
+    answers: list[Any] = []
+    while len(answers) < count:
+        answer = yield from fetch_many(pgconn)
+        answers.append(answer)
+    yield from fetch_many(pgconn)  # the end
+    return answers
 
 
 def _until(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
@@ -332,6 +380,18 @@ class Pool:
 def _close_all(idle: deque[tuple[float, Connection]]) -> None:
     while idle:
         idle.pop()[1].close()
+
+
+@contextmanager
+def rolled_back(connection: Connection) -> Iterator[None]:
+    """Roll the transaction back that an error has left open: the connection can be used again."""
+    try:
+        yield
+    except BaseException:
+        if connection.pgconn.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            with suppress(psycopg.Error):  # the pool closes it then
+                connection.execute("ROLLBACK")
+        raise
 
 
 class Pauses:

@@ -118,6 +118,7 @@ _OF_SHOWN = """JOIN {lines} l ON l.family = a.family AND l.thread = a.thread AND
                FULL JOIN {threads} t ON t.family = a.family AND t.id = a.thread"""
 _IS_SHOWN = "(l.head IS NOT NULL OR c.seq IS NOT NULL OR t.lines IS DISTINCT FROM coalesce(a.lines, 0))"
 _MICROS = "CASE WHEN isfinite(a.active) THEN (extract(epoch FROM a.active) * 1000000)::bigint ELSE 0 END"
+_LOAD = "SELECT * FROM {load}(%s, %s, %s, %s, %s)"
 _NARROW = 1000  # threads that an index may give for them to be put in order one by one
 _NARROW_LABELS = 10_000  # checkpoints, of which most may be old ones
 _OF_LINES = {
@@ -245,17 +246,29 @@ class Rows:
             self._guarded.add(family)
             self._do("SELECT {guard}(%s)", (family,))
 
-    def take_turn(self, thread_id: str, seconds: float) -> None:
-        """Lock the thread's family, if it has one, for this transaction alone: every writer of it needs its guard.
+    def begin_turn(self, thread_id: str, seconds: float) -> tuple[Loaded, Known | None] | None:
+        """Begin a transaction, lock the thread's family for it alone, and return the head, in one round trip.
 
-        Who waits for that lock is let in in the order of coming. Should this client vanish without a word, the server
-        ends the transaction after so many seconds.
+        Every writer of a family needs its guard. Who waits for the lock is let in in the order of coming. Should this
+        client vanish without a word, the server ends the transaction after so many seconds. Only the head of the
+        thread's own namespace is read, without objects; None: there is none.
         """
-        self._do(
-            """SELECT set_config('idle_in_transaction_session_timeout', %s, true), {alone}(family) FROM {names}
-               WHERE name = %s""",
-            (str(max(1, int(seconds * 1000))), thread_id.encode()),
-        )
+        with self.connection.in_one_go():
+            self.connection.execute("BEGIN")
+            self._do(
+                """SELECT set_config('idle_in_transaction_session_timeout', %s, true), {alone}(family) FROM {names}
+                   WHERE name = %s""",
+                (str(max(1, int(seconds * 1000))), thread_id.encode()),
+            )
+            # A statement of its own: it sees what was committed while the lock was waited for.
+            found = self._do(_LOAD, (*_named(thread_id, ""), None, False, False))
+        rows = found.fetchall()
+        return self._checked_load(thread_id, "", None, rows) if rows else None
+
+    def put_and_end(self, values: Sequence[Any]) -> int | None:
+        """Do `put`, and commit the transaction, in one round trip; None: nothing was written."""
+        query = self._tables(_PUT).encode()
+        return _seq(self.connection.call_and_commit(query, _PUT_TYPES, _binary(_PUT_TYPES, values)))
 
     def generation(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
         """Lock a line and return its family and generation."""
@@ -626,13 +639,15 @@ class Rows:
         self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
     ) -> tuple[Loaded, Known | None] | None:
         """Read a checkpoint, its objects and its writes in one statement: one round trip, one state."""
-        rows = self._all(
-            "SELECT * FROM {load}(%s, %s, %s, %s, %s)",
-            (*_named(thread_id, namespace), _bytes(checkpoint_id), objects, writes),
-        )
+        rows = self._all(_LOAD, (*_named(thread_id, namespace), _bytes(checkpoint_id), objects, writes))
         if not rows:
             self.check_whole(thread_id, namespace, stored_max=0 if checkpoint_id is None else _STORED_COUNTED_MAX)
             return None
+        return self._checked_load(thread_id, namespace, checkpoint_id, rows)
+
+    def _checked_load(
+        self, thread_id: str, namespace: str, checkpoint_id: str | None, rows: Sequence[Any]
+    ) -> tuple[Loaded, Known | None]:
         if rows[0][9] & _IS_TORN:
             raise _damaged(_STALE_HEAD if checkpoint_id is None else _LOST_STRETCH, thread_id)
         return _loaded(thread_id, namespace, rows)

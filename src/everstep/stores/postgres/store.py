@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import closing
 from importlib import resources
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -78,6 +79,7 @@ try:
         connect,
         is_lost,
         is_starting,
+        rolled_back,
         translated,
     )
     from everstep.stores.postgres.rows import Known, Tables, columns, labels
@@ -322,21 +324,44 @@ class Prepared(NamedTuple):
 
 
 class _Turn:
-    """What a turn does inside its transaction, and what is to be noted when that is committed."""
+    """What a turn does inside its transaction, and what is to be noted when that is committed.
 
-    def __init__(self, database: _Database, rows: Rows) -> None:
+    Others wait meanwhile, so a far client must not ask often: the transaction begins with a look at the head, and the
+    usual commit ends it, which is one round trip each.
+    """
+
+    def __init__(self, database: _Database, rows: Rows, thread_id: str, deadline: float) -> None:
         self.rows = rows
         self._database = database
+        self._thread_id = thread_id
+        self._deadline = deadline
+        self._head: tuple[Loaded, Known | None] | None = None
+        """Of the thread's own namespace, as it was when the turn began, until somebody asks for it."""
         self._seen: dict[tuple[str, str], tuple[Seen[Known], Known]] = {}
         self._notes: list[Callable[[], object]] = []
         self.draft: Draft | None = None
         """What it has committed."""
+        self.is_ending = False
+        """The transaction is committed, or may be."""
+
+    def begin(self) -> None:
+        self._head = self.rows.begin_turn(self._thread_id, self._deadline - time.monotonic())
+
+    def end(self) -> None:
+        """Commit, if that was not done with the change."""
+        if not self.is_ending:
+            self.is_ending = True
+            self.rows.connection.execute("COMMIT")
 
     def load(
         self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
     ) -> Loaded | None:
         line = thread_id, namespace
-        found = self.rows.load(thread_id, namespace, checkpoint_id, objects, writes)
+        found = None
+        if line == (self._thread_id, "") and checkpoint_id is None and not objects and not writes:
+            found, self._head = self._head, None
+        if found is None:
+            found = self.rows.load(thread_id, namespace, checkpoint_id, objects, writes)
         if found is None:
             return None
         loaded, known = found
@@ -346,20 +371,40 @@ class _Turn:
         return loaded
 
     def commit(self, change: Change) -> Stored | None:
-        """Commit in one round trip if that can be: others wait."""
+        """Commit in one round trip if that can be."""
         line = change.thread_id, change.namespace
         put = self._database._prepared(change, *self._seen[line]) if line in self._seen else None
-        seq = self.rows.put(put.values) if put is not None else None
-        if put is not None and seq is not None:
-            made = put
-            number = seq
-            self.draft = put.draft
-            self._notes.append(lambda: self._database._kept(made, number))
-            return put.stored._replace(seq=seq)
+        if put is not None:
+            stored = self._put(put)
+            if stored is not None:
+                return stored
         noted = change._replace(build=self._build(change.build)) if change.build is not None else change
         stored, head = self._database.apply(self.rows, noted, self._database._heads.get(line))
         self._notes.append(lambda: self._database._note_head(line, stored, head))
         return stored
+
+    def _put(self, put: Prepared) -> Stored | None:
+        """Commit a checkpoint, and end the turn; None: it was refused (its id is there), and the turn goes on."""
+        self.draft = put.draft
+        self.is_ending = True
+        try:
+            seq = self.rows.put_and_end(put.values)
+        except psycopg.OperationalError as exc:
+            if not is_lost(exc) or isinstance(exc, Unsent):
+                raise
+            stored = self._database.put_again(put, self._deadline)
+            if stored is None:
+                raise psycopg.errors.SerializationFailure("a turn was lost, and is taken again") from exc
+            return stored
+        if seq is not None:
+            self._notes.append(lambda: self._database._kept(put, seq))
+            return put.stored._replace(seq=seq)
+        # Nothing was written, and the lock is gone with the transaction. Whoever was let in meanwhile is noticed: the
+        # change names the head it follows.
+        self.draft = None
+        self.is_ending = False
+        self.begin()
+        return None
 
     def _build(self, build: Callable[[Stored | None], Draft]) -> Callable[[Stored | None], Draft]:
         def built(head: Stored | None) -> Draft:
@@ -626,24 +671,59 @@ class _Database:
 
     def in_turn(self, thread_id: str, work: Callable[[_Turn], T], deadline: float) -> T:
         """Do work, which may commit once, in one transaction while nobody else changes the thread's family."""
-        done: list[tuple[_Turn, T]] = []
+        with translated():
+            pauses = Pauses(deadline)
+            while True:
+                done: list[tuple[_Turn, T]] = []
+                try:
+                    with self._pool.connection(deadline) as connection, rolled_back(connection):
+                        turn = _Turn(self, Rows(connection, self._tables), thread_id, deadline)
+                        turn.begin()
+                        done.append((turn, work(turn)))
+                        turn.end()
+                except RACES as exc:
+                    if not pauses.wait():
+                        raise
+                    tried_again("PostgreSQL: %s", type(exc).__name__)
+                    continue
+                except psycopg.OperationalError as exc:
+                    if not done or not is_lost(exc) or isinstance(exc, Unsent):
+                        self._try_again(exc, pauses)
+                        continue
+                    self._check_committed(done[-1][0].draft, thread_id, deadline, exc)
+                turn, result = done[-1]
+                turn.note()
+                return result
 
-        def inside(rows: Rows) -> None:
-            done.clear()
-            rows.take_turn(thread_id, deadline - time.monotonic())
-            turn = _Turn(self, rows)
-            done.append((turn, work(turn)))
+    def _check_committed(self, draft: Draft | None, thread_id: str, deadline: float, lost: Exception) -> None:
+        """After the answer to a COMMIT was lost: CommitUnknown unless the draft is found."""
+        if draft is None:
+            raise CommitUnknown(None, thread_id) from lost
+        if self._found(draft, deadline) is None:
+            raise CommitUnknown(draft.record.key.checkpoint_id, thread_id) from lost
 
-        try:
-            self.write(inside, deadline, thread_id)
-        except CommitUnknown as exc:
-            draft = done[-1][0].draft if done else None
-            if draft is None or self._found(draft, deadline) is None:
-                name = draft.record.key.checkpoint_id if draft is not None else None
-                raise CommitUnknown(name, thread_id) from exc.__cause__
-        turn, result = done[-1]
-        turn.note()
-        return result
+    def put_again(self, put: Prepared, deadline: float) -> Stored | None:
+        """Put what may be stored already, since the answer was lost that ended a turn; None: it is not, nor will be.
+
+        The one who asks still has a place in the pool, so this is done through a connection besides those: else all
+        might wait for one another.
+        """
+        key = put.draft.record.key
+        pauses = Pauses(deadline)
+        while True:
+            try:
+                with closing(self._connect(deadline)) as connection:
+                    connection.deadline = deadline
+                    rows = Rows(connection, self._tables)
+                    seq = rows.put(put.values)  # waits for the end of the turn
+                    if seq is not None:
+                        return self._kept(put, seq)
+                    found = rows.load(*key, objects=False, writes=False)
+            except psycopg.Error as exc:
+                if not is_lost(exc) or not pauses.wait():
+                    raise CommitUnknown(key.checkpoint_id, key.thread_id) from exc
+            else:
+                return found[0].stored if found is not None and found[0].stored.digest == put.stored.digest else None
 
     async def commit_soon(self, change: Change, deadline: float) -> Stored | Prepared | Literal[False] | None:
         """Commit in one round trip, on this event loop, if that can be; None: a worker thread must do it.
