@@ -678,7 +678,7 @@ def test_how_many_queries_and_commits_a_thread_takes_does_not_depend_on_its_leng
     source.run(chat, [human(n) for n in range(3)], "short")
     source.run(chat, [human(n) for n in range(30)], "long")
     queries = counted(monkeypatch, psycopg.Cursor, "execute")
-    commits = [counted(monkeypatch, MemoryStore, name) for name in ("adopt", "commit", "put_writes")]
+    commits = [counted(monkeypatch, MemoryStore, name) for name in COMMITS]
     found = {}
     for thread in ("short", "long"):
         before = len(queries), sum(map(len, commits))
@@ -688,7 +688,25 @@ def test_how_many_queries_and_commits_a_thread_takes_does_not_depend_on_its_leng
     assert report.checkpoints == report.verified > 100
     assert found["long"] == found["short"]
     assert found["long"][0] <= 20
-    assert found["long"][1] == 2  # numbers are set aside, and one batch
+    assert found["long"][1] == 1
+
+
+def test_many_small_threads_are_read_by_few_queries_and_written_in_one_commit(tmp_path, saver, monkeypatch):
+    source = Stock("postgres", tmp_path)
+    with source.saver() as other:
+        for n in range(40):
+            put_chain(other, [{"n": n}, {"n": [n]}], f"t{n}")
+    queries = counted(monkeypatch, psycopg.Cursor, "execute")
+    commits = [counted(monkeypatch, MemoryStore, name) for name in COMMITS]
+
+    report = moved(source, saver)
+
+    assert (report.threads, report.checkpoints, report.verified) == (40, 80, 80)
+    assert len(queries) <= 20 + 40  # the stock saver lists each thread by itself
+    assert sum(map(len, commits)) == 1
+
+
+COMMITS = ("adopt", "adopt_new", "commit", "put_writes")
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str) -> list[Any]:
@@ -705,8 +723,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str) -> list[Any]:
     return calls
 
 
-def test_each_thread_is_one_call_in_the_statistics(file, saver):
-    for thread in ("a", "b"):
+def test_threads_that_are_brought_together_are_one_call_in_the_statistics(file, saver, monkeypatch):
+    monkeypatch.setattr(importing, "_GROUP_THREADS", 2)
+    for thread in ("a", "b", "c"):
         file.run(chat, [human(1), human(2)], thread)
 
     moved(file, saver)
@@ -728,11 +747,13 @@ def test_what_is_in_memory_does_not_grow_with_the_source(tmp_path, saver, monkey
     for module, name in ((importing, "_BATCH_BYTES"), (stock_postgres, "_GROUP_BYTES"), (importing, "_COMPARED_BYTES")):
         monkeypatch.setattr(module, name, 10_000)
     sent = counted(monkeypatch, MemoryStore, "adopt")
+    sent_new = counted(monkeypatch, MemoryStore, "adopt_new")
     read = counted(monkeypatch, Threads, "read_some")
 
     assert moved(source, saver).verified == 30
 
-    sizes = [sum(len(obj.body) for obj in part.objects) for (part,) in sent]
+    parts = [part for (parts,) in sent_new for part in parts] + [part for (part,) in sent]
+    sizes = [sum(len(obj.body) for obj in part.objects) for part in parts]
     assert len(sizes) > 6
     assert max(sizes) < 15_000
     assert max(len(keys) for (keys,) in read) <= 5
@@ -797,22 +818,39 @@ def test_somebody_else_who_writes_to_the_thread_meanwhile_loses_nothing(stock, s
     assert head.pending_writes == [("task", "n", 5)]
 
 
-def test_somebody_else_who_is_first_at_the_last_moment_loses_nothing(stock, saver, monkeypatch):
+def test_somebody_else_who_makes_the_thread_at_the_last_moment_loses_nothing(stock, saver, monkeypatch):
     with stock.saver() as other:
         put_chain(other, [{"n": n} for n in range(6)])
-    adopt = MemoryStore.adopt
+    adopt_new = MemoryStore.adopt_new
 
-    async def adopt_early(self: MemoryStore, part: Part) -> int:
-        number = await adopt(self, part)
-        if part.reserve:
-            saver.put(at("t"), checkpoint("99999999", {"n": "mine"}), {}, {"n": 1})
-        return number
+    async def adopt_late(self: MemoryStore, parts: list[Part]) -> None:
+        saver.put(at("t"), checkpoint("99999999", {"n": "mine"}), {}, {"n": 1})
+        await adopt_new(self, parts)
 
-    monkeypatch.setattr(MemoryStore, "adopt", adopt_early)
+    monkeypatch.setattr(MemoryStore, "adopt_new", adopt_late)
     with pytest.raises(InvalidInput, match="changed in the target by somebody else"):
         moved(stock, saver)
 
     assert [one.checkpoint["channel_values"] for one in saver.list(at("t"))] == [{"n": "mine"}]
+
+
+def test_somebody_else_who_is_first_at_the_last_moment_loses_nothing(stock, saver, monkeypatch):
+    with stock.saver() as other:
+        put_chain(other, [{"n": n} for n in range(3)])
+        moved(stock, saver)
+        put_chain(other, [{"n": n} for n in range(6)])
+    send = StagingStore.send
+
+    async def send_late(self: StagingStore) -> None:
+        saver.put(at("t"), checkpoint("99999999", {"n": "mine"}), {}, {"n": 1})
+        await send(self)
+
+    monkeypatch.setattr(StagingStore, "send", send_late)
+    with pytest.raises(InvalidInput, match="changed in the target by somebody else"):
+        moved(stock, saver)
+
+    values = [one.checkpoint["channel_values"]["n"] for one in saver.list(at("t"))]
+    assert values == ["mine", 2, 1, 0]
 
 
 def test_a_message_that_differs_is_found_among_those_that_were_compared_before(saver):

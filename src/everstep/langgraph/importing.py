@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import heapq
+import itertools
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TextIO, cast
 
 from everstep.engine import CheckpointEngine
@@ -31,7 +33,7 @@ from everstep.langgraph.equality import SameItems, difference
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.last_written import Lines
 from everstep.langgraph.saver import HarnessCheckpointer
-from everstep.langgraph.stock_savers import Attached, Entry, Row, Source, open_source
+from everstep.langgraph.stock_savers import Attached, Entry, Outline, Row, Source, open_source
 from everstep.opening.addresses import is_address, is_in_memory
 from everstep.repository.cache import ObjectCache
 from everstep.repository.repository import Repository
@@ -46,6 +48,7 @@ from everstep.values.tree import Node
 _PAGE = 128
 _LISTED = 1000  # at once, without values
 _BATCH_MAX, _BATCH_BYTES = 2000, 8 << 20  # of checkpoints that are put in one commit
+_GROUP_THREADS, _GROUP_CHECKPOINTS = 64, 1024  # of threads that are brought together
 _CHUNK_MAX = 64  # checkpoints that are made in one pause of the collector
 _COMPARED_MAX, _COMPARED_BYTES = 256, 4 << 20  # of checkpoints whose values are read again at once
 _TOLD_EACH = 32  # checkpoints between two calls of `progress`
@@ -324,11 +327,9 @@ class _Mover:
         chosen = list(counts) if names is None else [name for name in counts if name in set(names)]
         self._threads_total, self._checkpoints_total = len(chosen), sum(counts[name] for name in chosen)
         before = await self._target_bytes()
-        for name in chosen:
+        for group in _groups(chosen, counts, _GROUP_THREADS if self._source.sees_many else 1):
             with self._source.reading():
-                await self._thread(name)
-            self._count(threads=1)
-            self._tell()
+                await self._group(group)
         self.report = replace(
             self.report,
             source_bytes=self._source.size_bytes(),
@@ -360,15 +361,35 @@ class _Mover:
         )
 
     def _go_on(self) -> None:
-        if self._stop.is_set():
-            raise _Stopped
+        self._check_wanted()
         self._tell()
 
-    # -- a thread
+    # -- some threads
 
     @public_call("import_langgraph", has_deadline=False)
-    async def _thread(self, thread_id: str) -> None:
-        plan = await self._plan(checks.thread_id(thread_id))
+    async def _group(self, names: Sequence[str]) -> None:
+        """Bring some threads: those that the target does not have together, the others one by one."""
+        new: list[_Plan] = []
+        for name, outline in zip(names, self._source.outlines(names), strict=True):
+            plan = await self._plan(checks.thread_id(name), outline)
+            if plan.is_new:
+                new.append(plan)
+            else:
+                await self._complete(plan)
+                self._end_thread()
+        await self._bring_new(new)
+        for plan in new:
+            if plan.early:
+                await self._attach_early(plan)
+        await self._compare_new(new)
+
+    def _end_thread(self) -> None:
+        self._count(threads=1)
+        self._tell()
+
+    async def _complete(self, plan: _Plan) -> None:
+        """Bring what the target lacks of a thread that it has."""
+        thread_id = plan.thread_id
         missing = plan.missing
         known = [entry for entry in plan.entries if entry.key in plan.there]
         if plan.gone_on and missing:
@@ -380,13 +401,14 @@ class _Mover:
         for key in wanting:  # before anything follows them: values of delta channels are made from writes
             await self._attach_lacking(key, (await self._written([key]))[key])
         if missing:
-            await self._bring(plan, missing)
+            rows = self._source.rows(missing, plan.written)
+            await self._bring(plan, missing, _chunks(zip(missing, rows, strict=True)))
         if plan.early and not plan.gone_on:
             await self._attach_early(plan)
         await self._compare(plan, plan.entries, writes=not plan.gone_on)
 
-    async def _plan(self, thread_id: str) -> _Plan:
-        entries = _parents_first(self._source.entries(thread_id))
+    async def _plan(self, thread_id: str, outline: Outline) -> _Plan:
+        entries = _parents_first(outline.entries)
         by_key = {entry.key: entry for entry in entries}
         sizes: dict[Key, int] = {}
         is_there = await self._store.thread(thread_id, brief=True) is not None
@@ -395,10 +417,9 @@ class _Mover:
                 known = {stored.record.key: stored for stored in page if stored.record.key in by_key}
                 self._check_known([by_key[key] for key in known], known)
                 sizes.update({key: _size(stored) for key, stored in known.items()})
-        written = self._source.written(thread_id)
         gone_on = is_there and await self._has_gone_on(thread_id, by_key)
-        heads = self._source.heads(thread_id)
-        return _Plan(thread_id, entries, written, heads, frozenset(sizes), sizes, not is_there, gone_on)
+        there = frozenset(sizes)
+        return _Plan(thread_id, entries, outline.written, outline.heads, there, sizes, not is_there, gone_on)
 
     async def _has_gone_on(self, thread_id: str, known: Container[Key]) -> bool:
         """Whether somebody has worked with the thread in the target, or taken it back: that is not ours to mend."""
@@ -425,10 +446,6 @@ class _Mover:
             yield own
             query = replace(query, after_seq=page[-1].seq)
 
-    async def _heads(self, thread_id: str) -> Mapping[str, tuple[str, int]]:
-        thread = await self._store.thread(thread_id, brief=True)
-        return thread.heads if thread is not None else {}
-
     def _check_known(self, entries: Sequence[Entry], known: Mapping[Key, Stored]) -> None:
         """Refuse a thread in which an id stands for something else. Looks at no values."""
         if not entries:
@@ -451,30 +468,69 @@ class _Mover:
 
     # -- putting
 
-    async def _bring(self, plan: _Plan, missing: Sequence[Entry]) -> None:
-        """Put checkpoints, each with its writes, in batches."""
+    async def _bring_new(self, plans: Sequence[_Plan]) -> None:
+        """Put whole threads that the target does not have, many in one commit."""
+        entries = [entry for plan in plans for entry in plan.entries]
+        written: dict[Key, Attached] = {}
+        for plan in plans:
+            written.update(plan.written)
+        rows = zip(entries, self._source.rows(entries, written), strict=True)
+        waiting: list[_Batch] = []
+        for plan in plans:
+            chunks = _chunks(itertools.islice(rows, len(plan.entries)))
+            batch = _Batch.new(self, plan)
+            for chunk in chunks:
+                self._check_wanted()
+                await batch.put(chunk)
+                if batch.is_full:
+                    break
+            if batch.count:
+                waiting.append(batch)
+            rest = plan.entries[batch.count :]
+            if rest or _is_full(waiting):
+                await self._send_new(waiting)
+                waiting = []
+            if rest:  # of a thread that is too large for one commit
+                await self._bring(plan, rest, chunks)
+        await self._send_new(waiting)
+
+    async def _send_new(self, batches: Sequence[_Batch]) -> None:
+        if not batches:
+            return
+        parts = [await batch.stage.whole() for batch in batches]
+        try:
+            await self._store.adopt_new(parts)
+        except HeadMoved as exc:
+            raise _changed_by_others(exc.thread_id) from None
+        for batch in batches:
+            self._count(**batch.counts)
+        self._tell()
+
+    async def _bring(
+        self, plan: _Plan, missing: Sequence[Entry], chunks: Iterable[Sequence[tuple[Entry, Row]]]
+    ) -> None:
+        """Put checkpoints of a thread that the target has, each with its writes, in batches."""
         attached = [plan.written[entry.key] for entry in missing if entry.key in plan.written]
         count = len(missing) + sum(len(one.names) for one in attached)
         number = await self._store.adopt(Part(plan.thread_id, reserve=count))
-        batch = await _Batch.opened(self, plan, number, is_new=plan.is_new)
-        rows = self._source.rows(plan.thread_id, missing, plan.written)
-        for chunk in _chunks(zip(missing, rows, strict=True)):
-            if self._stop.is_set():
-                raise _Stopped
+        batch = await _Batch.opened(self, plan, number)
+        for chunk in chunks:
+            self._check_wanted()
             if batch.is_full:
                 await self._send(batch)
                 batch = await _Batch.opened(self, plan, batch.number)
             await batch.put(chunk)
         await self._send(batch)
 
+    def _check_wanted(self) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+
     async def _send(self, batch: _Batch) -> None:
         try:
             await batch.stage.send()
         except HeadMoved:
-            raise InvalidInput(
-                f"thread {batch.plan.thread_id!r} was changed in the target by somebody else while it was imported; "
-                "nothing of that is lost, but the thread cannot be completed"
-            ) from None
+            raise _changed_by_others(batch.plan.thread_id) from None
         self._count(**batch.counts)
         self._tell()
 
@@ -524,24 +580,43 @@ class _Mover:
 
     # -- comparing
 
-    async def _compare(self, plan: _Plan, entries: Sequence[Entry], *, writes: bool) -> None:
-        """Read checkpoints again from both sides; CheckpointCorrupted if they differ."""
+    async def _compare_new(self, plans: Sequence[_Plan]) -> None:
+        """Compare threads that came as new ones, and end them: what the target has of many is read at once."""
+        for some in _compared_together(plans):
+            found: dict[Key, Saved] = {}
+            if self._stock is not None and len(some) > 1:
+                keys = [entry.key for plan in some for entry in plan.entries]
+                found = {saved.stored.record.key: saved for saved in await self._threads.read_some(keys)}
+            for plan in some:
+                await self._compare(plan, plan.entries, writes=True, found=found)
+                self._end_thread()
+
+    async def _compare(
+        self, plan: _Plan, entries: Sequence[Entry], *, writes: bool, found: Mapping[Key, Saved] = MappingProxyType({})
+    ) -> None:
+        """Read checkpoints again from both sides; CheckpointCorrupted if they differ.
+
+        `found` has some that were read from the target a moment ago.
+        """
         if self._stock is None:
             return
         by_namespace: dict[str, dict[Key, Entry]] = {}
         for entry in entries:
             by_namespace.setdefault(entry.key.namespace, {})[entry.key] = entry
-        heads = await self._heads(plan.thread_id) if writes else {}
         for namespace, wanted in by_namespace.items():
-            expected = await self._compare_namespace(plan, namespace, wanted, writes)
-            found = heads.get(namespace, (None, 0))[0]
-            if writes and found != expected:
-                raise _differs_at(Key(plan.thread_id, namespace, expected or ""), f"the head is {found!r}", None)
+            expected = await self._compare_namespace(plan, namespace, wanted, writes, found)
             if writes:
+                await self._compare_head(plan.thread_id, namespace, expected)
                 self._count(verified=len(wanted))
 
+    async def _compare_head(self, thread_id: str, namespace: str, expected: str | None) -> None:
+        loaded = await self._store.read(thread_id, namespace)
+        found = loaded.stored.record.key.checkpoint_id if loaded is not None else None
+        if found != expected:
+            raise _differs_at(Key(thread_id, namespace, expected or ""), f"the head is {found!r}", None)
+
     async def _compare_namespace(
-        self, plan: _Plan, namespace: str, wanted: Mapping[Key, Entry], writes: bool
+        self, plan: _Plan, namespace: str, wanted: Mapping[Key, Entry], writes: bool, at_hand: Mapping[Key, Saved]
     ) -> str | None:
         """Compare checkpoints of a namespace; return which one the stock saver takes for its head."""
         histories = _Histories(self, wanted) if writes else None
@@ -551,7 +626,11 @@ class _Mover:
                 head = _name(page[0])
             expected = {Key(plan.thread_id, namespace, _name(one)): one for one in page}
             expected = {key: one for key, one in expected.items() if key in wanted}
-            found = {saved.stored.record.key: saved for saved in await self._threads.read_some(list(expected))}
+            found = at_hand
+            lacking = [key for key in expected if key not in at_hand]
+            if lacking:
+                read = {saved.stored.record.key: saved for saved in await self._threads.read_some(lacking)}
+                found = {**at_hand, **read}
             pairs = list(expected.items())
             for start in range(0, len(pairs), _TOLD_EACH):
                 self._go_on()
@@ -657,9 +736,14 @@ class _Batch:
         self.counts = {"checkpoints": 0, "writes": 0, "secrets": 0, "bytes_read": 0}
 
     @classmethod
-    async def opened(cls, mover: _Mover, plan: _Plan, number: int, *, is_new: bool = False) -> _Batch:
+    def new(cls, mover: _Mover, plan: _Plan) -> _Batch:
+        """Return an empty batch for a thread that the target does not have."""
+        return cls(mover, plan, StagingStore.new(mover._store, plan.thread_id), {})
+
+    @classmethod
+    async def opened(cls, mover: _Mover, plan: _Plan, number: int) -> _Batch:
         """Return an empty batch; what it puts is numbered after `number`."""
-        stage = await StagingStore.opened(mover._store, plan.thread_id, number, is_new=is_new)
+        stage = await StagingStore.opened(mover._store, plan.thread_id, number)
         heads = {name: line.head for name, line in stage.base.lines.items() if line.head is not None}
         for name, head in heads.items():
             if name != TASK_NAMESPACE and Key(plan.thread_id, name, head) not in plan.sizes:
@@ -672,8 +756,13 @@ class _Batch:
         return self.stage.number
 
     @property
+    def count(self) -> int:
+        """How many checkpoints it has."""
+        return self.counts["checkpoints"]
+
+    @property
     def is_full(self) -> bool:
-        return self.counts["checkpoints"] >= _BATCH_MAX or self.stage.size_bytes >= _BATCH_BYTES
+        return _is_full([self])
 
     async def put(self, chunk: Sequence[tuple[Entry, Row]]) -> None:
         """Put checkpoints with their writes."""
@@ -782,6 +871,27 @@ def _ordered(history: Mapping[str, Any]) -> dict[str, Any]:
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
+def _groups(names: Sequence[str], counts: Mapping[str, int], size: int) -> Iterator[list[str]]:
+    """Yield threads in groups that are brought together: small ones, as far as it is known."""
+    group: list[str] = []
+    checkpoints = 0
+    for name in names:
+        if group and (len(group) == size or checkpoints + counts[name] > _GROUP_CHECKPOINTS):
+            yield group
+            group = []
+            checkpoints = 0
+        group.append(name)
+        checkpoints += counts[name]
+    if group:
+        yield group
+
+
+def _is_full(batches: Sequence[_Batch]) -> bool:
+    """Whether these are enough for one commit."""
+    count = sum([batch.count for batch in batches])
+    return count >= _BATCH_MAX or sum([batch.stage.size_bytes for batch in batches]) >= _BATCH_BYTES
+
+
 def _parents_first(entries: Iterable[Entry]) -> list[Entry]:
     """Return checkpoints by id, but none before its parent: the order in which the saver would have put them."""
     by_key = {entry.key: entry for entry in entries}
@@ -841,6 +951,23 @@ def _size(stored: Stored) -> int:
     return sum(stored.record.sizes)
 
 
+def _compared_together(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
+    """Yield threads in groups whose values may be in memory at once: one, if it is large."""
+    group: list[_Plan] = []
+    count = size = 0
+    for plan in plans:
+        own = sum(plan.sizes.values())
+        if group and (count + len(plan.entries) > _COMPARED_MAX or size + own > _COMPARED_BYTES):
+            yield group
+            group = []
+            count = size = 0
+        group.append(plan)
+        count += len(plan.entries)
+        size += own
+    if group:
+        yield group
+
+
 def _fitting(sizes: Sequence[int]) -> int:
     """Return how many of these may be in memory at once: one, if it is large."""
     total = 0
@@ -860,6 +987,13 @@ def _gone_on(thread_id: str) -> InvalidInput:
         f"thread {thread_id!r} has gone on in the target (or is another one there, or was pruned in the source), and "
         "the source has more of it: they cannot be joined; delete it in the target (delete_thread) to import it anew, "
         "or leave it out with thread_ids="
+    )
+
+
+def _changed_by_others(thread_id: str) -> InvalidInput:
+    return InvalidInput(
+        f"thread {thread_id!r} was changed in the target by somebody else while it was imported; "
+        "nothing of that is lost, but the thread cannot be completed"
     )
 
 

@@ -8,7 +8,17 @@ from typing import Any
 
 from everstep.langgraph.checkpoints import Pending
 from everstep.langgraph.gc_pause import QUIET
-from everstep.langgraph.stock_savers import Attached, Entry, Row, Source, entry_of, out_of_shape, refusing, remembering
+from everstep.langgraph.stock_savers import (
+    Attached,
+    Entry,
+    Outline,
+    Row,
+    Source,
+    entry_of,
+    out_of_shape,
+    refusing,
+    remembering,
+)
 from everstep.stores.protocol import Key
 
 
@@ -35,13 +45,22 @@ class MemorySource(Source):
                 counts[thread_id], last[thread_id] = len(ids), max(ids)
         return {name: counts[name] for name in sorted(counts, key=lambda name: (last[name], name))}
 
-    def entries(self, thread_id: str) -> list[Entry]:
+    @property
+    def sees_many(self) -> bool:
+        return False
+
+    def outlines(self, thread_ids: Sequence[str]) -> list[Outline]:
+        (thread_id,) = thread_ids
         self._see(thread_id)
-        return [
-            entry_of(thread_id, namespace, checkpoint_id, parent_id)
-            for namespace, held in self._seen.storage[thread_id].items()
-            for checkpoint_id, (_, _, parent_id) in held.items()
-        ]
+        entries: list[Entry] = []
+        heads: dict[str, str] = {}
+        for namespace, held in self._seen.storage[thread_id].items():
+            for checkpoint_id, (_, _, parent_id) in held.items():
+                entries.append(entry_of(thread_id, namespace, checkpoint_id, parent_id))
+            if held:
+                heads[namespace] = max(held)
+        written = {Key(*key): Attached(list(held), 0) for key, held in self._seen.writes.items()}
+        return [Outline(entries, heads, written)]
 
     def _see(self, thread_id: str) -> None:
         """Copy what is there of a thread: the dicts, not the bytes in them."""
@@ -58,12 +77,6 @@ class MemorySource(Source):
                 self._seen.writes[tuple(key)] = dict(written)
         self._seen.blobs = self._saver.blobs  # a version of a channel does not change
 
-    def heads(self, thread_id: str) -> dict[str, str]:
-        return {namespace: max(held) for namespace, held in self._seen.storage[thread_id].items() if held}
-
-    def written(self, thread_id: str) -> dict[Key, Attached]:  # noqa: ARG002  # there is no other
-        return {Key(*key): Attached(list(held), 0) for key, held in self._seen.writes.items()}
-
     def metadata(self, thread_id: str, keys: Sequence[Key]) -> dict[Key, dict[str, Any]]:
         storage = self._seen.storage[thread_id]
         found: dict[Key, dict[str, Any]] = {}
@@ -72,9 +85,11 @@ class MemorySource(Source):
             found[key] = self._loaded(kind, data, key)
         return found
 
-    def rows(self, thread_id: str, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
+    def rows(self, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
         for key, _, _ in entries:
-            (kind, data), (metadata_kind, metadata), _ = self._seen.storage[thread_id][key.namespace][key.checkpoint_id]
+            (kind, data), (metadata_kind, metadata), _ = self._seen.storage[key.thread_id][key.namespace][
+                key.checkpoint_id
+            ]
             with QUIET:
                 checkpoint = self._loaded(kind, data, key)
                 if not isinstance(checkpoint, dict):

@@ -45,7 +45,7 @@ class PostgresSource(TableSource):
 
         checked_dsn(url)
         self._driver = psycopg
-        self._blobs: dict[str, dict[tuple[str, str], Any]] = {}
+        self._blobs: dict[tuple[str, str], dict[tuple[str, str], Any]] = {}
         with self.translated():
             # Nothing is set for the session, nothing is prepared: there may be a pooler between.
             self._connection: Any = psycopg.connect(url, autocommit=True, prepare_threshold=None)
@@ -76,14 +76,18 @@ class PostgresSource(TableSource):
 
     def metadata(self, thread_id: str, keys: Sequence[Key]) -> dict[Key, dict[str, Any]]:
         rows = self._all(
-            f"SELECT checkpoint_ns, checkpoint_id, metadata FROM checkpoints WHERE thread_id = %s AND {_THESE}",
-            thread_id, *_columns(key[1:] for key in keys),
+            f"SELECT thread_id, checkpoint_ns, checkpoint_id, metadata FROM checkpoints WHERE {_THESE}",
+            [thread_id], *_columns(keys),
         )  # fmt: skip
-        return {Key(thread_id, namespace, name): found for namespace, name, found in rows}
+        return {Key(*name): found for *name, found in rows}
 
-    def rows(self, thread_id: str, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
+    def _about(self, columns: str, table: str, thread_ids: Sequence[str], rest: str = "") -> list[Any]:
+        text = f"SELECT thread_id, {columns} FROM {table} WHERE thread_id = ANY(%s) {rest}"
+        return self._all(text, list(thread_ids))
+
+    def rows(self, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
         for group in _groups(entries, written):
-            yield from _Group(self, thread_id, group, written).rows()
+            yield from _Group(self, group, written).rows()
 
     def size_bytes(self) -> int:
         sql = "SELECT sum(pg_total_relation_size(to_regclass(name)))::bigint FROM unnest(%s::text[]) AS name"
@@ -103,6 +107,12 @@ class PostgresSource(TableSource):
 
     def close(self) -> None:
         self._connection.close()
+
+    def keep_last(self, key: Key, blobs: dict[tuple[str, str], Any]) -> None:
+        """Keep the values of a checkpoint at hand for the next one; those of one thread at a time."""
+        if any(thread_id != key.thread_id for thread_id, _ in self._blobs):
+            self._blobs = {}
+        self._blobs[key.thread_id, key.namespace] = blobs
 
     def _begin(self) -> None:
         self._blobs = {}
@@ -128,25 +138,27 @@ class PostgresSource(TableSource):
             raise StoreError(f"the source {self.name} said no: {exc}") from exc
 
 
-_THESE = "(checkpoint_ns, checkpoint_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))"
+# The threads stand by themselves as well: that is a condition for an index, whatever the rest is planned as.
+_THESE = (
+    "thread_id = ANY(%s) AND (thread_id, checkpoint_ns, checkpoint_id) IN "
+    "(SELECT * FROM unnest(%s::text[], %s::text[], %s::text[]))"
+)
 
 
 class _Blob(NamedTuple):
     """Names the value of a channel that is kept beside the checkpoints."""
 
+    thread_id: str
     namespace: str
     channel: str
     version: str
 
 
 class _Group:
-    """Checkpoints of one thread that are read by a few queries, and decoded one by one."""
+    """Checkpoints that are read by a few queries, and decoded one by one."""
 
-    def __init__(
-        self, source: PostgresSource, thread_id: str, entries: Sequence[Entry], written: Mapping[Key, Attached]
-    ) -> None:
+    def __init__(self, source: PostgresSource, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> None:
         self._source = source
-        self._thread_id = thread_id
         self._entries = entries
         keys = [entry.key for entry in entries]
         self._found = self._read_checkpoints(keys)
@@ -177,35 +189,36 @@ class _Group:
 
     def _lacking(self, key: Key) -> list[_Blob]:
         """Return the values of a checkpoint that are not decoded yet: those of the last one are at hand."""
-        known = self._source._blobs.get(key.namespace, {})
+        known = self._source._blobs.get(key[:2], {})
         versions = self._found[key][2] or {}
-        return [_Blob(key.namespace, *pair) for pair in versions.items() if pair not in known]
+        return [_Blob(key.thread_id, key.namespace, *pair) for pair in versions.items() if pair not in known]
 
     def _values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Return the values that are kept beside the checkpoint, and the size of those that are new."""
         source = self._source
-        known = source._blobs.get(key.namespace, {})
+        known = source._blobs.get(key[:2], {})
         versions = self._found[key][2] or {}
         blobs = {pair: known[pair] for pair in versions.items() if pair in known}
         size = 0
         for blob in self._lacking(key):
             if blob in self._raw:
                 kind, data = self._raw[blob]
-                blobs[blob[1:]] = source._loaded(kind, data, key, f"the channel {blob.channel!r}")
+                blobs[blob[2:]] = source._loaded(kind, data, key, f"the channel {blob.channel!r}")
                 size += len(data or b"")
-        source._blobs[key.namespace] = blobs
+        source.keep_last(key, blobs)
         return {channel: value for (channel, _), value in blobs.items()}, size
 
     def _read_checkpoints(self, keys: Sequence[Key]) -> dict[Key, Any]:
         rows = self._source._all(
-            "SELECT checkpoint_ns, checkpoint_id, checkpoint, metadata, (SELECT jsonb_object_agg(key, value) FROM "
-            "jsonb_each_text(checkpoint -> 'channel_versions')), pg_column_size(checkpoint) + pg_column_size(metadata) "
-            f"FROM checkpoints WHERE thread_id = %s AND {_THESE}",
-            self._thread_id, *_columns(key[1:] for key in keys),
+            "SELECT thread_id, checkpoint_ns, checkpoint_id, checkpoint, metadata, "
+            "(SELECT jsonb_object_agg(key, value) FROM jsonb_each_text(checkpoint -> 'channel_versions')), "
+            "pg_column_size(checkpoint) + pg_column_size(metadata) "
+            f"FROM checkpoints WHERE {_THESE}",
+            _threads(keys), *_columns(keys),
         )  # fmt: skip
         found: dict[Key, Any] = {}
-        for namespace, checkpoint_id, *rest in rows:
-            key = Key(self._thread_id, namespace, checkpoint_id)
+        for thread_id, namespace, checkpoint_id, *rest in rows:
+            key = Key(thread_id, namespace, checkpoint_id)
             if not isinstance(rest[0], dict):
                 raise out_of_shape(key)
             found[key] = rest
@@ -215,30 +228,32 @@ class _Group:
         found: dict[Key, list[Any]] = {}
         if keys:
             rows = self._source._all(
-                f"SELECT checkpoint_ns, checkpoint_id, {self._source._write_columns} FROM checkpoint_writes "
-                f"WHERE thread_id = %s AND {_THESE}",
-                self._thread_id, *_columns(key[1:] for key in keys),
+                f"SELECT thread_id, checkpoint_ns, checkpoint_id, {self._source._write_columns} "
+                f"FROM checkpoint_writes WHERE {_THESE}",
+                _threads(keys), *_columns(keys),
             )  # fmt: skip
-            for namespace, checkpoint_id, *rest in rows:
-                found.setdefault(Key(self._thread_id, namespace, checkpoint_id), []).append(rest)
+            for thread_id, namespace, checkpoint_id, *rest in rows:
+                found.setdefault(Key(thread_id, namespace, checkpoint_id), []).append(rest)
         return found
 
     def _read_sends(self) -> dict[Key, list[Any]]:
         """Return by checkpoint what old ones have at their parents, as the stock saver does: it becomes a channel."""
-        parents: dict[str, list[Key]] = {}
+        parents: dict[tuple[str, str], list[Key]] = {}
         for entry in self._entries:
             if entry.parent is not None and self._found[entry.key][0].get("v", 4) < 4:
-                parents.setdefault(entry.parent.checkpoint_id, []).append(entry.key)
+                name = entry.key.thread_id, entry.parent.checkpoint_id
+                parents.setdefault(name, []).append(entry.key)
         found: dict[Key, list[Any]] = {}
         if parents:
             path = "task_path, " if self._source._has_task_path else ""
             rows = self._source._all(
-                "SELECT checkpoint_id, type, blob FROM checkpoint_writes WHERE thread_id = %s "
-                f"AND checkpoint_id = ANY(%s) AND channel = %s ORDER BY {path}task_id, idx",
-                self._thread_id, list(parents), _TASKS,
+                "SELECT thread_id, checkpoint_id, type, blob FROM checkpoint_writes WHERE thread_id = ANY(%s) "
+                "AND (thread_id, checkpoint_id) IN (SELECT * FROM unnest(%s::text[], %s::text[])) "
+                f"AND channel = %s ORDER BY {path}task_id, idx",
+                _threads(parents), *_columns(parents), _TASKS,
             )  # fmt: skip
-            for parent_id, kind, data in rows:
-                for key in parents[parent_id]:
+            for thread_id, parent_id, kind, data in rows:
+                for key in parents[thread_id, parent_id]:
                     value = self._source._loaded(kind, data, key._replace(checkpoint_id=parent_id), "a send")
                     found.setdefault(key, []).append(value)
         return found
@@ -249,8 +264,9 @@ class _Group:
         if not wanted:
             return {}
         rows = self._source._all(
-            f"SELECT checkpoint_ns, channel, version, length(blob) {_FROM_BLOBS}", self._thread_id, *_columns(wanted)
-        )
+            f"SELECT thread_id, checkpoint_ns, channel, version, length(blob) {_FROM_BLOBS}",
+            _threads(wanted), *_columns(wanted),
+        )  # fmt: skip
         return {_Blob(*name): size or 0 for *name, size in rows}
 
     def _read_blobs(self, place: int) -> None:
@@ -264,11 +280,12 @@ class _Group:
                 break
             wanted.update(dict.fromkeys(new))
         rows = self._source._all(
-            f"SELECT checkpoint_ns, channel, version, type, blob {_FROM_BLOBS}", self._thread_id, *_columns(wanted)
-        )
+            f"SELECT thread_id, checkpoint_ns, channel, version, type, blob {_FROM_BLOBS}",
+            _threads(wanted), *_columns(wanted),
+        )  # fmt: skip
         self._raw = {}
-        for namespace, channel, version, kind, data in rows:
-            blob = _Blob(namespace, channel, version)
+        for *name, kind, data in rows:
+            blob = _Blob(*name)
             if kind == "empty":
                 del self._sizes[blob]
             else:
@@ -276,8 +293,8 @@ class _Group:
 
 
 _FROM_BLOBS = (
-    "FROM checkpoint_blobs WHERE thread_id = %s AND (checkpoint_ns, channel, version) IN "
-    "(SELECT * FROM unnest(%s::text[], %s::text[], %s::text[]))"
+    "FROM checkpoint_blobs WHERE thread_id = ANY(%s) AND (thread_id, checkpoint_ns, channel, version) IN "
+    "(SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[]))"
 )
 
 
@@ -285,6 +302,11 @@ def _add_sends(checkpoint: dict[str, Any], values: dict[str, Any], sends: list[A
     values[_TASKS] = sends
     versions = checkpoint.setdefault("channel_versions", {})
     versions[_TASKS] = max(versions.values()) if versions else f"{1:032}.0000000000000000"
+
+
+def _threads(names: Iterable[Sequence[str]]) -> list[str]:
+    """Return the threads of some names that begin with them, each once."""
+    return list(dict.fromkeys(name[0] for name in names))
 
 
 def _columns(rows: Iterable[Sequence[str]]) -> list[list[str]]:

@@ -55,6 +55,17 @@ class Attached(NamedTuple):
     size_bytes: int
 
 
+class Outline(NamedTuple):
+    """What there is of a thread, without values."""
+
+    entries: Sequence[Entry]
+    """In any order."""
+    heads: Mapping[str, str]
+    """By namespace: the id that the stock saver takes for the newest."""
+    written: Mapping[Key, Attached]
+    """The pending writes, by the checkpoint they belong to."""
+
+
 class Row(NamedTuple):
     """A checkpoint of the source, with its values and pending writes."""
 
@@ -88,25 +99,22 @@ class Source(ABC):
     def threads(self) -> dict[str, int]:
         """Return every thread and how many checkpoints it has, those that were active last at the end."""
 
-    @abstractmethod
-    def entries(self, thread_id: str) -> list[Entry]:
-        """Return what there is of a thread, in any order."""
+    @property
+    def sees_many(self) -> bool:
+        """Whether several threads may be seen as of one moment."""
+        return True
 
     @abstractmethod
-    def heads(self, thread_id: str) -> dict[str, str]:
-        """Return by namespace the id that the stock saver takes for the newest."""
-
-    @abstractmethod
-    def written(self, thread_id: str) -> dict[Key, Attached]:
-        """Return the writes of a thread, by the checkpoint they belong to."""
+    def outlines(self, thread_ids: Sequence[str]) -> list[Outline]:
+        """Return what there is of some threads, in their order."""
 
     @abstractmethod
     def metadata(self, thread_id: str, keys: Sequence[Key]) -> dict[Key, dict[str, Any]]:
         """Return the metadata of checkpoints."""
 
     @abstractmethod
-    def rows(self, thread_id: str, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
-        """Yield checkpoints of a thread, in the order given."""
+    def rows(self, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
+        """Yield checkpoints of threads that were outlined, in the order given."""
 
     @abstractmethod
     def writes(self, key: Key) -> tuple[list[Pending], int]:
@@ -167,31 +175,35 @@ class TableSource(Source):
         )
         return {thread_id: int(count) for thread_id, count in rows}
 
-    def entries(self, thread_id: str) -> list[Entry]:
-        rows = self._all(
-            f"SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, {self._own_size} FROM checkpoints "
-            "WHERE thread_id = ?",
-            thread_id,
-        )
-        return [entry_of(thread_id, *row) for row in rows]
+    def outlines(self, thread_ids: Sequence[str]) -> list[Outline]:
+        entries: dict[str, list[Entry]] = {}
+        for thread_id, *row in self._about(f"checkpoint_ns, checkpoint_id, parent_checkpoint_id, {self._own_size}",
+                                           "checkpoints", thread_ids):  # fmt: skip
+            entries.setdefault(thread_id, []).append(entry_of(thread_id, *row))
+        heads: dict[str, dict[str, str]] = {}
+        for thread_id, namespace, head in self._about(
+            "checkpoint_ns, max(checkpoint_id)", "checkpoints", thread_ids, "GROUP BY thread_id, checkpoint_ns"
+        ):
+            heads.setdefault(thread_id, {})[namespace] = head
+        written = self._written(thread_ids)
+        return [Outline(entries.get(name, []), heads.get(name, {}), written.get(name, {})) for name in thread_ids]
 
-    def heads(self, thread_id: str) -> dict[str, str]:
-        sql = "SELECT checkpoint_ns, max(checkpoint_id) FROM checkpoints WHERE thread_id = ? GROUP BY checkpoint_ns"
-        return dict(self._all(sql, thread_id))
-
-    def written(self, thread_id: str) -> dict[Key, Attached]:
+    def _written(self, thread_ids: Sequence[str]) -> dict[str, dict[Key, Attached]]:
         names: dict[Key, list[tuple[str, int]]] = {}
         sizes: dict[Key, int] = {}
-        rows = self._all(
-            f"SELECT checkpoint_ns, checkpoint_id, task_id, idx, length({self._value}) FROM {{writes}} "
-            "WHERE thread_id = ?",
-            thread_id,
-        )
-        for namespace, checkpoint_id, task_id, idx, size in rows:
+        columns = f"checkpoint_ns, checkpoint_id, task_id, idx, length({self._value})"
+        for thread_id, namespace, checkpoint_id, task_id, idx, size in self._about(columns, "{writes}", thread_ids):
             key = Key(thread_id, namespace, checkpoint_id)
             names.setdefault(key, []).append((task_id, idx))
             sizes[key] = sizes.get(key, 0) + (size or 0)
-        return {key: Attached(held, sizes[key]) for key, held in names.items()}
+        found: dict[str, dict[Key, Attached]] = {}
+        for key, held in names.items():
+            found.setdefault(key.thread_id, {})[key] = Attached(held, sizes[key])
+        return found
+
+    @abstractmethod
+    def _about(self, columns: str, table: str, thread_ids: Sequence[str], rest: str = "") -> list[Any]:
+        """Return the name and these columns of the rows of some threads."""
 
     def writes(self, key: Key) -> tuple[list[Pending], int]:
         rows = self._all(
@@ -381,7 +393,13 @@ class SQLiteSource(TableSource):
     def metadata(self, thread_id: str, keys: Sequence[Key]) -> dict[Key, dict[str, Any]]:  # noqa: ARG002  # in the keys
         return {key: self._metadata(key, self._one("metadata", key)[0]) for key in keys}
 
-    def rows(self, thread_id: str, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:  # noqa: ARG002  # in the keys
+    def _about(self, columns: str, table: str, thread_ids: Sequence[str], rest: str = "") -> list[Any]:
+        found: list[Any] = []
+        for thread_id in thread_ids:
+            found += self._all(f"SELECT thread_id, {columns} FROM {table} WHERE thread_id = ? {rest}", thread_id)
+        return found
+
+    def rows(self, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
         """A query for each costs little in a file of one's own machine."""
         for key, _, _ in entries:
             kind, data, metadata = self._one("type, checkpoint, metadata", key)

@@ -160,6 +160,9 @@ class Inside:
     async def adopt(self, part: Part) -> int:
         self._refuse()
 
+    async def adopt_new(self, parts: Sequence[Part]) -> None:
+        self._refuse()
+
     async def close(self) -> None:
         self._refuse()
 

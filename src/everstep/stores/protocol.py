@@ -713,6 +713,16 @@ class Store(Protocol):
         """
         ...
 
+    async def adopt_new(self, parts: Sequence[Part]) -> None:
+        """Take over whole threads that are not here yet, each as a new family; HeadMoved if one is here. For `staging`.
+
+        Each part has one thread, its own, with `objects`, `checkpoints`, `segments` and pending writes, and nothing
+        else. Its numbers are from 1 to `reserve`; the store adds to all of them what it takes to make them its own.
+        All threads come in one transaction, or in few: where threads are kept apart from one another each comes whole,
+        but some may have come when others are refused.
+        """
+        ...
+
     async def close(self) -> None:
         """Let go of everything. Calls after it raise StoreClosed; closing twice is fine."""
         ...

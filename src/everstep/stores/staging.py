@@ -93,16 +93,21 @@ class StagingStore(MemoryStore):
         self._base = base
         self._seen = _SeenAll()
         self._brought: set[Key] = set()
+        self._is_new = False
         self.size_bytes = 0
         """What has been gathered."""
 
     @classmethod
-    async def opened(cls, target: Store, thread_id: str, number: int, *, is_new: bool = False) -> StagingStore:
-        """Return a thread that the target has, maybe empty, and in which all numbers after `number` are ours.
+    def new(cls, target: Store, thread_id: str) -> StagingStore:
+        """Return a thread that the target does not have. Its numbers begin with 1: see `whole`."""
+        stage = cls(target, RawThread(thread_id, "", b"", {}))
+        stage._is_new = True
+        return stage
 
-        With `is_new` there was nothing of it a moment ago, so it is not read before `send`.
-        """
-        base = RawThread(thread_id, "", b"", {}) if is_new else await _raw(target, thread_id)
+    @classmethod
+    async def opened(cls, target: Store, thread_id: str, number: int) -> StagingStore:
+        """Return a thread that the target has, maybe empty, and in which all numbers after `number` are ours."""
+        base = await _raw(target, thread_id)
         stage = cls(target, base)
         heads = [
             Key(thread_id, namespace, line.head) for namespace, line in base.lines.items() if line.head is not None
@@ -132,6 +137,8 @@ class StagingStore(MemoryStore):
 
     async def bring(self, keys: Collection[Key]) -> None:
         """Have checkpoints of the target at hand: what is committed next may follow them."""
+        if self._is_new:
+            return  # there are none
         wanted: list[Key] = await self._stage(lambda rows: rows.lacking(keys))
         found = [loaded.stored for loaded in await self._target.read_many(wanted)] if wanted else []
         if found:
@@ -173,12 +180,27 @@ class StagingStore(MemoryStore):
         self.size_bytes += sum(len(obj.children) + len(obj.body) for obj in objects)
         self.size_bytes += sum(len(write.children) + len(write.body) for write in writes)
 
+    async def whole(self) -> Part:
+        """Return all of a new thread, for `Store.adopt_new`."""
+        thread_id = self._base.thread_id
+        grown = await self.raw(thread_id)
+        if grown is None:
+            raise RuntimeError("a thread that was staged is gone")
+        found = await self._stage(lambda rows: rows.gathered(thread_id, ()))
+        return Part(
+            thread_id,
+            reserve=self.number,
+            objects=found.objects,
+            checkpoints=[stored for stored, _ in found.checkpoints],
+            packed={packed.record.key: (packed.info, packed.root) for _, packed in found.checkpoints},
+            segments=found.segments,
+            threads=[self._base._replace(lines=grown.lines, writes=grown.writes)],
+        )
+
     async def send(self) -> None:
         """Put all that was gathered into the target, in one commit; HeadMoved if somebody else wrote there."""
         base = self._base
         found = await _raw(self._target, base.thread_id)
-        if not base.family and not found.lines:
-            base = found
         if found != base:
             raise HeadMoved(base.thread_id, "the thread as it was", "changed by another writer")
         grown = await self.raw(base.thread_id)

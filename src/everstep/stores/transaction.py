@@ -26,6 +26,7 @@ from everstep.stores.protocol import (
     Operation,
     Part,
     Place,
+    RawLine,
     RawThread,
     Record,
     SharedState,
@@ -502,6 +503,42 @@ def adopt(tx: Transaction, part: Part) -> int:
     for raw in part.threads:
         tx.restore(raw)
     return highest
+
+
+def adopt_new(tx: Transaction, parts: Sequence[Part]) -> None:
+    """Take over threads that are not there. See `Store.adopt_new`."""
+    for part in parts:
+        check_new(part.thread_id, is_there=tx.family(part.thread_id) is not None)
+        family = tx.join(part.thread_id, None)
+        highest = tx.reserve(family, part.reserve)
+        adopt(tx, _shifted(part._replace(reserve=0), highest))
+
+
+def check_new(thread_id: str, *, is_there: bool) -> None:
+    """Refuse a thread that was to come as a new one and is there."""
+    if is_there:
+        raise HeadMoved(thread_id, "a thread that was not there", "made by another writer")
+
+
+def _shifted(part: Part, by: int) -> Part:
+    """Return a part of one whole thread with greater numbers."""
+    if not by:
+        return part
+    segments: dict[int, list[Place]] = {}
+    for segment, follows in part.segments.items():
+        segments[segment + by] = [place._replace(segment=place.segment + by, seq=place.seq + by) for place in follows]
+    return part._replace(
+        checkpoints=[stored._replace(seq=stored.seq + by, segment=stored.segment + by) for stored in part.checkpoints],
+        segments=segments,
+        threads=[_shifted_thread(raw, by) for raw in part.threads],
+    )
+
+
+def _shifted_thread(raw: RawThread, by: int) -> RawThread:
+    lines: dict[str, RawLine] = {}
+    for namespace, line in raw.lines.items():
+        lines[namespace] = line._replace(segments=frozenset([segment + by for segment in line.segments]))
+    return raw._replace(lines=lines, writes=[(key, write._replace(seq=write.seq + by)) for key, write in raw.writes])
 
 
 def _check_heads(tx: Transaction, raw: RawThread, coming: set[Key], gone: Sequence[Key]) -> None:

@@ -174,6 +174,33 @@ async def take_over(store: Store, source: Store, *names: str) -> tuple[list[Part
     return parts, lambda number: numbers(renumber.CHECKPOINT, number)
 
 
+async def new_thread(source: Store, name: str) -> Part:
+    """Put a thread with two namespaces, two segments and pending writes; return all of it, for `adopt_new`."""
+    top = make_object(b"top", make_object(b"leaf"))
+    await source.commit(put(make_record("c-1", name, roots=[top]), make_object(b"leaf"), top))
+    for _ in range(2):
+        await source.commit(follow(name, "c"))
+    await source.commit(Change(thread_id=name, moves=[Move("", "c-1")]))
+    second = make_record("d-2", name, step=2)._replace(parents=(Key(name, "", "c-1"),), metadata={"of": name})
+    await source.commit(put(second))
+    await source.commit(put(make_record("s1", name, "sub")))
+    for place in (Key(name, "", "d-2"), Key(name, "early", "not stored")):
+        await source.put_writes(place, [Write("task", 0, "ch", b"", b"w", 1, "path")], [])
+    raw = await source.raw(name)
+    thread = await source.thread(name, ancestry=True)
+    assert raw is not None and thread is not None
+    listed = await source.list_checkpoints(Query(thread_id=name, namespace=None))
+    read = await source.read_many([stored.record.key for stored in listed[::-1]])
+    return Part(
+        name,
+        reserve=max([stored.seq for stored in listed] + [write.seq for _, write in raw.writes]),
+        objects=await source.fetch(thread.family, [top.hash]),
+        checkpoints=[loaded.stored for loaded in read],
+        segments=thread.ancestry,
+        threads=[raw],
+    )
+
+
 async def written_ids(store: Store, thread_id: str = "t") -> list[str]:
     """Return the ids that have pending writes, hidden ones included, whether they are stored or not."""
     raw = await store.raw(thread_id)

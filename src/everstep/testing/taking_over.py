@@ -6,8 +6,10 @@ import pytest
 
 from everstep.errors import (
     CheckpointNotFound,
+    HeadMoved,
     InvalidInput,
 )
+from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import (
     Change,
     Hidden,
@@ -29,6 +31,8 @@ from everstep.testing.builders import (
     ids,
     make_object,
     make_record,
+    names_found,
+    new_thread,
     plain,
     put,
     raw_thread,
@@ -283,3 +287,61 @@ class TakingOverContract:
         late = raw._replace(lines={"": raw.lines[""]._replace(active=raw.lines[""].active + 10**9)})
         await store.adopt(Part("old", threads=[late]))
         assert [s.record.key.thread_id for s in await store.list_threads(9, 0)] == ["old", "new"]
+
+    async def test_whole_new_threads_come_at_once(self, store: Store, reopen: Reopen) -> None:
+        source = MemoryStore()
+        await store.commit(follow("old", "x"))
+        parts = [await new_thread(source, name) for name in ("a", "b")]
+        await store.adopt_new(parts)
+        store = await reopen()
+
+        for part in parts:
+            listed = await store.list_checkpoints(Query(thread_id=part.thread_id, namespace=None))
+            theirs = [loaded.stored for loaded in await store.read_many([s.record.key for s in listed[::-1]])]
+            by = theirs[0].seq - part.checkpoints[0].seq
+            assert [s.record for s in theirs] == [s.record for s in part.checkpoints]
+            numbers = [(s.seq + by, s.segment + by, s.added_bytes) for s in part.checkpoints]
+            assert [(s.seq, s.segment, s.added_bytes) for s in theirs] == numbers
+            found = await raw_thread(store, part.thread_id)
+            given = plain(part.threads[0])
+            assert found.lines.keys() == given.lines.keys()
+            for namespace, line in given.lines.items():
+                segments = frozenset(segment + by for segment in line.segments)
+                assert found.lines[namespace] == line._replace(segments=segments)
+            assert found.writes == [(key, write._replace(seq=write.seq + by)) for key, write in given.writes]
+            thread = await store.thread(part.thread_id, ancestry=True)
+            assert thread is not None
+            for segment, follows in part.segments.items():
+                placed = [place._replace(segment=place.segment + by, seq=place.seq + by) for place in follows]
+                assert list(thread.ancestry[segment + by]) == placed
+            loaded = await store.read(part.thread_id, "", "c-1", objects=True)
+            assert loaded is not None
+            assert len(loaded.objects) == 2
+            assert await names_found(store, filter={"of": part.thread_id}) == [part.thread_id]
+            assert await names_found(store, prefix=part.thread_id) == [part.thread_id]
+            later = await store.commit(follow(part.thread_id, "later"))
+            assert later is not None
+            assert later.seq > part.reserve + by
+            assert later.record.parents[0].checkpoint_id == "d-2"
+            await store.sweep(thread.family)
+            assert len(await store.fetch(thread.family, [obj.hash for obj in part.objects])) == 2
+        assert sorted(await names_found(store)) == ["a", "b", "old"]
+
+    async def test_a_thread_that_is_here_does_not_come_as_a_new_one(self, store: Store) -> None:
+        part = await new_thread(MemoryStore(), "t")
+        await store.commit(follow("t", "mine"))
+        before = await store.raw("t")
+        with pytest.raises(HeadMoved):
+            await store.adopt_new([part])
+        assert await store.raw("t") == before
+        assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["mine-1"]
+
+    async def test_a_new_thread_without_its_head_does_not_come(self, store: Store) -> None:
+        part = await new_thread(MemoryStore(), "t")
+        with pytest.raises(CheckpointNotFound):
+            await store.adopt_new([part._replace(checkpoints=part.checkpoints[:-2])])
+        assert await store.raw("t") is None
+
+    async def test_no_new_threads_are_nothing(self, store: Store) -> None:
+        await store.adopt_new([])
+        assert await names_found(store) == []

@@ -34,7 +34,7 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.sweeping import Sweeps
-from everstep.stores.transaction import adopt, apply, apply_writes, delete
+from everstep.stores.transaction import adopt, adopt_new, apply, apply_writes, delete
 from everstep.stores.workers import AsyncDriver, Driver
 
 T = TypeVar("T")
@@ -203,6 +203,9 @@ class KeyValueStore:
 
     async def adopt(self, part: Part) -> int:
         return await self._write(lambda rows: adopt(rows, part))
+
+    async def adopt_new(self, parts: Sequence[Part]) -> None:
+        await self._write(lambda rows: adopt_new(rows, parts))
 
     async def close(self) -> None:
         self._backend.close()

@@ -6,20 +6,25 @@ numbers is sent as arrays, one statement per table.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+from everstep.errors import CheckpointNotFound
 from everstep.stores.postgres.rows import Rows, labels, packed_id, unpacked_id
 from everstep.stores.protocol import SHARED_STATES_MAX, Key, Part, Place, RawLine, RawThread, SharedState, Stored, Write
 from everstep.stores.records import (
     pack_common,
     pack_operation,
     pack_origin,
+    pack_record,
     pack_segment,
     pack_write,
     unpack_origin,
     unpack_write,
 )
-from everstep.stores.transaction import Packed, adopt
+from everstep.stores.transaction import Packed, adopt, check_new
+from everstep.values.tree import FORMAT
 
 _ACTIVE = "CASE WHEN isfinite(l.active) THEN (extract(epoch FROM l.active) * 1000000)::bigint ELSE 0 END"
 _MADE_ACTIVE = "'epoch'::timestamptz + u.active * interval '1 microsecond'"
@@ -114,6 +119,155 @@ class AdoptingRows(Rows):
         if self.family(part.thread_id) is not None:
             self.join(part.thread_id, None)  # wait for others before anything is locked that they may need
         return adopt(self, part)
+
+    def adopt_new(self, parts: Sequence[Part]) -> None:
+        """Insert whole threads, a statement per table for all of them.
+
+        Nobody else sees these families before the commit, so no lock is needed. Their numbers stay as they are: those
+        of the sequence, with the family's shift, are greater.
+        """
+        lines = self._make_threads(parts)
+        self._insert_objects(parts, lines)
+        self._insert_checkpoints(parts, lines)
+        self._insert_segments(parts, lines)
+        self._insert_writes(parts, lines)
+
+    def _make_threads(self, parts: Sequence[Part]) -> dict[tuple[str, str], tuple[int, int]]:
+        """Make new threads with their namespaces; return the family and number of each namespace."""
+        heads = {stored.record.key: stored.seq for part in parts for stored in part.checkpoints}
+        counts = collections.Counter(stored.record.key[:2] for part in parts for stored in part.checkpoints)
+        rows: list[tuple[Any, ...]] = []
+        for part in parts:
+            (raw,) = part.threads
+            for namespace, line in raw.lines.items():
+                head = None
+                if line.head is not None:
+                    key = Key(part.thread_id, namespace, line.head)
+                    if key not in heads:
+                        raise CheckpointNotFound(line.head, part.thread_id)
+                    head = heads[key]
+                owned = sum([segment in part.segments for segment in line.segments])
+                rows.append(
+                    (part.thread_id.encode(), namespace.encode(), head, line.head_was_moved, line.generation,
+                     line.active, counts[part.thread_id, namespace], owned)
+                )  # fmt: skip
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(8)]
+        made = self._all(
+            f"""WITH wanted AS MATERIALIZED (
+                    SELECT u.name, u.reserve, u.lines, nextval('{{numbers}}') AS family,
+                           nextval('{{numbers}}') AS thread
+                    FROM unnest(%(names)s::bytea[], %(reserve)s::bigint[], %(counts)s::bigint[])
+                         AS u (name, reserve, lines)
+                    WHERE NOT EXISTS (SELECT 1 FROM {{threads}} t WHERE t.name = u.name)
+                ), named AS (
+                    INSERT INTO {{names}} (name, family, thread) SELECT name, family, thread FROM wanted
+                    ON CONFLICT DO NOTHING RETURNING name
+                ), grouped AS (
+                    INSERT INTO {{families}} (id, format, sweeps, live, generation, shift)
+                    SELECT family, %(format)s, 0, 0, 0, reserve FROM wanted
+                ), threaded AS (
+                    INSERT INTO {{threads}} (family, id, name, note, lines)
+                    SELECT family, thread, name, '', lines FROM wanted
+                ), lined AS (
+                    INSERT INTO {{lines}} (family, id, thread, namespace, head, head_was_moved, generation, active,
+                                           unreferenced, stored, segments)
+                    SELECT w.family, nextval('{{numbers}}'), w.thread, u.namespace, u.head, u.head_was_moved,
+                           u.generation, {_MADE_ACTIVE}, 0, u.stored, u.segments
+                    FROM unnest(%(line_names)s::bytea[], %(namespaces)s::bytea[], %(heads)s::bigint[],
+                                %(moved)s::boolean[], %(generations)s::bigint[], %(actives)s::bigint[],
+                                %(stored)s::bigint[], %(segments)s::bigint[])
+                         AS u (name, namespace, head, head_was_moved, generation, active, stored, segments)
+                    JOIN wanted w ON w.name = u.name RETURNING family, namespace, id
+                )
+                SELECT n.name, l.namespace, w.family, l.id FROM named n JOIN wanted w ON w.name = n.name
+                LEFT JOIN lined l ON l.family = w.family""",
+            {
+                "names": [part.thread_id.encode() for part in parts],
+                "reserve": [part.reserve for part in parts],
+                "counts": [len(part.threads[0].lines) for part in parts],
+                "format": FORMAT,
+                **dict(zip(
+                    ("line_names", "namespaces", "heads", "moved", "generations", "actives", "stored", "segments"),
+                    columns, strict=True,
+                )),
+            },
+        )  # fmt: skip
+        found = {name.decode() for name, *_ in made}
+        for part in parts:
+            check_new(part.thread_id, is_there=part.thread_id not in found)
+        return {
+            (name.decode(), namespace.decode()): (family, line)
+            for name, namespace, family, line in made
+            if namespace is not None
+        }
+
+    def _insert_objects(self, parts: Sequence[Part], lines: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+        families = _families(lines)
+        rows: list[tuple[int, bytes, bytes, bytes]] = []
+        for part in parts:
+            rows += [(families[part.thread_id], obj.hash, obj.children, obj.body) for obj in part.objects]
+        self._insert(
+            """INSERT INTO {objects} (family, id, hash, children, body)
+               SELECT u.family, nextval('{numbers}'), u.hash, u.children, u.body
+               FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[], %s::bytea[]) AS u (family, hash, children, body)""",
+            rows,
+        )
+
+    def _insert_checkpoints(self, parts: Sequence[Part], lines: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+        rows: list[tuple[Any, ...]] = []
+        for part in parts:
+            for stored in part.checkpoints:
+                record = stored.record
+                info, root = part.packed.get(record.key) or pack_record(record)
+                rows.append(
+                    (*lines[record.key[:2]], stored.seq, stored.segment, stored.added_bytes, record.step,
+                     record.key.checkpoint_id.encode(), _labels_text(stored), info, record.children, root)
+                )  # fmt: skip
+        self._insert(
+            """INSERT INTO {checkpoints} (family, line, seq, segment, added, step, branches, pinned, id, labels, info,
+                                          children, root)
+               SELECT u.family, u.line, u.seq, u.segment, u.added, u.step, 0, false, u.id, u.labels::bigint[], u.info,
+                      u.children, u.root
+               FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+                           %s::bytea[], %s::text[], %s::bytea[], %s::bytea[], %s::bytea[])
+                    AS u (family, line, seq, segment, added, step, id, labels, info, children, root)""",
+            rows,
+        )
+
+    def _insert_segments(self, parts: Sequence[Part], lines: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+        families = _families(lines)
+        rows: list[tuple[Any, ...]] = []
+        for part in parts:
+            owners: dict[int, int] = {}
+            for namespace, line in part.threads[0].lines.items():
+                owners.update(dict.fromkeys(line.segments, lines[part.thread_id, namespace][1]))
+            for segment, follows in part.segments.items():
+                rows.append((families[part.thread_id], segment, owners.get(segment), pack_segment(segment, follows)))
+        self._insert(
+            """INSERT INTO {segments} (family, segment, line, data)
+               SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[])""",
+            rows,
+        )
+
+    def _insert_writes(self, parts: Sequence[Part], lines: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+        rows: list[tuple[Any, ...]] = []
+        for part in parts:
+            for key, write in part.threads[0].writes:
+                rows.append(
+                    (*lines[key[:2]], write.seq, write.idx, packed_id(key.checkpoint_id), packed_id(write.task_id),
+                     pack_write(key.checkpoint_id, write), write.children)
+                )  # fmt: skip
+        self._insert(
+            """INSERT INTO {writes} (family, line, seq, idx, checkpoint, task, info, children)
+               SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[],
+                                    %s::bytea[], %s::bytea[])""",
+            rows,
+        )
+
+    def _insert(self, text: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Run a statement that takes rows as columns, if there are any."""
+        if rows:
+            self._do(text, tuple(list(column) for column in zip(*rows, strict=True)))
 
     def join(self, thread_id: str, family: str | None) -> str:
         number, _ = self._joined(thread_id, family)
@@ -426,6 +580,11 @@ class AdoptingRows(Rows):
                 [common.root.children for *_, common, _ in kept],
             ),
         )  # fmt: skip
+
+
+def _families(lines: Mapping[tuple[str, str], tuple[int, int]]) -> dict[str, int]:
+    """Return the family of each thread, given that and the number of each namespace."""
+    return {thread_id: family for (thread_id, _), (family, _) in lines.items()}
 
 
 def _labels_text(stored: Stored) -> str | None:

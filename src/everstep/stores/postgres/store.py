@@ -278,6 +278,10 @@ class PostgresStore:
     async def adopt(self, part: Part) -> int:
         return await self._driver.run(lambda deadline: self._database.adopt(part, deadline))
 
+    async def adopt_new(self, parts: Sequence[Part]) -> None:
+        if parts:
+            await self._driver.run(lambda deadline: self._database.adopt_new(parts, deadline))
+
     async def close(self) -> None:
         await self._driver.run(lambda _: self._database.close())
         self._workers.dismiss()
@@ -613,6 +617,13 @@ class _Database:
         finally:  # generations come from elsewhere: they may be lower than those seen here
             for name in {part.thread_id, *(raw.thread_id for raw in part.threads)}:
                 self._heads.forget_thread(name)
+
+    def adopt_new(self, parts: Sequence[Part], deadline: float) -> None:
+        try:
+            self.write(lambda tx: tx.adopt_new(parts), deadline, parts[0].thread_id)
+        finally:
+            for part in parts:
+                self._heads.forget_thread(part.thread_id)
 
     def commit(self, change: Change, deadline: float, *, is_refused: bool = False) -> Stored | None:
         """Commit in one round trip if that can be, else the long way; `is_refused`: the short one was tried."""

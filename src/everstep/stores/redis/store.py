@@ -89,7 +89,7 @@ from everstep.stores.redis.link import Link, Lost, Unsure, translated
 from everstep.stores.redis.lists import Row, is_asked_for, listed, number, page_rows, range_of
 from everstep.stores.redis.plan import Elsewhere, LineState, Plan, Stale
 from everstep.stores.sweeping import Sweeps
-from everstep.stores.transaction import Packed, adopt, apply, apply_writes, is_plain, not_of_family
+from everstep.stores.transaction import Packed, adopt, adopt_new, apply, apply_writes, is_plain, not_of_family
 from everstep.stores.waiting import Rhythm, Waiting
 from everstep.stores.workers import AsyncDriver, Driver
 
@@ -266,6 +266,10 @@ class RedisStore:
 
     async def adopt(self, part: Part) -> int:
         return await self._run(lambda at: self._server.adopt(part, at))
+
+    async def adopt_new(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            await self._run(lambda at, part=part: self._server.adopt_new(part, at))  # type: ignore[misc]
 
     async def close(self) -> None:
         if isinstance(self._driver, AsyncDriver):
@@ -1506,6 +1510,14 @@ class _Server:
             nonlocal highest
             highest = adopt(plan, part)
 
+        self._take_over_planned(part, work, at)
+        return highest
+
+    def adopt_new(self, part: Part, at: float) -> None:
+        self._check_allowed(at)
+        self._take_over_planned(part, lambda plan: adopt_new(plan, [part]), at)
+
+    def _take_over_planned(self, part: Part, work: Callable[[Plan], None], at: float) -> None:
         # Generations come from elsewhere: they may be lower than those seen here.
         taken_over = {part.thread_id, *(raw.thread_id for raw in part.threads)}
         for name in taken_over:
@@ -1518,7 +1530,6 @@ class _Server:
         finally:
             for name in taken_over:
                 self._heads.forget_thread(name)
-        return highest
 
     # -- sweeping: see `sweeping`
 

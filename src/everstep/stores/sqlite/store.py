@@ -78,7 +78,7 @@ from everstep.stores.sqlite.rows import Rows
 from everstep.stores.sqlite.schema import add_functions, migrate
 from everstep.stores.sqlite.verify import verify
 from everstep.stores.sweeping import Sweeps
-from everstep.stores.transaction import adopt, apply, apply_writes
+from everstep.stores.transaction import adopt, adopt_new, apply, apply_writes
 from everstep.stores.waiting import Rhythm, Waiting
 
 _log = logging.getLogger("everstep")
@@ -313,6 +313,10 @@ class SQLiteStore:
 
     async def adopt(self, part: Part) -> int:
         return await self._driver.write(lambda tx: adopt(tx, part), part.thread_id)
+
+    async def adopt_new(self, parts: Sequence[Part]) -> None:
+        if parts:
+            await self._driver.write(lambda tx: adopt_new(tx, parts), parts[0].thread_id)
 
     async def erase_deleted(self) -> None:
         """Leave nothing of what was deleted in the file and the log beside it."""
