@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, PrivateAttr
 import everstep
 from everstep import UnknownClassWarning, UnregisteredType, UnstorableValue
 from everstep.langgraph import HarnessCheckpointer, local_classes, plain_classes
-from everstep.values import registry
+from everstep.values import class_forms, registry
 from tests.langgraph import kinds
 
 
@@ -284,7 +284,7 @@ def test_names_that_never_come_again_do_not_pile_up(monkeypatch: pytest.MonkeyPa
     known = local_classes.LocalClasses()
     for number in range(50):
         cls = dataclasses.make_dataclass(f"Row{number}", ["a"])
-        known.add(registry.Registered(cls, f"m:Row{number}", *registry.known_ways(cls)))
+        known.add(registry.Registered(cls, f"m:Row{number}", *class_forms.known_ways(cls)))
     assert [number for number in range(50) if f"m:Row{number}" in known] == list(range(40, 50))
 
 

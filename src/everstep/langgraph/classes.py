@@ -24,7 +24,7 @@ from typing import Any
 from everstep.errors import CheckpointCorrupted, InvalidInput, UnregisteredType, UnstorableValue
 from everstep.langgraph import plain_classes
 from everstep.langgraph.local_classes import IN_PROCESS, LocalClasses
-from everstep.values import codec, registry
+from everstep.values import class_forms, class_looks, codec, registry
 from everstep.values.registry import Registered
 
 Name = tuple[str, str]
@@ -114,8 +114,8 @@ class Kinds:
         return found
 
     def _remember(self, cls: type, found: Registered) -> None:
-        name = registry.full_name(cls)
-        if name in self._classes or (name is not None and registry.find_class(*name) is cls):
+        name = class_looks.full_name(cls)
+        if name in self._classes or (name is not None and class_looks.find_class(*name) is cls):
             self._by_type[cls] = found
             return
         if len(self._passing) >= _PASSING_MAX:
@@ -149,7 +149,7 @@ class Kinds:
         found = self._classes.get((module, qualname)) if separator else None
         if found is None and separator:
             found = (
-                safe_class(module, qualname) if (module, qualname) in SAFE else registry.find_class(module, qualname)
+                safe_class(module, qualname) if (module, qualname) in SAFE else class_looks.find_class(module, qualname)
             )
         return found
 
@@ -175,9 +175,9 @@ class Kinds:
         is_name = qualname != "" and all(part.isidentifier() for part in module.split("."))
         if not self._gives_data or not is_name or module in _SAFE_MODULES:
             raise _refused(name, cls is not None, self.strict)
-        found = registry.find_object(module, qualname)
+        found = class_looks.find_object(module, qualname)
         if found is not None:
-            if registry.is_class(found) and plain_classes.is_described(found):
+            if class_looks.is_class(found) and plain_classes.is_described(found):
                 return plain_classes.data_entry(name, _NOT_REBUILT)
             raise _refused(name, found=True)  # no saver has written that
         if "<locals>" in qualname:
@@ -198,22 +198,22 @@ class Kinds:
         return name in self._names or (name[0], name[1].rpartition(".")[2]) in self._declared
 
     def _rebuilt(self, cls: type, *, is_trusted: bool = False) -> Registered | None:
-        name = registry.full_name(cls)
+        name = class_looks.full_name(cls)
         if name is None or (self.strict and not is_trusted and not self._is_allowed(name)):
             return None
         stored_name = ":".join(name)
         try:
-            to_state, from_state = registry.known_ways(
+            to_state, from_state = class_forms.known_ways(
                 cls, self_describing=name not in SAFE, is_storable=None if self.strict else self.is_storable
             )
         except InvalidInput:
             return self._rebuilt_otherwise(cls, name)
-        if registry.is_subclass(cls, enum.Enum) and self._gives_data:
+        if class_looks.is_subclass(cls, enum.Enum) and self._gives_data:
             from_state = _member_or_value(stored_name, from_state)
         return Registered(cls, stored_name, to_state, from_state)
 
     def _rebuilt_otherwise(self, cls: type, name: Name) -> Registered | None:
-        ways = registry.secret_ways(cls)
+        ways = class_forms.secret_ways(cls)
         if ways is None and self._serde is not None and self._is_allowed(name):
             serde = self._serde
             ways = (lambda value: list(serde.dumps_typed(value)), lambda state: serde.loads_typed(tuple(state)))
@@ -299,13 +299,13 @@ def _is_name(entry: object) -> bool:
 
 
 def _name(cls: type) -> Name:
-    return registry.full_name(cls) or ("", "")
+    return class_looks.full_name(cls) or ("", "")
 
 
 def safe_class(module: str, qualname: str) -> type | None:
     """Return one of LangGraph's own classes; None if it is not installed. Its module is imported if need be."""
     if module in _SAFE_MODULES and _is_importable(module):
-        return registry.find_class(module, qualname)
+        return class_looks.find_class(module, qualname)
     return None
 
 
@@ -466,7 +466,7 @@ def _special(cls: type) -> Registered | None:
         return _SPECIAL[cls]
     if _name(cls) in _SPECIAL_NAMED:
         return _SPECIAL_BY_NAME[":".join(_name(cls))]
-    if issubclass(cls, BaseException) and registry.dataclass_fields(cls) is None:
+    if issubclass(cls, BaseException) and class_looks.dataclass_fields(cls) is None:
         return _EXCEPTION
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(cls, numpy.generic) and not issubclass(cls, (numpy.object_, numpy.void)):

@@ -10,7 +10,7 @@ request does not keep them all.
 
 from __future__ import annotations
 
-from everstep.values import registry
+from everstep.values import class_looks
 from everstep.values.registry import Registered
 
 _NAMES_MAX = 1024
@@ -40,7 +40,7 @@ class LocalClasses:
     def get(self, name: str) -> Registered | None:
         """Return how objects of this name are rebuilt; None if that is not known, or not certain."""
         entry = self._entries.get(name)
-        if entry is None or registry.has_newer_twin(entry.cls):
+        if entry is None or class_looks.has_newer_twin(entry.cls):
             return None
         return entry
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, MissingDependency, UnregisteredType
 from everstep.langgraph.classes import Kinds, safe_class
-from everstep.values import codec, registry
+from everstep.values import class_forms, class_looks, codec, registry
 
 try:
     import pydantic  # noqa: F401  # without it there are no messages
@@ -48,10 +48,10 @@ _SET_WITH_ID = {"content", "id"}
 _OUT_OF_SHAPE = (TypeError, ValueError, AttributeError, LookupError)
 
 
-_set_fields = registry.slot_setter("__dict__")
-_set_given = registry.slot_setter("__pydantic_fields_set__")
-_set_extra = registry.slot_setter("__pydantic_extra__")
-_set_private = registry.slot_setter("__pydantic_private__")
+_set_fields = class_forms.slot_setter("__dict__")
+_set_given = class_forms.slot_setter("__pydantic_fields_set__")
+_set_extra = class_forms.slot_setter("__pydantic_extra__")
+_set_private = class_forms.slot_setter("__pydantic_private__")
 
 
 class _Class(NamedTuple):
@@ -269,7 +269,7 @@ class Messages:
             if cls is registry.Data:
                 return Bare(entry.from_state([fields, extra[0] if extra is not None else None, [], None]))
         base = base_class()
-        if base is None or not registry.is_subclass(cls, base):
+        if base is None or not class_looks.is_subclass(cls, base):
             raise UnregisteredType(str(name), "which is not a message")
         _fill(cls, fields)
         if given is None:
@@ -283,15 +283,15 @@ class Messages:
             what = repr(kind)[:40] if type(kind) is str else "of no text"
             raise CheckpointCorrupted(f"a stored message has the unknown type {what}")
         cls: Any = self._kinds.for_name(_full(*usual)).cls
-        found = self._usual[kind] = cls, len(registry.pydantic_fields(cls))
+        found = self._usual[kind] = cls, len(class_looks.pydantic_fields(cls))
         return found
 
 
 def _fill(cls: Any, fields: dict[str, Any]) -> None:
     """Give fields that were added to the class since the message was saved their defaults."""
-    for name, info in registry.pydantic_fields(cls).items():
+    for name, info in class_looks.pydantic_fields(cls).items():
         if name not in fields:
-            fields[name] = registry.pydantic_default(cls, name, info)
+            fields[name] = class_forms.pydantic_default(cls, name, info)
 
 
 def _popped_mark(fields: Any) -> list[Any]:

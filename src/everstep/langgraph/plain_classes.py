@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.errors import UnknownClassWarning, UnregisteredType
-from everstep.values import registry
+from everstep.values import class_forms, class_looks
 from everstep.values.registry import Data, Registered
 
 _WARNED_MAX = 1024
@@ -52,7 +52,7 @@ def as_data(name: str, state: Any) -> Any:
     if kind is dict or kind is tuple:
         return state
     if kind is list and len(state) in (4, 5) and type(state[0]) is dict and type(state[1]) in (dict, type(None)):
-        fields = registry.as_plain(state[0] | (state[1] or {}))  # of a pydantic model
+        fields = class_forms.as_plain(state[0] | (state[1] or {}))  # of a pydantic model
         return fields.get("root") if len(state) == 5 else fields
     if kind is list and len(state) == 1 and type(state[0]) is str:
         return state[0]  # a member of an enum whose value was not kept
@@ -82,7 +82,7 @@ def warn_once(name: str, reason: str) -> None:
 
 def described(cls: type) -> Registered | None:
     """Return how objects are kept that LangGraph's own savers keep as what they say of themselves."""
-    name = registry.full_name(cls)
+    name = class_looks.full_name(cls)
     to_state = _description(cls)
     if name is None or to_state is None:
         return None
@@ -95,9 +95,9 @@ _METHODS = ("model_dump", "get_secret_value", "dict", "_asdict")
 
 def is_described(cls: type) -> bool:
     """Whether `described` may have kept objects of this class. Runs nothing of it."""
-    if any(registry.class_attribute(cls, name) is not None for name in _METHODS):
+    if any(class_looks.class_attribute(cls, name) is not None for name in _METHODS):
         return True
-    return registry.is_subclass(cls, enum.Enum) or registry.dataclass_fields(cls) is not None
+    return class_looks.is_subclass(cls, enum.Enum) or class_looks.dataclass_fields(cls) is not None
 
 
 def _description(cls: Any) -> Callable[[Any], Any] | None:
@@ -107,7 +107,7 @@ def _description(cls: Any) -> Callable[[Any], Any] | None:
             return lambda value: [None, ask(value)]
     if issubclass(cls, enum.Enum):
         return lambda value: [None, value.value]
-    fields = registry.dataclass_fields(cls)
+    fields = class_looks.dataclass_fields(cls)
     if fields is not None:
         names = [field.name for field in fields]
         return lambda value: {name: getattr(value, name) for name in names}
@@ -121,8 +121,8 @@ def plain_kind(cls: type) -> Registered | None:
     """Return how a subclass of a plain type is kept: as that type, which LangGraph's own savers do, too, or nearly."""
     if cls is memoryview:
         return Registered(cls, "=", bytes, same)
-    is_named_tuple = issubclass(cls, tuple) and registry.class_attribute(cls, "_fields") is not None
-    if registry.is_subclass(cls, enum.Enum) or is_named_tuple:
+    is_named_tuple = issubclass(cls, tuple) and class_looks.class_attribute(cls, "_fields") is not None
+    if class_looks.is_subclass(cls, enum.Enum) or is_named_tuple:
         return None
     for kind, convert in _PLAIN_KINDS.items():
         if issubclass(cls, kind):
