@@ -26,7 +26,7 @@ LAYERS = (
     {"transfer", "langgraph", "testing", "views"},
     {"web"},
     {"cli"},
-    {"__init__"},
+    {"__init__", "__main__"},
 )
 """From the lowest to the highest. A module imports from its own layer and from lower ones."""
 

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command `everstep`: what people and scripts do with a store from a shell. Start at `start.py`."""

@@ -1,0 +1,86 @@
+"""The commands by name: where each is defined, and one line about it. Imports nothing, so that help comes at once."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as in `typing`, which takes longer to import than everything here
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Names": {
+        "branch": ("names", "List the branches of a thread, or delete one."),
+        "tag": ("names", "List the tags of a thread."),
+        "pin": ("names", "Keep a checkpoint from retention."),
+        "unpin": ("names", "Leave a checkpoint to retention again."),
+    },
+    "Move": {
+        "copy": ("moving", "Copy histories from one store to another."),
+        "import-langgraph": ("moving", "Bring over threads from LangGraph's own savers."),
+    },
+    "Care": {
+        "retention": ("care", "Show, try or apply which checkpoints are kept."),
+        "gc": ("care", "Give back the space of what nothing needs any more."),
+        "migrate": ("care", "Tell whether the store has the newest format."),
+        "rm": ("care", "Delete threads."),
+        "purge": ("care", "Delete all threads that match, physically and for good."),
+        "doctor": ("doctor", "Check the store, its settings and this machine, and say what to do."),
+    },
+    "Start": {
+        "ui": ("starting", "Open the page in a browser."),
+        "demo": ("starting", "Make a store with demo data."),
+        "config": ("starting", "Show which store is used, and why."),
+        "completion": ("starting", "Print the completion script for bash, zsh or fish."),
+    },
+}
+"""For each section of the help: name, module of `everstep.cli.commands`, one line."""
+
+HEAD = """\
+everstep: look into a store of checkpoints, go back, fork, merge, and take care of it.
+
+Usage: everstep COMMAND [OPTIONS] [ARGUMENTS]
+"""
+
+FOOT = """\
+Options of every command:
+  --store URL              the store: a file or a URL (or EVERSTEP_STORE, or a config file)
+  --profile NAME           one of the stores that a config file names
+  --json, --jsonl          one JSON document, or one per line; -o table|json|jsonl
+  --color WHEN             auto, always or never
+  --no-pager, -q           write to the terminal at once; no hints
+  --help, --version
+
+A checkpoint is written as THREAD (its newest), THREAD@~3 (three back), THREAD#42 (step 42),
+THREAD@1f3a (the begin of an id), THREAD@TAG or THREAD@{2026-11-15T10:00}.
+
+Try it:  everstep demo demo.db && everstep branch list trip-to-oslo --store demo.db
+"""
+
+
+def module_of(name: str) -> str | None:
+    """Return the module that defines a command, or None if there is no such command."""
+    for commands in SECTIONS.values():
+        if name in commands:
+            return "everstep.cli.commands." + commands[name][0]
+    return None
+
+
+def summary_of(name: str) -> str:
+    """Return the one line about a command."""
+    return next(commands[name][1] for commands in SECTIONS.values() if name in commands)
+
+
+def names() -> list[str]:
+    """Return the names of all commands, in the order of the help."""
+    return [name for commands in SECTIONS.values() for name in commands]
+
+
+def help_text() -> str:
+    """Return what `everstep --help` prints."""
+    parts = [HEAD]
+    width = max(map(len, names()))
+    for title, commands in SECTIONS.items():
+        lines = [f"  {name:<{width}}  {about}" for name, (_, about) in commands.items()]
+        parts.append(f"{title}:\n" + "\n".join(lines) + "\n")
+    parts.append(FOOT)
+    return "\n".join(parts)

@@ -1,0 +1,139 @@
+"""Branches, tags and pins."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+
+from everstep.cli import text
+from everstep.cli.asking import ref_argument, thread_argument, yes_options
+from everstep.cli.commands.care import require_thread
+from everstep.cli.group import command, group
+from everstep.cli.session import Common, confirm
+from everstep.errors import InvalidInput
+from everstep.types import CheckpointMetadata
+
+_LOOKED_AT_MAX = 100_000
+
+
+@group("branch")
+def branch() -> None:
+    """Branches of a thread."""
+
+
+@branch.command("list")
+@thread_argument()
+@click.pass_obj
+def branch_list(common: Common, thread: str) -> None:
+    """List the branches of a thread's family: where each began, and where it is."""
+    with common.opened() as session:
+        session.engine.resolve(thread)
+        tree = session.engine.get_checkpoint_tree(thread, _LOOKED_AT_MAX)
+    origins = {edge["to"]: (edge["from_thread"], edge["from"]) for edge in tree["edges"]}
+    heads = {node["thread_id"]: node for node in tree["nodes"] if node["head"]}
+    found = []
+    for node in tree["nodes"]:
+        if node["branch"] is None:
+            continue
+        origin = origins.get(node["id"])
+        head = heads.get(node["thread_id"])
+        found.append(
+            {
+                "name": node["branch"],
+                "thread_id": node["thread_id"],
+                "origin": f"{origin[0]}@{origin[1]}" if origin is not None else None,
+                "step": head["step"] if head is not None else None,
+                "updated_at": head["created_at"] if head is not None else node["created_at"],
+            }
+        )
+    output = common.output
+    if output.is_json:
+        output.document({"thread_id": thread, "branches": found}, "branches")
+        return
+    rows = []
+    for one in found:
+        when = text.describe_age(str(one["updated_at"])) if output.is_terminal else str(one["updated_at"])
+        steps = "" if one["step"] is None else str(one["step"])
+        rows.append([text.clean(one["name"]), text.clean(one["thread_id"]), steps, when])
+    output.table(("name", "thread", "steps", "active"), rows, wide="thread")
+
+
+@branch.command("delete")
+@thread_argument()
+@yes_options
+@click.pass_obj
+def branch_delete(common: Common, thread: str, yes: bool, dry_run: bool) -> None:
+    """Delete a branch, for good. What was merged from it stays where it was merged."""
+    with common.opened() as session:
+        count = require_thread(session, thread)
+        tree = session.engine.get_checkpoint_tree(thread, _LOOKED_AT_MAX)
+        own = [node for node in tree["nodes"] if node["thread_id"] == thread and node["branch"] is not None]
+        if not own:
+            raise InvalidInput(f"{thread!r} is not a branch; everstep rm deletes any thread")
+        plan = [f"{text.clean(thread)}: {text.describe_count(count, 'checkpoint')}"]
+        if confirm(common, "delete this branch for good", plan, yes=yes, dry_run=dry_run):
+            count = session.engine.checkpointer.delete_thread(thread)
+    if common.output.is_json:
+        common.output.document({"threads": [thread], "checkpoints": count, "dry_run": dry_run})
+    elif not dry_run:
+        common.output.line(f"{text.clean(thread)} is deleted, with {text.describe_count(count, 'checkpoint')}")
+
+
+@command("tag")
+@thread_argument()
+@click.pass_obj
+def tag(common: Common, thread: str) -> None:
+    """Tags are given by who writes a checkpoint. THREAD@TAG means the newest checkpoint that has one."""
+    with common.opened() as session:
+        meant = session.engine.resolve(thread)
+        points = session.engine.list_time_travel_points(meant.thread_id, _LOOKED_AT_MAX, namespace=meant.namespace)
+    counts: Counter[str] = Counter()
+    newest: dict[str, CheckpointMetadata] = {}
+    for point in points:
+        counts.update(point.tags)
+        for name in point.tags:
+            newest.setdefault(name, point)
+    found = []
+    for name, count in counts.most_common():
+        point = newest[name]
+        found.append({"tag": name, "checkpoints": count, "newest": point.checkpoint_id, "step": point.step})
+    output = common.output
+    if output.is_json:
+        output.document({"thread_id": meant.thread_id, "tags": found}, "tags")
+        return
+    rows = [[text.clean(one["tag"]), str(one["checkpoints"]), f"#{one['step']}"] for one in found]
+    output.table(("tag", "checkpoints", "newest"), rows, wide="tag")
+
+
+@command("pin")
+@ref_argument()
+@click.pass_obj
+def pin(common: Common, ref: str) -> None:
+    """A pinned checkpoint stays, whatever the policy says, until it is unpinned or its thread is deleted."""
+    _pin(common, ref, pinned=True)
+
+
+@command("unpin")
+@ref_argument()
+@click.pass_obj
+def unpin(common: Common, ref: str) -> None:
+    """The next retention may take it."""
+    _pin(common, ref, pinned=False)
+
+
+def _pin(common: Common, ref: str, *, pinned: bool) -> None:
+    with common.opened() as session:
+        meant = session.engine.resolve(ref)
+        act = session.engine.pin if pinned else session.engine.unpin
+        act(meant.checkpoint_id, thread_id=meant.thread_id, namespace=meant.namespace)
+    if common.output.is_json:
+        fields = {"thread_id": meant.thread_id, "id": meant.checkpoint_id, "step": meant.step, "pinned": pinned}
+        common.output.document(fields)
+        return
+    word = "pinned" if pinned else "not pinned any more"
+    common.output.line(f"{text.clean(meant.thread_id)}#{meant.step} is {word}")
+    common.output.hint(f"everstep undo {text.clean(meant.thread_id)}")
+
+
+COMMANDS: dict[str, click.Command] = {"branch": branch, "tag": tag, "pin": pin, "unpin": unpin}

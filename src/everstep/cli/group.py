@@ -1,0 +1,175 @@
+"""The command with its subcommands: each is imported when it is called. Errors end here, as text or JSON and a code."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from everstep.cli import catalog, failures
+from everstep.cli.session import Common, common_options, is_common
+from everstep.cli.start import COMPLETE_VARIABLE
+from everstep.version import __version__
+
+
+class Command(click.Command):
+    """A command that takes the common options besides its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        own = {name for parameter in self.params for name in parameter.opts}
+        self.params += [option for option in common_options() if not own & set(option.opts)]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of its own first, those of every command below them."""
+        _format_options(self, ctx, formatter)
+
+
+class Group(click.Group):
+    """A command with verbs of its own, such as `retention plan`."""
+
+    command_class = Command
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += common_options()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs, then the options."""
+        self.format_commands(ctx, formatter)
+        _format_options(self, ctx, formatter)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that was named; one that is not there is an error that guesses what was meant."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            close = difflib.get_close_matches(name, self.list_commands(ctx), 2)
+            meant = f"; did you mean {' or '.join(close)}?" if close else ""
+            what = f"{ctx.info_name} has no command {name!r}"
+            if self is not root:
+                what = f"everstep {ctx.info_name} has no {name!r}"
+            raise click.UsageError(what + meant, ctx)
+        return super().resolve_command(ctx, args)
+
+
+class _Root(Group):
+    """The command itself."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # of the base
+        return catalog.names()
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # of the base
+        module = catalog.module_of(cmd_name)
+        if module is None:
+            return None
+        found: click.Command = import_module(module).COMMANDS[cmd_name]
+        return found
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # of the base
+        formatter.write(catalog.help_text())
+
+
+def _format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    own: list[tuple[str, str]] = []
+    shared: list[tuple[str, str]] = []
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+        if record is not None:
+            (shared if is_common(parameter) else own).append(record)
+    for title, records in (("Options", own), ("Common options", shared)):
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+root = _Root(name="everstep", invoke_without_command=False)
+root.params.append(
+    click.Option(
+        ["--version", "-V"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=lambda ctx, _, value: _show_version(ctx, value),
+        help="Print the version.",
+    )
+)
+
+
+def _show_version(ctx: click.Context, value: bool) -> None:
+    if value:
+        sys.stdout.write(f"everstep {__version__}\n")
+        ctx.exit()
+
+
+def command(name: str, **more: Any) -> Callable[[Callable[..., Any]], Command]:
+    """Return a decorator that makes a command of a function; its help begins with the line of the catalogue."""
+    about = catalog.summary_of(name)
+
+    def make(function: Callable[..., Any]) -> Command:
+        details = function.__doc__ or ""
+        made: Command = click.command(name, cls=Command, help=f"{about}\n\n{_dedent(details)}", **more)(function)
+        made.short_help = about
+        return made
+
+    return make
+
+
+def group(name: str, **more: Any) -> Callable[[Callable[..., Any]], Group]:
+    """Return a decorator that makes a group of a function, with the line of the catalogue as its help."""
+
+    def make(function: Callable[..., Any]) -> Group:
+        made: Group = click.group(name, cls=Group, help=catalog.summary_of(name), **more)(function)
+        return made
+
+    return make
+
+
+def _dedent(docstring: str) -> str:
+    import inspect
+
+    return inspect.cleandoc(docstring)
+
+
+# -- running
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    common = Common()
+    given = list(arguments)
+    try:
+        result = root.main(
+            given, prog_name="everstep", complete_var=COMPLETE_VARIABLE, standalone_mode=False, obj=common
+        )
+        sys.stdout.flush()
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.exceptions.NoArgsIsHelpError as exc:
+        sys.stderr.write(exc.format_message() + "\n")
+        return failures.USAGE
+    except BrokenPipeError:
+        # Whoever read the answer had enough of it. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, click.Abort):
+        return failures.INTERRUPTED
+    except Exception as exc:
+        fields, code = failures.describe(exc)
+        failures.report(fields, as_json=_wants_json(common, given))
+        return code
+    return result if isinstance(result, int) else 0
+
+
+def _wants_json(common: Common, arguments: Sequence[str]) -> bool:
+    """Whether JSON was asked for, be it in arguments that could not be read to their end."""
+    if common.form is not None:
+        return common.form != "table"
+    following = zip(arguments, [*arguments[1:], ""], strict=True)
+    return any(word in ("--json", "--jsonl") or (word == "-o" and "json" in value) for word, value in following)

@@ -1,0 +1,184 @@
+"""What every command shares: options that may stand anywhere, the open store, questions before something is lost."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+
+import click
+
+from everstep import factory
+from everstep.cli import text
+from everstep.cli.failures import NeedsYes, StoreNotThere
+from everstep.cli.output import Output
+from everstep.cli.settings import Settings, find_settings
+from everstep.config import SnapshotConfig
+from everstep.engine import CheckpointEngine, SyncEngine
+from everstep.opening.addresses import Place, is_in_memory, place_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Session:
+    """An open store, for one command."""
+
+    def __init__(self, engine: CheckpointEngine) -> None:
+        self.engine: SyncEngine = engine.sync
+
+    def run(
+        self,
+        view: Callable[Concatenate[CheckpointEngine, P], Coroutine[Any, Any, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Return what a view, or another coroutine function of an engine, gives. It never waits for an event loop."""
+        result: R = self.engine._run(view(self.engine._driven, *args, **kwargs))
+        return result
+
+    def newest_thread(self) -> str | None:
+        """Return the thread that was active last."""
+        page = self.engine.list_threads(1)
+        return page[0].thread_id if page else None
+
+
+@dataclass
+class Common:
+    """The options of every command. They may stand before or after its name."""
+
+    store: str | None = None
+    profile: str | None = None
+    form: str | None = None
+    color: str = "auto"
+    pager: bool = True
+    quiet: bool = False
+
+    @cached_property
+    def output(self) -> Output:
+        """Where the answer goes."""
+        return Output(self.form or "table", self.color, pager=self.pager, quiet=self.quiet)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Which store it is."""
+        return find_settings(self.store, self.profile)
+
+    @contextmanager
+    def opened(self, *, create: bool = False, config: SnapshotConfig | None = None) -> Iterator[Session]:
+        """Open the store, and close it in the end. Only with `create` a file that is not there is made."""
+        settings = self.settings
+        if not create:
+            require_store(settings.store, settings.source)
+        # Nothing that is done from a shell may start the retention that an application has chosen otherwise.
+        config = config or SnapshotConfig(gc_policy="keep_all")
+        with show_warnings():
+            engine = factory.open(settings.store, config, **settings.options)
+            with engine.sync:
+                yield Session(engine)
+
+
+def require_store(address: str, source: str = "") -> Place:
+    """Return which store an address names; StoreNotThere if that is a file that does not exist, or empty memory."""
+    place = place_of(address)
+    if is_in_memory(address):
+        raise StoreNotThere("a store in memory lives in its own process only; name a file or a server with --store")
+    if place.kind == "sqlite" and not Path(place.where).exists():
+        if source == "default":
+            raise StoreNotThere("no store was named, and there is no checkpoints.db in this folder")
+        raise StoreNotThere(f"there is no store at {place.where}" + (f" ({source})" if source else ""))
+    return place
+
+
+@contextmanager
+def show_warnings() -> Iterator[None]:
+    """Print warnings as one line each on standard error, such as that a server may lose what it acknowledged."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        sys.stderr.write(f"warning: {text.clean(str(message))}\n")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.showwarning = show  # its file and line say nothing to who calls this
+        yield
+
+
+def confirm(common: Common, what: str, plan: Sequence[str], *, yes: bool, dry_run: bool) -> bool:
+    """Show what would happen and return whether it shall. Without a terminal `--yes` is needed."""
+    if not common.output.is_json and (dry_run or not yes):
+        for line in plan:
+            (common.output.line if dry_run else _say)(line)
+    if dry_run:
+        return False
+    if yes:
+        return True
+    if common.output.is_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise NeedsYes(what)
+    if not click.confirm(f"{what[:1].upper()}{what[1:]}?", err=True):
+        stop("nothing was changed")
+    return True
+
+
+def stop(words: str, code: int = 1) -> NoReturn:
+    """End the command after a word about why."""
+    _say(words)
+    raise click.exceptions.Exit(code)
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(words + "\n")
+
+
+# -- the options of every command
+
+
+def common_options() -> list[click.Parameter]:
+    """Return the options that every command and group takes."""
+    return [
+        _option("--store", "store", metavar="URL", help="The store: a file or a URL.", shell_complete=_complete_files),
+        _option("--profile", "profile", metavar="NAME", help="A store that a config file names."),
+        _option("--json", "form", flag_value="json", help="Print one JSON document."),
+        _option("--jsonl", "form", flag_value="jsonl", help="Print one JSON document per line."),
+        _option(
+            "--output",
+            "form",
+            short="-o",
+            type=click.Choice(["table", "json", "jsonl"]),
+            help="The form of the answer.",
+        ),
+        _option("--color", "color", type=click.Choice(["auto", "always", "never"]), help="Whether to use colours."),
+        _option("--no-pager", "pager", flag_value=False, help="Write to the terminal at once."),
+        _option("--quiet", "quiet", short="-q", flag_value=True, help="No hints and notes."),
+    ]
+
+
+def _option(name: str, field: str, *, short: str = "", **more: Any) -> click.Option:
+    def keep(ctx: click.Context, _: click.Parameter, value: Any) -> None:
+        if value is not None:
+            setattr(ctx.ensure_object(Common), field, value)
+
+    if "flag_value" in more:
+        more |= {"is_flag": True, "default": None, "type": click.UNPROCESSED}
+    names = [word for word in (short, name, name.strip("-").replace("-", "_")) if word]
+    return click.Option(names, callback=keep, expose_value=False, is_eager=True, **more)
+
+
+def _complete_files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def is_common(parameter: click.Parameter) -> bool:
+    """Whether this is one of the options that every command takes."""
+    return isinstance(parameter, click.Option) and parameter.callback is not None and not parameter.expose_value
+
+
+def given_options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that were given, for functions whose defaults shall stay theirs."""
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,228 @@
+"""What holds for every command: help, options in any place, which store, clean output, errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from everstep.cli import catalog, group, output, text
+from tests.cli.conftest import Run, start_process
+
+
+def test_help_names_every_command_and_is_printed_without_click() -> None:
+    code = "import sys; from everstep.cli.start import main; main(['--help']); print('click' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    for name in catalog.names():
+        assert f"\n  {name} " in done.stdout
+    assert done.stdout.endswith("False\n")
+
+
+def test_help_and_version_in_a_process() -> None:
+    assert start_process("--help").out == catalog.help_text()
+    assert start_process("--version").out.startswith("everstep 0.")
+    assert start_process().code == 0
+
+
+def test_without_click_one_line_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise ImportError('no module named click')")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+
+    done = start_process("threads", env={"PYTHONPATH": path})
+
+    assert done.code == 1
+    assert done.err.splitlines() == ["everstep: the command line is not installed; run: pip install 'everstep[cli]'"]
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_command_has_help(name: str, run: Run) -> None:
+    done = run(name, "--help")
+
+    assert done.code == 0
+    assert catalog.summary_of(name).split(".")[0] in " ".join(done.out.split())
+    assert "--store" in done.out
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_command_takes_json(name: str) -> None:
+    with click.Context(group.root) as ctx:
+        found = group.root.get_command(ctx, name)
+    assert found is not None
+    leaves = found.commands.values() if isinstance(found, click.Group) else [found]
+    for leaf in leaves:
+        options = {option for parameter in leaf.params for option in parameter.opts}
+        assert {"--json", "--jsonl", "--store", "--profile", "--color"} <= options
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--store", "{}", "--json", "retention", "plan"],
+        ["retention", "--store", "{}", "plan", "--json"],
+        ["retention", "--json", "plan", "--store={}"],
+        ["retention", "plan", "-o", "json", "--store", "{}"],
+    ],
+)
+def test_options_stand_anywhere(words: list[str], run: Run, demo_file: Path) -> None:
+    done = run(*[word.format(demo_file) for word in words])
+
+    assert done.code == 0
+    assert done.json["schema"] == "everstep/v1"
+
+
+# -- which store
+
+
+def store_of(run: Run, *arguments: str) -> tuple[str, str]:
+    found = run("config", "--json", *arguments).json
+    return found["store"], found["source"]
+
+
+def test_the_store_is_named_by_option_environment_project_user_in_this_order(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store_of(run) == ("sqlite:///checkpoints.db", "default")
+
+    user = tmp_path / "config/everstep/config.toml"
+    user.parent.mkdir(parents=True)
+    user.write_text('store = "sqlite:////srv/user.db"\n[profiles.prod]\nstore = "redis://:secret@db:6379/1"\n')
+    assert store_of(run) == ("sqlite:////srv/user.db", str(user))
+
+    (tmp_path / "pyproject.toml").write_text('[tool.everstep]\nstore = "agent.db"\n')
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert store_of(run) == (f"sqlite:///{tmp_path}/agent.db", str(tmp_path / "pyproject.toml"))
+
+    (tmp_path / "below/everstep.toml").write_text('store = "near.db"\n')
+    assert store_of(run)[0] == f"sqlite:///{tmp_path}/below/near.db"
+
+    monkeypatch.setenv("EVERSTEP_STORE", "env.db")
+    assert store_of(run) == ("sqlite:///env.db", "EVERSTEP_STORE")
+    assert store_of(run, "--store", "option.db") == ("sqlite:///option.db", "--store")
+
+    store, source = store_of(run, "--profile", "prod")
+    assert store == "redis://db:6379/1"
+    assert source.startswith("profile prod of ")
+
+
+def test_an_unknown_profile_lists_the_known_ones(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "everstep.toml").write_text('[profiles.staging]\nstore = "s.db"\n')
+
+    done = run("config", "--profile", "prod")
+
+    assert done.code == 2
+    assert "known are: staging" in done.err
+
+
+def test_a_store_that_is_not_there_is_not_made(run: Run, tmp_path: Path) -> None:
+    done = run("gc", "--store", tmp_path / "new.db", "--json")
+
+    assert done.code == 5
+    assert done.out == ""
+    assert done.error["code"] == "store_not_there"
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_a_server_that_does_not_answer_ends_with_5(run: Run) -> None:
+    done = run("gc", "--store", "redis://:hunter2@127.0.0.1:1/0")
+
+    assert done.code == 5
+    assert "hunter2" not in done.err
+    assert "\n" not in done.err.split("hint:")[0].strip()
+
+
+# -- mistakes
+
+
+def test_a_wrong_command_is_guessed(run: Run) -> None:
+    done = run("doktor")
+
+    assert done.code == 2
+    assert "did you mean doctor?" in done.err
+    assert done.out == ""
+
+
+def test_a_wrong_option_is_guessed_and_told_as_json(run: Run) -> None:
+    done = run("gc", "--json", "--dry-rum")
+
+    assert done.code == 2
+    assert done.error["code"] == "usage"
+    assert "--dry-run" in done.error["message"]
+
+
+def test_an_unknown_thread_ends_with_3_and_is_guessed(run: Run, demo_file: Path) -> None:
+    done = run("pin", "trip-to-oslo-brunch", "--store", demo_file)
+
+    assert done.code == 3
+    assert "did you mean" in done.err
+
+
+def test_a_program_error_is_one_line_unless_it_is_debugged(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("everstep.cli.settings.find_files", fail)
+    done = run("config", "--json")
+
+    assert done.code == 1
+    assert len(done.err.splitlines()) == 1
+    assert done.error["code"] == "internal_error"
+
+
+def test_ctrl_c_ends_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("everstep.cli.settings.find_files", interrupted)
+    assert run("config").code == 130
+
+
+def test_a_reader_that_leaves_is_no_error(demo_file: Path) -> None:
+    command = (
+        f"{sys.executable} -m everstep --help-me | true; {sys.executable} -m everstep tag support-4711 | head -n 1"
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        env={**os.environ, "EVERSTEP_STORE": str(demo_file)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+# -- harmless text
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe \u2066x\u2069 \x9b2J\u200f \ufeff end\nnext\r\x00 \ud800"
+
+
+def test_text_for_a_terminal_has_no_controls() -> None:
+    cleaned = text.clean(HOSTILE)
+
+    assert not set(cleaned) & set("\x1b\x07\x9b\n\r\x00\u202e\u2066\u2069\u200f\ufeff\ud800")
+    assert "red" in cleaned
+    assert [line.strip() for line in text.clean_lines("a\n  b\x1b[2J\n")] == ["a", "b [2J", ""]
+
+
+def test_json_is_exact_and_holds_no_controls() -> None:
+    made = output.to_json({"text": HOSTILE, "città": "Malmö"})
+
+    assert json.loads(made) == {"text": HOSTILE, "città": "Malmö"}
+    assert "Malmö" in made
+    assert not set(made) & set("\x1b\x07\x9b\r\x00\u202e\u2066\u2069\u200f\ufeff\ud800")
+
+
+def test_sizes_and_ages_read_well() -> None:
+    sizes = (0, 999, 1000, 1234567, 10**13)
+    assert [text.describe_bytes(n) for n in sizes] == ["0 B", "999 B", "1.0 kB", "1.2 MB", "10.0 TB"]
+    now = text.parse_time("2026-11-16T12:00:00+00:00")
+    ages = ("2026-11-16T11:59:30", "2026-11-16T09:00:00+00:00", "2026-01-01", "2026-11-17", "no time")
+    expected = ["30 s ago", "3 h ago", "2026-01-01", "2026-11-17 00:00", "no time"]
+    assert [text.describe_age(when, now) for when in ages] == expected
