@@ -32,51 +32,57 @@ _GRACE_SECONDS = 1.0
 class Job(Generic[T]):
     """One caller's work and, once `done`, its outcome."""
 
-    __slots__ = ("_future", "_loop", "_parked", "batch", "deadline", "done", "error", "label", "lead", "result", "work")
+    result: T | None = None
+    error: BaseException | None = None
+    done = False
+    lead = False
+    batch: Sequence[Job[Any]] = ()
+    """What this job's caller leads."""
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop of an asynchronous caller."""
+    _parked: threading.Lock | None = None
+    _future: asyncio.Future[None] | None = None
 
     def __init__(self, work: Callable[[Any], T], label: str, deadline: float = float("inf")) -> None:
         self.work = work
-        self.deadline = deadline
-        """Until when (by `time.monotonic`) it may wait for others."""
         self.label = label
         """The thread to name when the outcome is unknown."""
-        self.result: T | None = None
-        self.error: BaseException | None = None
-        self.done = False
-        self.lead = False
-        self.batch: Sequence[Job[Any]] = ()
-        """What this job's caller leads."""
-        self._parked = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._future: asyncio.Future[None] | None = None
+        self.deadline = deadline
+        """Until when (by `time.monotonic`) it may wait for others."""
 
     def finish(self, result: T | None, error: BaseException | None = None) -> None:
         """Give the job its outcome."""
-        self.result, self.error, self.done = result, error, True
+        self.result = result
+        self.error = error
+        self.done = True
 
     def outcome(self) -> T:
         if self.error is not None:
             raise self.error
         return self.result  # type: ignore[return-value]  # a job without an error has its result
 
+    def park(self) -> None:
+        """Prepare for a thread to wait. Who only leads its own job never does."""
+        self._parked = threading.Lock()
+        self._parked.acquire()
+
     def wait(self) -> bool:
         """Wait on this thread until `wake`, and return True; False: the deadline has passed."""
+        if self._parked is None:
+            raise RuntimeError("a job that is not parked cannot wait")
         left = self.deadline + _GRACE_SECONDS - time.monotonic()
         return self._parked.acquire(timeout=min(max(left, 0.0), threading.TIMEOUT_MAX))
 
-    def after_fork(self) -> None:
-        if self._parked.locked():
+    def wake(self) -> None:
+        """Let the waiting thread go on, if one waits."""
+        if self._parked is not None and self._parked.locked():
             self._parked.release()
 
     def attend(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Prepare for a task of `loop` to wait."""
-        self._loop, self._future = loop, loop.create_future()
+        self.loop = loop
+        self._future = loop.create_future()
         return self._future
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop of an asynchronous caller."""
-        return self._loop
 
     def resolve(self) -> None:
         """Let the waiting task go on; runs in its loop."""
@@ -96,7 +102,6 @@ class CommitQueue:
 
     def do(self, job: Job[T]) -> T:
         """Run the job and wait for it on this thread."""
-        job._parked.acquire()
         try:
             if not self._enter(job) and not job.wait() and not self._withdraw(job):
                 job.deadline = float("inf")  # it is being carried: its outcome is on the way
@@ -128,11 +133,16 @@ class CommitQueue:
         return job.outcome()
 
     def _enter(self, job: Job[Any]) -> bool:
+        """Take the lead if nobody has it, and return True; else stand in line."""
         with self._lock:
-            job.lead = not self._led
-            self._led = True
-            self._waiting.append(job)
-            return job.lead
+            if self._led:
+                if job.loop is None:
+                    job.park()
+                self._waiting.append(job)
+                return False
+            job.batch = (job,)
+            job.lead = self._led = True
+            return True
 
     def _lead_elsewhere(self, job: Job[Any]) -> None:
         try:
@@ -141,7 +151,7 @@ class CommitQueue:
             closed = "shutdown" in str(exc)
             error = StoreClosed("the store was closed") if closed else StoreUnavailable(f"no worker thread: {exc}")
             with self._lock:
-                batch = list(self._waiting)
+                batch = [*job.batch, *self._waiting]
                 self._waiting.clear()
                 self._led = False
             for waiting in batch:
@@ -152,8 +162,10 @@ class CommitQueue:
     def _lead(self, job: Job[Any]) -> None:
         """Carry batches: one, or on a worker thread as many as asynchronous callers wait for."""
         while job.lead:
-            with self._lock:
-                job.batch = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
+            if self._waiting:
+                with self._lock:
+                    count = min(BATCH_MAX - len(job.batch), len(self._waiting))
+                    job.batch = [*job.batch, *[self._waiting.popleft() for _ in range(count)]]
             try:
                 self._run(job.batch)
             except BaseException:
@@ -176,11 +188,12 @@ class CommitQueue:
                 self._led = False
             else:
                 following.lead = True
-        self._tell(job.batch)
+        if job.loop is not None or len(job.batch) > 1:  # else nobody waits but who leads
+            self._tell(job.batch)
         if following is None:
             return None
         if following.loop is None:
-            following.after_fork()
+            following.wake()
             return None
         if job.loop is None:
             self._lead_elsewhere(following)
@@ -193,7 +206,7 @@ class CommitQueue:
             if job.loop is not None:
                 loops.setdefault(job.loop, []).append(job)
             else:
-                job.after_fork()
+                job.wake()
         for loop, jobs in loops.items():
             try:
                 loop.call_soon_threadsafe(_resolve, jobs)

@@ -7,9 +7,8 @@ of a file drops every lock that this process has on it.
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -20,7 +19,8 @@ _CALLS = (
 _SYNC_FULL = 3
 # Of the log's index in shared memory: "The WAL-Index File Format" at sqlite.org/walformat.html.
 _SHARED_REGION_BYTES = 32768
-_SHARED_HEADER = struct.Struct("=32x8s56xI28xI")  # the salts at 32, nBackfill at 96, nBackfillAttempted at 128
+_SALTS, _MOVED, _ATTEMPTED = slice(32, 40), slice(96, 100), slice(128, 132)  # also: nBackfill, nBackfillAttempted
+_SHARED_HEADER_BYTES = 132
 
 
 class _Methods(ctypes.Structure):
@@ -42,9 +42,10 @@ class WalState(NamedTuple):
 
     salt: bytes
     """Of the log: another each time that it begins anew."""
-    moved: int
-    attempted: int
-    """Set before the first page is written."""
+    moved: bytes
+    """Up to which frame, as it is in memory."""
+    attempted: bytes
+    """The same, set before the first page is written."""
 
 
 class RawFile:
@@ -66,7 +67,8 @@ class RawFile:
         """Return the state of the log; None where no memory is shared."""
         if self._shared is None:
             return None
-        return WalState._make(_SHARED_HEADER.unpack(ctypes.string_at(self._shared, _SHARED_HEADER.size)))
+        shared: Any = self._shared  # a slice of it is bytes
+        return WalState(shared[_SALTS], shared[_MOVED], shared[_ATTEMPTED])
 
     def size_bytes(self) -> int:
         size = ctypes.c_int64()
@@ -97,11 +99,13 @@ class RawFile:
         _checked(self._sync(self._file, _SYNC_FULL))
 
 
-def _shared_memory(file: ctypes.c_void_p, methods: _Methods) -> int | None:
-    """Return where the index of the log is mapped; it stays there as long as the connection is open."""
+def _shared_memory(file: ctypes.c_void_p, methods: _Methods) -> ctypes.Array[ctypes.c_char] | None:
+    """Return the beginning of the log's index; it stays where it is mapped as long as the connection is open."""
     address = ctypes.c_void_p()
     code = _map_shared(methods.xShmMap)(file, 0, _SHARED_REGION_BYTES, 0, ctypes.byref(address))
-    return address.value if code == apsw.SQLITE_OK else None
+    if code != apsw.SQLITE_OK or address.value is None:
+        return None
+    return (ctypes.c_char * _SHARED_HEADER_BYTES).from_address(address.value)
 
 
 def _checked(code: int, *allowed: int) -> None:

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -173,15 +174,18 @@ class SQLiteStore:
 
         return await self._driver.write(inside, thread_id)
 
-    async def commit(self, change: Change) -> Stored | None:
-        return await self._driver.write(lambda tx: apply(tx, change), change.thread_id)
+    # What every checkpoint goes through hands its coroutine on instead of awaiting it: one hop less.
 
-    async def put_writes(
+    def commit(self, change: Change) -> Coroutine[Any, Any, Stored | None]:
+        return self._driver.write(partial(apply, change=change), change.thread_id)
+
+    def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
-    ) -> None:
-        await self._driver.write(lambda tx: apply_writes(tx, key, writes, objects, base), key.thread_id)
+    ) -> Coroutine[Any, Any, None]:
+        work = partial(apply_writes, key=key, writes=writes, objects=objects, base=base)
+        return self._driver.write(work, key.thread_id)
 
-    async def read(
+    def read(
         self,
         thread_id: str,
         namespace: str = "",
@@ -189,8 +193,8 @@ class SQLiteStore:
         *,
         objects: bool = False,
         writes: bool = False,
-    ) -> Loaded | None:
-        return await self._driver.read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes))
+    ) -> Coroutine[Any, Any, Loaded | None]:
+        return self._driver.read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes))
 
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
         return await self._driver.read(lambda rows: rows.load_many(keys, writes)) if keys else []
@@ -345,8 +349,8 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
 
 
 class _Driver(Protocol):
-    async def read(self, work: Callable[[Rows], T]) -> T: ...
-    async def write(self, work: Callable[[Rows], T], thread_id: str) -> T: ...
+    def read(self, work: Callable[[Rows], T]) -> Coroutine[Any, Any, T]: ...
+    def write(self, work: Callable[[Rows], T], thread_id: str) -> Coroutine[Any, Any, T]: ...
     async def do(self, work: Callable[[_Database], T]) -> T: ...
     async def close(self) -> None: ...
 
@@ -363,7 +367,8 @@ class _BlockingDriver:
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
         with deferred():
-            return self._handle.get().queue.do(self._handle.job(work, thread_id))
+            database = self._handle.get()
+            return database.queue.do(Job(work, thread_id, deadlines.end_of(self._handle.busy_seconds)))
 
     async def do(self, work: Callable[[_Database], T]) -> T:
         with deferred():
@@ -384,7 +389,7 @@ class _AsyncDriver:
         return await _offloaded(lambda: self._handle.get().read(work))
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
-        job = self._handle.job(work, thread_id)
+        job = Job(work, thread_id, deadlines.end_of(self._handle.busy_seconds))
         database = self._handle.get() if self._handle.is_open else await _offloaded(self._handle.get)
         return await database.queue.do_async(job)
 
@@ -477,10 +482,6 @@ class _Handle:
                 self._database = _open_shared(self.path, self._synchronous, self.busy_seconds)
             return self._database
 
-    def job(self, work: Callable[[Rows], T], thread_id: str) -> Job[T]:
-        """Return a job for the commit queue that waits no longer for the file than its caller has time."""
-        return Job(work, thread_id, deadlines.end_of(self.busy_seconds))
-
     def close(self) -> None:
         with self._lock:
             database, self._database, self._closed = self._database, None, True
@@ -524,7 +525,8 @@ class _Database:
         self._path = path
         self._synchronous = synchronous
         self._busy_ms = int(busy_seconds * 1000)
-        self._idle = threading.Condition()
+        self._lock = threading.RLock()
+        self._idle = threading.Condition(self._lock)
         self._users = 0
         self._resting = False
         self._holds = 1
@@ -537,7 +539,7 @@ class _Database:
         self._is_replaced = False
         self._damage: str | None = None
         self.queue = CommitQueue(self._run_batch, self._leaders)
-        with self._used():
+        with self:
             pass  # opened now, so that what is wrong with the file is said at once
         stat = os.stat(path)
         self._identity = stat.st_dev, stat.st_ino
@@ -623,7 +625,7 @@ class _Database:
             raise CheckpointCorrupted(exc.reason) from exc
 
     def _read(self, work: Callable[[Rows], T]) -> T:
-        with _translated(self._path), self._used() as connections:
+        with _translated(self._path), self as connections:
             self._check_file(connections)
             connection = self._take_reader(connections)
             before = self._stamp() if isinstance(connection, _ImmutableConnection) else None
@@ -645,7 +647,7 @@ class _Database:
         """Find out whether the file is damaged, or only written by another program; raise or mend."""
         with self._renewing:
             if self._damage is None:
-                with self._used() as connections:
+                with self as connections:
                     self._check_file(connections)
                 try:
                     _renew_checksums(self._path, self._busy_ms)
@@ -673,12 +675,9 @@ class _Database:
 
     # -- connections
 
-    def _used(self) -> _Use:
+    def __enter__(self) -> _Connections:
         """Hold the connections open: neither a fork nor a close comes between."""
-        return _Use(self)
-
-    def enter(self) -> _Connections:
-        with self._idle:
+        with self._lock:
             if self._resting:
                 self._idle.wait_for(lambda: not self._resting)
             if self._holds == 0:
@@ -688,10 +687,12 @@ class _Database:
             self._users += 1
             return self._connections
 
-    def leave(self) -> None:
-        with self._idle:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
             self._users -= 1
-            if self._users == 0:
+            if self._users == 0 and (self._resting or self._holds == 0):  # a fork or a close waits for it
                 self._idle.notify_all()
 
     def before_fork(self) -> None:
@@ -708,7 +709,9 @@ class _Database:
             if self._connections is not None:  # the parent's, still in use there: never touch them, not even at exit
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connections))
                 self._connections = None
-            self._users, self._idle = 0, threading.Condition()
+            self._users = 0
+            self._lock = threading.RLock()
+            self._idle = threading.Condition(self._lock)
             self._renewing = threading.Lock()
             self.queue = CommitQueue(self._run_batch, self._leaders)
             return
@@ -775,13 +778,17 @@ class _Database:
     def _run_batch(self, batch: Sequence[Job[Any]]) -> None:
         """Run the jobs in one transaction. If that fails, each in its own: one bad job fails no other."""
         try:
-            with self._used() as connections:
+            with self as connections:
                 self._check_file(connections)
                 try:
-                    self._commit(batch, connections)
+                    has_outcomes = self._try_together(batch, connections)
                 except _ChecksumMismatch as exc:  # nothing was kept
                     self._renew_checksums(exc)
-                    self._commit(batch, connections)
+                    has_outcomes = False
+                if not has_outcomes:
+                    for job in batch:
+                        if not job.done:
+                            self._try_together([job], connections)
                 self._bound_wal(connections.writer)
                 connections.guard.note()
         except Exception as exc:
@@ -789,54 +796,47 @@ class _Database:
                 if not job.done:
                     job.finish(None, exc)
 
-    def _commit(self, batch: Sequence[Job[Any]], connections: _Connections) -> None:
-        if self._try_together(batch, connections):
-            return
-        for job in batch:
-            if not job.done:
-                self._try_together([job], connections)
-
     def _try_together(self, batch: Sequence[Job[Any]], connections: _Connections, *, has_cut_log: bool = False) -> bool:
         """Return whether every job has its outcome; if not, nothing was kept and each should be tried alone."""
         writer = connections.writer
         outcomes: list[tuple[Any, Exception | None]] = []
         committing = False
         try:
-            with _translated(self._path):
-                _wait_until(writer, min(job.deadline for job in batch))
-                connections.rows.begin()
-                for job in batch:
-                    before = writer.total_changes()
-                    try:
-                        outcomes.append((job.work(connections.rows), None))
-                    except Exception as exc:
-                        if writer.total_changes() != before or isinstance(exc, apsw.Error):
-                            raise
-                        outcomes.append((None, exc))  # it changed nothing: the others go on
-                    except BaseException as exc:  # SystemExit and the like are for the caller whose work raised them
-                        _roll_back(connections)
-                        job.finish(None, exc)
-                        return False
-                committing = True
-                writer.execute("COMMIT")
-        except Exception as exc:
+            _wait_until(writer, min([job.deadline for job in batch]))
+            connections.rows.begin()
+            for job in batch:
+                before = writer.total_changes()
+                try:
+                    outcomes.append((job.work(connections.rows), None))
+                except Exception as exc:
+                    if writer.total_changes() != before or isinstance(exc, apsw.Error):
+                        raise
+                    outcomes.append((None, exc))  # it changed nothing: the others go on
+                except BaseException as exc:  # SystemExit and the like are for the caller whose work raised them
+                    _roll_back(connections)
+                    job.finish(None, exc)
+                    return False
+            committing = True
+            writer.execute("COMMIT")
+        except Exception as caught:
+            failure = _as_ours(self._path, caught)
             _roll_back(connections)
-            if isinstance(exc, StoreFull) and not has_cut_log and self._empty_wal(writer):
+            if isinstance(failure, StoreFull) and not has_cut_log and self._empty_wal(writer):
                 return self._try_together(batch, connections, has_cut_log=True)  # it may fit where the log was
             # Nothing of a full disk or a busy file is kept. After any other failed commit the log may hold it.
-            if isinstance(exc, _ChecksumMismatch) and not committing:
-                raise
-            is_known = isinstance(exc, (StoreFull, StoreUnavailable)) and not isinstance(exc, StoreReadFailed)
+            if isinstance(failure, _ChecksumMismatch) and not committing:
+                raise failure from caught
+            is_known = isinstance(failure, (StoreFull, StoreUnavailable)) and not isinstance(failure, StoreReadFailed)
             if committing and not is_known:
                 outcomes = [
-                    (None, error or _unknown(job, result, exc))
+                    (None, error or _unknown(job, result, failure))
                     for job, (result, error) in zip(batch, outcomes, strict=True)
                 ]
             elif len(batch) == 1:
-                outcomes = [(None, exc)]
+                outcomes = [(None, failure)]
             else:
-                if isinstance(exc, StoreUnavailable):
-                    _finish_late(batch, exc)
+                if isinstance(failure, StoreUnavailable):
+                    _finish_late(batch, failure)
                 return False
         except BaseException:
             _roll_back(connections)
@@ -895,23 +895,6 @@ class _Database:
     def restore_reserve(self, size_bytes: int) -> None:
         """Set as much aside as was given up; what else a deletion gave back is for others."""
         self._reserve.keep(size_bytes, leaving_bytes=_STEP_PAGES * _PAGE_BYTES)
-
-
-class _Use:
-    """A use of the connections of a database, from its beginning to its end."""
-
-    __slots__ = ("_database",)
-
-    def __init__(self, database: _Database) -> None:
-        self._database = database
-
-    def __enter__(self) -> _Connections:
-        return self._database.enter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._database.leave()
 
 
 def _wal_pages_for(pages: int) -> int:
@@ -1204,10 +1187,22 @@ class _translated:  # noqa: N801  # used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, apsw.Error):
-            raise _translation(self._path, error) from error
-        if isinstance(error, OSError) and not isinstance(error, EverstepError):
-            raise StoreError(f"{self._path}: {error}") from error
+        if isinstance(error, (apsw.Error, OSError)):
+            ours = _as_ours(self._path, error)
+            if ours is not error:
+                raise ours from error
+
+
+def _as_ours(path: Path, error: Exception) -> Exception:
+    """Return an error of APSW's or of the system's as one of ours, which it has caused; any other as it is."""
+    if isinstance(error, apsw.Error):
+        ours = _translation(path, error)
+    elif isinstance(error, OSError) and not isinstance(error, EverstepError):
+        ours = StoreError(f"{path}: {error}")
+    else:
+        return error
+    ours.__cause__ = error
+    return ours
 
 
 def _translation(path: Path, error: apsw.Error) -> EverstepError:
