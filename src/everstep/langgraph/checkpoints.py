@@ -25,12 +25,13 @@ from everstep.langgraph.channels import (
     Written,
     repeats_max,
 )
+from everstep.langgraph.configs import COUNTERS
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.last_written import Line, Lines
 from everstep.repository.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
 from everstep.repository.turns import BEATEN_MAX
 from everstep.runtime import calls, checks
-from everstep.runtime.calls import Figures, public_call
+from everstep.runtime.calls import public_call
 from everstep.stores.protocol import BaseRef, Change, Draft, Key, Loaded, Object, Query, Record, Store, Stored, Write
 from everstep.types import TASK_NAMESPACE, utc_now
 from everstep.values import costs, tree
@@ -142,6 +143,8 @@ class Threads:
         self._fence = fence
         self._shares = shares
         self._store = repository.store
+        self.figures = repository.figures
+        """Where calls are counted: with those of everything else on the same backend."""
 
     def over(self, repository: Repository) -> Threads:
         """Return the same over another face of the store."""
@@ -154,11 +157,6 @@ class Threads:
     def behind(self, fence: Fence) -> Threads:
         """Return the same as one that puts nothing once the fence is gone. The store checks it in the same commit."""
         return Threads(self._repository, self._channels, self._keeper, self._lines, fence)
-
-    @property
-    def figures(self) -> Figures:
-        """Where calls are counted: with those of everything else on the same backend."""
-        return self._repository.figures
 
     @property
     def limit_seconds(self) -> float | None:
@@ -188,7 +186,7 @@ class Threads:
         """
         parent = Key(key[0], key[1], parent_id) if parent_id is not None else None
         line = self._lines.get(parent) if parent is not None else None
-        names = _delta_channels(checkpoint, metadata)
+        names = _delta_channels(checkpoint, metadata) if COUNTERS in metadata else ()
         deltas: dict[str, Delta] = {}
         if names and parent is not None:
             line, deltas = await self._deltas(parent, line, names)
@@ -207,8 +205,6 @@ class Threads:
         its_line.base = BaseRef(key, stored.digest)
         self._lines.add(its_line, parent if stored.segment != stored.seq else None)
         if self._keeper is not None:
-            if stored.segment == stored.seq:
-                self._keeper.forget(key.thread_id)  # the head was moved, maybe by somebody else: plan anew
             await self._keeper.upkeep(self._store, stored)
         return stored
 
@@ -237,15 +233,12 @@ class Threads:
                 _check_kind(head)
             return draft
 
-        due = self._keeper.due((thread_id, namespace)) if self._keeper is not None else []
-        prune = [item.seq for item in due]
-        change = Change(thread_id, namespace, build=build, head=moves, prune=prune, fresh=fresh)
-        try:
+        change = Change(thread_id, namespace, build=build, head=moves, fresh=fresh)
+        if self._keeper is None:
             stored = await self._store.commit(change)
-        except BaseException:
-            if self._keeper is not None:
-                self._keeper.give_back((thread_id, namespace), due)
-            raise
+        else:
+            with self._keeper.letting_go((thread_id, namespace)) as prune:
+                stored = await self._store.commit(change._replace(prune=prune))
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
         calls.added(stored.added_bytes, len(values.squeezed))
@@ -285,14 +278,16 @@ class Threads:
             others = dict(written)
             del others[LIST_CHANNEL]
         envelope = _envelope(checkpoint, versions, written, conversation is not None)
-        seeds = {name: delta.seed.form for name, delta in deltas.items() if delta.seed is not None and delta.seed.form}
-        if seeds:
-            envelope["seeds"] = seeds
+        rest: dict[str, Written] = {}
+        if deltas:
+            seeds = {name: delta.seed.form for name, delta in deltas.items() if delta.seed is not None}
+            seeds = {name: form for name, form in seeds.items() if form}
+            if seeds:
+                envelope["seeds"] = seeds
+            for name, delta in deltas.items():
+                rest.update(self._delta_written(writer, name, delta, whole=line is None))
         if odd:
             envelope["odd"] = dict(odd)
-        rest: dict[str, Written] = {}
-        for name, delta in deltas.items():
-            rest.update(self._delta_written(writer, name, delta, whole=line is None))
         node = conversation.node if conversation is not None else None
         state = channels.mapping(writer, others, small, line.state if line is not None else None)
         envelope_node, packed_envelope = channels.envelope(writer, envelope, rest)
@@ -1037,7 +1032,7 @@ def _changed(
 
 def _delta_channels(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[str]:
     """Return the channels whose values are to be made from writes: LangGraph counts these since the last value."""
-    counted = metadata.get("counters_since_delta_snapshot") or {}
+    counted = metadata.get(COUNTERS) or {}
     values = checkpoint.get("channel_values") or {}
     return [name for name in counted if name not in values]
 

@@ -103,8 +103,8 @@ def _is_secret_pair(first: str, second: str) -> bool:
 
 def configurable(config: object, what: str = "config") -> Mapping[str, Any]:
     """Return the part of a config that names checkpoints."""
-    inner = config.get("configurable") if isinstance(config, Mapping) else None
-    if not isinstance(inner, Mapping):
+    inner = config.get("configurable") if isinstance(config, (dict, Mapping)) else None
+    if not isinstance(inner, (dict, Mapping)):
         raise InvalidInput(
             f'{what} is a dict like {{"configurable": {{"thread_id": "..."}}}}, not {checks.shown(config)}'
         )
@@ -161,27 +161,35 @@ def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str],
     if hasattr(metadata, "model_dump"):
         metadata = dict(metadata)  # its fields as they are, so that objects in them are refused as in a dict
     check_mappings(metadata=metadata)
-    if not all(isinstance(key, str) for key in metadata or ()):
-        raise InvalidInput("the keys of metadata are strings")
-    kept = {key: _clean(value) for key, value in (metadata or {}).items()}
+    kept: dict[str, Any] = {}
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str):
+            raise InvalidInput("the keys of metadata are strings")
+        kept[key] = value if type(value) in _AS_THEY_ARE else _clean(value)
     counters = kept.get(COUNTERS)
     if isinstance(counters, Mapping):
         # LangGraph writes pairs and gets lists back from its own savers.
         kept[COUNTERS] = {name: list(pair) if type(pair) is tuple else pair for name, pair in counters.items()}
     for part in (config.get("metadata"), config.get("configurable")):
-        if not isinstance(part, Mapping):
+        if not isinstance(part, (dict, Mapping)):
             continue
         for key, value in part.items():
-            if key not in kept and isinstance(value, (str, int, float)) and _is_kept(key, hides):
+            if key in kept or key in _PLACES:
+                continue
+            if isinstance(value, (str, int, float)) and _is_kept(key, hides):
                 kept[key] = _clean(value)
     return kept
 
 
 def _is_kept(key: Any, hides: Callable[[str], bool]) -> bool:
-    """Whether an entry of a config belongs to the metadata: not where the checkpoint is, LangGraph's own, a secret."""
-    if not isinstance(key, str) or key in _PLACES or key.startswith("__"):
+    """Whether an entry of a config belongs to the metadata: not if it is LangGraph's own, or a secret."""
+    if not isinstance(key, str) or key.startswith("__"):
         return False
     return key == REQUEST_ID or not hides(key)
+
+
+_AS_THEY_ARE = (int, float, bool, type(None), dict, list)
+"""Exactly these: `_clean` changes nothing of them."""
 
 
 def _clean(value: Any) -> Any:

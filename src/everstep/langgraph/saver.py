@@ -236,10 +236,14 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         self, threads: Threads, config: Config, checkpoint: Any, metadata: Any, new_versions: Any
     ) -> dict[str, Any]:
         inner = configs.configurable(config)
-        if not isinstance(checkpoint, Mapping):
+        if not isinstance(checkpoint, (dict, Mapping)):
             raise InvalidInput(f"a checkpoint is a dict, not {type(checkpoint).__name__}")
-        parts = ("channel_values", "channel_versions", "versions_seen")
-        configs.check_mappings(new_versions=new_versions, **{name: checkpoint.get(name) for name in parts})
+        configs.check_mappings(
+            new_versions=new_versions,
+            channel_values=checkpoint.get("channel_values"),
+            channel_versions=checkpoint.get("channel_versions"),
+            versions_seen=checkpoint.get("versions_seen"),
+        )
         for seen in (checkpoint.get("versions_seen") or {}).values():
             checks.kind(seen, dict, "an entry of versions_seen")
         given = checkpoint.get("id")

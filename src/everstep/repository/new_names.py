@@ -25,18 +25,33 @@ def new_token() -> str:
     return make() if make is not None else secrets.token_hex(_TOKEN_BYTES)
 
 
+class NewNames:
+    """Counts the names made by chance that were in use already."""
+
+    def __init__(self, rename: Callable[[], None] | None) -> None:
+        self._rename = rename
+        self._taken = 0
+
+    def take_another(self, taken: IdTaken) -> None:
+        """Make another name, since the last one is in use; raise if that has happened too often."""
+        self._taken += 1
+        if self._taken == _TRIES:
+            raise StoreError(
+                f"{_TRIES} new names were all in use already: does os.urandom work on this system?"
+            ) from taken
+        if self._rename is not None:
+            self._rename()
+
+
 async def under_new_name(act: Callable[[], Awaitable[T]], rename: Callable[[], None] | None = None) -> T:
     """Return what `act` does. Where the name it made is in use already, `rename`, and let it try again.
 
     The store says so inside its commit, so nothing that is stored is replaced. Once is a rare chance; if it happens
     again and again, what should be left to chance is not.
     """
-    taken: IdTaken | None = None
-    for _ in range(_TRIES):
+    names = NewNames(rename)
+    while True:
         try:
             return await act()
         except IdTaken as exc:
-            taken = exc
-        if rename is not None:
-            rename()
-    raise StoreError(f"{_TRIES} new names were all in use already: does os.urandom work on this system?") from taken
+            names.take_another(exc)

@@ -18,6 +18,7 @@ from everstep.errors import (
     CheckpointCorrupted,
     EverstepError,
     HeadMoved,
+    IdTaken,
     InvalidInput,
     SnapshotTooLarge,
     StoreError,
@@ -25,7 +26,7 @@ from everstep.errors import (
 )
 from everstep.history.adapter import adapter_of, described
 from everstep.repository.cache import KnownHead, ObjectCache
-from everstep.repository.new_names import under_new_name
+from everstep.repository.new_names import NewNames
 from everstep.repository.turns import Beaten, until_done
 from everstep.runtime import calls
 from everstep.runtime.calls import Figures
@@ -376,7 +377,13 @@ class Repository:
             fresh=make_new_id is not None,
             shared_states=shared_states,
         )
-        stored = await under_new_name(lambda: self.store.commit(change), make_new_id)
+        names = NewNames(make_new_id)
+        while True:
+            try:
+                stored = await self.store.commit(change)
+                break
+            except IdTaken as exc:
+                names.take_another(exc)
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
         calls.added(stored.added_bytes, len(encoded.squeezed))

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import NamedTuple
 
 from everstep.config import CheckpointGC, SnapshotConfig
@@ -135,6 +136,26 @@ class _Gone(NamedTuple):
     whole: bool = False
 
 
+class _LettingGo:
+    """One commit with what retention lets go in it; gives that back if the commit fails."""
+
+    __slots__ = ("_due", "_keeper", "_line")
+
+    def __init__(self, keeper: Keeper, line: Line) -> None:
+        self._keeper = keeper
+        self._line = line
+
+    def __enter__(self) -> list[int]:
+        self._due = self._keeper.due(self._line)
+        return [item.seq for item in self._due]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._keeper.give_back(self._line, self._due)
+
+
 class Keeper:
     """Applies one policy. Shared by both faces of an engine, which hand in their store."""
 
@@ -158,6 +179,10 @@ class Keeper:
         self._lock.release()
 
     # -- with every snapshot
+
+    def letting_go(self, line: Line) -> _LettingGo:
+        """Return a context in which one more checkpoint is committed to the line, with what must go then."""
+        return _LettingGo(self, line)
 
     def due(self, line: Line) -> list[_Planned]:
         """Return what must go when one more checkpoint is committed to the line."""
@@ -199,6 +224,8 @@ class Keeper:
         """After a commit: note the new checkpoint, look at the store again if it is time, sweep a little."""
         if self._policy is CheckpointGC.KEEP_ALL:
             return
+        if stored.segment == stored.seq:
+            self.forget(stored.record.key.thread_id)  # the head was moved, maybe by somebody else: plan anew
         try:
             await self._upkeep(store, stored)
         except Exception:  # the checkpoint is saved: that retention must wait is not its caller's concern

@@ -71,6 +71,8 @@ def shown(value: object) -> str:
 
 
 def _text(value: object, name: str, bytes_max: int) -> str:
+    if type(value) is str and 0 < len(value) <= bytes_max and value.isascii():  # as most are
+        return value
     if not isinstance(value, str):
         raise InvalidInput(f"{name} is a string, not {type(value).__name__}")
     if not value:

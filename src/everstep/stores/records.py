@@ -22,13 +22,17 @@ _OUR_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _INFO_PLAIN = b"\x90"  # packed lists begin with this or more; what is compressed, with less
 _FIELDS = 9  # of a record's info; those of large values have one more
+_HEADER, _HEADER_MORE = codec.array_header(_FIELDS), codec.array_header(_FIELDS + 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def digest(*parts: bytes) -> bytes:
     """Return a checksum of the parts, each bound to its place."""
-    joined = b"".join([b"%d:%b" % (len(part), part) for part in parts])
-    return hashlib.sha256(joined).digest()[:DIGEST_BYTES]
+    checksum = hashlib.sha256()
+    for part in parts:
+        checksum.update(b"%d:" % len(part))
+        checksum.update(part)
+    return checksum.digest()[:DIGEST_BYTES]
 
 
 class _NoClasses:
@@ -46,13 +50,14 @@ _PLAIN = codec.Codec(_NoClasses(), "")
 
 def pack_record(record: Record) -> tuple[bytes, bytes]:
     """Return (info, root): what listing needs, and the root's body; each begins with its checksum."""
-    parents = [pack_id(parent[2]) if parent[:2] == record.key[:2] else list(parent) for parent in record.parents]
+    line = record.key[:2]
+    parents = [pack_id(parent[2]) if parent[:2] == line else list(parent) for parent in record.parents]
     fields = [
         _pack_time(record.created_at), parents, list(record.tags), record.summary, record.next_node,
         record.trigger, record.kind, list(record.sizes),
     ]  # fmt: skip
     packed = [
-        codec.array_header(_FIELDS if record.repeats is None else _FIELDS + 1),
+        _HEADER if record.repeats is None else _HEADER_MORE,
         # Nothing else in it is of a type that the packer would take for another one.
         codec.DEFAULT.pack_items_quickly(fields) or codec.DEFAULT.pack_items(fields, "checkpoint"),
         _packed_metadata(record.metadata),

@@ -330,10 +330,13 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     if change.origin is not None:
         origin = _found(tx, change.origin)
     family = _family(tx, change, line, origin)
-    for each in change.other_namespaces if draft is None else (draft, *change.other_namespaces):
+    for base in draft.bases if draft is not None else ():
+        _check_base(tx, base, head, family)
+    others: list[tuple[Draft, Packed]] = []
+    for each in change.other_namespaces:
         for base in each.bases:
             _check_base(tx, base, head, family)
-    others = [(each, _packed_beside(each, change)) for each in change.other_namespaces]
+        others.append((each, _packed_beside(each, change)))
     operation = _Operation(tx, change, family, origin) if is_operation else None
     if draft is not None and line is not None and head is None:
         _check_not_taken_back(tx, change, line)

@@ -7,7 +7,7 @@ again on what is there then. `timeline/foreign.py` is the same for a backend tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from everstep.backends import StoreBackend
@@ -96,9 +96,8 @@ class StoreTimeline:
             parent = await self._work.require(Key(step.thread_id, step.namespace, parent_id))
             thread = await self._work.store.thread(step.thread_id)
             shared_states = shared_states_after(thread, parent) if thread is not None else {}
-        return await self._kept(
-            step,
-            lambda prune: self._work.repository.save(
+        with self._work.keeper.letting_go((step.thread_id, step.namespace)) as prune:
+            stored = await self._work.repository.save(
                 step.thread_id,
                 values,
                 lambda head: step.record(parent or head),
@@ -109,22 +108,21 @@ class StoreTimeline:
                 prune=prune,
                 shared_states=shared_states,
                 make_new_id=step.make_new_id,
-            ),
-        )
+            )
+        return await self._noted(stored)
 
     async def save_onto(self, step: Step, save: Save) -> str:
         """Save what a live thread holds as the next step; see `ledger`."""
-        return await self._kept(
-            step,
-            lambda prune: self._work.repository.save_onto(
+        with self._work.keeper.letting_go((step.thread_id, step.namespace)) as prune:
+            stored = await self._work.repository.save_onto(
                 step.thread_id,
                 save,
                 step,
                 split=self._work.config.delta_snapshots,
                 size_bytes_max=self._work.config.size_bytes_max,
                 prune=prune,
-            ),
-        )
+            )
+        return await self._noted(stored)
 
     async def append(
         self,
@@ -137,9 +135,8 @@ class StoreTimeline:
         replace: bool = False,
     ) -> str:
         """Save the head's values with something added as the next step; see `Repository.append`."""
-        return await self._kept(
-            step,
-            lambda prune: self._work.repository.append(
+        with self._work.keeper.letting_go((step.thread_id, step.namespace)) as prune:
+            stored = await self._work.repository.append(
                 step.thread_id,
                 messages,
                 state,
@@ -152,20 +149,11 @@ class StoreTimeline:
                 replace=replace,
                 prune=prune,
                 make_new_id=step.make_new_id,
-            ),
-        )
+            )
+        return await self._noted(stored)
 
-    async def _kept(self, step: Step, save: Callable[[Sequence[int]], Coroutine[Any, Any, Stored]]) -> str:
-        """Run a save, with what retention lets go in the same commit."""
-        line = step.thread_id, step.namespace
-        due = self._work.keeper.due(line)
-        try:
-            stored = await save([item.seq for item in due])
-        except BaseException:
-            self._work.keeper.give_back(line, due)
-            raise
-        if stored.segment == stored.seq:
-            self._work.keeper.forget(step.thread_id)  # the head was moved, maybe by somebody else: plan anew
+    async def _noted(self, stored: Stored) -> str:
+        """Let retention know of a checkpoint that was saved, and return its id."""
         await self._work.keeper.upkeep(self._work.store, stored)
         return stored.record.key.checkpoint_id
 

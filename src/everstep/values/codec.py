@@ -311,7 +311,9 @@ class Codec:
         It stands `depth_above` containers down, where it may nest so much less deep.
         """
         try:
-            packed = self._pack_fast(value)
+            packed = _packed_plain(value) if type(value) in _COPIED else None
+            if packed is None:
+                packed = self._packed_tagged(value, 0)
             if depth_above <= _ABOVE_MAX or depth_above + depth(packed) <= DEPTH_MAX:
                 return packed
             raise UnstorableValue(path, "a value", f"it nests deeper than {DEPTH_MAX} levels")
@@ -325,7 +327,8 @@ class Codec:
             packed = self.pack_items_quickly(items)
             if packed is None:
                 return self._packed_own(self._own_items(items, 0, 0), 0)[len(array_header(len(items))) :]
-            _refuse_buffers(packed, items)
+            if may_hold_bytes(packed):
+                _refuse_buffers(items)
             return packed
         except (TypeError, EverstepError, RuntimeError):
             _raise_hidden()
@@ -353,23 +356,11 @@ class Codec:
         reader = _Reader(self.types)
         return reader.read([b"\x92", *parts, _END]), not reader.tagged
 
-    def _pack_fast(self, value: Any) -> bytes:
-        """Return what the packer makes of `value`, though another thread may be changing it.
-
-        Without a callback nothing else runs meanwhile. With one it does, and the packer reads beyond the end of a list
-        that has shrunk, so it gets containers of its own.
-        """
-        if type(value) in _COPIED:
-            try:
-                packed = _packed_within(value, None, 0)
-            except TypeError:
-                return self._packed_tagged(value, 0)
-            _refuse_buffers(packed, value)
-            return packed
-        return self._packed_tagged(value, 0)
-
     def _packed_tagged(self, value: Any, level: int) -> bytes:
-        """Return what the packer makes of a value that is in `level` tagged containers."""
+        """Return what the packer makes of a value that is in `level` tagged containers.
+
+        It calls back, and then another thread may change the value while it reads: so it gets containers of its own.
+        """
         if level >= len(_FAST_DEPTHS):
             raise TypeError("so many tagged containers inside one another need the careful way")
         _own_kinds([value])
@@ -586,6 +577,17 @@ def _packed_within(value: Any, hook: Callable[[Any], Any] | None, level: int, sk
     return packed[len(wrapper.header) + skip :]
 
 
+def _packed_plain(value: Any) -> bytes | None:
+    """Return what the packer makes of a container by itself, while nothing else runs; None if it is not plain."""
+    try:
+        packed = _packed_within(value, None, 0)
+    except TypeError:
+        return None
+    if may_hold_bytes(packed):
+        _refuse_buffers(value)
+    return packed
+
+
 def _packed_set(items: list[bytes]) -> bytes:
     return array_header(len(items)) + b"".join(sorted(items))
 
@@ -626,9 +628,9 @@ def _own_kinds(values: Iterable[Any]) -> set[type]:
     return kinds
 
 
-def _refuse_buffers(packed: bytes, value: Any) -> None:
-    """Raise TypeError if there is a bytearray in a value. Where the bytes marker cannot be seen there is none."""
-    if may_hold_bytes(packed) and _holds(value, _BUFFERS):
+def _refuse_buffers(value: Any) -> None:
+    """Raise TypeError if there is a bytearray in a value, which the packer writes as bytes."""
+    if _holds(value, _BUFFERS):
         raise TypeError("a bytearray needs the careful way")
 
 

@@ -146,7 +146,10 @@ class Rows:
     def _remember_head(self, ref: int, head: Stored | None, head_was_moved: bool) -> None:
         before = self._heads.get(ref)
         self._heads[ref] = head, head_was_moved
-        self._heads_bytes += _head_bytes(head) - (_head_bytes(before[0]) if before is not None else 0)
+        if head is not None:
+            self._heads_bytes += len(head.record.body) + len(head.record.children)
+        if before is not None and before[0] is not None:
+            self._heads_bytes -= len(before[0].record.body) + len(before[0].record.children)
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
         known = self._line(thread_id, namespace)
@@ -1439,10 +1442,6 @@ def _begins_with(prefix: str) -> tuple[str, list[Any]]:
     if end is None:
         return "t.name >= ?", [prefix]
     return "t.name >= ? AND t.name < ?", [prefix, end]
-
-
-def _head_bytes(head: Stored | None) -> int:
-    return len(head.record.body) + len(head.record.children) if head is not None else 0
 
 
 def _next(table: str, number: str = "seq") -> str:
