@@ -19,12 +19,14 @@ def newest_of(
     `rows` gives, of each of some lines, up to so many of the newest after a seq. It is first asked for the lines whose
     highest seq is among the highest. If some of what stands there is hidden, more lines are looked at.
     """
+    if not limit:
+        return []
     ordered = sorted(lines, key=lambda line: line[0], reverse=True)
     size = limit
     while True:
         chosen = ordered[:size]
         after = chosen[-1][0] - 1 if len(chosen) == size < len(ordered) else 0
-        found = rows([line for _, line in chosen], after, limit) if chosen and limit else ()
+        found = rows([line for _, line in chosen], after, limit) if chosen else ()
         if len(found) >= limit or after == 0:
             return sorted(found, key=lambda stored: stored.seq, reverse=True)[:limit]
         size *= _GROWTH

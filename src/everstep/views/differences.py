@@ -1,0 +1,198 @@
+"""What changed from one checkpoint to the next, as paths. What is the same is never opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from everstep.errors import CheckpointCorrupted
+from everstep.history.adapter import adapter_of
+from everstep.history.diff import compare
+from everstep.history.merge_base import root_of_nodes, shown_root
+from everstep.reports import Difference
+from everstep.repository.repository import Repository
+from everstep.stores.protocol import Key, Root, Stored
+from everstep.values import codec, tree
+from everstep.values.walk import Need, together
+from everstep.views.reading import CODEC
+from everstep.views.texts import one_line
+
+_NAMED_MAX = 3
+_KEYS_MAX = 50
+_EMPTY = root_of_nodes([tree.EMPTY_LIST, tree.EMPTY_MAP, tree.EMPTY_MAP])
+_TOP = re.compile(r"(state|tools_result)(?:\.([^.\[]+)|\[('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]]*)\])")
+_MESSAGE = re.compile(r"messages\[('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]]*)\]")
+
+
+class Changed(NamedTuple):
+    """What changed in a checkpoint against its first parent."""
+
+    keys: tuple[str, ...]
+    """The paths, at most so many; those of messages left out."""
+    added: int
+    edited: int
+    removed: int
+    has_results: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what a row shows of it."""
+        return {
+            "text": self.text,
+            "keys": list(self.keys[:_KEYS_MAX]),
+            "messages": {"added": self.added, "edited": self.edited, "removed": self.removed},
+        }
+
+    @property
+    def text(self) -> str:
+        """What changed in a few words: `hotel, sunday, +2 messages`."""
+        names = list(dict.fromkeys(name for name in map(_top_name, self.keys) if name))
+        parts = names[:_NAMED_MAX]
+        if len(names) > _NAMED_MAX:
+            parts.append(f"{len(names) - _NAMED_MAX} more")
+        if self.has_results:
+            parts.append("tools_result")
+        if self.added:
+            parts.append(f"+{_messages(self.added)}")
+        if self.edited:
+            parts.append(f"{_messages(self.edited)} edited")
+        if self.removed:
+            parts.append(f"-{_messages(self.removed)}")
+        return ", ".join(parts)
+
+    def touches(self, path: str) -> bool:
+        """Whether something at a path, below it or above it changed: `/plan`, `/plan/*`, `state.plan`, `messages`."""
+        wanted = path.strip()
+        if wanted in ("messages", "/messages"):
+            return bool(self.added or self.edited or self.removed)
+        dotted = _dotted(wanted)
+        return any(_is_within(key, dotted) or _is_within(dotted, key) for key in self.keys)
+
+
+async def changed_since_parent(repository: Repository, stored: Sequence[Stored]) -> dict[Key, Changed]:
+    """Return what changed in each checkpoint, which must have its root, or is read again."""
+    whole = await _with_roots(repository, stored)
+    parents = await _first_parents(repository, whole)
+    found: dict[Key, Changed] = {}
+    groups: dict[tuple[str, str], list[Stored]] = {}
+    for each in whole:
+        groups.setdefault((each.family, each.record.kind), []).append(each)
+    for (family, kind), members in groups.items():
+        reader = _reader(kind)
+        needs = [_compared(_parent_root(each, parents), _root(each), reader) for each in members]
+        for each, changes in zip(members, await repository.walk(together(needs), [family]), strict=True):
+            found[each.record.key] = _changed(_seen_by_people(kind, changes))
+    return found
+
+
+def _compared(before: Root, after: Root, reader: codec.Codec) -> Need[list[Difference]]:
+    try:
+        return (yield from compare(before, after, reader))
+    except CheckpointCorrupted:
+        return []  # whoever opens that one is told
+
+
+async def differences(repository: Repository, before: Stored | None, after: Stored) -> list[Difference]:
+    """Return what changed from one checkpoint to another, with the values as plain data; None: from nothing."""
+    kind = after.record.kind or (before.record.kind if before is not None else "")
+    families = [after.family] if before is None else [before.family, after.family]
+    root = _root(before) if before is not None else _EMPTY
+    changes = await repository.walk(compare(root, _root(after), _reader(kind)), families)
+    adapter = adapter_of(kind)
+    if adapter is not None and before is not None:
+        return await adapter.shown(repository, changes, before, after)
+    return _seen_by_people(kind, changes)
+
+
+def _seen_by_people(kind: str, changes: Sequence[Difference]) -> list[Difference]:
+    """Leave out what only the framework is interested in."""
+    if not kind:
+        return list(changes)
+    from everstep.langgraph.display import is_internal_path  # loaded when such a thread is met
+
+    return [change for change in changes if not is_internal_path(change.path)]
+
+
+def _reader(kind: str) -> codec.Codec:
+    adapter = adapter_of(kind)
+    return adapter.codec if adapter is not None else CODEC
+
+
+def _root(stored: Stored) -> Root:
+    return shown_root(stored.record.root) if stored.record.kind else stored.record.root
+
+
+async def _with_roots(repository: Repository, stored: Sequence[Stored]) -> list[Stored]:
+    """Return checkpoints with their roots: those that were listed have none."""
+    bare = [each.record.key for each in stored if not each.record.body]
+    if not bare:
+        return list(stored)
+    loaded = {each.stored.record.key: each.stored for each in await repository.store.read_many(bare)}
+    found = [loaded.get(each.record.key, each) for each in stored]
+    return [each for each in found if each.record.body]
+
+
+async def _first_parents(repository: Repository, stored: Sequence[Stored]) -> Mapping[Key, Stored]:
+    known = {each.record.key: each for each in stored}
+    wanted = {parent for each in stored for parent in each.record.parents[:1] if parent not in known}
+    loaded = await repository.store.read_many(sorted(wanted)) if wanted else []
+    return known | {each.stored.record.key: each.stored for each in loaded}
+
+
+def _parent_root(stored: Stored, parents: Mapping[Key, Stored]) -> Root:
+    """Return the values of the first parent; those of nothing if there is none, or if retention took it."""
+    before = parents.get(stored.record.parents[0]) if stored.record.parents else None
+    if before is not None and bool(before.record.kind) == bool(stored.record.kind):
+        return _root(before)
+    return _EMPTY if not stored.record.parents else _root(stored)
+
+
+def _changed(changes: Sequence[Difference]) -> Changed:
+    keys: list[str] = []
+    by_message: dict[str, str] = {}
+    has_results = False
+    for change in changes:
+        if change.path.startswith("messages"):
+            name = _MESSAGE.match(change.path)
+            is_whole = name is not None and name.end() == len(change.path)
+            by_message.setdefault(name[0] if name is not None else change.path, change.kind if is_whole else "changed")
+        elif change.path.startswith("tools_result"):
+            has_results = True
+            keys.append(change.path)
+        elif change.path != "next_node":
+            keys.append(change.path)
+    kinds = list(by_message.values())
+    return Changed(tuple(keys), kinds.count("added"), kinds.count("changed"), kinds.count("removed"), has_results)
+
+
+def _top_name(path: str) -> str | None:
+    """Return the key of the state that a path leads into."""
+    found = _TOP.match(path)
+    if found is None or found[1] != "state":
+        return None
+    return one_line((found[2] or found[3]).strip("'\""), 40)
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"
+
+
+def _dotted(path: str) -> str:
+    """Return a JSON pointer as the path of a difference: `/plan/2/due` is `state.plan[2].due`."""
+    if not path.startswith("/"):
+        return path
+    parts = [part.replace("~1", "/").replace("~0", "~") for part in path.removesuffix("/*").split("/")[1:]]
+    if parts and parts[0] in ("state", "tools_result", "messages"):
+        dotted = parts.pop(0)
+    else:
+        dotted = "state"
+    for part in parts:
+        if part.isidentifier():
+            dotted += f".{part}"
+        else:
+            dotted += f"[{part}]" if part.lstrip("-").isdigit() else f"[{part!r}]"
+    return dotted
+
+
+def _is_within(inner: str, outer: str) -> bool:
+    return inner == outer or inner.startswith((f"{outer}.", f"{outer}["))

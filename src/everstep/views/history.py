@@ -1,0 +1,325 @@
+"""The history of a thread as rows with their lines: pages, filters, and what changed in each."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from everstep.errors import CheckpointNotFound, InvalidInput
+from everstep.history.ancestry import Ancestry, ancestry_of
+from everstep.repository.repository import Repository
+from everstep.runtime import checks
+from everstep.stores.protocol import Key, Loaded, Stored
+from everstep.views import rows as rows_of
+from everstep.views.differences import Changed, changed_since_parent
+from everstep.views.graph import Graph, needed_segments
+from everstep.views.listing import Listing
+from everstep.views.reading import last_messages, repository_of, written
+from everstep.views.rows import KINDS, NOTHING, Seen
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+LIMIT_MAX = 1000
+SCANNED_MAX = 5000
+"""Rows that a page looks at for those that a filter wants, before it says how far it came."""
+_SCANNED_BY_PATH_MAX = 400
+_BATCH = 500
+_IDS_MAX = 1000
+
+
+class _Wanted(NamedTuple):
+    """Which rows are asked for."""
+
+    kinds: frozenset[str]
+    text: str
+    path: str
+
+    @property
+    def is_filter(self) -> bool:
+        return bool(self.kinds or self.text or self.path)
+
+    def admits(self, row: Mapping[str, Any], summary: str) -> bool:
+        """Whether a row is one of them, as far as can be told without its changes."""
+        if self.kinds and row["kind"] not in self.kinds:
+            return False
+        if not self.text:
+            return True
+        holders = (row["title"], summary, *row["tags"], row["id"], row["next_node"])
+        return any(self.text in holder.casefold() for holder in holders)
+
+
+async def page(
+    engine: CheckpointEngine,
+    thread_id: str,
+    *,
+    limit: int = 200,
+    cursor: str | None = None,
+    kinds: Iterable[str] = (),
+    errors: bool = False,
+    user_turns: bool = False,
+    path: str | None = None,
+    text: str | None = None,
+    hidden: bool = False,
+    branches: bool = True,
+) -> dict[str, Any]:
+    """Return the next rows of a thread and of its branches, newest first; `cursor` is that of the page before.
+
+    `kinds`, `errors` (only those), `user_turns` (only those), `text` and `path` (`/plan`, `/plan/*` or `state.plan`:
+    only where it changed) filter; a page with a filter may have few rows and still a cursor, if it looked at many.
+    """
+    thread_id = checks.thread_id(thread_id)
+    limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
+    wanted = _wanted(kinds, text, path, errors=errors, user_turns=user_turns)
+    repository = repository_of(engine)
+    at = _unpack_cursor(cursor, wanted) if cursor is not None else None
+    listing = Listing(repository.store, thread_id, hidden=hidden, branches=branches)
+    await listing.open(limit, at["s"] if at is not None else None)
+    if not listing.exists:
+        await engine.resolve("@", thread_id=thread_id)  # says that there is none, and which may be meant
+        raise CheckpointNotFound("@", thread_id)
+    graph = Graph(listing.threads)
+    if at is not None:
+        graph.restore(at["l"])
+    return await _filled(_Reader(repository, thread_id, listing, graph), wanted, limit, is_first=at is None)
+
+
+class _Reader:
+    """Turns what is listed into rows."""
+
+    def __init__(self, repository: Repository, thread_id: str, listing: Listing, graph: Graph) -> None:
+        self.repository = repository
+        self.thread_id = thread_id
+        self.listing = listing
+        self.graph = graph
+        self._ancestry: Ancestry | None = None
+
+    async def keep_lane(self) -> None:
+        """Keep the first lane for the head of the thread that is looked at."""
+        loaded = await self.repository.store.read(self.thread_id)
+        if loaded is not None:
+            self.graph.keep(loaded.stored)
+
+    async def described(self, listed: Sequence[Stored]) -> list[dict[str, Any]]:
+        """Return rows without their place in the graph."""
+        seen = await look(self.repository, listed)
+        heads = self.listing.heads
+        return [
+            rows_of.row_of(stored, seen.get(stored.record.key, NOTHING), heads, self.thread_id) for stored in listed
+        ]
+
+    async def placed(self, listed: Sequence[Stored], rows: Sequence[dict[str, Any]]) -> None:
+        """Give rows their lanes and edges."""
+        if not listed:
+            return
+        if self._ancestry is None:
+            self._ancestry = ancestry_of(self.repository.store, listed[0].family)
+        segments = await self._ancestry.walk(needed_segments(listed, self.graph.segments))
+        for stored, row in zip(listed, rows, strict=True):
+            row["lane"], row["edges"] = self.graph.place(stored, segments)
+            for chip in row["chips"]:
+                chip["lane"] = row["lane"]
+
+
+async def _filled(reader: _Reader, wanted: _Wanted, limit: int, *, is_first: bool) -> dict[str, Any]:
+    if is_first:
+        await reader.keep_lane()
+    rows: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter()
+    looked = 0
+    last: int | None = None
+    is_over = False
+    scanned_max = _SCANNED_BY_PATH_MAX if wanted.path else SCANNED_MAX
+    while len(rows) < limit and not is_over:
+        count = _BATCH if wanted.is_filter else limit - len(rows)
+        count = min(count, scanned_max - looked) if wanted.is_filter else count
+        if count <= 0:
+            break
+        listed = await reader.listing.take(count)
+        is_over = len(listed) < count
+        described_rows = await reader.described(listed)
+        chosen = await _chosen(reader, listed, described_rows, wanted, limit - len(rows))
+        looked_at = chosen.looked_at
+        is_over = is_over and looked_at == len(listed)
+        looked += looked_at
+        counts.update(row["kind"] for row in described_rows[:looked_at])
+        await reader.placed(chosen.listed, chosen.rows)
+        rows += chosen.rows
+        if looked_at:
+            last = listed[looked_at - 1].seq
+    if not is_over and not wanted.is_filter:
+        is_over = not await reader.listing.take(1)
+    return {
+        "thread_id": reader.thread_id,
+        "rows": rows,
+        "cursor": None if is_over or last is None else _pack_cursor(last, reader.graph, wanted),
+        "total": reader.listing.total,
+        "counts": {kind: counts[kind] for kind in KINDS if counts[kind]},
+        "hidden_by_filter": looked - len(rows),
+        "lanes": max(1, reader.graph.width),
+    }
+
+
+class _Chosen(NamedTuple):
+    listed: list[Stored]
+    rows: list[dict[str, Any]]
+    looked_at: int
+
+
+async def _chosen(
+    reader: _Reader, listed: Sequence[Stored], rows: Sequence[dict[str, Any]], wanted: _Wanted, limit: int
+) -> _Chosen:
+    """Return the rows that a filter lets through, up to a limit, and how many were looked at for that."""
+    if not wanted.is_filter:
+        return _Chosen(list(listed), list(rows), len(listed))
+    found = _Chosen([], [], 0)
+    changes: Mapping[Key, Changed] = {}
+    if wanted.path:
+        admitted = [stored for stored, row in zip(listed, rows, strict=True) if wanted.admits(row, "")]
+        changes = await changed_since_parent(reader.repository, admitted)
+    looked_at = 0
+    for stored, row in zip(listed, rows, strict=True):
+        if len(found.rows) == limit:
+            break
+        looked_at += 1
+        change = changes.get(stored.record.key)
+        has_changed = not wanted.path or (change is not None and change.touches(wanted.path))
+        if has_changed and wanted.admits(row, stored.record.summary):
+            found.listed.append(stored)
+            found.rows.append(row)
+    return found._replace(looked_at=looked_at)
+
+
+def _wanted(kinds: Iterable[str], text: str | None, path: str | None, *, errors: bool, user_turns: bool) -> _Wanted:
+    if isinstance(kinds, str):
+        raise InvalidInput(f"kinds is a list of kinds; write [{kinds!r}] for the one you mean")
+    chosen = set(kinds)
+    unknown = [kind for kind in chosen if kind not in KINDS]
+    if unknown:
+        raise InvalidInput(f"a kind is one of {', '.join(KINDS)}, not {checks.shown(unknown[0])}")
+    if errors:
+        chosen.add("error")
+    if user_turns:
+        chosen.add("input")
+    return _Wanted(frozenset(chosen), (text or "").casefold(), path or "")
+
+
+# -- cursors
+
+
+def _pack_cursor(last: int, graph: Graph, wanted: _Wanted) -> str:
+    packed = json.dumps({"v": 1, "s": last, "l": graph.state, "f": wanted.is_filter}, separators=(",", ":"))
+    return base64.urlsafe_b64encode(packed.encode()).decode().rstrip("=")
+
+
+def _unpack_cursor(cursor: str, wanted: _Wanted) -> dict[str, Any]:
+    try:
+        found = json.loads(base64.urlsafe_b64decode(checks.kind(cursor, str, "cursor") + "=="))
+        is_ours = isinstance(found, dict) and found["v"] == 1 and isinstance(found["l"], list)
+        if not is_ours or found["f"] != wanted.is_filter:
+            raise ValueError("not a cursor of this page")
+        return {"s": checks.count(found["s"], "cursor"), "l": found["l"]}
+    except (ValueError, KeyError, RecursionError, binascii.Error) as exc:
+        raise InvalidInput("cursor is not one that a page of this history gave; begin without one") from exc
+
+
+# -- what is known besides the records
+
+
+async def look(repository: Repository, listed: Sequence[Stored]) -> dict[Key, Seen]:
+    """Return what is known of checkpoints besides their records: what a tool is called, which nodes ran, and so on."""
+    graphs = [stored for stored in listed if stored.record.kind]
+    tools = [stored.record.key for stored in listed if rows_of.needs_message(stored)]
+    found: dict[Key, Seen] = {}
+    if tools:
+        loaded = {each.stored.record.key: each.stored for each in await repository.store.read_many(tools)}
+        said = await last_messages(repository, loaded)
+        found = {key: Seen(message=message) for key, message in said.items()}
+    return found | (await _look_at_graphs(repository, graphs) if graphs else {})
+
+
+async def _look_at_graphs(repository: Repository, graphs: Sequence[Stored]) -> dict[Key, Seen]:
+    keys = [stored.record.key for stored in graphs]
+    parents = {parent for stored in graphs for parent in stored.record.parents[:1]}
+    asked = [*keys, *sorted(parents.difference(keys))]
+    loaded = {each.stored.record.key: each for each in await repository.store.read_many(asked, writes=True)}
+    spoken = {key: loaded[key].stored for key in keys if key in loaded and _has_new_message(loaded[key], loaded)}
+    said = await last_messages(repository, spoken)
+    return {key: await _seen(repository, loaded[key], loaded, said.get(key)) for key in keys if key in loaded}
+
+
+def _has_new_message(found: Loaded, loaded: Mapping[Key, Loaded]) -> bool:
+    """Whether the conversation is not the size that it was before."""
+    record = found.stored.record
+    before = loaded.get(record.parents[0]) if record.parents else None
+    if before is None:
+        return bool(record.sizes) and record.sizes[0] > 1
+    return before.stored.record.sizes[:1] != record.sizes[:1]
+
+
+async def _seen(repository: Repository, found: Loaded, loaded: Mapping[Key, Loaded], message: Any) -> Seen:
+    record = found.stored.record
+    family = found.stored.family
+    before = loaded.get(record.parents[0]) if record.parents else None
+    is_merge_or_branch = bool(record.tags)
+    ran: Sequence[str] = ()
+    if before is not None and not is_merge_or_branch:
+        ran = rows_of.nodes_of(before.writes)
+    noted = record.metadata.get("writes")
+    if not ran and isinstance(noted, dict):
+        ran = [name for name in noted if isinstance(name, str)]
+    pending = rows_of.pending_of(found.writes)
+    question: str | None = None
+    if pending.question is not None:
+        question = rows_of.question_text(await written(repository, family, pending.question))
+    failure: str | None = None
+    if pending.failure is not None:
+        value = await written(repository, family, pending.failure)
+        node = rows_of.nodes_of([pending.failure._replace(idx=0)])
+        failure = f"{', '.join(node) or 'A step'} failed: {rows_of.failure_text(value)}"
+    return Seen(ran, question, pending.was_asked, failure, pending.was_retried, message)
+
+
+# -- what changed
+
+
+async def changed(engine: CheckpointEngine, thread_id: str, ids: Collection[str]) -> dict[str, Any]:
+    """Return what changed in each of these rows, which are named by id or reference, against its first parent."""
+    thread_id = checks.thread_id(thread_id)
+    if isinstance(ids, str) or len(ids) > _IDS_MAX:
+        raise InvalidInput(f"ids is a list of at most {_IDS_MAX} ids of rows")
+    repository = repository_of(engine)
+    names = {name: _key(thread_id, checks.text(name, "id")) for name in ids}
+    loaded = await repository.store.read_many(list(dict.fromkeys(names.values())))
+    stored = {each.stored.record.key: each.stored for each in loaded}
+    for name, key in names.items():
+        if key not in stored:
+            names[name], stored_there = await _found(engine, repository, thread_id, name)
+            if stored_there is not None:
+                stored[names[name]] = stored_there
+    changes = await changed_since_parent(repository, list(stored.values()))
+    return {name: changes[key].as_json() for name, key in names.items() if key in changes}
+
+
+def _key(thread_id: str, name: str) -> Key:
+    """Return what a row's id or reference most likely names."""
+    if name.startswith(f"{thread_id}@"):
+        return Key(thread_id, "", name.removeprefix(f"{thread_id}@"))
+    thread, sign, ident = name.rpartition("@")
+    return Key(thread, "", ident) if sign and thread and ident else Key(thread_id, "", name)
+
+
+async def _found(
+    engine: CheckpointEngine, repository: Repository, thread_id: str, name: str
+) -> tuple[Key, Stored | None]:
+    try:
+        found = await engine.resolve(name, thread_id=thread_id)
+    except (CheckpointNotFound, InvalidInput):
+        return Key(thread_id, "", name), None
+    key = Key(found.thread_id, found.namespace, found.checkpoint_id)
+    loaded = await repository.store.read(*key)
+    return key, loaded.stored if loaded is not None else None

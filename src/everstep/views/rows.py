@@ -1,0 +1,418 @@
+"""One checkpoint as a row: what kind of step it was, what a person would call it, its marks and figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from everstep.config import SnapshotTrigger
+from everstep.history.adapter import described
+from everstep.history.checkpoint_tree import branch_name
+from everstep.stores.protocol import Key, Stored, Write
+from everstep.views.texts import as_text, branch_of, one_line
+
+KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
+
+_OWN_TAGS = frozenset(trigger.value for trigger in SnapshotTrigger) | {"branch", "merge", "error"}
+_SOURCES = frozenset(("input", "loop", "update", "fork"))
+_MESSAGE = re.compile(r"\[([^\]\n]{1,40})\] ?(.*)", re.DOTALL)
+_CALL = re.compile(r"(.+): (started|ok|error|cancelled|closed)", re.DOTALL)
+_ENDINGS = {
+    "started": "started",
+    "ok": "answered",
+    "error": "failed",
+    "cancelled": "was cancelled",
+    "closed": "was stopped",
+}
+_ROLES = {
+    "user": "input",
+    "human": "input",
+    "assistant": "llm",
+    "ai": "llm",
+    "AIMessageChunk": "llm",
+    "model": "llm",
+    "tool": "tool",
+    "function": "tool",
+    "system": "input",
+    "developer": "input",
+}
+_START = "__start__"
+
+
+class Seen(NamedTuple):
+    """What is known of a checkpoint besides its own record."""
+
+    ran: Sequence[str] = ()
+    """The nodes of a graph that made it."""
+    question: str | None = None
+    """What it waits for an answer to; None: for nothing."""
+    was_asked: bool = False
+    """It asked something that was answered."""
+    failure: str | None = None
+    """Why the step after it has failed."""
+    was_retried: bool = False
+    """A step after it failed, and then did not."""
+    message: Any = None
+    """The newest message, if it was looked at."""
+
+
+NOTHING = Seen()
+
+
+def row_of(stored: Stored, seen: Seen, heads: Collection[Key], asked: str, *, next_node: str | None = None) -> Any:
+    """Return a row without its place in the graph; `asked` is the thread that somebody looks at."""
+    record = stored.record
+    key = record.key
+    tags = [one_line(tag, 80) for tag in described(record)[0]]
+    kind = kind_of(stored, seen)
+    is_head = key in heads
+    return {
+        "id": key.checkpoint_id,
+        "ref": f"{key.thread_id}@{key.checkpoint_id}",
+        "thread_id": key.thread_id,
+        "namespace": key.namespace,
+        "step": record.step,
+        "kind": kind,
+        "title": title_of(stored, seen, kind),
+        "trigger": record.trigger,
+        "next_node": one_line(record.next_node if next_node is None else next_node),
+        "tags": tags,
+        "chips": _chips(stored, seen, is_head=is_head, asked=asked, kind=kind),
+        "head": is_head,
+        "active": is_head and key.thread_id == asked and not key.namespace,
+        "pinned": stored.pinned,
+        "hidden": stored.hidden,
+        "created_at": one_line(record.created_at, 64),
+        "duration_ms": _duration_ms(record.metadata),
+        "tokens": tokens_of(record.metadata, seen.message),
+        "cost": _number(record.metadata, ("cost", "cost_usd", "total_cost")),
+        "added_bytes": stored.added_bytes,
+        "parents": [parent.checkpoint_id for parent in record.parents],
+    }
+
+
+# -- kinds
+
+
+def kind_of(stored: Stored, seen: Seen = NOTHING) -> str:
+    """Return what kind of step a checkpoint is."""
+    record = stored.record
+    if "error" in record.tags or seen.failure is not None or _error(record.metadata) is not None:
+        return "error"
+    if seen.question is not None:
+        return "interrupt"
+    if branch_name(record.tags) is not None and (record.step == 0 or record.kind):
+        return "fork"
+    if "merge" in record.tags and len(record.parents) > 1:
+        return "merge"
+    return _kind_of_graph(stored, seen) if record.kind else _kind_of_step(stored)
+
+
+def _kind_of_step(stored: Stored) -> str:
+    record = stored.record
+    if record.trigger == SnapshotTrigger.LLM_CALL:
+        return "llm"
+    if record.trigger == SnapshotTrigger.TOOL_CALL:
+        call = _CALL.fullmatch(record.summary)
+        return "error" if call is not None and call[2] == "error" else "tool"
+    if record.trigger == SnapshotTrigger.STATE_CHANGE:
+        return "state"
+    said = _MESSAGE.fullmatch(record.summary)
+    return _ROLES.get(said[1], "state") if said is not None else "state"
+
+
+def _kind_of_graph(stored: Stored, seen: Seen) -> str:
+    source = stored.record.metadata.get("source")
+    if source == "fork":
+        return "fork"
+    if source == "input" or list(seen.ran) == [_START]:
+        return "input"
+    role = role_of(seen.message)
+    if role is not None:
+        return _ROLES.get(role, "state")
+    return "state"
+
+
+def needs_message(stored: Stored) -> bool:
+    """Whether only the newest message tells what a step is called: the answer of a tool, by its name."""
+    record = stored.record
+    if record.kind or (record.trigger and record.trigger not in ("tool_call", "manual")):
+        return False
+    said = _MESSAGE.match(record.summary)
+    return said is not None and _ROLES.get(said[1]) == "tool"
+
+
+def role_of(message: Any) -> str | None:
+    """Return who says a message: `role`, or `type` as LangChain has it."""
+    if type(message) is not dict:
+        return None
+    return as_text(message.get("role")) or as_text(message.get("type"))
+
+
+# -- titles
+
+
+def title_of(stored: Stored, seen: Seen, kind: str) -> str:
+    """Return what a person would call the step."""
+    record = stored.record
+    if seen.failure is not None:
+        return one_line(seen.failure)
+    if seen.question is not None:
+        return one_line(f"Asks: {seen.question}" if seen.question else "Waits for an answer")
+    name = branch_name(record.tags)
+    if kind == "fork":
+        return one_line(f"Branch {name}") if name is not None else "Fork"
+    if kind == "merge":
+        return one_line(f"Merge {branch_of(record.parents[1].thread_id)}")
+    if record.kind:
+        return _title_of_graph(stored, seen)
+    error = _error(record.metadata)
+    call = _CALL.fullmatch(record.summary)
+    if call is not None and (record.trigger in ("tool_call", "llm_call")):
+        return one_line(f"{call[1]} {_ENDINGS[call[2]]}")
+    if error is not None:
+        return one_line(error)
+    if kind == "tool" and seen.message is not None:
+        return _message_title(seen.message) or one_line(record.summary)
+    said = _MESSAGE.fullmatch(record.summary)
+    if said is not None:
+        return one_line(said[2]) or _message_title(seen.message) or one_line(said[1])
+    if record.summary.startswith("State: "):
+        return "State saved"
+    return one_line(record.summary) or "Step"
+
+
+def _title_of_graph(stored: Stored, seen: Seen) -> str:
+    record = stored.record
+    nodes = ", ".join(name for name in seen.ran if name != _START)
+    said = _message_title(seen.message) if seen.message is not None else ""
+    if record.summary:
+        return one_line(record.summary)
+    if said:
+        return said
+    if nodes:
+        return one_line(nodes)
+    names = {"input": "Input", "update": "State edited", "fork": "Fork"}
+    source = record.metadata.get("source")
+    return names.get(source, "Step") if type(source) is str else "Step"
+
+
+def _message_title(message: Any) -> str:
+    """Return what a message says, or what it does if it says nothing."""
+    if type(message) is not dict:
+        return ""
+    role = role_of(message)
+    name = as_text(message.get("name"))
+    if role in ("tool", "function") and name:
+        has_failed = message.get("status") == "error" or message.get("is_error") is True
+        return one_line(f"{name} {'failed' if has_failed else 'answered'}")
+    text = one_line(text_of(message.get("content")))
+    calls = call_names(message)
+    if not text and calls:
+        return one_line(f"calls {', '.join(calls)}")
+    return text
+
+
+def text_of(content: Any) -> str:
+    """Return the text of what a message holds: text, or blocks of it."""
+    if type(content) is str:
+        return content
+    if type(content) is not list:
+        return ""
+    texts: list[str] = []
+    for block in content:
+        if type(block) is str:
+            texts.append(block)
+        elif type(block) is dict and type(block.get("text")) is str:
+            texts.append(block["text"])
+    return "\n".join(texts)
+
+
+def call_names(message: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tools that a message calls."""
+    names: list[Any] = []
+    calls = message.get("tool_calls")
+    for call in calls if type(calls) is list else []:
+        if type(call) is dict:
+            function = call.get("function")
+            names.append(function.get("name") if type(function) is dict else call.get("name"))
+    content = message.get("content")
+    blocks = [block for block in content if type(block) is dict] if type(content) is list else []
+    names += [block.get("name") for block in blocks if block.get("type") == "tool_use"]
+    return [name for name in names if type(name) is str]
+
+
+# -- marks
+
+
+def _chips(stored: Stored, seen: Seen, *, is_head: bool, asked: str, kind: str) -> list[dict[str, Any]]:
+    record = stored.record
+    key = record.key
+    chips: list[dict[str, Any]] = []
+    if is_head and not key.namespace:
+        chips.append(_chip("HEAD" if key.thread_id == asked else branch_of(key.thread_id), "branch"))
+    if key.namespace:
+        chips.append(_chip(one_line(key.namespace.partition(":")[0], 40), "plain"))
+    if not record.parents and record.step <= 1 and not key.namespace:
+        chips.append(_chip("start", "plain"))
+    if kind == "interrupt":
+        chips.append(_chip("waits", "warn"))
+    if kind == "error":
+        chips.append(_chip("failed", "error"))
+    if seen.was_asked:
+        chips.append(_chip("asked", "plain"))
+    if seen.was_retried:
+        chips.append(_chip("retried", "warn"))
+    if stored.pinned:
+        chips.append(_chip("pinned", "plain"))
+    if stored.hidden:
+        chips.append(_chip("hidden", "plain"))
+    name = branch_name(record.tags)
+    own = _OWN_TAGS if not record.kind else _OWN_TAGS | _SOURCES
+    others = [tag for tag in record.tags if tag not in own and tag != name]
+    return chips + [_chip(one_line(tag, 40), "plain") for tag in others]
+
+
+def _chip(text: str, tone: str) -> dict[str, Any]:
+    return {"text": text, "tone": tone, "lane": 0}
+
+
+# -- figures
+
+
+def _error(metadata: Mapping[str, Any]) -> str | None:
+    """Return what the metadata says of a failure."""
+    error = metadata.get("error")
+    if type(error) is dict:
+        kind = as_text(error.get("type")) or "Error"
+        message = as_text(error.get("message")) or as_text(error.get("text")) or ""
+        return f"{kind}: {message}" if message else kind
+    return error if type(error) is str and error else None
+
+
+def error_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the failure that the metadata tells of."""
+    error = metadata.get("error")
+    if type(error) is dict:
+        return {
+            "type": as_text(error.get("type")) or "Error",
+            "message": as_text(error.get("message")) or as_text(error.get("text")) or "",
+            "traceback": as_text(error.get("traceback")),
+        }
+    text = _error(metadata)
+    return {"type": "Error", "message": text, "traceback": None} if text is not None else None
+
+
+def _duration_ms(metadata: Mapping[str, Any]) -> float | None:
+    millis = _number(metadata, ("duration_ms", "elapsed_ms", "latency_ms"))
+    if millis is not None:
+        return millis
+    seconds = _number(metadata, ("duration_seconds", "seconds", "duration", "elapsed", "latency"))
+    return seconds * 1000 if seconds is not None else None
+
+
+def tokens_of(metadata: Mapping[str, Any], message: Any = None) -> float | None:
+    """Return how many tokens a step took, if somebody has noted it: in its metadata, or in its newest message."""
+    found = _number(metadata, ("tokens", "total_tokens"))
+    if found is not None:
+        return found
+    holders: list[Any] = [metadata]
+    if type(message) is dict:
+        holders += [message, message.get("response_metadata")]
+    for holder in holders:
+        for name in ("usage_metadata", "usage", "token_usage"):
+            usage = holder.get(name) if isinstance(holder, Mapping) else None
+            counted = _counted(usage) if type(usage) is dict else None
+            if counted is not None:
+                return counted
+    return None
+
+
+def _counted(usage: Mapping[str, Any]) -> float | None:
+    total = _number(usage, ("total_tokens", "total"))
+    if total is not None:
+        return total
+    parts = [
+        _number(usage, ("input_tokens", "prompt_tokens")),
+        _number(usage, ("output_tokens", "completion_tokens")),
+    ]
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None
+
+
+def _number(metadata: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    for name in names:
+        found = metadata.get(name)
+        if isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found < 1e15:
+            return found
+    return None
+
+
+# -- what pending writes tell
+
+
+class Pending(NamedTuple):
+    """The pending writes of a checkpoint that say how the step after it went."""
+
+    question: Write | None = None
+    """Waits for an answer."""
+    was_asked: bool = False
+    failure: Write | None = None
+    was_retried: bool = False
+
+
+def pending_of(writes: Sequence[Write]) -> Pending:
+    """Return what the pending writes of a LangGraph checkpoint tell."""
+    done = {write.task_id for write in writes if write.idx >= 0}
+    answered = {write.task_id for write in writes if write.channel == "__resume__"}
+    question: Write | None = None
+    failure: Write | None = None
+    was_asked = was_retried = False
+    for write in writes:
+        if write.channel == "__interrupt__":
+            if write.task_id in done or write.task_id in answered:
+                was_asked = True
+            else:
+                question = question or write
+        elif write.channel == "__error__":
+            if write.task_id in done:
+                was_retried = True
+            else:
+                failure = failure or write
+    return Pending(question, was_asked, failure, was_retried)
+
+
+def nodes_of(writes: Sequence[Write]) -> list[str]:
+    """Return the nodes of a graph that wrote these, in order."""
+    names: dict[str, None] = {}
+    for write in writes:
+        _, _, name = write.task_path.partition(", ")
+        name = name.partition(",")[0].strip()
+        if name and write.idx >= 0:
+            names[one_line(name, 80)] = None
+    return list(names)
+
+
+def question_text(value: Any) -> str:
+    """Return what an interrupt asks, in one line."""
+    asked = value
+    while type(asked) is list and asked:
+        asked = asked[0]
+    if type(asked) is dict and "value" in asked:
+        asked = asked["value"]
+    if type(asked) is dict:
+        for name in ("question", "prompt", "message", "text", "title", "description"):
+            if type(asked.get(name)) is str:
+                return one_line(asked[name])
+        return one_line(", ".join(key for key in asked if type(key) is str))
+    return one_line(asked) if type(asked) is str else ""
+
+
+def failure_text(value: Any) -> str:
+    """Return what failed, in one line: the text of an exception as it is kept."""
+    if type(value) is dict:
+        kind = as_text(value.get("type")) or "Error"
+        message = as_text(value.get("message")) or as_text(value.get("text"))
+        return one_line(f"{kind}: {message}" if message else kind)
+    return one_line(value) if type(value) is str else "Failed"

@@ -1,0 +1,41 @@
+"""Text from agents and models as one safe line: no control characters, no escapes, nothing that turns lines around."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]")
+_SPACES = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_TURNS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_BRANCH = re.compile(r".*-branch-(.+)-[0-9a-f]{16}", re.DOTALL)
+
+TITLE_CHARS_MAX = 200
+
+
+def one_line(text: str, limit: int = TITLE_CHARS_MAX) -> str:
+    """Return the beginning of a text as one line that cannot do anything but be read."""
+    begin = text[: 4 * limit]
+    clean = _SPACES.sub(" ", _TURNS.sub("", _ESCAPES.sub("", begin))).strip()
+    clean = _SURROGATE.sub("\ufffd", clean)
+    if len(clean) <= limit and len(begin) == len(text):
+        return clean
+    return clean[: limit - 1].rstrip() + "…"
+
+
+def plain_text(text: str) -> str:
+    """Return a text that may have lines, without what a terminal or a page would obey."""
+    clean = _SURROGATE.sub("\ufffd", _TURNS.sub("", _ESCAPES.sub("", text)))
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", clean)
+
+
+def branch_of(thread_id: str) -> str:
+    """Return what people call a thread: of a branch the name that it was given, without what it began from."""
+    found = _BRANCH.fullmatch(thread_id)
+    return one_line(found[1] if found is not None else thread_id, 80)
+
+
+def as_text(value: Any) -> str | None:
+    """Return a value if it is text."""
+    return value if type(value) is str else None

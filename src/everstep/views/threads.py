@@ -1,0 +1,211 @@
+"""The threads of a store: pages, the most recently active first, searched by text, tags, metadata and status."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from everstep.errors import CheckpointCorrupted, InvalidInput
+from everstep.history.adapter import described
+from everstep.repository.finding import make_search, pack_cursor
+from everstep.repository.repository import Repository
+from everstep.runtime import checks
+from everstep.stores.protocol import Hit, Loaded, Record, Store, Thread
+from everstep.types import TASK_NAMESPACE
+from everstep.views import rows
+from everstep.views.json_values import to_json
+from everstep.views.reading import last_messages, repository_of
+from everstep.views.texts import one_line
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+STATUSES = ("failed", "waiting", "interrupted")
+LIMIT_MAX = 1000
+SCANNED_MAX = 2000
+"""Threads that a page looks at for those with a text or a status, before it says how far it came."""
+_BATCH = 200
+_METADATA_BYTES_MAX = 4000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def page(
+    engine: CheckpointEngine,
+    *,
+    text: str = "",
+    prefix: str = "",
+    tags: Iterable[str] = (),
+    filter: Mapping[str, Any] | None = None,  # noqa: A002  # what the thing is called everywhere
+    since: datetime | None = None,
+    status: str | None = None,
+    limit: int = 50,
+    cursor: str | None = None,
+) -> dict[str, Any]:
+    """Return threads, the most recently active first; `cursor` is that of the page before.
+
+    `text` finds threads whose name, summary or tags contain it, `status` those that have failed, wait for an answer or
+    were interrupted. Both look at up to 2,000 threads; `more` says that there are some that were not looked at.
+    """
+    if status is not None and status not in STATUSES:
+        raise InvalidInput(f"status is one of {', '.join(STATUSES)}, not {checks.shown(status)}")
+    limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
+    repository = repository_of(engine)
+    search = make_search(prefix, filter, tags, since, 1, cursor)
+    wanted = checks.text(text, "text").casefold()
+    is_scan = bool(wanted or status)
+    found: list[tuple[Hit, dict[str, Any]]] = []
+    scanned = 0
+    last: Hit | None = None
+    is_over = False
+    while len(found) <= limit and scanned < SCANNED_MAX and not is_over:
+        count = _BATCH if is_scan else limit
+        hits = await repository.store.search(replace(search, limit=count + 1))
+        is_over = len(hits) <= count
+        hits = hits[:count]
+        scanned += len(hits)
+        described_hits = await _described(repository, [hit for hit in hits if _has_text(hit, wanted)])
+        found += [each for each in described_hits if status is None or each[1]["status"] == status]
+        if hits:
+            last = hits[-1]
+            search = replace(search, after=last.position)
+        if not is_scan:
+            break
+    if len(found) > limit:
+        is_over = False
+        found = found[:limit]
+        last = found[-1][0]
+    answer: dict[str, Any] = {
+        "threads": [thread for _, thread in found],
+        "cursor": None if is_over or last is None else pack_cursor(last.position),
+    }
+    if is_scan:
+        answer["more"] = not is_over and len(found) < limit
+    return answer
+
+
+async def one(engine: CheckpointEngine, thread_id: str) -> dict[str, Any]:
+    """Return one thread as a page has it."""
+    repository = repository_of(engine)
+    reference = await engine.resolve("@", thread_id=checks.thread_id(thread_id))
+    search = make_search(prefix=thread_id)
+    while True:
+        hits = await repository.store.search(search)
+        for hit in hits:
+            if hit.position.thread_id == reference.thread_id:
+                return (await _described(repository, [hit]))[0][1]
+        if len(hits) < search.limit:
+            raise InvalidInput(f"thread {thread_id!r} has no head any more")
+        search = replace(search, after=hits[-1].position)
+
+
+def _has_text(hit: Hit, text: str) -> bool:
+    if not text:
+        return True
+    tags, summary = described(hit.stored.record)
+    return any(text in holder.casefold() for holder in (hit.position.thread_id, summary, *tags))
+
+
+class _About(NamedTuple):
+    thread: Thread | None
+    task: Mapping[str, Any] | None
+    """What is kept of a task, if the thread is one."""
+    is_turn: bool
+    """It is no task, but `send` runs it."""
+
+
+async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[Hit, dict[str, Any]]]:
+    store = repository.store
+    graphs = [hit.stored.record.key for hit in hits if hit.stored.record.kind]
+    loaded = {each.stored.record.key: each for each in await store.read_many(graphs, writes=True)} if graphs else {}
+    found: list[tuple[Hit, dict[str, Any]]] = []
+    for hit in hits:
+        about = await _about(store, hit.position.thread_id)
+        head = loaded.get(hit.stored.record.key)
+        found.append((hit, _shown(hit, about, head, await _summary(repository, hit, head))))
+    return found
+
+
+async def _summary(repository: Repository, hit: Hit, head: Loaded | None) -> str:
+    """Return what a thread is about, in one line: what its latest step is called."""
+    if head is None or hit.stored.record.summary:
+        return rows.title_of(hit.stored, rows.NOTHING, rows.kind_of(hit.stored))
+    key = head.stored.record.key
+    try:
+        said = await last_messages(repository, {key: head.stored})
+    except CheckpointCorrupted:  # whoever opens it is told
+        return ""
+    seen = rows.Seen(message=said[key])
+    return rows.title_of(head.stored, seen, rows.kind_of(head.stored, seen))
+
+
+async def _about(store: Store, thread_id: str) -> _About:
+    try:
+        thread = await store.thread(thread_id, branches=True, brief=True)
+    except CheckpointCorrupted:  # it is listed all the same, so that somebody can look at it
+        return _About(None, None, False)
+    if thread is None or TASK_NAMESPACE not in thread.heads:
+        return _About(thread, None, False)
+    loaded = await store.read(thread_id, TASK_NAMESPACE)
+    task = loaded.stored.record.metadata.get("task") if loaded is not None else None
+    if not isinstance(task, Mapping):
+        return _About(thread, None, False)
+    is_task = task.get("is_task", True) is not False
+    return _About(thread, task, not is_task)
+
+
+def _shown(hit: Hit, about: _About, head: Loaded | None, summary: str) -> dict[str, Any]:
+    record = hit.stored.record
+    tags = described(record)[0]
+    thread = about.thread
+    origin = thread.origin if thread is not None else None
+    return {
+        "thread_id": hit.position.thread_id,
+        "kind": _kind(record, about),
+        "status": _status(record, about, head),
+        "steps": max(0, record.step),
+        "updated_at": (_EPOCH + timedelta(microseconds=hit.position.active)).isoformat(),
+        "summary": summary,
+        "tags": [one_line(tag, 80) for tag in tags],
+        "metadata": to_json(dict(record.metadata), max_bytes=_METADATA_BYTES_MAX),
+        "branches": len(thread.branches) if thread is not None else 0,
+        "origin": f"{origin.thread_id}@{origin.checkpoint_id}" if origin is not None else None,
+        "head": record.key.checkpoint_id,
+    }
+
+
+def _kind(record: Record, about: _About) -> str:
+    if about.task is not None and not about.is_turn:
+        return "task"
+    return record.kind or "engine"
+
+
+def _status(record: Record, about: _About, head: Loaded | None) -> str | None:
+    """Return what a person should look at; None: nothing, as far as is known."""
+    pending = rows.pending_of(head.writes) if head is not None else rows.Pending()
+    task = about.task
+    if task is not None:
+        if _is_run(task):
+            return None
+        if task.get("ended") == "failed":
+            return "failed"
+        if pending.question is not None:
+            return "waiting"
+        if task.get("owner") is not None:
+            return "interrupted"
+        return None
+    if pending.failure is not None or _has_failed(record):
+        return "failed"
+    return "waiting" if pending.question is not None else None
+
+
+def _has_failed(record: Record) -> bool:
+    return "error" in record.tags or rows.error_of(record.metadata) is not None
+
+
+def _is_run(task: Mapping[str, Any]) -> bool:
+    """Whether somebody runs a task, as far as its lease tells."""
+    until = task.get("until")
+    return task.get("owner") is not None and isinstance(until, (int, float)) and until > time.time()
