@@ -18,7 +18,7 @@ from everstep.backends import CheckpointBackend, StoreBackend, SyncBackend
 from everstep.capture.decorators import Capture, F, Scope
 from everstep.capture.live import LiveThread, SyncLiveThread
 from everstep.config import SnapshotConfig, SnapshotTrigger
-from everstep.errors import InvalidInput
+from everstep.errors import InvalidInput, UnsupportedByBackend
 from everstep.reports import (
     CheckpointTree,
     DeletedThreads,
@@ -30,16 +30,19 @@ from everstep.reports import (
     Stats,
     ThreadPage,
     TimeTravelResult,
+    UpkeepProgress,
+    VerifyReport,
 )
 from everstep.repository.ledger import Save
 from everstep.repository.step import Step, check_values
 from everstep.runtime import checks
 from everstep.runtime.blocking import Closing, SyncFace, blocking, describe_on_store
 from everstep.runtime.calls import Figures, public_call
-from everstep.stores.protocol import ANY, AnyHead, Key
+from everstep.stores.protocol import ANY, AnyHead, Key, Store
 from everstep.timeline.protocol import Resolve, Timeline
 from everstep.timeline.store import StoreTimeline
 from everstep.types import Checkpoint, CheckpointMetadata
+from everstep.upkeep import verify as upkeep
 
 logger = logging.getLogger("everstep")
 
@@ -494,6 +497,28 @@ class CheckpointEngine(Closing):
         logger.info("collected %s: %s", "all threads" if named is None else f"thread {named!r}", report)
         return report
 
+    # -- looking after the store
+
+    @public_call("verify", has_deadline=False)
+    async def verify(
+        self, thread_id: str | None = None, *, progress: Callable[[UpkeepProgress], None] | None = None
+    ) -> VerifyReport:
+        """Check all that is stored of a thread, or (None) of all of them, and return what is wrong, if anything is.
+
+        Every hash, checksum and reference is looked at, and tables are compared with what is found through them. It
+        changes nothing, does not stop at what it finds, and does not mind that others write meanwhile.
+        """
+        named = checks.thread_id(thread_id) if thread_id is not None else None
+        report = await upkeep.verify(self._timeline_store("verify"), named, progress)
+        logger.log(logging.INFO if report.ok else logging.WARNING, "verified: %s", report)
+        return report
+
+    def _timeline_store(self, what: str) -> Store:
+        """Return the store on the face that is used, if there is one."""
+        if not isinstance(self._timeline, StoreTimeline):
+            raise UnsupportedByBackend(f"{what} needs one of Everstep's own stores, not a backend of your own")
+        return self._timeline.store
+
     async def close(self) -> None:
         """Close the backend."""
         await self._timeline.close()
@@ -527,6 +552,7 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     pin = blocking(CheckpointEngine.pin)
     unpin = blocking(CheckpointEngine.unpin)
     collect = blocking(CheckpointEngine.collect)
+    verify = blocking(CheckpointEngine.verify)
     close = blocking(CheckpointEngine.close)
 
     def snapshot_on(self, trigger: SnapshotTrigger | str) -> Callable[[F], F]:

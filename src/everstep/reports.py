@@ -180,6 +180,101 @@ class CopyProgress:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a store."""
+
+    kind: str
+    """What it is about: "checkpoint", "object", "head", "segment", "hidden", "operation", "pin", "write",
+    "shared state", "origin", "thread", "index" (a table and what is found through it do not agree), "row" or "file"."""
+    what: str
+    """A sentence for people."""
+    thread_id: str | None = None
+    checkpoint_id: str | None = None
+    threads: tuple[str, ...] = ()
+    """All threads that it touches, as far as that is known."""
+
+    def __str__(self) -> str:
+        named = (("thread", self.thread_id), ("checkpoint", self.checkpoint_id))
+        where = ", ".join(f"{word} {value!r}" for word, value in named if value is not None)
+        return f"{self.kind}: {self.what} ({where})" if where else f"{self.kind}: {self.what}"
+
+
+@dataclass
+class VerifyReport:
+    """What `verify` looked at, and what is wrong."""
+
+    threads: int = 0
+    checkpoints: int = 0
+    objects: int = 0
+    """Pieces of values."""
+    bytes: int = 0
+    """What was read, as it is stored."""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+    @property
+    def damaged_threads(self) -> list[str]:
+        """The threads that something is wrong with, by name."""
+        return sorted({name for finding in self.findings for name in finding.threads})
+
+    def __str__(self) -> str:
+        looked = f"{self.threads} threads, {self.checkpoints} checkpoints, {self.objects} objects, {self.bytes:,} bytes"
+        if self.ok:
+            return f"{looked}: all is as it was written"
+        return "\n".join([f"{looked}: {len(self.findings)} findings", *map(str, self.findings)])
+
+
+@dataclass(frozen=True)
+class UpkeepProgress:
+    """How far `verify` or `repair` is."""
+
+    doing: str
+    """"tables", "threads" or "repair"."""
+    threads_done: int
+    threads_total: int
+    checkpoints_done: int
+    bytes_done: int
+
+
+@dataclass
+class RepairReport:
+    """What `repair` did, or (`dry_run`) would do."""
+
+    found: list[Finding] = field(default_factory=list)
+    """What was wrong before."""
+    actions: list[str] = field(default_factory=list)
+    """What was done about it, a sentence each."""
+    threads: list[str] = field(default_factory=list)
+    """The threads that were changed."""
+    removed: list[tuple[str, str, str]] = field(default_factory=list)
+    """The checkpoints that were set aside: thread, namespace, id."""
+    left: list[Finding] = field(default_factory=list)
+    """What is still wrong."""
+    kept_in: str | None = None
+    """The file that has what was set aside; None: nothing was."""
+    dry_run: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong any more."""
+        return not self.left
+
+    def __str__(self) -> str:
+        if not self.found:
+            return "nothing to repair"
+        word = "would be done" if self.dry_run else "done"
+        lines = [f"{len(self.found)} findings, {len(self.actions)} actions {word}", *self.actions]
+        if self.kept_in is not None:
+            lines.append(f"what was set aside is in {self.kept_in}")
+        lines += [f"still wrong: {finding}" for finding in self.left]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
 class Difference:
     """One path that is not the same in two checkpoints."""
 

@@ -36,7 +36,7 @@ from everstep.repository.step import Step
 from everstep.retention.keeper import Keeper
 from everstep.runtime import calls
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.protocol import AnyHead, Change, Key, Pin, Query, Root, SharedState, Stored
+from everstep.stores.protocol import AnyHead, Change, Key, Pin, Query, Root, SharedState, Store, Stored
 from everstep.timeline.branch import branch
 from everstep.timeline.merge import merge
 from everstep.timeline.protocol import Resolve
@@ -58,6 +58,11 @@ class StoreTimeline:
     def blocking(self) -> StoreTimeline:
         """The same, never suspending."""
         return StoreTimeline(self._backend.blocking, self._work.config, self._work.keeper)
+
+    @property
+    def store(self) -> Store:
+        """The store, on this face."""
+        return self._work.store
 
     @property
     def run(self) -> Callable[[Coroutine[Any, Any, Any]], Any]:

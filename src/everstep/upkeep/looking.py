@@ -1,0 +1,211 @@
+"""Reads a thread through the methods that every store has, and goes on where something cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from everstep.errors import CheckpointCorrupted, StoreMismatch
+from everstep.reports import Finding
+from everstep.stores.protocol import Key, Loaded, Query, RawThread, Store, Stored, Thread
+
+PAGE = 500
+_SEQ_MAX = 1 << 62
+
+DAMAGE = (CheckpointCorrupted, StoreMismatch)
+"""What a store raises where it meets damage: one whose first bytes are wrong may look like another's."""
+
+
+class Entry(NamedTuple):
+    """A checkpoint, as far as it must be remembered to be compared with others."""
+
+    key: Key
+    seq: int
+    segment: int
+    step: int
+    kind: str
+    parents: tuple[Key, ...]
+    pinned: bool
+    hidden: bool
+    children: bytes
+
+
+class Look(NamedTuple):
+    """A thread as it was read, and what could not be."""
+
+    thread_id: str
+    raw: RawThread | None
+    thread: Thread | None
+    entries: list[Entry]
+    findings: list[Finding]
+    bytes: int
+    is_steady: bool
+    """Nobody changed it meanwhile, so that its parts can be compared."""
+    family: str | None
+
+
+def finding_of(error: Exception, kind: str, thread_id: str | None) -> Finding:
+    """Return what an error says as a finding."""
+    thread_id = getattr(error, "thread_id", None) or thread_id
+    threads = (thread_id,) if thread_id is not None else ()
+    reason = getattr(error, "reason", None) or str(error)
+    return Finding(kind, reason, thread_id, getattr(error, "checkpoint_id", None), threads)
+
+
+async def look_at(store: Store, thread_id: str) -> Look:
+    """Return all that there is of a thread, its objects left aside."""
+    findings: list[Finding] = []
+    raw = thread = None
+    try:
+        raw = await store.raw(thread_id, family_threads=True)
+    except DAMAGE as exc:
+        findings.append(finding_of(exc, "thread", thread_id))
+    try:
+        thread = await store.thread(thread_id, branches=True)
+    except DAMAGE as exc:
+        found = finding_of(exc, "thread", thread_id)
+        if found not in findings:
+            findings.append(found)
+    if raw is None and thread is None and not findings:
+        return Look(thread_id, None, None, [], [], 0, False, None)
+    reader = _Reader(store, thread_id, findings)
+    for namespace in _namespaces(raw, thread):
+        await reader.read(namespace)
+    try:
+        await store.operations(thread_id, 1 << 30)
+    except DAMAGE as exc:
+        found = finding_of(exc, "operation", thread_id)
+        if not any(other.what == found.what for other in findings):
+            findings.append(found)
+    family = raw.family if raw is not None else getattr(thread, "family", None) or reader.family
+    is_steady = raw is not None and thread is not None and await _is_as_before(store, raw)
+    return Look(thread_id, raw, thread, reader.entries, findings, reader.bytes, is_steady, family)
+
+
+def _namespaces(raw: RawThread | None, thread: Thread | None) -> Sequence[str]:
+    if raw is not None:
+        return sorted(raw.lines)
+    if thread is not None:
+        return sorted({*thread.newest, *thread.heads})
+    return [""]
+
+
+async def _is_as_before(store: Store, raw: RawThread) -> bool:
+    try:
+        return await store.raw(raw.thread_id, family_threads=True) == raw
+    except DAMAGE:
+        return True  # what is wrong then will be told
+
+
+class _Reader:
+    """Reads the checkpoints of a thread, oldest first, around those that cannot be read."""
+
+    def __init__(self, store: Store, thread_id: str, findings: list[Finding]) -> None:
+        self._store = store
+        self._thread_id = thread_id
+        self._findings = findings
+        self.entries: list[Entry] = []
+        self.bytes = 0
+        self.family: str | None = None
+        self._unreadable: set[Key] = set()
+
+    async def read(self, namespace: str) -> None:
+        async for page in self._pages(namespace):
+            loaded = await self._loaded(page)
+            for listed in page:
+                self.family = listed.family
+                found = loaded.get(listed.record.key)
+                record = found.stored.record if found is not None else listed.record
+                self.bytes += len(record.children) + len(record.body) + 64
+                self.entries.append(
+                    Entry(
+                        record.key,
+                        listed.seq,
+                        listed.segment,
+                        record.step,
+                        record.kind,
+                        record.parents,
+                        listed.pinned,
+                        listed.hidden,
+                        record.children,
+                    )
+                )
+                if found is not None and found.stored.seq != listed.seq:
+                    self._tell("index", "another checkpoint is found by its id than is listed", record.key)
+
+    async def _pages(self, namespace: str) -> AsyncIterator[list[Stored]]:
+        after = 0
+        limit = PAGE
+        while True:
+            query = Query(
+                thread_id=self._thread_id, namespace=namespace, hidden="also", order="oldest", after_seq=after,
+                limit=limit,
+            )  # fmt: skip
+            try:
+                page = await self._store.list_checkpoints(query)
+            except DAMAGE as exc:
+                if limit > 1:
+                    limit = max(1, limit // 8)
+                    continue
+                seq = await self._damaged_seq(query)
+                self._findings.append(finding_of(exc, "checkpoint" if seq else "thread", self._thread_id))
+                if seq is None:
+                    return  # nothing of it can be listed
+                after = seq
+                continue
+            if page:
+                yield page
+                after = page[-1].seq
+            if len(page) < limit:
+                return
+            limit = min(PAGE, limit * 2)
+
+    async def _damaged_seq(self, query: Query) -> int | None:
+        """Return the number of the next checkpoint, which cannot be read; None: not even numbers before it can."""
+        low = query.after_seq or 0
+        high = _SEQ_MAX
+        if not await self._is_listable(query, low + 1):
+            return None
+        while high - low > 1:  # numbers below `low` + 1 can be asked for, those below `high` + 1 cannot
+            middle = (low + high) // 2
+            if await self._is_listable(query, middle + 1):
+                low = middle
+            else:
+                high = middle
+        return high
+
+    async def _is_listable(self, query: Query, before: int) -> bool:
+        try:
+            await self._store.list_checkpoints(replace(query, before_seq=before, limit=1))
+        except DAMAGE:
+            return False
+        return True
+
+    async def _loaded(self, page: Sequence[Stored]) -> dict[Key, Loaded]:
+        """Return these checkpoints with their roots, found by their ids."""
+        keys = [stored.record.key for stored in page]
+        try:
+            found = await self._store.read_many(keys)
+        except DAMAGE:
+            found = []
+            for key in keys:
+                found += await self._loaded_alone(key)
+        loaded = {each.stored.record.key: each for each in found}
+        if len(loaded) < len(keys):
+            for key in keys:
+                if key not in loaded and key not in self._unreadable:
+                    self._tell("index", "it is listed, and not found by its id", key)
+        return loaded
+
+    async def _loaded_alone(self, key: Key) -> list[Loaded]:
+        try:
+            return await self._store.read_many([key])
+        except DAMAGE as exc:
+            found = finding_of(exc, "checkpoint", self._thread_id)
+            self._tell("checkpoint", found.what, key)
+            self._unreadable.add(key)
+            return []
+
+    def _tell(self, kind: str, what: str, key: Key) -> None:
+        self._findings.append(Finding(kind, what, key.thread_id, key.checkpoint_id, (key.thread_id,)))

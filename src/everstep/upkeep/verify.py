@@ -1,0 +1,323 @@
+"""Looks at all that a store holds: `engine.verify`.
+
+First the store looks at its own tables, if it can (`stores/inspection.py`). Then every thread is read through the
+methods that readers use, family by family, and what was read must fit together (`relations`). Last come the objects:
+each is fetched once, its bytes must give its hash, and its children must be there.
+
+A finding does not end anything. Others may write meanwhile, so a family with findings is looked at again, and only what
+is found each time is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
+
+from everstep.errors import CheckpointCorrupted
+from everstep.reports import Finding, UpkeepProgress, VerifyReport
+from everstep.stores.inspection import Checking
+from everstep.stores.protocol import Key, Object, Query, Search, Store
+from everstep.upkeep.looking import DAMAGE, Look, finding_of, look_at
+from everstep.upkeep.relations import family_findings, thread_findings
+from everstep.values import compress, tree
+
+Progress: TypeAlias = Callable[[UpkeepProgress], None]
+_LOOKS = 3  # at a family with findings, until they are told
+_STEADY_TRIES = 4  # to read a thread that others write to
+_OBJECTS_AT_ONCE = 500
+
+
+async def verify(store: Store, thread_id: str | None, progress: Progress | None = None) -> VerifyReport:
+    """Return what is wrong with a thread and its objects, or (None) with the whole store."""
+    return await _Verifier(store, thread_id, progress).run()
+
+
+class _Verifier:
+    def __init__(self, store: Store, thread_id: str | None, progress: Progress | None) -> None:
+        self._store = store
+        self._only = thread_id
+        self._progress = progress
+        self._report = VerifyReport()
+        self._total = 0
+
+    async def run(self) -> VerifyReport:
+        self._tell("tables")
+        names = await self._names()
+        self._total = len(names)
+        seen: set[str] = set()
+        for name in names:
+            if name not in seen:
+                seen |= await self._verify_family(name, seen)
+        if self._only is None:
+            self._add(await self._unlisted(names))
+        self._add(await self._table_findings())
+        self._tell("threads")
+        return self._report
+
+    def _add(self, findings: Collection[Finding]) -> None:
+        known = {(finding.kind, finding.thread_id, finding.checkpoint_id) for finding in self._report.findings}
+        for finding in findings:
+            if self._only is not None and self._only not in finding.threads and finding.threads:
+                continue
+            if finding.kind == "index" or (finding.kind, finding.thread_id, finding.checkpoint_id) not in known:
+                self._report.findings.append(finding)
+
+    async def _names(self) -> list[str]:
+        if self._only is not None:
+            return [self._only]
+        found: dict[str, None] = {}
+        if isinstance(self._store, Checking):
+            try:
+                found |= dict.fromkeys(await self._store.thread_names())
+            except DAMAGE as exc:
+                self._add([finding_of(exc, "thread", None)])
+        position: int | None = 0
+        while position is not None:
+            try:
+                page, position = await self._store.outlines(position)
+            except DAMAGE as exc:
+                self._add([finding_of(exc, "thread", None)])
+                break
+            found |= dict.fromkeys(outline.thread_id for outline in page)
+        return list(found)
+
+    async def _table_findings(self) -> list[Finding]:
+        if not isinstance(self._store, Checking):
+            return []
+        try:
+            return await self._store.check_tables()
+        except DAMAGE as exc:
+            return [finding_of(exc, "file", None)]
+
+    # -- a family
+
+    async def _verify_family(self, name: str, seen: Collection[str]) -> set[str]:
+        """Look at the family of a thread, and return the threads that were looked at."""
+        family = await _Family.read(self._store, name, seen)
+        findings = await family.findings()
+        for _ in range(_LOOKS - 1):
+            if not findings:
+                break
+            again = await _Family.read(self._store, name, seen)
+            found = {_identity(finding) for finding in await again.findings()}
+            findings = [finding for finding in findings if _identity(finding) in found]
+        self._report.threads += len(family.looks)
+        self._report.checkpoints += sum(len(look.entries) for look in family.looks.values())
+        self._report.objects += family.objects
+        self._report.bytes += family.bytes + sum(look.bytes for look in family.looks.values())
+        self._add(findings)
+        self._tell("threads")
+        return set(family.looks)
+
+    async def _unlisted(self, names: Sequence[str]) -> list[Finding]:
+        """Threads that are there must be found by those who look for any, and those that are found must be there."""
+        listed: set[str] = set()
+        after = None
+        while True:
+            try:
+                page = await self._store.search(Search(limit=_OBJECTS_AT_ONCE, after=after))
+            except DAMAGE as exc:
+                damaged = finding_of(exc, "thread", None)
+                known = set(self._report.damaged_threads)
+                return [] if damaged.thread_id in known else [damaged]
+            listed |= {hit.position.thread_id for hit in page}
+            if not page:
+                break
+            after = page[-1].position
+        unlisted = [name for name in names if name not in listed and await self._is_unlisted(name)]
+        empty = [name for name in sorted(listed - set(names)) if await self._is_empty(name)]
+        return [
+            *(Finding("index", "it is not listed among the threads", name, None, (name,)) for name in unlisted),
+            *(Finding("index", "it is listed, and is not there", name, None, (name,)) for name in empty),
+        ]
+
+    async def _is_unlisted(self, name: str) -> bool:
+        """Look again: whether a thread with a head is not found by its name."""
+        try:
+            thread = await self._store.thread(name, brief=True)
+            return bool(thread is not None and thread.heads) and name not in await self._listed_like(name)
+        except DAMAGE:
+            return False  # told already
+
+    async def _listed_like(self, name: str) -> set[str]:
+        found = await self._store.search(Search(prefix=name, limit=100))
+        return {hit.position.thread_id for hit in found}
+
+    async def _is_empty(self, name: str) -> bool:
+        """Look again: whether nothing is there of a thread that is listed."""
+        count = await self._store.count(Query(thread_id=name, namespace=None, hidden="also"))
+        return count == 0 and name in await self._listed_like(name)
+
+    def _tell(self, doing: str) -> None:
+        if self._progress is not None:
+            report = self._report
+            total = max(self._total, report.threads)
+            self._progress(UpkeepProgress(doing, report.threads, total, report.checkpoints, report.bytes))
+
+
+def _identity(finding: Finding) -> tuple[str, str, str | None, str | None]:
+    return finding.kind, finding.what, finding.thread_id, finding.checkpoint_id
+
+
+class _Family:
+    """The threads of a family as they were read."""
+
+    def __init__(self, store: Store, looks: dict[str, Look]) -> None:
+        self._store = store
+        self.looks = looks
+        self.objects = self.bytes = 0
+
+    @classmethod
+    async def read(cls, store: Store, name: str, seen: Collection[str]) -> _Family:
+        looks: dict[str, Look] = {}
+        pending = [name]
+        while pending:
+            each = pending.pop()
+            if each in looks or each in seen:
+                continue
+            look = await _steady(store, each)
+            if look.raw is None and not look.findings:
+                continue  # it is gone
+            looks[each] = look
+            if look.raw is not None:
+                pending += [other for other in look.raw.family_threads if other not in looks]
+        return cls(store, looks)
+
+    async def findings(self) -> list[Finding]:
+        found = [finding for look in self.looks.values() for finding in look.findings]
+        for look in self.looks.values():
+            found += thread_findings(look)
+            found += await self._count_findings(look)
+        found += family_findings(self.looks)
+        for family in {look.family for look in self.looks.values() if look.family is not None}:
+            walk = _Walk(self._store, family, [look for look in self.looks.values() if look.family == family])
+            found += await walk.findings()
+            self.objects += walk.objects
+            self.bytes += walk.bytes
+        return found
+
+    async def _count_findings(self, look: Look) -> list[Finding]:
+        if look.raw is None or not look.is_steady or look.findings:
+            return []
+        name = look.thread_id
+        try:
+            count = await self._store.count(Query(thread_id=name, namespace=None, hidden="also"))
+        except DAMAGE as exc:
+            return [finding_of(exc, "thread", name)]
+        if count == len(look.entries):
+            return []
+        what = f"{len(look.entries)} checkpoints are listed, and {count} are counted"
+        return [Finding("index", what, name, None, (name,))]
+
+
+async def _steady(store: Store, name: str) -> Look:
+    """Return a thread as of one moment, if others let us."""
+    look = await look_at(store, name)
+    for _ in range(_STEADY_TRIES - 1):
+        if look.is_steady or look.raw is None or look.thread is None:
+            break
+        look = await look_at(store, name)
+    return look
+
+
+class _Walk:
+    """Goes through the objects of a family from the roots that its threads have."""
+
+    def __init__(self, store: Store, family: str, looks: Sequence[Look]) -> None:
+        self._store = store
+        self._family = family
+        self._looks = looks
+        self._children: dict[bytes, bytes] = {}
+        self._bad: dict[bytes, str] = {}
+        self.objects = self.bytes = 0
+
+    async def findings(self) -> list[Finding]:
+        pending = list({key for look in self._looks for children in roots_of(look) for key in tree.hashes(children)})
+        met = set(pending)
+        while pending:
+            batch = pending[-_OBJECTS_AT_ONCE:]
+            del pending[-_OBJECTS_AT_ONCE:]
+            for key, children in await self._look_at(batch):
+                if children:
+                    self._children[key] = children
+                    for child in tree.hashes(children):
+                        if child not in met:
+                            met.add(child)
+                            pending.append(child)
+        return [finding for key, what in self._bad.items() for finding in self._touched(key, what)]
+
+    async def _look_at(self, batch: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        try:
+            found = await self._store.fetch(self._family, batch, below=False)
+        except DAMAGE:
+            found = []
+            for key in batch:
+                try:
+                    found += await self._store.fetch(self._family, [key], below=False)
+                except DAMAGE as exc:
+                    self._bad[key] = getattr(exc, "reason", str(exc))
+        self.objects += len(found)
+        self.bytes += sum([len(obj.children) + len(obj.body) for obj in found])
+        self._check(found)
+        if len(found) < len(batch):
+            there = {obj.hash for obj in found}
+            for key in batch:
+                if key not in there:
+                    self._bad.setdefault(key, "is missing")
+        return [(obj.hash, obj.children) for obj in found if obj.hash not in self._bad]
+
+    def _check(self, found: Sequence[Object]) -> None:
+        try:
+            bodies = compress.expand_all([obj.body for obj in found])
+        except CheckpointCorrupted:
+            if len(found) == 1:
+                self._bad[found[0].hash] = "cannot be unpacked"
+                return
+            for obj in found:
+                self._check([obj])
+            return
+        contents = {obj.hash: (obj.children, body) for obj, body in zip(found, bodies, strict=True)}
+        for key in tree.mismatched(contents):
+            self._bad[key] = "does not match its hash"
+
+    def _touched(self, bad: bytes, what: str) -> list[Finding]:
+        """Return the finding about an object, with the threads that need it."""
+        reaching = tainted([bad], self._children)
+        touched: dict[str, Key | None] = {}
+        for look in self._looks:
+            for entry in look.entries:
+                if any(key in reaching for key in tree.hashes(entry.children)):
+                    touched.setdefault(look.thread_id, entry.key)
+            if any(key in reaching for children in roots_of(look) for key in tree.hashes(children)):
+                touched.setdefault(look.thread_id, None)
+        threads = tuple(sorted(touched))
+        if not threads:
+            return []
+        first = touched[threads[0]]
+        sentence = f"the object {bad.hex()} {what}"
+        return [Finding("object", sentence, threads[0], first.checkpoint_id if first is not None else None, threads)]
+
+
+def roots_of(look: Look) -> list[bytes]:
+    """Return what a thread refers to: its checkpoints, pending writes, and the states it has in common with others."""
+    found = [entry.children for entry in look.entries if entry.children]
+    if look.raw is not None:
+        found += [write.children for _, write in look.raw.writes if write.children]
+        found += [state.root.children for states in look.raw.shared_states.values() for state in states]
+    return found
+
+
+def tainted(bad: Collection[bytes], children: dict[bytes, bytes]) -> set[bytes]:
+    """Return these objects and all that lead to them."""
+    leading: dict[bytes, list[bytes]] = {}
+    for key, below in children.items():
+        for child in tree.hashes(below):
+            leading.setdefault(child, []).append(key)
+    found = set(bad)
+    pending = list(bad)
+    while pending:
+        for key in leading.get(pending.pop(), ()):
+            if key not in found:
+                found.add(key)
+                pending.append(key)
+    return found
