@@ -170,7 +170,7 @@ class Rows:
     """Finds rows inside one transaction. A thread or line that was found is one and the same object from then on."""
 
     def __init__(self, tx: Reading, seen: Seen) -> None:
-        self._tx = tx
+        self._tx = self.tx = tx
         self._seen = seen
         self._get = tx.get
         self._threads: dict[str, ThreadRow] = {}

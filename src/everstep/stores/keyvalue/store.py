@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
+from everstep.reports import Finding
 from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.stores.inside import Inside
 from everstep.stores.keyvalue.changing import ChangeRows
+from everstep.stores.keyvalue.checking import Inspection
 from everstep.stores.keyvalue.interface import KeyValues, SealedReading, SealedWriting
 from everstep.stores.keyvalue.reading import ReadRows
 from everstep.stores.keyvalue.rows import Seen
@@ -206,6 +208,14 @@ class KeyValueStore:
 
     async def adopt_new(self, parts: Sequence[Part]) -> None:
         await self._write(lambda rows: adopt_new(rows, parts))
+
+    async def thread_names(self) -> list[str]:
+        """Return the name of every thread, damaged ones included: see `Checking`."""
+        return await self._read(lambda rows: Inspection(rows.tx).names())
+
+    async def check_tables(self) -> list[Finding]:
+        """Return what is wrong with tables and indexes: see `Checking`."""
+        return await self._read(lambda rows: [found.finding for found in Inspection(rows.tx).problems()])
 
     async def close(self) -> None:
         self._backend.close()

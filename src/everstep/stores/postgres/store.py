@@ -29,6 +29,7 @@ from everstep.errors import (
     StoreMismatch,
     StoreUnavailable,
 )
+from everstep.reports import Finding
 from everstep.runtime import checks, forks
 from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.runtime.calls import tried_again
@@ -67,6 +68,7 @@ try:
     import psycopg
 
     from everstep.stores.postgres.adopt import AdoptingRows as Rows
+    from everstep.stores.postgres.checking import problems, thread_names
     from everstep.stores.postgres.pool import (
         RACES,
         Connection,
@@ -281,6 +283,14 @@ class PostgresStore:
     async def adopt_new(self, parts: Sequence[Part]) -> None:
         if parts:
             await self._driver.run(lambda deadline: self._database.adopt_new(parts, deadline))
+
+    async def thread_names(self) -> list[str]:
+        """Return the name of every thread, damaged ones included: see `Checking`."""
+        return await self._read(thread_names)
+
+    async def check_tables(self) -> list[Finding]:
+        """Return what is wrong with tables and indexes: see `Checking`."""
+        return await self._driver.run(lambda deadline: self._database.view(problems, deadline))
 
     async def close(self) -> None:
         await self._driver.run(lambda _: self._database.close())

@@ -43,6 +43,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from everstep.reports import Finding
 from everstep.runtime import deadlines, forks
 from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.runtime.interrupts import deferred
@@ -77,7 +78,7 @@ from everstep.stores.sqlite.queue import CommitQueue, Job
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.rows import Rows
 from everstep.stores.sqlite.schema import add_functions, migrate
-from everstep.stores.sqlite.verify import verify
+from everstep.stores.sqlite.verify import problems, thread_names, verify
 from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import adopt, adopt_new, apply, apply_writes
 from everstep.stores.waiting import Rhythm, Waiting
@@ -325,6 +326,14 @@ class SQLiteStore:
     async def erase_deleted(self) -> None:
         """Leave nothing of what was deleted in the file and the log beside it."""
         await self._driver.do(_Database.erase_deleted)
+
+    async def thread_names(self) -> list[str]:
+        """Return the name of every thread, damaged ones included: see `Checking`."""
+        return await self._driver.do(lambda database: database.inspect(thread_names))
+
+    async def check_tables(self) -> list[Finding]:
+        """Return what is wrong with the file, its tables and indexes: see `Checking`."""
+        return await self._driver.do(lambda database: database.inspect(problems))
 
     async def close(self) -> None:
         await self._driver.close()
@@ -642,6 +651,14 @@ class _Database:
                 raise CheckpointCorrupted(f"{self._path} holds something impossible: {exc!r}") from exc
             finally:
                 self._put_reader(connections, connection)
+
+    def inspect(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Run `work` on a connection that reads pages whatever their checksums are, as of one moment."""
+        with _translated(self._path), closing(_connection(self._path, self._busy_ms)) as connection:
+            connection.pragma("checksum_verification", 0)
+            connection.execute("PRAGMA query_only=1")
+            connection.execute("BEGIN")
+            return work(connection)
 
     def _renew_checksums(self, met: _ChecksumMismatch) -> None:
         """Find out whether the file is damaged, or only written by another program; raise or mend."""

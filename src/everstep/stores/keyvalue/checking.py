@@ -1,0 +1,560 @@
+"""A look at all keys of a store on ordered keys and values: each table against the others, and how to put it right.
+
+Keys are derived from others wherever something is found by more than one way. So most of what is wrong can be put
+right: an entry that is missing is put, one that leads nowhere is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from everstep.errors import CheckpointCorrupted
+from everstep.reports import Finding
+from everstep.stores.facts import is_noted, kept, new_facts
+from everstep.stores.inspection import Lost
+from everstep.stores.keyvalue import keys
+from everstep.stores.keyvalue.interface import Reading, unchecked
+from everstep.stores.keyvalue.keys import number, numbers
+from everstep.stores.keyvalue.rows import (
+    ACTIVITY,
+    BEGINNINGS,
+    CHECKPOINTS,
+    FACTS,
+    FAMILIES,
+    FOUND_BY,
+    IDENTITY,
+    IDS,
+    LAST_NUMBER,
+    LAST_SEQ,
+    LINE_NAMES,
+    LINE_RUNS,
+    LINES,
+    MEMBERS,
+    NOTES,
+    NOTHING,
+    OBJECT,
+    OBJECTS,
+    OPERATIONS,
+    PINS,
+    SEGMENTS,
+    SHARED_STATES,
+    STRETCHES,
+    THREADS,
+    WRITES,
+    CheckpointRow,
+    LineRow,
+    ThreadRow,
+    pack,
+    unpack,
+)
+from everstep.stores.protocol import Key
+from everstep.stores.records import unpack_operation, unpack_record, unpack_segment
+
+_TABLES = b"taNlLciPpwhekfmbrgodx"
+_UNREADABLE = (CheckpointCorrupted, TypeError, ValueError, AttributeError, IndexError, KeyError, OverflowError)
+
+
+class Problem(NamedTuple):
+    """Something that is wrong, and the keys to put or (None) to delete so that it is not any more."""
+
+    finding: Finding
+    fix: Sequence[tuple[bytes, bytes | None]] = ()
+
+
+class Inspection:
+    """One look at everything, inside one transaction."""
+
+    def __init__(self, tx: Reading) -> None:
+        self._tx = tx
+        self._threads: dict[int, ThreadRow] = {}
+        self._lines: dict[int, tuple[str, str]] = {}
+        self._owners: dict[int, ThreadRow] = {}
+        """By line: its thread."""
+        self._families: set[int] = set()
+        self._members: dict[int, str | None] = {}
+        """By family: the name of one of its threads."""
+        self._highest = self._last = 0
+        """The highest number of something that callers know, and of something in here."""
+
+    def names(self) -> list[str]:
+        """Return the names of all threads that anything tells of."""
+        found: dict[str, None] = {}
+        for _, row, _ in self._rows(THREADS):
+            if row is not None:
+                found[row[1]] = None
+        for table in (MEMBERS, ACTIVITY):
+            for _, value in self._values(table):
+                if value is not None:
+                    found[value.decode("utf-8", "replace")] = None
+        for _, row, _ in self._rows(LINE_NAMES):
+            if row is not None:
+                found[row[0]] = None
+        return list(found)
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield all that is wrong, so that what others depend on comes first."""
+        yield from self._families_and_threads()
+        yield from self._lines_of_threads()
+        yield from self._checkpoints()
+        for table in (IDS, PINS, WRITES, STRETCHES, OPERATIONS, SEGMENTS, LINE_RUNS, OBJECTS, NOTES):
+            yield from self._dependents(table)
+        yield from self._shared_states()
+        yield from self._found_by()
+        yield from self._counters()
+        yield from self._unknown()
+
+    # -- reading whatever is there
+
+    def _values(self, table: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield the keys of a table with their values; None: one that does not match its checksum."""
+        for key, _ in unchecked(self._tx).scan(table, keys.end(table)):
+            try:
+                yield key, self._tx.get(key)
+            except CheckpointCorrupted:
+                yield key, None
+
+    def _rows(self, table: bytes) -> Iterator[tuple[bytes, Any, str]]:
+        """Yield the keys of a table with what is packed there; None and the reason where that cannot be read."""
+        for key, value in self._values(table):
+            if value is None:
+                yield key, None, "does not match its checksum"
+                continue
+            try:
+                yield key, unpack(value), ""
+            except ValueError as exc:
+                yield key, None, f"cannot be read: {exc}"
+
+    def _get(self, key: bytes) -> bytes | None:
+        try:
+            return self._tx.get(key)
+        except CheckpointCorrupted:
+            return None
+
+    def _is_any(self, prefix: bytes) -> bool:
+        return next(unchecked(self._tx).scan(prefix, keys.end(prefix)), None) is not None
+
+    def lost(self, key: bytes) -> Lost:
+        """Return what stands at a key, to be kept elsewhere before it goes."""
+        found = next(unchecked(self._tx).scan(key, key + b"\0"), None)
+        return Lost(f"key {key!r}", stored=found[1] if found is not None else None)
+
+    # -- families, threads and what they are found by
+
+    def _families_and_threads(self) -> Iterator[Problem]:
+        for key, row, why in self._rows(FAMILIES):
+            family = keys.last_number(key)
+            self._families.add(family)
+            self._last = max(self._last, family)
+            if row is None:
+                fresh = pack([0, 0, 0, 0])
+                name = self._any_name(family)
+                yield Problem(_finding("row", f"what is kept of its family {why}", name), [(key, fresh)])
+        for key, row, _ in self._rows(THREADS):
+            thread = _thread(row)
+            if thread is None or THREADS + keys.name(thread.name) != key:
+                continue  # made anew below, from what is kept of it elsewhere
+            self._threads[thread.number] = thread
+        yield from self._lost_threads()
+        for key, row, why in self._rows(THREADS):
+            thread = _thread(row)
+            if thread is None or self._threads.get(thread.number) != thread:
+                yield Problem(_finding("thread", f"a row of threads {why or 'is out of place'}", None), [(key, None)])
+        for thread in self._threads.values():
+            yield from self._thread(thread)
+        yield from self._memberships()
+        for family in sorted(self._families - {thread.family for thread in self._threads.values()}):
+            what = f"family {family} has no threads"
+            yield Problem(_finding("row", what, None), [(FAMILIES + number(family), None)])
+
+    def _any_name(self, family: int) -> str | None:
+        if family not in self._members:
+            values = (value for _, value in self._values(MEMBERS + number(family)))
+            self._members[family] = next((_text(value) for value in values if value is not None), None)
+        return self._members[family]
+
+    def _lost_threads(self) -> Iterator[Problem]:
+        """Make rows anew of threads that a family knows."""
+        known = {thread.name for thread in self._threads.values()}
+        for key, value in list(self._values(MEMBERS)):
+            name = value.decode("utf-8", "replace") if value is not None else None
+            own = keys.last_number(key)
+            if name is None or name in known or own in self._threads:
+                continue
+            active = max((keys.number_at(k, 1) for k, v in self._values(ACTIVITY) if v == value), default=0)
+            thread = ThreadRow(own, name, keys.number_at(key, 1), active)
+            if self._is_any(STRETCHES + number(own)):
+                thread.veil = own
+            self._threads[own] = thread
+            fix = [(THREADS + keys.name(name), _packed_thread(thread))]
+            yield Problem(_finding("thread", "its row is missing or damaged", name), fix)
+
+    def _thread(self, thread: ThreadRow) -> Iterator[Problem]:
+        name = thread.name
+        self._last = max(self._last, thread.number, thread.family, thread.veil)
+        self._highest = max(self._highest, thread.began)
+        if thread.family not in self._families:
+            self._families.add(thread.family)
+            fix = [(FAMILIES + number(thread.family), pack([0, 0, 0, 0]))]
+            yield Problem(_finding("thread", "its family is missing", name), fix)
+        member = MEMBERS + numbers(thread.family, thread.number)
+        if self._get(member) != name.encode():
+            yield Problem(_finding("thread", "its family does not know it", name), [(member, name.encode())])
+        active = ACTIVITY + number(thread.active) + keys.name(name)
+        if self._get(active) != name.encode():
+            yield Problem(_finding("index", "it is not listed by its activity", name), [(active, name.encode())])
+        if bool(thread.veil) != self._is_any(STRETCHES + number(thread.number)):
+            thread.veil = 0 if thread.veil else thread.number
+            fix = [(THREADS + keys.name(name), _packed_thread(thread))]
+            yield Problem(_finding("hidden", "its row does not say whether something is hidden", name), fix)
+        began = BEGINNINGS + numbers(thread.family, thread.began) + number(thread.number)
+        if thread.began and self._get(began) is None:
+            yield Problem(_finding("origin", "its beginning is not protected", name), [(began, NOTHING)])
+
+    def _memberships(self) -> Iterator[Problem]:
+        for key, value in self._values(MEMBERS):
+            thread = self._threads.get(keys.last_number(key))
+            if thread is None or key[1:9] != number(thread.family):
+                yield Problem(
+                    _finding("thread", "a family names a thread that is not there", _text(value)), [(key, None)]
+                )
+        for key, value in self._values(ACTIVITY):
+            thread = next((t for t in self._named(value)), None)
+            if thread is None or key != ACTIVITY + number(thread.active) + keys.name(thread.name):
+                what = "it is listed with an activity that it does not have"
+                yield Problem(_finding("index", what, _text(value)), [(key, None)])
+        for key, _ in self._values(BEGINNINGS):
+            thread = self._threads.get(keys.last_number(key))
+            if thread is None or key[1:17] != numbers(thread.family, thread.began):
+                name = thread.name if thread is not None else None
+                yield Problem(_finding("origin", "a beginning is noted that no branch has", name), [(key, None)])
+
+    def _named(self, value: bytes | None) -> Iterator[ThreadRow]:
+        row = self._get(THREADS + keys.name(_text(value) or ""))
+        if row is not None:
+            found = _thread(unpack(row))
+            if found is not None and found.number in self._threads:
+                yield self._threads[found.number]
+
+    # -- lines
+
+    def _lines_of_threads(self) -> Iterator[Problem]:
+        for key, row, _ in self._rows(LINE_NAMES):
+            line = keys.last_number(key)
+            owner = next(self._named(row[0].encode()), None) if _is_name(row) else None
+            if owner is not None:
+                self._lines[line] = row[0], row[1]
+                self._owners[line] = owner
+        rows: dict[int, LineRow] = {}
+        for key, row, why in list(self._rows(LINES)):
+            thread = self._threads.get(keys.number_at(key, 1))
+            found = _line(thread, row)
+            if thread is None or found is None or key != LINES + number(thread.number) + keys.name(found.namespace):
+                name = thread.name if thread is not None else None
+                yield Problem(_finding("thread", f"a namespace {why or 'is out of place'}", name), [(key, None)])
+                continue
+            rows[found.number] = found
+            self._last = max(self._last, found.number)
+            named = pack([thread.name, found.namespace])
+            if self._get(LINE_NAMES + number(found.number)) != named:
+                self._lines[found.number] = thread.name, found.namespace
+                self._owners[found.number] = thread
+                fix = [(LINE_NAMES + number(found.number), named)]
+                yield Problem(_finding("index", "a namespace is not found by its number", thread.name), fix)
+        for line, (name, namespace) in list(self._lines.items()):
+            if line not in rows:
+                yield from self._lost_line(line, name, namespace)
+        for found in rows.values():
+            yield from self._line(found)
+        for key, _ in self._values(LINE_NAMES):
+            if keys.last_number(key) not in self._lines:
+                yield Problem(_finding("index", "the name of a namespace that is not there", None), [(key, None)])
+
+    def _lost_line(self, line: int, name: str, namespace: str) -> Iterator[Problem]:
+        thread = self._owners[line]
+        prefix = CHECKPOINTS + number(line)
+        stored = list(self._rows(prefix))
+        if not stored and not self._is_any(WRITES + number(line)):
+            self._lines.pop(line)
+            fix: list[tuple[bytes, bytes | None]] = [(LINE_NAMES + number(line), None)]
+        else:
+            found = LineRow(thread, line, namespace, head_was_moved=True, total=len(stored))
+            whole = [(keys.last_number(key), row) for key, row, _ in stored if row is not None]
+            if whole:
+                found.head, found.head_id = whole[-1][0], whole[-1][1][0]
+                found.generation = found.head
+            fix = [(LINES + number(thread.number) + keys.name(namespace), _packed_line(found))]
+        yield Problem(_finding("thread", f"the row of namespace {namespace!r} is missing or damaged", name), fix)
+
+    def _line(self, line: LineRow) -> Iterator[Problem]:
+        name = line.thread.name
+        prefix = CHECKPOINTS + number(line.number)
+        seqs = [keys.last_number(key) for key, _ in unchecked(self._tx).scan(prefix, keys.end(prefix))]
+        place = LINES + number(line.thread.number) + keys.name(line.namespace)
+        if line.total != len(seqs):
+            found = f"{line.total} checkpoints are counted, and {len(seqs)} are stored"
+            line.total = len(seqs)
+            yield Problem(_finding("index", found, name), [(place, _packed_line(line))])
+        if line.head:
+            row = self._get(prefix + number(line.head))
+            head = _checkpoint(line.head, row) if row is not None else None
+            if head is None:
+                yield Problem(_finding("head", "the head is not stored", name, line.head_id))
+            elif head.checkpoint_id != line.head_id:
+                line.head_id = head.checkpoint_id
+                fix = [(place, _packed_line(line))]
+                yield Problem(_finding("head", "the head has another id than is noted", name, line.head_id), fix)
+
+    # -- checkpoints
+
+    def _checkpoints(self) -> Iterator[Problem]:
+        facts: dict[int, dict[int, set[int]]] = {}
+        for key, value in self._values(CHECKPOINTS):
+            line = keys.number_at(key, 1)
+            seq = keys.last_number(key)
+            self._highest = max(self._highest, seq)
+            if line not in self._lines:
+                yield Problem(_finding("row", "a checkpoint of a namespace that is not there", None), [(key, None)])
+                continue
+            thread_id, namespace = self._lines[line]
+            row = _checkpoint(seq, value) if value is not None else None
+            if row is None:
+                what = "a checkpoint does not match its checksum" if value is None else "a checkpoint cannot be read"
+                yield Problem(_finding("checkpoint", what, thread_id))
+                continue
+            yield from self._found_checkpoint(line, row, thread_id)
+            try:
+                record = unpack_record(Key(thread_id, namespace, row.checkpoint_id), row.step, b"", row.info, None)
+            except _UNREADABLE:
+                continue  # told by those who read it
+            held = facts.get(line)
+            if held is None:
+                held = facts[line] = self._facts(line)
+            labels = set().union(*held.values()) if held else set()
+            missing = [fact for fact in new_facts(record, None) if not is_noted(fact, labels)]
+            if missing:
+                facts[line] = kept(held, missing)
+                fix = _facts_fix(line, facts[line], thread_id)
+                what = "it would not be found by its metadata or tags"
+                yield Problem(_finding("index", what, thread_id, row.checkpoint_id), fix)
+
+    def _found_checkpoint(self, line: int, row: CheckpointRow, thread_id: str) -> Iterator[Problem]:
+        name = row.checkpoint_id
+        place = IDS + keys.name(name) + number(line)
+        if self._get(place) != number(row.seq):
+            yield Problem(_finding("index", "it is not found by its id", thread_id, name), [(place, number(row.seq))])
+        pin = PINS + numbers(line, row.seq)
+        if row.pinned and self._get(pin) is None:
+            yield Problem(_finding("pin", "it is pinned, and not listed so", thread_id, name), [(pin, NOTHING)])
+
+    def _facts(self, line: int) -> dict[int, set[int]]:
+        value = self._get(FACTS + number(line))
+        try:
+            return {key: set(labels) for key, labels in unpack(value)} if value is not None else {}
+        except _UNREADABLE:
+            return {}
+
+    # -- what belongs to something else
+
+    def _dependents(self, table: bytes) -> Iterator[Problem]:
+        """What is kept of a line, a thread or a family must be of one that is there, and be readable."""
+        owner_of, kind, what, reads = _DEPENDENTS[table]
+        for key, value in self._values(table):
+            owner = owner_of(self, key)
+            if owner is None:
+                yield Problem(_finding(kind, f"{what} of something that is not there", None), [(key, None)])
+            elif value is None:
+                fix = [(key, None)] if table != OBJECTS else []
+                yield Problem(_finding(kind, f"{what} does not match its checksum", owner), fix)
+            else:
+                try:
+                    reads(self, key, value)
+                except _UNREADABLE as exc:
+                    reason = exc.reason if isinstance(exc, CheckpointCorrupted) else f"cannot be read: {exc!r:.100}"
+                    fix = [(key, None)] if table != OBJECTS else []
+                    yield Problem(_finding(kind, f"{what}: {reason}", owner), fix)
+
+    def line_owner(self, key: bytes) -> str | None:
+        found = self._lines.get(keys.number_at(key, 1))
+        return found[0] if found is not None else None
+
+    def id_owner(self, key: bytes) -> str | None:
+        found = self._lines.get(keys.last_number(key))
+        return found[0] if found is not None else None
+
+    def thread_owner(self, key: bytes) -> str | None:
+        found = self._threads.get(keys.number_at(key, 1))
+        return found.name if found is not None else None
+
+    def family_owner(self, key: bytes) -> str | None:
+        family = keys.number_at(key, 1)
+        return self._any_name(family) if family in self._families else None
+
+    def read_id(self, key: bytes, value: bytes) -> None:
+        row = self._get(CHECKPOINTS + key[-8:] + value)
+        found = _checkpoint(keys.last_number(value), row) if row is not None else None
+        exists = next(
+            unchecked(self._tx).scan(CHECKPOINTS + key[-8:] + value, CHECKPOINTS + key[-8:] + value + b"\0"), None
+        )
+        if exists is None or (found is not None and IDS + keys.name(found.checkpoint_id) + key[-8:] != key):
+            raise CheckpointCorrupted("no checkpoint of that id is stored there")
+
+    def read_pin(self, key: bytes, _value: bytes) -> None:
+        row = self._get(CHECKPOINTS + key[1:])
+        found = _checkpoint(keys.last_number(key), row) if row is not None else None
+        if found is None or not found.pinned:
+            raise CheckpointCorrupted("no checkpoint is pinned there")
+
+    def read_write(self, key: bytes, value: bytes) -> None:
+        name, task_id, idx, _, _, _, _, _, seq = unpack(value)
+        self._highest = max(self._highest, seq)
+        if key[9:] != keys.name(name) + keys.name(task_id) + keys.signed(idx):
+            raise CheckpointCorrupted("it stands in the place of another")
+
+    def read_stretch(self, key: bytes, value: bytes) -> None:
+        namespace, after, to, _, _ = unpack(value)
+        self._last = max(self._last, keys.last_number(key))
+        if not isinstance(namespace, str) or not 0 <= after <= to:
+            raise CheckpointCorrupted("it has no sense")
+
+    def read_operation(self, key: bytes, value: bytes) -> None:
+        self._highest = max(self._highest, keys.last_number(key))
+        if value[:1] not in (b"\0", b"\1"):
+            raise CheckpointCorrupted("it says neither that it is undone nor that it is not")
+        unpack_operation(value[1:], keys.last_number(key), False)
+
+    def read_segment(self, key: bytes, value: bytes) -> None:
+        unpack_segment(keys.last_number(key), value)
+
+    def read_run(self, key: bytes, _value: bytes) -> None:
+        thread = self._owners[keys.number_at(key, 1)]
+        if self._get(SEGMENTS + number(thread.family) + key[9:]) is None:
+            raise CheckpointCorrupted("what it follows is not stored")
+
+    def read_object(self, _key: bytes, value: bytes) -> None:
+        age, length = OBJECT.unpack_from(value)
+        self._last = max(self._last, age)
+        if OBJECT.size + length > len(value):
+            raise CheckpointCorrupted("it is cut off")
+
+    def read_anything(self, _key: bytes, _value: bytes) -> None:
+        return None
+
+    def _shared_states(self) -> Iterator[Problem]:
+        for key, row, why in list(self._rows(SHARED_STATES)):
+            one = self._threads.get(keys.number_at(key, 1))
+            two = self._threads.get(keys.last_number(key))
+            name = one.name if one is not None else None
+            twin = SHARED_STATES + key[9:] + key[1:9]
+            if one is None or two is None:
+                yield Problem(_finding("shared state", "a thread of it is not there", name), [(key, None)])
+                continue
+            other = self._get(twin)
+            if row is None or row[0] != two.name:
+                fix = [(key, pack([two.name, unpack(other)[1]]) if other is not None else None)]
+                yield Problem(_finding("shared state", f"it {why or 'names another thread'}", name), fix)
+            elif other is None or unpack(other)[1] != row[1]:
+                fix = [(twin, pack([one.name, row[1]]))]
+                yield Problem(_finding("shared state", "the other thread has other ones", name), fix)
+
+    def _found_by(self) -> Iterator[Problem]:
+        for key, row, why in list(self._rows(FACTS)):
+            line = keys.last_number(key)
+            if line not in self._lines:
+                yield Problem(_finding("index", "what a namespace is found by that is not there", None), [(key, None)])
+                continue
+            name = self._lines[line][0]
+            if row is None:
+                yield Problem(_finding("index", f"what it is found by {why}", name), [(key, None)])
+                continue
+            for label in [label for _, labels in row for label in labels]:
+                place = FOUND_BY + numbers(label, line)
+                if self._get(place) != name.encode():
+                    yield Problem(_finding("index", "it is not found by what it has", name), [(place, name.encode())])
+        for key, value in list(self._values(FOUND_BY)):
+            line = keys.last_number(key)
+            labels = set().union(*self._facts(line).values()) if line in self._lines else set()
+            if keys.number_at(key, 1) not in labels:
+                yield Problem(_finding("index", "it is found by what it does not have", _text(value)), [(key, None)])
+
+    def _counters(self) -> Iterator[Problem]:
+        for counter, least in ((LAST_SEQ, self._highest), (LAST_NUMBER, self._last)):
+            value = self._get(counter)
+            if least > int.from_bytes(value or b"", "big"):
+                what = "a counter would give a number twice"
+                yield Problem(_finding("row", what, None), [(counter, number(least))])
+
+    def _unknown(self) -> Iterator[Problem]:
+        known = {bytes([table]) for table in _TABLES} | {LAST_SEQ, LAST_NUMBER, IDENTITY}
+        for key, _ in unchecked(self._tx).scan(b"\0", b"\xff"):
+            if key[:1] not in known or (key[:1] in (LAST_SEQ, LAST_NUMBER, IDENTITY) and len(key) > 1):
+                yield Problem(_finding("row", f"a key of no table: {key!r:.80}", None), [(key, None)])
+
+
+_Dependent = tuple[Callable[[Inspection, bytes], str | None], str, str, Callable[[Inspection, bytes, bytes], None]]
+_DEPENDENTS: dict[bytes, _Dependent] = {
+    IDS: (Inspection.id_owner, "index", "an entry of the index of ids", Inspection.read_id),
+    PINS: (Inspection.line_owner, "pin", "a pin", Inspection.read_pin),
+    WRITES: (Inspection.line_owner, "write", "a pending write", Inspection.read_write),
+    STRETCHES: (Inspection.thread_owner, "hidden", "a hidden stretch", Inspection.read_stretch),
+    OPERATIONS: (Inspection.thread_owner, "operation", "an operation", Inspection.read_operation),
+    SEGMENTS: (Inspection.family_owner, "segment", "what a segment follows", Inspection.read_segment),
+    LINE_RUNS: (Inspection.line_owner, "segment", "a segment", Inspection.read_run),
+    OBJECTS: (Inspection.family_owner, "object", "an object", Inspection.read_object),
+    NOTES: (Inspection.thread_owner, "row", "a note", Inspection.read_anything),
+}
+"""By table: whose its rows are, what they are called, and how one is read."""
+
+
+def _facts_fix(line: int, facts: dict[int, set[int]], thread_id: str) -> list[tuple[bytes, bytes | None]]:
+    packed = pack([[key, list(labels)] for key, labels in facts.items()])
+    fix: list[tuple[bytes, bytes | None]] = [(FACTS + number(line), packed)]
+    return fix + [
+        (FOUND_BY + numbers(label, line), thread_id.encode()) for labels in facts.values() for label in labels
+    ]
+
+
+def _finding(kind: str, what: str, thread_id: str | None, checkpoint_id: str | None = None) -> Finding:
+    return Finding(kind, what, thread_id, checkpoint_id, (thread_id,) if thread_id is not None else ())
+
+
+def _text(value: bytes | None) -> str | None:
+    return value.decode("utf-8", "replace") if value is not None else None
+
+
+def _is_name(row: Any) -> bool:
+    return type(row) is list and len(row) == 2 and all(type(part) is str for part in row)
+
+
+def _thread(row: Any) -> ThreadRow | None:
+    try:
+        thread = ThreadRow(*row)
+    except TypeError:
+        return None
+    if type(thread.number) is int and type(thread.name) is str and type(thread.family) is int:
+        return thread
+    return None
+
+
+def _line(thread: ThreadRow | None, row: Any) -> LineRow | None:
+    try:
+        return LineRow(thread, *row) if thread is not None else None
+    except TypeError:
+        return None
+
+
+def _checkpoint(seq: int, value: bytes) -> CheckpointRow | None:
+    try:
+        return CheckpointRow(seq, *unpack(value))
+    except (TypeError, ValueError):
+        return None
+
+
+def _packed_thread(thread: ThreadRow) -> bytes:
+    return pack([thread.number, thread.name, thread.family, thread.active, thread.veil, thread.origin, thread.began])
+
+
+def _packed_line(line: LineRow) -> bytes:
+    return pack(
+        [line.number, line.namespace, line.head, line.head_id, line.head_was_moved, line.generation, line.total]
+    )

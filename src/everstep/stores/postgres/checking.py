@@ -1,0 +1,233 @@
+"""A look at the tables of a PostgreSQL store: rows whose owners are missing, counts and indexes that do not agree."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from everstep.errors import CheckpointCorrupted
+from everstep.reports import Finding
+from everstep.stores.inspection import Lost
+from everstep.stores.postgres.rows import Rows, labels
+from everstep.stores.protocol import Key
+from everstep.stores.records import (
+    unpack_common,
+    unpack_operation,
+    unpack_origin,
+    unpack_record,
+    unpack_segment,
+)
+
+_FINDINGS_MAX = 1000  # of one kind
+_UNREADABLE = (CheckpointCorrupted, TypeError, ValueError, AttributeError, OverflowError)
+
+_OF_LINE = """(SELECT t.name FROM {lines} l JOIN {threads} t ON t.family = l.family AND t.id = l.thread
+              WHERE l.family = x.family AND l.id = x.line)"""
+_OF_THREAD = """coalesce((SELECT t.name FROM {threads} t WHERE t.family = x.family AND t.id = x.thread),
+                (SELECT n.name FROM {names} n WHERE n.family = x.family AND n.thread = x.thread LIMIT 1))"""
+_OF_FAMILY = "(SELECT t.name FROM {threads} t WHERE t.family = x.family LIMIT 1)"
+_OWNERS = {
+    "families": "(SELECT t.name FROM {threads} t WHERE t.family = x.id LIMIT 1)",
+    "names": "x.name",
+    "threads": "x.name",
+    "lines": _OF_THREAD,
+    "segments": f"coalesce({_OF_LINE}, {_OF_FAMILY})",
+    "checkpoints": f"coalesce({_OF_LINE}, {_OF_FAMILY})",
+    "writes": f"coalesce({_OF_LINE}, {_OF_FAMILY})",
+    "operations": f"coalesce({_OF_THREAD}, {_OF_FAMILY})",
+    "hidden": f"coalesce({_OF_LINE}, {_OF_FAMILY})",
+    "covers": f"coalesce({_OF_LINE}, {_OF_FAMILY})",
+    "shared_states": "(SELECT t.name FROM {threads} t WHERE t.family = x.family AND t.id IN (x.low, x.high) LIMIT 1)",
+    "objects": _OF_FAMILY,
+}
+"""By table: the name of a thread that a row is of."""
+
+_NO_LINE = "NOT EXISTS (SELECT 1 FROM {lines} l WHERE l.family = x.family AND l.id = x.line)"
+_NO_THREAD = "NOT EXISTS (SELECT 1 FROM {threads} t WHERE t.family = x.family AND t.id = x.thread)"
+_NO_FAMILY = "NOT EXISTS (SELECT 1 FROM {families} f WHERE f.id = x.family)"
+_COUNT = "(SELECT count(*) FROM {%s} c WHERE c.family = x.family AND c.%s = x.id)"
+
+
+class _Rule(NamedTuple):
+    """What cannot be, as the condition that finds it, and what puts it right."""
+
+    kind: str
+    table: str
+    what: str
+    number: str
+    condition: str
+    fix: str = ""
+    """A statement; "delete": the rows that were found go."""
+
+
+_RULES = [
+    _Rule("thread", "threads", "its family is missing", "x.id", _NO_FAMILY,
+          """INSERT INTO {families} (id, format, sweeps, live, generation, shift)
+             SELECT DISTINCT x.family, 1, 0, 0, 0::bigint, 0 FROM {threads} x WHERE """ + _NO_FAMILY),
+    _Rule("thread", "names", "its row of threads is missing", "x.thread", _NO_THREAD,
+          """INSERT INTO {threads} (family, id, name) SELECT x.family, x.thread, x.name FROM {names} x
+             WHERE """ + _NO_THREAD),
+    _Rule("thread", "threads", "its name is missing", "x.id", """NOT EXISTS
+          (SELECT 1 FROM {names} n WHERE n.name = x.name AND n.family = x.family AND n.thread = x.id)""",
+          """INSERT INTO {names} (name, family, thread) SELECT x.name, x.family, x.id FROM {threads} x
+             ON CONFLICT (name) DO UPDATE SET family = excluded.family, thread = excluded.thread
+             WHERE NOT EXISTS (SELECT 1 FROM {threads} t WHERE t.name = excluded.name AND t.family = {names}.family
+                               AND t.id = {names}.thread)"""),
+    _Rule("row", "families", "a family without threads", "x.id",
+          "NOT EXISTS (SELECT 1 FROM {threads} t WHERE t.family = x.id)", "delete"),
+    _Rule("thread", "lines", "a namespace of a thread that is not there", "x.id", _NO_THREAD, "delete"),
+    _Rule("thread", "threads", "a wrong count of namespaces", "x.lines", "x.lines <> " + _COUNT % ("lines", "thread"),
+          "UPDATE {threads} x SET lines = " + _COUNT % ("lines", "thread")),
+    _Rule("operation", "threads", "a wrong count of operations", "x.operations",
+          "x.operations <> " + _COUNT % ("operations", "thread"),
+          "UPDATE {threads} x SET operations = " + _COUNT % ("operations", "thread")),
+    _Rule("index", "lines", "a wrong count of checkpoints", "x.stored",
+          "x.stored <> " + _COUNT % ("checkpoints", "line"),
+          "UPDATE {lines} x SET stored = " + _COUNT % ("checkpoints", "line")),
+    _Rule("hidden", "lines", "a wrong count of hidden stretches", "x.stretches",
+          "x.stretches <> " + _COUNT % ("hidden", "line"),
+          "UPDATE {lines} x SET stretches = " + _COUNT % ("hidden", "line")),
+    _Rule("segment", "lines", "a wrong count of segments", "x.segments",
+          "x.segments <> " + _COUNT % ("segments", "line"),
+          "UPDATE {lines} x SET segments = " + _COUNT % ("segments", "line")),
+    _Rule("head", "lines", "a head that is not there", "x.head", """x.head IS NOT NULL AND NOT EXISTS
+          (SELECT 1 FROM {checkpoints} c WHERE c.family = x.family AND c.line = x.id AND c.seq = x.head)"""),
+    _Rule("head", "lines", "a head that is not the newest of its segment", "x.head",
+          """NOT x.head_was_moved AND NOT x.incoming AND EXISTS
+          (SELECT 1 FROM {checkpoints} h JOIN {checkpoints} c ON c.family = h.family AND c.line = h.line
+           AND c.segment = h.segment AND c.seq > h.seq
+           WHERE h.family = x.family AND h.line = x.id AND h.seq = x.head)"""),
+    _Rule("row", "checkpoints", "a checkpoint of a namespace that is not there", "x.seq", _NO_LINE, "delete"),
+    _Rule("origin", "checkpoints", "a wrong count of branches", "x.seq", """x.branches <>
+          (SELECT count(*) FROM {threads} t WHERE t.family = x.family AND t.began = x.seq)""",
+          """UPDATE {checkpoints} x SET branches = (SELECT count(*) FROM {threads} t WHERE t.family = x.family
+             AND t.began = x.seq) WHERE x.branches <> (SELECT count(*) FROM {threads} t WHERE t.family = x.family
+             AND t.began = x.seq)"""),
+    _Rule("segment", "checkpoints", "a checkpoint before its segment", "x.seq", "x.segment > x.seq"),
+    _Rule("row", "objects", "an object of a family that is not there", "x.id", _NO_FAMILY, "delete"),
+    _Rule("write", "writes", "a pending write of a namespace that is not there", "x.seq", _NO_LINE, "delete"),
+    _Rule("operation", "operations", "an operation of a thread that is not there", "x.seq", _NO_THREAD, "delete"),
+    _Rule("hidden", "hidden", "something hidden of a namespace that is not there", "x.line", _NO_LINE, "delete"),
+    _Rule("hidden", "hidden", "something hidden that no cover has", "x.line", """x.writes_of IS NULL AND NOT EXISTS
+          (SELECT 1 FROM {covers} v WHERE v.family = x.family AND v.line = x.line AND v.segment = coalesce(x.segment, 0)
+           AND v.after <= x.after AND v.upto >= x.upto)"""),
+    _Rule("hidden", "covers", "a cover of what nothing hides", "x.upto", """EXISTS
+          (SELECT 1 FROM {checkpoints} c WHERE c.family = x.family AND c.line = x.line AND c.seq > x.after
+           AND c.seq <= x.upto AND x.segment IN (0, c.segment) AND NOT EXISTS
+           (SELECT 1 FROM {hidden} h WHERE h.family = x.family AND h.line = x.line AND h.writes_of IS NULL
+            AND coalesce(h.segment, 0) = x.segment AND c.seq > h.after AND c.seq <= h.upto))"""),
+    _Rule("hidden", "covers", "a cover of a namespace that is not there", "x.line", _NO_LINE, "delete"),
+    _Rule("segment", "segments", "a segment of a family that is not there", "x.segment", _NO_FAMILY, "delete"),
+    _Rule("segment", "segments", "a segment of a namespace that is not there", "x.segment",
+          "x.line IS NOT NULL AND " + _NO_LINE,
+          "UPDATE {segments} x SET line = NULL WHERE x.line IS NOT NULL AND " + _NO_LINE),
+    _Rule("shared state", "shared_states", "a common state of a thread that is not there", "x.seq", """x.low >= x.high
+          OR NOT EXISTS (SELECT 1 FROM {threads} t WHERE t.family = x.family AND t.id = x.low)
+          OR NOT EXISTS (SELECT 1 FROM {threads} t WHERE t.family = x.family AND t.id = x.high)""", "delete"),
+]  # fmt: skip
+
+
+def thread_names(rows: Rows) -> list[str]:
+    """Return the names of all threads that a table tells of."""
+    found = rows._all("SELECT name FROM {threads} UNION SELECT name FROM {names}")
+    return sorted({_text(name) for (name,) in found})
+
+
+def problems(rows: Rows) -> list[Finding]:
+    """Return all that is wrong with tables and indexes, as of one moment."""
+    found: list[Finding] = []
+    for rule in _RULES:
+        owner = _OWNERS[rule.table]
+        query = f"SELECT {owner}, {rule.number} FROM {{{rule.table}}} x WHERE {rule.condition} LIMIT {_FINDINGS_MAX}"
+        for name, number in rows._all(query):
+            found.append(_finding(rule.kind, f"{rule.what} ({number})", _text(name) if name is not None else None))
+    return [*found, *_wrong_content(rows), *_wrong_labels(rows)]
+
+
+def mend(rows: Rows, *, dry_run: bool) -> list[Lost]:
+    """Put right what can be, rule by rule, and return the rows that went."""
+    lost: list[Lost] = []
+    for rule in _RULES:
+        if rule.fix == "delete":
+            gone = rows._all(f"SELECT x.* FROM {{{rule.table}}} x WHERE {rule.condition}")
+            lost += [Lost(rule.what, stored=[rule.table, *row]) for row in gone]
+            if gone and not dry_run:
+                rows._do(f"DELETE FROM {{{rule.table}}} x WHERE {rule.condition}")
+        elif rule.fix and not dry_run:
+            rows._do(rule.fix)
+    for key, wanted in [] if dry_run else _checked_labels(rows):
+        rows._do("UPDATE {checkpoints} SET labels = %s WHERE family = %s AND line = %s AND seq = %s", (wanted, *key))
+    return lost
+
+
+def _wrong_content(rows: Rows) -> list[Finding]:
+    """Look at what has a checksum inside and is read through no other table."""
+    found: list[Finding] = []
+
+    def check(kind: str, owner: bytes | None, read: Any, *values: Any) -> None:
+        try:
+            read(*values)
+        except _UNREADABLE as exc:
+            reason = exc.reason if isinstance(exc, CheckpointCorrupted) else f"cannot be read: {exc!r:.200}"
+            found.append(_finding(kind, reason, _text(owner) if owner is not None else None))
+
+    for name, origin in rows._all("SELECT name, origin FROM {threads} WHERE origin IS NOT NULL"):
+        check("origin", name, unpack_origin, origin, _text(name))
+    for owner, data, seq in rows._all(f"SELECT {_OWNERS['operations']}, data, seq FROM {{operations}} x"):
+        check("operation", owner, unpack_operation, data, seq, False)
+    for owner, segment, data in rows._all(f"SELECT {_OWNERS['segments']}, segment, data FROM {{segments}} x"):
+        check("segment", owner, unpack_segment, segment, data)
+    for low, high, seq, data, children in rows._all(
+        """SELECT a.name, b.name, c.seq, c.data, c.children FROM {shared_states} c
+           JOIN {threads} a ON a.family = c.family AND a.id = c.low
+           JOIN {threads} b ON b.family = c.family AND b.id = c.high"""
+    ):
+        check("shared state", low, _read_common, _text(low), _text(high), seq, data, children)
+    return found
+
+
+def _read_common(low: str, high: str, seq: int, data: bytes, children: bytes) -> None:
+    if unpack_common(data, children, low, high).place.seq != seq:
+        raise CheckpointCorrupted(f"a common state of {low!r} and {high!r} has another number than {seq}")
+
+
+def _wrong_labels(rows: Rows) -> list[Finding]:
+    return [
+        _finding("index", "it would not be found by its metadata or tags", key.thread_id, key.checkpoint_id)
+        for key, _, _ in _labels_to_set(rows)
+    ]
+
+
+def _checked_labels(rows: Rows) -> list[tuple[tuple[int, int, int], list[int] | None]]:
+    return [(place, wanted) for _, place, wanted in _labels_to_set(rows)]
+
+
+def _labels_to_set(rows: Rows) -> list[tuple[Key, tuple[int, int, int], list[int] | None]]:
+    """Return the checkpoints whose labels are not those that their metadata has, and the right ones."""
+    wrong = []
+    with rows.connection.cursor(name="everstep_labels", binary=True) as cursor:
+        cursor.execute(
+            rows._tables(
+                """SELECT t.name, l.namespace, c.id, c.step, c.info, c.labels, c.family, c.line, c.seq
+                   FROM {checkpoints} c JOIN {lines} l ON l.family = c.family AND l.id = c.line
+                   JOIN {threads} t ON t.family = l.family AND t.id = l.thread"""
+            )
+        )
+        for name, namespace, checkpoint_id, step, info, held, *place in cursor:
+            key = Key(_text(name), _text(namespace), _text(checkpoint_id))
+            try:
+                record = unpack_record(key, step, b"", info, None)
+            except _UNREADABLE:
+                continue  # told by those who read it
+            wanted = labels(record.metadata, record.tags)
+            if set(wanted or ()) - set(held or ()):
+                family, line, seq = place
+                wrong.append((key, (family, line, seq), wanted))
+    return wrong
+
+
+def _finding(kind: str, what: str, thread_id: str | None, checkpoint_id: str | None = None) -> Finding:
+    return Finding(kind, what, thread_id, checkpoint_id, (thread_id,) if thread_id is not None else ())
+
+
+def _text(name: bytes) -> str:
+    return bytes(name).decode("utf-8", "replace")
