@@ -56,7 +56,9 @@ def _line_findings(
     if line.head is None and visible and line.generation and not raw.note:
         yield _finding("head", f"{where.removeprefix('of ')} has checkpoints and no head", raw)
     segments = {entry.segment for entry in entries}
-    first = min(segments | line.segments, default=0)
+    # Only the first of a namespace may follow nothing; that of a branch follows its origin.
+    is_branch = raw.origin is not None and raw.origin.namespace == namespace
+    first = min(segments | line.segments, default=0) if not is_branch else 0
     lost = sorted(segments - line.segments - {first})
     if lost:
         yield _finding("segment", f"what segment {lost[0]} {where} follows is not stored", raw)

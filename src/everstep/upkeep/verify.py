@@ -42,6 +42,7 @@ class _Verifier:
 
     async def run(self) -> VerifyReport:
         self._tell("tables")
+        tables = await self._table_findings()  # first: some stores put indexes right when they are asked
         names = await self._names()
         self._total = len(names)
         seen: set[str] = set()
@@ -50,7 +51,7 @@ class _Verifier:
                 seen |= await self._verify_family(name, seen)
         if self._only is None:
             self._add(await self._unlisted(names))
-        self._add(await self._table_findings())
+        self._add(tables)
         self._tell("threads")
         return self._report
 

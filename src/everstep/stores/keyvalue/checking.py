@@ -6,6 +6,7 @@ right: an entry that is missing is put, one that leads nowhere is deleted.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from everstep.stores.keyvalue.rows import (
     CHECKPOINTS,
     FACTS,
     FAMILIES,
+    FORMAT,
     FOUND_BY,
     IDENTITY,
     IDS,
@@ -478,6 +480,10 @@ class Inspection:
                 yield Problem(_finding("index", "it is found by what it does not have", _text(value)), [(key, None)])
 
     def _counters(self) -> Iterator[Problem]:
+        identity = self._get(IDENTITY)
+        if self._threads and (identity is None or not identity.startswith(FORMAT)):
+            fix = [(IDENTITY, FORMAT + secrets.token_bytes(16))]
+            yield Problem(_finding("row", "the name of the store is missing", None), fix)
         for counter, least in ((LAST_SEQ, self._highest), (LAST_NUMBER, self._last)):
             value = self._get(counter)
             if least > int.from_bytes(value or b"", "big"):

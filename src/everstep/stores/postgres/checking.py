@@ -102,6 +102,8 @@ _RULES = [
           """UPDATE {checkpoints} x SET branches = (SELECT count(*) FROM {threads} t WHERE t.family = x.family
              AND t.began = x.seq) WHERE x.branches <> (SELECT count(*) FROM {threads} t WHERE t.family = x.family
              AND t.began = x.seq)"""),
+    _Rule("origin", "threads", "a beginning without an origin", "x.began", "x.began IS NOT NULL AND x.origin IS NULL",
+          "UPDATE {threads} x SET began = NULL WHERE x.began IS NOT NULL AND x.origin IS NULL"),
     _Rule("segment", "checkpoints", "a checkpoint before its segment", "x.seq", "x.segment > x.seq"),
     _Rule("row", "objects", "an object of a family that is not there", "x.id", _NO_FAMILY, "delete"),
     _Rule("write", "writes", "a pending write of a namespace that is not there", "x.seq", _NO_LINE, "delete"),

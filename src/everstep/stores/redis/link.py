@@ -74,6 +74,7 @@ class Link:
 
     def __init__(self, url: str, timeout_seconds: float, wait_replicas: int, allow_eviction: bool) -> None:
         self._replicas, self._allow_eviction = wait_replicas, allow_eviction
+        self._timeout = timeout_seconds
         self._addresses, self._is_cluster, self._settings = _parsed(url, timeout_seconds)
         self._lock = threading.Lock()
         self._pools: dict[Address, _Pool] = {}
@@ -162,6 +163,30 @@ class Link:
             if confirmed < self._replicas:
                 raise NotReplicated(confirmed, self._replicas)
         return replies[0]
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long one command may take."""
+        return self._timeout
+
+    def scan(self, match: bytes, seconds: float) -> Iterator[list[bytes]]:
+        """Yield the names of keys that match, a page at a time, each within so many seconds: of every server."""
+        deadline = time.monotonic() + seconds
+        addresses = [self._addresses[0]]
+        if self._is_cluster:
+            addresses = sorted({address for _, _, address in self._look_up_slots(deadline)})
+        for address in addresses:
+            cursor = b"0"
+            while True:
+                until = time.monotonic() + seconds
+                command = (b"SCAN", cursor, b"MATCH", match, b"COUNT", b"1000")
+                (reply,) = self._exchange(self._pool(address), [command], until)
+                if isinstance(reply, Exception):
+                    raise reply
+                cursor = reply[0]
+                yield reply[1]
+                if cursor == b"0":
+                    break
 
     def _send(
         self, key: bytes, commands: list[tuple[Any, ...]], deadline: float, *, is_confirmed: bool = False

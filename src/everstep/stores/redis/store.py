@@ -11,6 +11,7 @@ import contextlib
 import functools
 import heapq
 import logging
+import re
 import secrets
 import threading
 import time
@@ -29,6 +30,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from everstep.reports import Finding
 from everstep.runtime import checks, forks
 from everstep.runtime.blocking import describe_on_store
 from everstep.runtime.calls import tried_again
@@ -68,6 +70,7 @@ from everstep.stores.records import (
     record_digest,
     unpack_origin,
 )
+from everstep.stores.redis.checking import Bucket, Problem, confirmed
 from everstep.stores.redis.items import (
     bucket_of,
     escaped,
@@ -270,6 +273,15 @@ class RedisStore:
     async def adopt_new(self, parts: Sequence[Part]) -> None:
         for part in parts:
             await self._run(lambda at, part=part: self._server.adopt_new(part, at))  # type: ignore[misc]
+
+    async def thread_names(self) -> list[str]:
+        """Return the name of every thread, damaged ones included: see `Checking`."""
+        return await self._run(self._server.every_name)
+
+    async def check_tables(self) -> list[Finding]:
+        """Return what is wrong with keys and indexes: see `Checking`."""
+        found = await self._run(lambda at: confirmed(lambda: self._server.problems(at)))
+        return [problem.finding for problem in found]
 
     async def close(self) -> None:
         if isinstance(self._driver, AsyncDriver):
@@ -1004,6 +1016,52 @@ class _Server:
                 found.update(reply[1])
                 if cursor == b"0":
                     return sorted(found)
+
+    # -- checking: see `checking`
+
+    def send_raw(self, bucket: int, command: str, key: str | bytes, *args: Any) -> Any:
+        """Send a command about one key of a bucket, and return its answer; none of the scripts is asked."""
+        at = time.monotonic() + self._link.timeout_seconds
+        name = key if isinstance(key, bytes) else key.encode()
+        base = self._base(bucket)
+        with translated():
+            reply = self._link.send(base, (command.encode(), base + name, *_encoded(args)), at)
+            if isinstance(reply, Exception):
+                raise reply
+        return reply
+
+    def buckets(self, at: float) -> Iterator[Bucket]:
+        """Look at the names of all keys, and yield the buckets that they are in."""
+        self._check_server(at)
+        keys: dict[int, list[bytes]] = {}
+        pattern = re.compile(re.escape(self._prefix) + rb"\{(\d+)\}:(.*)", re.DOTALL)
+        match = _literally(self._prefix.decode()).encode() + b"{*"
+        with translated():
+            for page in self._link.scan(match, self._link.timeout_seconds):
+                for key in page:
+                    found = pattern.fullmatch(key)
+                    if found:
+                        keys.setdefault(int(found[1]), []).append(found[2])
+        for bucket, names in sorted(keys.items()):
+            yield Bucket(bucket, self.send_raw, sorted(set(names)), self._alias_of)
+
+    def _alias_of(self, thread_id: str) -> bytes:
+        return self.send_raw(bucket_of(thread_id), "GET", f"alias:{escaped(thread_id)}") or b""
+
+    def every_name(self, at: float) -> list[str]:
+        found: set[str] = set()
+        for bucket in self.buckets(at):
+            found |= bucket.names()
+        return sorted(found)
+
+    def problems(self, at: float) -> list[Problem]:
+        found: list[Problem] = []
+        for bucket in self.buckets(at):
+            try:
+                found += bucket.problems()
+            except (StoreError, ValueError, TypeError) as exc:  # a key of another type than it should have
+                found.append(Problem(Finding("row", f"a bucket cannot be read: {exc}", None, None, ()), (), 0))
+        return found
 
     def _delete(
         self,

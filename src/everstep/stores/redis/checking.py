@@ -1,0 +1,331 @@
+"""A look at all keys of a Redis store: each index of a bucket against what it leads to, and how to put it right.
+
+Keys are found with SCAN, in small steps that hold nobody up. Others may write meanwhile, so that what is found here may
+have been right a moment later: who tells it looks again (`confirmed`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from everstep.errors import CheckpointCorrupted
+from everstep.reports import Finding
+from everstep.stores.facts import EVERYTHING, is_noted, new_facts
+from everstep.stores.protocol import Key
+from everstep.stores.redis.items import bucket_of, escaped, line_name, line_of, pack_facts, unpack_facts, unpack_item
+from everstep.stores.redis.plan import LineState
+
+Send = Callable[..., Any]
+"""Sends a command (its name, the key within the bucket, arguments) to the bucket it is called with."""
+
+_OF_THREAD = re.compile(rb"thread:([^:]*):(heads|log|hidden|covers)")
+_OF_LINE = re.compile(rb"thread:([^:]*):([^:]*):(index|pins|began|written)")
+_OF_CHECKPOINT = re.compile(rb"thread:([^:]*):([^:]*):(item|writes):(.*)", re.DOTALL)
+_OF_FAMILY = re.compile(rb"family:([^:]*)(:objects|:threads|:segments|:shared_states)?")
+_OF_BUCKET = re.compile(rb"active|names|facts|fact:\d+|counts|ids|alias:.*|aliases|gone|life", re.DOTALL)
+_LOOKS = 2
+
+
+class Problem(NamedTuple):
+    """Something that is wrong, and the commands that put it right."""
+
+    finding: Finding
+    fix: Sequence[tuple[Any, ...]] = ()
+    bucket: int = 0
+
+
+def confirmed(look: Callable[[], Sequence[Problem]]) -> list[Problem]:
+    """Return what is found by every look."""
+    found = list(look())
+    for _ in range(_LOOKS - 1):
+        if not found:
+            break
+        again = {problem.finding for problem in look()}
+        found = [problem for problem in found if problem.finding in again]
+    return found
+
+
+class Bucket:
+    """The keys of one bucket, as a scan found them, and what they hold."""
+
+    def __init__(self, number: int, send: Send, keys: Sequence[bytes], aliases: Callable[[str], bytes]) -> None:
+        self._number = number
+        self._send = send
+        self._alias = aliases
+        self._unknown: list[bytes] = []
+        self._threads: dict[bytes, list[bytes]] = {}
+        """By thread, escaped: its keys."""
+        self._items: dict[tuple[bytes, bytes, bytes], set[bytes]] = {}
+        """By thread, namespace (both escaped) and kind: the ids that have such a key."""
+        self._families: dict[bytes, set[bytes]] = {}
+        for key in keys:
+            self._sort(key)
+        self._heads: dict[bytes, dict[bytes, bytes]] = {}
+        self._branches: dict[tuple[bytes, bytes], int] = {}
+        """By line and id: how many branches say that they began there."""
+
+    def _sort(self, key: bytes) -> None:
+        if found := _OF_THREAD.fullmatch(key) or _OF_LINE.fullmatch(key):
+            self._threads.setdefault(found[1], []).append(key)
+        elif found := _OF_CHECKPOINT.fullmatch(key):
+            self._threads.setdefault(found[1], []).append(key)
+            self._items.setdefault((found[1], found[2], found[3]), set()).add(found[4])
+        elif found := _OF_FAMILY.fullmatch(key):
+            self._families.setdefault(found[1], set()).add(found[2] or b"")
+        elif not _OF_BUCKET.fullmatch(key):
+            self._unknown.append(key)
+
+    def names(self) -> set[str]:
+        """Return the names of all threads that a key tells of."""
+        found = {_name(name) for name in self._threads}
+        found |= {name.decode("utf-8", "replace") for name in self._ask("ZRANGE", "active", 0, -1)}
+        for family in self._families:
+            found |= {name.decode("utf-8", "replace") for name in self._ask("SMEMBERS", _family(family, ":threads"))}
+        return found
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with this bucket."""
+        ends = self._ask("EXISTS", "life")
+        """Some of its threads end by themselves: what is missing of those is not lost."""
+        for name in self._threads:
+            heads = self._hash(f"thread:{name.decode()}:heads")
+            if heads:
+                self._heads[name] = heads
+                began = re.fullmatch(rb"\d+ ([^\n]*)\n(.*)", heads.get(b"began", b""), re.DOTALL)
+                if began:
+                    place = began[1], began[2]
+                    self._branches[place] = self._branches.get(place, 0) + 1
+            elif not ends:
+                yield self._problem("thread", "the head of the thread is missing", _name(name))
+        for name, heads in self._heads.items():
+            yield from self._thread(name, heads, bool(ends))
+        if not ends:
+            yield from self._listings()
+            yield from self._families_and_ids()
+        for key in self._unknown:
+            if self._ask("EXISTS", key):
+                yield self._problem("row", f"a key of no kind: {key!r:.100}", None, None, [("UNLINK", key)])
+
+    # -- threads
+
+    def _thread(self, name: bytes, heads: dict[bytes, bytes], ends: bool) -> Iterator[Problem]:
+        thread_id = _name(name)
+        family = heads.get(b"family", b"")
+        if heads.get(b"name", thread_id.encode()) != thread_id.encode():
+            yield self._problem("thread", f"it says that its name is {heads[b'name']!r:.100}", thread_id)
+        if b"" not in self._families.get(family, ()) and not ends and not self._ask("EXISTS", _family(family, "")):
+            yield self._problem("thread", "its family is missing", thread_id)
+        elif not self._ask("SISMEMBER", _family(family, ":threads"), thread_id):
+            yield self._problem("thread", "its family does not know it", thread_id)
+        if bucket_of(thread_id) != self._number:
+            leads = self._alias(thread_id).split(b" ")[0]
+            if leads != b"%d" % self._number:
+                yield self._problem("index", "no alias leads to where it is kept", thread_id)
+        facts = unpack_facts(self._ask("HGET", "facts", thread_id) or b"")
+        labels = {label for held in facts.values() for label in held} if facts else set[int]()
+        for field, value in heads.items():
+            if field.startswith(b"@"):
+                namespace = field[1:].decode("utf-8", "replace")
+                yield from self._line(thread_id, namespace, value, heads, labels)
+        known = {escaped(field[1:].decode("utf-8", "replace")).encode() for field in heads if field.startswith(b"@")}
+        for key in self._threads[name]:
+            of = _OF_LINE.fullmatch(key) or _OF_CHECKPOINT.fullmatch(key)
+            if of is not None and of[2] not in known and self._ask("EXISTS", key):
+                what = f"a key of a namespace that is not there: {key!r:.100}"
+                yield self._problem("row", what, thread_id, None, [("UNLINK", key)])
+
+    def _line(
+        self, thread_id: str, namespace: str, value: bytes, heads: dict[bytes, bytes], labels: set[int]
+    ) -> Iterator[Problem]:
+        line = f"thread:{line_name(thread_id, namespace)}"
+        own = escaped(thread_id).encode(), escaped(namespace).encode()
+        flat = self._ask("ZRANGE", f"{line}:index", 0, -1, "WITHSCORES")
+        index = dict(zip(flat[::2], flat[1::2], strict=True))
+        try:
+            state = LineState(value)
+        except CheckpointCorrupted as exc:
+            yield self._problem("head", exc.reason, thread_id)
+            return
+        if state.digest is not None:
+            yield from self._head(thread_id, namespace, state, index, labels)
+        counted = heads.get(b"#" + namespace.encode())
+        if counted is not None and int(counted) != len(index) and self._is_still(thread_id, heads):
+            what = f"its index has {len(index)} of {int(counted)} checkpoints"
+            yield self._problem("index", what, thread_id)
+        items = self._items.get((*own, b"item"), set())
+        for lost in sorted(set(index) - items):
+            key = f"{line}:item:".encode() + lost
+            if not self._ask("EXISTS", key) and self._ask("ZSCORE", f"{line}:index", lost):
+                yield self._problem("checkpoint", "its item is missing", thread_id, _text(lost))
+        for extra in sorted(items - set(index)):
+            key = f"{line}:item:".encode() + extra
+            if self._ask("EXISTS", key) and not self._ask("ZSCORE", f"{line}:index", extra):
+                yield self._problem("index", "it is not in the index of its namespace", thread_id, _text(extra))
+        for pin in set(self._ask("SMEMBERS", f"{line}:pins")) - set(index):
+            yield self._problem("pin", "it is pinned, and not stored", thread_id, _text(pin))
+        written = set(self._ask("SMEMBERS", f"{line}:written"))
+        attached = self._items.get((*own, b"writes"), set())
+        for lost in sorted(written - attached):
+            if not self._ask("EXISTS", f"{line}:writes:".encode() + lost) and self._ask(
+                "SISMEMBER", f"{line}:written", lost
+            ):
+                yield self._problem("write", "its pending writes are missing", thread_id, _text(lost))
+        for extra in sorted(attached - written):
+            if self._ask("EXISTS", f"{line}:writes:".encode() + extra) and not self._ask(
+                "SISMEMBER", f"{line}:written", extra
+            ):
+                yield self._problem("write", "its pending writes are not noted", thread_id, _text(extra))
+        yield from self._began(thread_id, line, index)
+        for name in index:
+            held = (self._ask("HGET", "ids", name) or b"").split(b"\n")
+            if line.removeprefix("thread:").encode() not in held and self._ask("ZSCORE", f"{line}:index", name):
+                own_name = line.removeprefix("thread:").encode()
+                fix = [("HSET", "ids", name, b"\n".join([*filter(None, held), own_name]))]
+                yield self._problem("index", "it is not found by its id", thread_id, _text(name), fix)
+
+    def _is_still(self, thread_id: str, heads: dict[bytes, bytes]) -> bool:
+        return self._hash(f"thread:{escaped(thread_id)}:heads") == heads
+
+    def _head(
+        self, thread_id: str, namespace: str, state: LineState, index: dict[bytes, bytes], labels: set[int]
+    ) -> Iterator[Problem]:
+        name = state.checkpoint_id.encode()
+        if name not in index:
+            yield self._problem("head", "the head is not stored", thread_id, state.checkpoint_id)
+            return
+        item = self._ask("GET", f"thread:{line_name(thread_id, namespace)}:item:".encode() + name)
+        if item is None:
+            return  # told as missing
+        try:
+            stored = unpack_item(item, Key(thread_id, namespace, state.checkpoint_id), int(float(index[name])), "")
+        except CheckpointCorrupted:
+            return  # told by those who read it
+        if stored.digest.hex() != state.digest:
+            yield self._problem("head", "the head is not the one that its line names", thread_id, state.checkpoint_id)
+        if not all(is_noted(fact, labels) for fact in new_facts(stored.record, None)):
+            fix = [
+                ("HSET", "facts", thread_id, pack_facts({EVERYTHING: {EVERYTHING}})),
+                ("SADD", f"fact:{EVERYTHING}", thread_id),
+            ]
+            what = "it would not be found by its metadata or tags"
+            yield self._problem("index", what, thread_id, state.checkpoint_id, fix)
+
+    def _began(self, thread_id: str, line: str, index: dict[bytes, bytes]) -> Iterator[Problem]:
+        counts = self._hash(f"{line}:began")
+        named = line.removeprefix("thread:").encode()
+        expected = {name: count for (of, name), count in self._branches.items() if of == named and name in index}
+        for name in sorted(set(counts) | set(expected)):
+            if int(counts.get(name, b"0")) != expected.get(name, 0):
+                fix: list[tuple[Any, ...]] = [("HDEL", f"{line}:began", name)]
+                if name in expected:
+                    fix = [("HSET", f"{line}:began", name, expected[name])]
+                what = f"{int(counts.get(name, b'0'))} branches are counted there, and {expected.get(name, 0)} say so"
+                yield self._problem("origin", what, thread_id, _text(name), fix)
+
+    # -- indexes of the bucket
+
+    def _listings(self) -> Iterator[Problem]:
+        names = {_name(name).encode() for name in self._heads}
+        active = set(self._ask("ZRANGE", "active", 0, -1))
+        for listing, held, add in (
+            ("active", active, lambda name: ("ZADD", "active", 0, name)),
+            ("names", set(self._ask("ZRANGE", "names", 0, -1)), lambda name: ("ZADD", "names", 0, name)),
+            ("facts", set(self._ask("HKEYS", "facts")), lambda name: ("HSET", "facts", name, "0.0")),
+        ):
+            # A thread that has nothing to be found by yet is in none of the others.
+            for name in sorted((names if listing == "active" else active & names) - held):
+                if self._has(name):
+                    what = f"it is missing in the listing of {listing}"
+                    yield self._problem("index", what, _text(name), None, [add(name)])
+            for name in sorted(held - names):
+                if not self._has(name):
+                    drop = ("HDEL" if listing == "facts" else "ZREM", listing, name)
+                    what = f"{listing} lists a thread that is not there"
+                    yield self._problem("index", what, _text(name), None, [drop])
+        yield from self._facts()
+
+    def _has(self, name: bytes) -> bool:
+        return bool(self._ask("EXISTS", f"thread:{escaped(name.decode())}:heads"))
+
+    def _facts(self) -> Iterator[Problem]:
+        expected: dict[int, set[bytes]] = {}
+        for name, value in self._hash("facts").items():
+            for labels in unpack_facts(value).values():
+                for label in labels:
+                    expected.setdefault(label, set()).add(name)
+        counts = {int(label): int(count) for label, count in self._hash("counts").items()}
+        for label in sorted({*expected, *counts}):
+            fix: list[tuple[Any, ...]]
+            held = set(self._ask("SMEMBERS", f"fact:{label}"))
+            wanted = expected.get(label, set())
+            for name in sorted(wanted - held):
+                fix = [("SADD", f"fact:{label}", name)]
+                yield self._problem("index", "it is not found by what it has", _text(name), None, fix)
+            for name in sorted(held - wanted):
+                fix = [("SREM", f"fact:{label}", name)]
+                yield self._problem("index", "it is found by what it does not have", _text(name), None, fix)
+            if counts.get(label, 0) != len(wanted):
+                fix = [("HSET", "counts", label, len(wanted))] if wanted else [("HDEL", "counts", label)]
+                owner = _text(min(wanted)) if wanted else None
+                what = f"{counts.get(label, 0)} threads are counted for an entry that {len(wanted)} have"
+                yield self._problem("index", what, owner, None, fix)
+
+    def _families_and_ids(self) -> Iterator[Problem]:
+        used = {heads.get(b"family", b"") for heads in self._heads.values()}
+        for family, parts in self._families.items():
+            for name in self._ask("SMEMBERS", _family(family, ":threads")):
+                if escaped(name.decode()).encode() not in self._heads and not self._has(name):
+                    fix = [("SREM", _family(family, ":threads"), name)]
+                    what = "its family names it, and it is not there"
+                    yield self._problem("thread", what, _text(name), None, fix)
+            if family not in used and not self._ask("SMEMBERS", _family(family, ":threads")):
+                keys = [("UNLINK", _family(family, part.decode())) for part in parts]
+                if any(self._ask("EXISTS", key) for _, key in keys):
+                    yield self._problem("row", f"family {_text(family)} has no threads", None, None, keys)
+        for name, lines in self._hash("ids").items():
+            repaired: list[tuple[Any, ...]]
+            left = [line for line in lines.split(b"\n") if self._is_indexed(line, name)]
+            if left != lines.split(b"\n"):
+                repaired = [("HSET", "ids", name, b"\n".join(left))] if left else [("HDEL", "ids", name)]
+                owner = line_of(next(line for line in lines.split(b"\n") if line not in left))[0]
+                yield self._problem(
+                    "index", "the index of ids has it, and it is not stored", owner, _text(name), repaired
+                )
+
+    def _is_indexed(self, line: bytes, name: bytes) -> bool:
+        return self._ask("ZSCORE", b"thread:" + line + b":index", name) is not None
+
+    # -- asking
+
+    def _ask(self, *command: Any) -> Any:
+        return self._send(self._number, *command)
+
+    def _hash(self, key: str) -> dict[bytes, bytes]:
+        flat = self._ask("HGETALL", key)
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def _problem(
+        self,
+        kind: str,
+        what: str,
+        thread_id: str | None,
+        checkpoint_id: str | None = None,
+        fix: Sequence[tuple[Any, ...]] = (),
+    ) -> Problem:
+        threads = (thread_id,) if thread_id is not None else ()
+        return Problem(Finding(kind, what, thread_id, checkpoint_id, threads), fix, self._number)
+
+
+def _family(family: bytes, part: str) -> str:
+    return f"family:{family.decode('utf-8', 'replace')}{part}"
+
+
+def _name(name: bytes) -> str:
+    return unquote(name.decode("utf-8", "replace"))
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "replace")
