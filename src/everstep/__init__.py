@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         DeletedThreads,
         Diff,
         Difference,
+        ExportReport,
         Finding,
         GCReport,
         Operation,
@@ -73,6 +74,12 @@ if TYPE_CHECKING:
     )
     from everstep.transfer.copying import copy as copy
     from everstep.transfer.copying import copy_async
+    from everstep.transfer.exporting import (
+        export_threads,
+        export_threads_async,
+        import_threads,
+        import_threads_async,
+    )
     from everstep.types import MISSING, Checkpoint, CheckpointMetadata
     from everstep.values.registry import register
 else:
@@ -139,6 +146,7 @@ else:
                 "DeletedThreads",
                 "Diff",
                 "Difference",
+                "ExportReport",
                 "Finding",
                 "GCReport",
                 "Operation",
@@ -154,6 +162,12 @@ else:
                 "VerifyReport",
             ),
             "everstep.transfer.copying": ("copy", "copy_async"),
+            "everstep.transfer.exporting": (
+                "export_threads",
+                "export_threads_async",
+                "import_threads",
+                "import_threads_async",
+            ),
         },
     )
 
@@ -179,6 +193,7 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "Difference",
     "DurabilityWarning",
     "EverstepError",
+    "ExportReport",
     "Finding",
     "GCReport",
     "HeadMoved",
@@ -225,6 +240,10 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "create_checkpoint_engine",
     "create_checkpointer",
     "draw",
+    "export_threads",
+    "export_threads_async",
+    "import_threads",
+    "import_threads_async",
     "on_thread",
     "register",
 ]

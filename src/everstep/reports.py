@@ -170,8 +170,20 @@ class CopyReport:
 
 
 @dataclass(frozen=True)
+class ExportReport:
+    """What `export_threads` wrote."""
+
+    threads: int = 0
+    checkpoints: int = 0
+    objects: int = 0
+    """Pieces of values."""
+    bytes: int = 0
+    """The size of the file."""
+
+
+@dataclass(frozen=True)
 class CopyProgress:
-    """How far `copy` is. Totals are those of the beginning, or more if the source has grown."""
+    """How far `copy`, an export or an import is. Totals are those of the beginning, or more if the source has grown."""
 
     threads_done: int
     threads_total: int

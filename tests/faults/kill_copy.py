@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import everstep
 from everstep.stores.sqlite import store as sqlite
-from everstep.transfer import copying
+from everstep.transfer import families, receiving
 from tests.timeline.histories import Walker, seen
 
 KILLS = 4
@@ -31,7 +31,7 @@ KILLS = 4
 
 def copy(source: str, target: str, told: int) -> None:
     """Copy in small parts; one byte per part goes down the pipe."""
-    copying._PART_CHECKPOINTS, copying._PART_THREADS, copying._PART_RUNS = 5, 2, 5
+    families.PART_CHECKPOINTS, families.PART_THREADS, receiving.PART_RUNS = 5, 2, 5
     everstep.copy(source, target, progress=lambda _: os.write(told, b"."))
 
 

@@ -34,7 +34,7 @@ from everstep.stores.keyvalue.rows import OBJECTS, family_name
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Part, Query, RawThread, Store, Write
 from everstep.testing import put
-from everstep.transfer import copying
+from everstep.transfer import families
 from tests.timeline.histories import Walker, same_tokens, seen
 from tests.tools import servers
 from tests.tools.between import Between
@@ -454,7 +454,7 @@ class TestInterrupted:
     def test_a_copy_that_broke_off_is_continued_not_begun_anew(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("everstep.transfer.copying._PART_CHECKPOINTS", 10)
+        monkeypatch.setattr("everstep.transfer.families.PART_CHECKPOINTS", 10)
         source, target = make("memory"), make("sqlite")
         engine = CheckpointEngine(source).sync
         for n in range(60):
@@ -556,7 +556,7 @@ class TestWhileTheSourceIsWritten:
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The one that was active last comes first, on a page that has been read already."""
-        monkeypatch.setattr(copying, "_PAGE", 2)
+        monkeypatch.setattr(families, "_PAGE", 2)
         source, target = make("memory"), make("sqlite")
         engine = CheckpointEngine(source).sync
         for name in "abcd":

@@ -45,11 +45,21 @@ class _NoClasses:
         return None
 
 
-_PLAIN = codec.Codec(_NoClasses(), "")
+PLAIN_CODEC = codec.Codec(_NoClasses(), "")
 
 
 def pack_record(record: Record) -> tuple[bytes, bytes]:
     """Return (info, root): what listing needs, and the root's body; each begins with its checksum."""
+    info = pack_info(record)
+    name = _name(record.key, record.step)
+    root = digest(name, record.children, record.body) + record.body
+    if record.kind:  # an adapter's metadata says the same things again and again
+        info = compress.squeeze_fast(info)
+    return digest(name, info) + info, root
+
+
+def pack_info(record: Record) -> bytes:
+    """Return what listing needs of a record besides its key and step, without a checksum."""
     line = record.key[:2]
     parents = [pack_id(parent[2]) if parent[:2] == line else list(parent) for parent in record.parents]
     fields = [
@@ -64,17 +74,12 @@ def pack_record(record: Record) -> tuple[bytes, bytes]:
     ]
     if record.repeats is not None:
         packed.append(codec.pack(record.repeats))
-    info = b"".join(packed)
-    name = _name(record.key, record.step)
-    root = digest(name, record.children, record.body) + record.body
-    if record.kind:  # an adapter's metadata says the same things again and again
-        info = compress.squeeze_fast(info)
-    return digest(name, info) + info, root
+    return b"".join(packed)
 
 
 def _packed_metadata(metadata: Mapping[str, Any]) -> bytes:
     try:
-        return _PLAIN.pack(dict(metadata), "metadata", 1)
+        return PLAIN_CODEC.pack(dict(metadata), "metadata", 1)
     except UnstorableValue:
         codec.pack(dict(metadata), "metadata", 1)  # with the usual advice, if it cannot be kept anywhere
         _refuse_objects(metadata, "metadata")
@@ -95,7 +100,15 @@ def unpack_record(key: Key, step: int, children: bytes, info: bytes, root: bytes
     try:
         if packed[:1] < _INFO_PLAIN:
             packed = compress.expand(packed)
-        fields = _listed(codec.unpack(packed))
+        return unpack_info(key, step, children if root is not None else b"", packed, body)
+    except CheckpointCorrupted as exc:
+        raise exc.located(key.thread_id, key.checkpoint_id) from exc
+
+
+def unpack_info(key: Key, step: int, children: bytes, packed: bytes, body: bytes) -> Record:
+    """Return the record of which `pack_info` gave `packed`."""
+    try:
+        fields = _listed(PLAIN_CODEC.unpack(packed))
         repeats = fields.pop() if len(fields) == _FIELDS + 1 else None
         created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = fields
         if type(metadata) is not dict or not (repeats is None or type(repeats) is int):
@@ -105,7 +118,7 @@ def unpack_record(key: Key, step: int, children: bytes, info: bytes, root: bytes
         sizes = _listed(sizes)
         return Record(
             key, step, tuple(_parent(parent, key) for parent in parents), _unpack_time(created),
-            children if root is not None else b"", body, tuple(sizes), tuple(tags), summary, next_node, trigger, kind,
+            children, body, tuple(sizes), tuple(tags), summary, next_node, trigger, kind,
             metadata, repeats,
         )  # fmt: skip
     except (TypeError, ValueError, OverflowError) as exc:

@@ -1,0 +1,543 @@
+"""Families as the items of an `.everstep` file, and back. Pure, but for the file that is read or written.
+
+Whoever wrote a file may mean harm. Every item is checked for its shape and its numbers before anything is done with it;
+an object is stored under the hash of what came, and a checkpoint that refers to one that did not come is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from everstep.errors import CheckpointCorrupted, EverstepError
+from everstep.history.operation_log import undo_of
+from everstep.runtime import checks
+from everstep.stores.protocol import (
+    Hidden,
+    Key,
+    Object,
+    Operation,
+    Place,
+    RawLine,
+    RawThread,
+    Record,
+    Root,
+    SharedState,
+    Stored,
+    Write,
+)
+from everstep.stores.records import PLAIN_CODEC, pack_info, pack_record, record_digest, unpack_info
+from everstep.transfer import renumber
+from everstep.transfer.families import Entry, Family, Group, pieces
+from everstep.transfer.frames import FrameReader, FrameWriter
+from everstep.values import codec, compress, tree
+
+Item = list[Any]
+
+START, FAMILY, THREAD, HIDDEN, LOG, WRITES, SHARED, SEGMENTS, INDEX, OBJECTS, CHECKPOINTS, DONE, END = range(13)
+"""The first field of an item says what it is."""
+
+_FRAME_BYTES = 1 << 20
+_ROWS = 1000  # in one item
+_OBJECT_BYTES = 1 << 20  # in one item
+_NUMBER_MAX = 1 << 53
+_SPAN_MAX = 1 << 50
+SPANS_MAX = 1 << 60
+"""How far the numbers of a family reach, and those of all families of a file together.
+
+They are reserved in the target, and a forged file must not use up all that there are. Some stores number by
+microseconds: they get that far in 35 years.
+"""
+_SIGNED_MAX = _ACTIVE_MAX = 1 << 62
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+class ItemWriter:
+    """Gathers items into frames."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.frames = FrameWriter(file)
+        self._items: list[bytes] = []
+        self._size = 0
+
+    def add(self, item: Item) -> bool:
+        """Take an item; return whether there is enough for a frame."""
+        packed = codec.pack(item)
+        self._items.append(packed)
+        self._size += len(packed)
+        return self._size >= _FRAME_BYTES
+
+    def flush(self) -> None:
+        """Write all that was gathered."""
+        if self._items:
+            self.frames.write(codec.array_header(len(self._items)) + b"".join(self._items))
+            self._items = []
+            self._size = 0
+
+
+def family_items(family: Family) -> Iterator[Item]:
+    """Yield what is told of a family before its checkpoints come."""
+    yield [FAMILY, family.identity, len(family.raws), len(family.ancestry), len(family.entries)]
+    for raw in family.raws.values():
+        yield from _thread_items(raw)
+    segments = [[segment, [_place_row(place) for place in to]] for segment, to in sorted(family.ancestry.items())]
+    yield from _in_batches(SEGMENTS, segments)
+    threads = {name: number for number, name in enumerate(family.raws)}
+    entries: list[Any] = []
+    for entry in family.entries:
+        thread_id, namespace, checkpoint_id = entry.key
+        entries.append(
+            [threads[thread_id], namespace, checkpoint_id, entry.seq, entry.segment, entry.digest, entry.added_bytes]
+        )
+    yield from _in_batches(INDEX, entries)
+
+
+def _thread_items(raw: RawThread) -> Iterator[Item]:
+    lines = [
+        [namespace, line.head, line.head_was_moved, line.generation, line.active, sorted(line.segments), line.newest]
+        for namespace, line in raw.lines.items()
+    ]
+    origin = list(raw.origin) if raw.origin is not None else None
+    yield [THREAD, raw.thread_id, lines, origin, raw.began, sorted(raw.pinned)]
+    yield from _in_batches(HIDDEN, [list(stretch) for stretch in raw.hidden])
+    yield from _in_batches(LOG, [[entry.kind, dict(entry.data), entry.seq, entry.undone] for entry in raw.operations])
+    yield from _in_batches(WRITES, [[key.namespace, key.checkpoint_id, *write] for key, write in raw.writes])
+    shared = [
+        [other, _place_row(common.place), common.root.children, common.root.body, list(common.root.sizes)]
+        for other, held in raw.shared_states.items()
+        for common in held
+    ]
+    yield from _in_batches(SHARED, shared)
+
+
+def _in_batches(kind: int, rows: Sequence[Any]) -> Iterator[Item]:
+    for batch in pieces(rows, _ROWS):
+        yield [kind, batch]
+
+
+def group_items(group: Group, positions: Mapping[Key, int]) -> Iterator[Item]:
+    """Yield a group; `positions` says where its checkpoints are in the index of the family."""
+    bodies = compress.expand_all([obj.body for obj in group.objects])
+    flat: list[bytes] = []
+    size = 0
+    for obj, body in zip(group.objects, bodies, strict=True):
+        flat += (obj.children, body)
+        size += len(obj.children) + len(body)
+        if size >= _OBJECT_BYTES:
+            yield [OBJECTS, flat]
+            flat = []
+            size = 0
+    if flat:
+        yield [OBJECTS, flat]
+    rows: list[Any] = []
+    for stored in group.checkpoints:
+        record = stored.record
+        rows.append([positions[record.key], record.step, record.children, pack_info(record), record.body])
+    yield [CHECKPOINTS, rows]
+
+
+def _place_row(place: Place) -> list[Any]:
+    return [list(place.key), place.segment, place.seq]
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class ItemReader:
+    """Reads items, one after the other."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._frames = FrameReader(file)
+        self._items: list[Any] = []
+        """Those of the last frame that are still to come, the last first."""
+
+    def read(self) -> Item | None:
+        """Return the next item; None if it takes another frame: see `fill`."""
+        return self._items.pop() if self._items else None
+
+    def fill(self) -> None:
+        """Read a frame."""
+        content = self._frames.read()
+        if content is None:
+            raise CheckpointCorrupted("the file ends too early: it was cut off, or its writer was stopped")
+        try:
+            items = PLAIN_CODEC.unpack(content)
+        except CheckpointCorrupted:
+            raise
+        except EverstepError as exc:
+            raise _out_of_shape("it holds what no export holds") from exc
+        if type(items) is not list or not items:
+            raise _out_of_shape("a frame is not a list of items")
+        for item in items:
+            if type(item) is not list or not item or type(item[0]) is not int:
+                raise _out_of_shape("an item is not a list with a kind")
+        self._items = items[::-1]
+
+    def check_end(self) -> None:
+        """Refuse anything behind the last item."""
+        if self._items or self._frames.read() is not None:
+            raise _out_of_shape("there is something behind its end")
+
+
+class FamilyReader:
+    """Puts together what the items tell of a family before its checkpoints come."""
+
+    def __init__(self, item: Item) -> None:
+        _check_shape(item, (_number, _identity, _number, _number, _number))
+        _, self.identity, self._threads, self._segments, self._checkpoints = item
+        self._raws: dict[str, RawThread] = {}
+        self._names: list[str] = []
+        self._ancestry: dict[int, tuple[Place, ...]] = {}
+        self._entries: list[Entry] = []
+        self._keys: set[Key] = set()
+        self.span = 0
+        """How many numbers it takes."""
+
+    def add(self, item: Item) -> bool:
+        """Take an item; return False if it is not about what comes before the checkpoints."""
+        kind = item[0]
+        if kind == THREAD:
+            self._add_thread(item)
+        elif kind in _THREAD_ROWS:
+            self._add_rows(item)
+        elif kind == SEGMENTS:
+            _check_shape(item, (_number, [(_number, [_PLACE])]))
+            for segment, follows in item[1]:
+                self._ancestry[segment] = tuple(_place(row) for row in follows)
+        elif kind == INDEX:
+            _check_shape(item, _INDEX)
+            for row in item[1]:
+                self._add_entry(row)
+        else:
+            return False
+        return True
+
+    def _add_thread(self, item: Item) -> None:
+        _check_shape(item, _THREAD)
+        _, name, rows, origin, began, pinned = item
+        if checks.thread_id(name) in self._raws:
+            raise _out_of_shape(f"thread {name!r} is there twice")
+        lines: dict[str, RawLine] = {}
+        for namespace, head, was_moved, generation, active, segments, newest in rows:
+            lines[checks.namespace(namespace)] = RawLine(
+                head, was_moved, generation, active, frozenset(segments), newest
+            )
+        key = Key(*origin) if origin is not None else None
+        self._raws[name] = RawThread(name, "", self.identity, lines, key, began, frozenset(pinned))
+        self._names.append(name)
+
+    def _add_rows(self, item: Item) -> None:
+        """Add to the last thread."""
+        if not self._names:
+            raise _out_of_shape("something of a thread comes before the thread")
+        name = self._names[-1]
+        raw = self._raws[name]
+        kind = item[0]
+        _check_shape(item, (_number, [_THREAD_ROWS[kind]]))
+        rows = item[1]
+        if kind == HIDDEN:
+            raw = raw._replace(hidden=[*raw.hidden, *(Hidden(*row) for row in rows)])
+        elif kind == LOG:
+            raw = raw._replace(operations=[*raw.operations, *(_operation(row) for row in rows)])
+        elif kind == WRITES:
+            writes = [(Key(name, checks.namespace(row[0]), checks.checkpoint_id(row[1])), _write(row)) for row in rows]
+            raw = raw._replace(writes=[*raw.writes, *writes])
+        else:
+            shared = {other: list(held) for other, held in raw.shared_states.items()}
+            for other, place, children, body, sizes in rows:
+                shared.setdefault(other, []).append(SharedState(_place(place), Root(children, body, tuple(sizes))))
+            raw = raw._replace(shared_states=shared)
+        self._raws[name] = raw
+
+    def _add_entry(self, row: list[Any]) -> None:
+        thread, namespace, checkpoint_id, seq, segment, digest, added_bytes = row
+        if thread >= len(self._names):
+            raise _out_of_shape("a checkpoint belongs to no thread")
+        key = Key(self._names[thread], namespace, checks.checkpoint_id(checkpoint_id))
+        if namespace not in self._raws[key.thread_id].lines:
+            raise _out_of_shape("a checkpoint belongs to no namespace", key)
+        if key in self._keys:
+            raise _out_of_shape("a checkpoint is there twice", key)
+        last = self._entries[-1].seq if self._entries else 0
+        if not 0 < segment <= seq or seq <= last:
+            raise _out_of_shape("a checkpoint has an impossible number", key)
+        self._keys.add(key)
+        self._entries.append(Entry(key, seq, segment, digest, added_bytes))
+
+    def finish(self) -> Family:
+        """Return the family, which is all there."""
+        counts = len(self._raws), len(self._ancestry), len(self._entries)
+        if counts != (self._threads, self._segments, self._checkpoints) or not self._raws:
+            raise _out_of_shape("a family has more or less than it says")
+        for segment, follows in self._ancestry.items():
+            for place in follows:
+                # What follows itself would be walked for ever.
+                if place.seq >= segment or place.segment > place.seq:
+                    raise _out_of_shape("a segment follows what came later")
+        for raw in self._raws.values():
+            _check_log(raw)
+        used = [number for entry in self._entries for number in (entry.seq, entry.segment)]
+        for lowest, highest in renumber.spans(self._raws.values(), self._ancestry, used).values():
+            self.span = max(self.span, highest - lowest)
+            if highest >= _NUMBER_MAX or self.span >= _SPAN_MAX:
+                raise _out_of_shape("its numbers are out of bounds")
+        return Family("", self.identity, self._raws, self._ancestry, self._entries)
+
+
+class GroupReader:
+    """Puts together groups of checkpoints, and sees that nothing is missing."""
+
+    def __init__(self, family: Family, seen: set[bytes]) -> None:
+        """`seen` are the hashes of the objects of the family that came before, in earlier passes."""
+        self._family = family
+        self._seen = seen
+        self._positions: set[int] = set()
+        self._objects: list[Object] = []
+        self.objects = 0
+        """How many have come."""
+
+    @property
+    def checkpoints(self) -> int:
+        """How many have come."""
+        return len(self._positions)
+
+    def add_objects(self, item: Item) -> None:
+        """Take objects."""
+        _check_shape(item, (_number, [_bytes]))
+        flat = item[1]
+        if len(flat) % 2:
+            raise _out_of_shape("an object has no body")
+        children = flat[::2]
+        bodies = flat[1::2]
+        for below, body, squeezed in zip(children, bodies, compress.squeeze_all(bodies), strict=True):
+            _check_hashes(below)
+            key = tree.address(below, body)
+            if key in self._seen:
+                raise _out_of_shape("an object is there twice")
+            self._seen.add(key)
+            self._objects.append(Object(key, below, squeezed))
+        self.objects += len(children)
+
+    def take_group(self, item: Item, wants: Callable[[Entry], bool]) -> Group:
+        """Return what has come since the last group, and the checkpoints of this item that somebody wants."""
+        _check_shape(item, (_number, [_CHECKPOINT]))
+        for obj in self._objects:
+            self._check_there(obj.children, None)
+        found: list[Stored] = []
+        packed: dict[Key, tuple[bytes, bytes]] = {}
+        for position, step, children, info, body in item[1]:
+            if position >= len(self._family.entries) or position in self._positions:
+                raise _out_of_shape("a checkpoint is there twice, or is not in the index")
+            self._positions.add(position)
+            entry = self._family.entries[position]
+            _check_hashes(children)
+            self._check_there(children, entry.key)
+            if not wants(entry):
+                continue
+            record = _record(entry.key, step, children, info, body)
+            packed[entry.key] = pack_record(record)
+            found.append(
+                Stored(
+                    record,
+                    entry.seq,
+                    "",
+                    digest=record_digest(*packed[entry.key]),
+                    segment=entry.segment,
+                    added_bytes=entry.added_bytes,
+                )
+            )
+        # Whoever has all of these checkpoints has their objects too.
+        is_held = bool(item[1]) and not found
+        objects = [] if is_held else self._objects
+        self._objects = []
+        return Group(found, objects, packed)
+
+    def check_threads(self) -> None:
+        """Refuse threads that refer to objects which did not come."""
+        for raw in self._family.raws.values():
+            for common in [common for held in raw.shared_states.values() for common in held]:
+                self._check_there(common.root.children, Key(raw.thread_id, "", ""))
+            for key, write in raw.writes:
+                self._check_there(write.children, key)
+
+    def _check_there(self, children: bytes, key: Key | None) -> None:
+        for address in tree.hashes(children):
+            if address not in self._seen:
+                raise _out_of_shape("a part of its values is missing in the file", key)
+
+
+class Summary(NamedTuple):
+    """What the last item of a file says."""
+
+    families: int
+    threads: int
+    checkpoints: int
+    objects: int
+
+
+def read_start(item: Item) -> tuple[int, int]:
+    """Return how many threads and checkpoints the first item promises."""
+    if item[0] != START:
+        raise _out_of_shape("it does not start as an export does")
+    _check_shape(item, (_number, _text, _number, _number))
+    return item[2], item[3]
+
+
+def read_done(item: Item) -> tuple[bool, int, int]:
+    """Return whether a pass is whole, and how many checkpoints and objects it had."""
+    _check_shape(item, (_number, _flag, _number, _number))
+    return item[1], item[2], item[3]
+
+
+def read_end(item: Item) -> Summary:
+    """Return what the last item says."""
+    if item[0] != END:
+        raise _out_of_shape("an item is where it cannot be")
+    _check_shape(item, (_number, _number, _number, _number, _number))
+    return Summary(*item[1:])
+
+
+def _record(key: Key, step: int, children: bytes, info: bytes, body: bytes) -> Record:
+    try:
+        record = unpack_info(key, step, children, info, body)
+    except CheckpointCorrupted:
+        raise
+    except EverstepError as exc:
+        raise _out_of_shape(f"its metadata cannot be decoded: {exc}", key) from exc
+    texts = [record.created_at, record.summary, record.next_node, record.trigger, record.kind, *record.tags]
+    for parent in record.parents:
+        texts += parent
+    if set(map(type, texts)) != {str} or not all(map(_number, record.sizes)):
+        raise _out_of_shape("its metadata is out of shape", key)
+    if record.repeats is not None and not _signed(record.repeats):
+        raise _out_of_shape("its metadata is out of shape", key)
+    return record
+
+
+def _operation(row: list[Any]) -> Operation:
+    kind, data, seq, undone = row
+    return Operation(kind, data, seq, undone)
+
+
+def _write(row: list[Any]) -> Write:
+    return Write(*row[2:])
+
+
+def _place(row: list[Any]) -> Place:
+    key, segment, seq = row
+    return Place(Key(*key), segment, seq)
+
+
+# -- what is looked at before it is used -------------------------------------------------------------------------------
+
+
+def _number(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _NUMBER_MAX
+
+
+def _signed(value: Any) -> bool:
+    return type(value) is int and -_SIGNED_MAX < value < _SIGNED_MAX
+
+
+def _active(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _ACTIVE_MAX
+
+
+def _text(value: Any) -> bool:
+    if type(value) is not str:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bytes(value: Any) -> bool:
+    return type(value) is bytes
+
+
+def _hashes(value: Any) -> bool:
+    return type(value) is bytes and len(value) % tree.HASH_BYTES == 0
+
+
+def _identity(value: Any) -> bool:
+    return type(value) is bytes and 0 < len(value) <= 1024
+
+
+def _flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _mapping(value: Any) -> bool:
+    return type(value) is dict
+
+
+def _or_none(check: Any) -> Callable[[Any], bool]:
+    return lambda value: value is None or _fits(value, check)
+
+
+_KEY = (_text, _text, _text)
+_PLACE = (_KEY, _number, _number)
+_LINE = (_text, _or_none(_text), _flag, _number, _active, [_number], _number)
+_THREAD = (_number, _text, [_LINE], _or_none(_KEY), _number, [_number])
+_INDEX = (_number, [(_number, _text, _text, _number, _number, _bytes, _number)])
+_CHECKPOINT = (_number, _signed, _hashes, _bytes, _bytes)
+_THREAD_ROWS: dict[int, Any] = {
+    HIDDEN: (_text, _number, _number, _or_none(_number), _or_none(_text), _number),
+    LOG: (_text, _mapping, _number, _flag),
+    WRITES: (_text, _text, _text, _signed, _text, _hashes, _bytes, _number, _text, _number),
+    SHARED: (_text, _PLACE, _hashes, _bytes, [_number]),
+}
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    """Whether a value has this shape: a check, a list of one shape, or a list with a shape for each place."""
+    if type(shape) is tuple:
+        if type(value) is not list or len(value) != len(shape):
+            return False
+        return all(_fits(part, inner) for part, inner in zip(value, shape, strict=True))
+    if type(shape) is list:
+        return type(value) is list and all(_fits(part, shape[0]) for part in value)
+    fits: bool = shape(value)
+    return fits
+
+
+def _check_shape(item: Item, shape: Any) -> None:
+    if not _fits(item, shape):
+        raise _out_of_shape(f"an item of kind {item[0]!r:.20} is not what it should be")
+
+
+def _check_hashes(children: bytes) -> None:
+    if len(children) % tree.HASH_BYTES:
+        raise _out_of_shape("a reference is cut off")
+
+
+def _check_log(raw: RawThread) -> None:
+    """Refuse a log that undo and redo could not read, and writes or operations out of order."""
+    for before, after in zip(raw.operations, raw.operations[1:], strict=False):
+        if before.seq >= after.seq:
+            raise _out_of_shape("the log of a thread is out of order", Key(raw.thread_id, "", ""))
+    try:
+        for entry in raw.operations:
+            if "undo" not in entry.data:
+                continue
+            undo = undo_of(entry)
+            numbers = [entry.data["after"], entry.data["made_at_seq"], *undo.newest.values(), undo.since or 0]
+            for stretch in (*undo.hide, *undo.kept):
+                numbers += [stretch.after, stretch.to, stretch.segment or 0]
+            told = type(entry.data["details"]), type(entry.data["created_at"])
+            if not all(map(_number, numbers)) or told != (dict, str):
+                raise ValueError("it is out of shape")
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as exc:
+        raise _out_of_shape(f"the log of a thread cannot be read: {exc}", Key(raw.thread_id, "", "")) from exc
+
+
+def _out_of_shape(reason: str, key: Key | None = None) -> CheckpointCorrupted:
+    if key is None:
+        return CheckpointCorrupted(f"the file is damaged: {reason}")
+    return CheckpointCorrupted(
+        f"the file is damaged: {reason}", thread_id=key.thread_id, checkpoint_id=key.checkpoint_id or None
+    )
