@@ -12,13 +12,10 @@ import pytest
 from everstep import StoreUnavailable
 from everstep.runtime.blocking import run_to_end
 from everstep.stores import waiting
-from everstep.stores.redis import store as redis
-from everstep.stores.redis.store import RedisStore
 from everstep.stores.sqlite import store as sqlite
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.stores.waiting import Rhythm, Waiting
 from everstep.testing import follow
-from tests.tools import servers
 
 RHYTHM = Rhythm(early=(1.0, 2.0), late=(10.0, 20.0), late_after=100.0)
 
@@ -83,13 +80,13 @@ def test_a_commit_looks_for_the_lock_of_the_file_often_however_long_it_has_waite
     other.execute("BEGIN IMMEDIATE")
 
     def let_go(pauses: int) -> None:
-        if pauses == 500:
+        if pauses == 6000:
             other.execute("ROLLBACK")
 
     clock.after_pause = let_go
     run_to_end(store.commit(follow("t", "c")))
-    assert len(clock.pauses) == 500
-    assert max(clock.pauses[:200]) < 0.0005
+    assert len(clock.pauses) == 6000
+    assert max(clock.pauses[:3000]) < 0.0005  # for about half a second: who came later must not look more often
     assert max(clock.pauses) < 0.002
     other.close()
     run_to_end(store.close())
@@ -106,23 +103,4 @@ def test_a_commit_waits_for_the_lock_of_the_file_until_its_deadline(tmp_path: Pa
     assert sum(clock.pauses) == pytest.approx(30, abs=5)  # less what really went by before the first pause
     assert clock.now - began >= 30
     other.close()
-    run_to_end(store.close())
-
-
-def test_whoever_waits_for_a_turn_on_redis_looks_often(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis, "_TURN_SECONDS_MIN", 1000)  # the turn is not over by itself
-    store = RedisStore(servers.redis(), key_prefix=servers.redis_prefix(), timeout_seconds=60).blocking
-    run_to_end(store.commit(follow("t", "c")))
-    turn = store._server.take_turn("t", 0.0, time.monotonic() + 1000)
-    assert turn is not None
-
-    def let_go(pauses: int) -> None:
-        if pauses == 50:
-            store._server.end_turn(turn, time.monotonic() + 60)
-
-    clock.after_pause = let_go
-    run_to_end(store.commit(follow("t", "c")))
-    assert len(clock.pauses) == 50
-    assert max(clock.pauses[:5]) <= 0.001
-    assert max(clock.pauses) < 0.005
     run_to_end(store.close())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -316,6 +317,137 @@ def test_the_turn_of_a_writer_that_has_died_ends(server: Callable[..., RedisStor
     assert dead._server.take_turn("t", 0.0, time.monotonic() + PATIENCE) is not None  # a short one, which nobody ends
     engine.append("t", [{"role": "user", "content": "two"}])
     assert [message["content"] for message in engine.get_latest("t").messages] == ["one", "two"]
+
+
+class Waiter:
+    """A writer on a thread of its own, in a store where somebody has a turn: it is in line when this is made."""
+
+    def __init__(self, store: RedisStore, act: Callable[[], object]) -> None:
+        self._store = store
+        before = self._length()
+        self._thread = threading.Thread(target=act)
+        self._thread.start()
+        servers.wait_until(lambda: self._length() > before, "it is in line")
+
+    def _length(self) -> int:
+        server = self._store._server
+        found = server._ask(time.monotonic() + PATIENCE, "load", "t", "", "head", "", "0", "0")
+        assert found is not None
+        bucket, reply = found
+        line = f"family:{reply[1].decode()}:line"
+        return int(server._call(bucket, time.monotonic() + PATIENCE, "get", "ZCARD", line))
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns do not end by themselves, and nobody looks for one."""
+    monkeypatch.setattr(redis, "_TURN_SECONDS_MIN", PATIENCE)
+    monkeypatch.setattr(redis, "_LOOK_SECONDS", PATIENCE)
+
+
+@pytest.mark.usefixtures("only_told")
+def test_those_who_wait_for_a_turn_are_served_in_the_order_of_coming(server: Callable[..., RedisStore]) -> None:
+    """In turns, and with a change that met somebody else's turn: it gets in line too."""
+    store = server(timeout_seconds=PATIENCE).blocking
+    run_to_end(store.commit(follow("t", "c")))
+    turn = store._server.take_turn("t", 0.0, time.monotonic() + PATIENCE)
+    assert turn is not None
+    waiters = list[Waiter]()
+    for number in range(6):
+        other = server(timeout_seconds=PATIENCE).blocking
+
+        def write(other: RedisStore = other, name: str = f"own{number}", is_turn: bool = number % 2 == 0) -> None:
+            if is_turn:
+                run_to_end(other.in_turn("t", lambda inside: inside.commit(follow("t", name))))
+            else:
+                run_to_end(other.commit(follow("t", name)))
+
+        waiters.append(Waiter(store, write))
+    store._server.end_turn(turn, time.monotonic() + PATIENCE)
+    for waiter in waiters:
+        waiter.join()
+    names = ids(run_to_end(store.list_checkpoints(Query(thread_id="t"))))
+    assert names == [f"own{number}-{number + 2}" for number in reversed(range(6))] + ["c-1"]
+
+
+@pytest.mark.usefixtures("only_told")
+def test_a_turn_is_two_calls_and_to_wait_for_it_one_more(
+    server: Callable[..., RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first with the head, the last with the commit: others wait for a far writer no longer than one of them."""
+    store = server(timeout_seconds=PATIENCE).blocking
+    for _ in range(2):
+        run_to_end(store.commit(follow("t", "c")))
+        run_to_end(store.in_turn("t", after_reading))  # the server gets to know the scripts
+    sent = list[list[Any]]()
+    send = store._server._link._send
+
+    def watch(key: bytes, commands: list[Any], *rest: Any, **options: Any) -> Any:
+        sent.append([command[0] for command in commands])
+        return send(key, commands, *rest, **options)
+
+    other = server(timeout_seconds=PATIENCE)
+    monkeypatch.setattr(store._server._link, "_send", watch)
+    run_to_end(store.in_turn("t", after_reading))
+    assert sent == [[b"EVALSHA"]] * 2
+    sent.clear()
+    turn = other._server.take_turn("t", 0.0, time.monotonic() + PATIENCE)
+    assert turn is not None
+    waiter = Waiter(other, lambda: run_to_end(store.in_turn("t", after_reading)))
+    other._server.end_turn(turn, time.monotonic() + PATIENCE)
+    waiter.join()
+    assert sent == [[b"EVALSHA"], [b"XREAD", b"EVALSHA"], [b"EVALSHA"]]
+
+
+def test_nobody_waits_for_ever_for_one_who_died_in_line(server: Callable[..., RedisStore]) -> None:
+    store = server(timeout_seconds=PATIENCE).blocking
+    run_to_end(store.commit(follow("t", "c")))
+    at = time.monotonic() + PATIENCE
+    turn = store._server.take_turn("t", PATIENCE, at)
+    assert turn is not None
+    # The time of the first is over when it would be its turn; the second is given one, which lasts so long.
+    for token, patience in (("first", 1), ("second", PATIENCE * 1000)):
+        reply = store._server._call(turn.bucket, at, "turn", "t", token, 200, patience)
+        assert reply[0] == b"wait"
+    store._server.end_turn(turn, at)
+    run_to_end(store.commit(follow("t", "own")))
+    assert run_to_end(head_id(store)) == "own-2"
+
+
+@pytest.mark.usefixtures("only_told")
+async def test_more_tasks_than_threads_may_wait_for_a_turn(server: Callable[..., RedisStore]) -> None:
+    """Whoever has the turn must not wait for a thread that those who wait for the turn have."""
+    store = server(timeout_seconds=PATIENCE, max_threads=2)
+    engine = everstep.CheckpointEngine(everstep.StoreBackend(store))
+    await engine.append("t", [])
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(3):
+            await asyncio.gather(*(engine.append("t", [{"role": "user", "content": str(n)}]) for n in range(8)))
+    found = await engine.get_latest("t")
+    assert found is not None
+    assert sorted(message["content"] for message in found.messages) == sorted([*map(str, range(8))] * 3)
+
+
+def test_who_may_not_wait_on_the_server_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis, "_TURN_SECONDS_MIN", PATIENCE)
+    with servers.ValkeyServer(durable=False) as own:
+        with own.connect() as client:
+            client.execute_command("ACL", "SETUSER", "modest", "on", ">pw", "~*", "+@all", "-@stream")
+        store = RedisStore(own.url, timeout_seconds=PATIENCE).blocking
+        run_to_end(store.commit(follow("t", "c")))
+        modest = RedisStore(own.url.replace("//", "//modest:pw@"), timeout_seconds=PATIENCE).blocking
+        turn = modest._server.take_turn("t", 0.0, time.monotonic() + PATIENCE)
+        assert turn is not None
+        waiter = Waiter(store, lambda: run_to_end(modest.in_turn("t", after_reading)))
+        modest._server.end_turn(turn, time.monotonic() + PATIENCE)
+        waiter.join()
+        assert run_to_end(head_id(store)) == "own-2"
+        for opened in (store, modest):
+            run_to_end(opened.close())
 
 
 def test_a_turn_is_not_longer_than_its_writer_has_time(

@@ -23,6 +23,8 @@
 -- family:<f>:threads         set      names
 -- family:<f>:segments            hash     segment -> line (none if it was deleted), its checksum, data
 -- family:<f>:shared_states         hash     pair of threads and seq -> children, data
+-- family:<f>:line            zset     who waits for a turn: "until lasting token" -> when it came. It ends by itself
+-- family:<f>:turn:<token>    stream   not empty: a writer that waits has been given its turn. It ends by itself
 -- active                     zset     name of a thread -> microseconds of its last move
 -- names                      zset     the same names, all with 0: by name
 -- facts                      hash     name of a thread -> the numbers it is found by, "key.number": see facts.py
@@ -770,12 +772,62 @@ local function others_turn(held, token)
   return left > 0 and { "wait", math.ceil(left / 1000) } or nil
 end
 
+local function has_turn(held, token) return string.match(held or "", "^%d+ (.*)$") == token end
+
+local function set_turn(family, token, milliseconds)
+  call("HSET", family, "turn", whole(now() + milliseconds * 1000) .. " " .. token)
+end
+
+-- Who has waited longest for a turn in a family and still does: entry, token, for how long. Those whose time is over go.
+local function first_in_line(family)
+  while true do
+    local entry = call("ZRANGE", family .. ":line", 0, 0)[1]
+    if not entry then return nil end
+    local ends, milliseconds, token = string.match(entry, "^(%d+) (%d+) (.*)$")
+    if ends and tonumber(ends) > now() then return entry, token, tonumber(milliseconds) end
+    call("ZREM", family .. ":line", entry)
+  end
+end
+
+local function entry_of(family, token)
+  for _, entry in ipairs(call("ZRANGE", family .. ":line", 0, -1)) do
+    if string.match(entry, "^%d+ %d+ (.*)$") == token then return entry end
+  end
+  return nil
+end
+
+-- Get in line, for so many milliseconds, unless that was done before.
+local function line_up(family, token, milliseconds, patience)
+  local line = family .. ":line"
+  if entry_of(family, token) then return end
+  local left = call("PTTL", line)
+  call("ZADD", line, whole(now()), whole(now() + patience * 1000) .. " " .. milliseconds .. " " .. token)
+  call("PEXPIRE", line, math.max(left, patience))
+end
+
+-- A turn is over: the next one is that of whoever has waited longest, who is told. So nobody comes in between, and nobody
+-- has to look often. (By a stream, since to wait for one changes nothing: with a log on disk every change takes its time.)
+local function hand_over(family)
+  if call("EXISTS", family) == 0 then return end
+  local entry, token, milliseconds = first_in_line(family)
+  if not entry then
+    call("HDEL", family, "turn")
+    return
+  end
+  call("ZREM", family .. ":line", entry)
+  set_turn(family, token, milliseconds)
+  redis.pcall("XADD", family .. ":turn:" .. token, "*", "for", token)  -- if that is not allowed it is found by looking
+  call("PEXPIRE", family .. ":turn:" .. token, milliseconds)
+end
+
 local verbs = {}
 
+-- End a turn that was not used, or leave the line.
 function verbs.end_turn()
   local family, token = family_key(take()), take()
-  local held = call("HGET", family, "turn")
-  if held and string.match(held, "^%d+ (.*)$") == token then call("HDEL", family, "turn") end
+  local entry = entry_of(family, token)
+  if entry then call("ZREM", family .. ":line", entry) end
+  if has_turn(call("HGET", family, "turn"), token) then hand_over(family) end
   return { "done" }
 end
 
@@ -790,13 +842,13 @@ local function put(first, life, is_plain, token)
   local counted = "#" .. string.sub(field, 2)
   local held = call("HMGET", heads, "family", field, counted)
   local own = call("HMGET", family, "seq", "sweeps", "until", "turn")
-  local waiting = own[4] and others_turn(own[4], token)
-  if waiting then return waiting end
   if held[1] ~= family_name or not held[2] or not own[1] then return { "stale", "", "", "", "" } end
   if held[2] ~= expected or (is_plain and own[3]) or call("ZSCORE", index, id) then
     local head = string.match(held[2], "^%d+ %S %S+ (.*)$") or ""
     return { "stale", family_name, held[2], call("ZSCORE", index, head) or "", call("GET", line .. ":item:" .. head) or "" }
   end
+  local waiting = own[4] and others_turn(own[4], token)
+  if waiting then return waiting end
   local count = call("ZCARD", index)
   if held[3] and tonumber(held[3]) ~= count then corrupted("its index has " .. count .. " of " .. held[3] .. " checkpoints") end
   local time = now()
@@ -813,7 +865,7 @@ local function put(first, life, is_plain, token)
   call("ZADD", base .. "active", whole(time), name)
   call("ZADD", index, seq, id)
   call("HSET", heads, field, raw, unpack(held[3] and { counted, count + 1 } or {}))
-  if own[4] then call("HDEL", family, "turn") end  -- over, or the writer's own, which is used now
+  if own[4] and not token then call("HDEL", family, "turn") end  -- it was over
   return { "done", seq, "0" }
 end
 
@@ -832,6 +884,7 @@ local function put_and_prune(token)
     prune(name, namespace, family, pruned)
     note_index(thread_key(name), namespace)
     if touch(family, name, namespace, life) then reply[3] = "1" end
+    if token then hand_over(family_key(family)) end  -- it is used now
   end
   return reply
 end
@@ -1009,7 +1062,7 @@ local function commit(token)
     end
   end
   if #pruned > 0 then prune(name, namespace, family, pruned) end
-  if held then call("HDEL", family_key(family), "turn") end
+  if held then hand_over(family_key(family)) end
   if family ~= "" then call("HDEL", family_key(family), "swept") end
   for _, line in pairs(lines) do note_line(unpack(line)) end
   for thread in pairs(threads) do note_sizes(thread) end
@@ -1130,16 +1183,33 @@ end
 
 -- Give a writer its turn: until it is over, or was used by a change, no other writer changes the family. Who has died
 -- in the middle of it is waited for no longer than that. A turn is for fairness only: what is changed names what it
--- rests on, as always. The head of the thread's own namespace comes along, since most go on from there.
+-- rests on, as always. The head of the thread's own namespace comes along, since most go on from there. If another one has
+-- its turn, this one gets in line, and is told by the key family:<f>:turn:<token> when it is its turn.
 function verbs.turn()
-  local name, token, milliseconds = take(), take(), tonumber(take())
+  local name, token, milliseconds, patience = take(), take(), tonumber(take()), tonumber(take())
   local family_name = alive(name)
   if not family_name then return absent(name) end
   local family = family_key(family_name)
-  local waiting = others_turn(call("HGET", family, "turn"), token)
-  if waiting then return waiting end
+  local held = call("HGET", family, "turn")
+  local is_given = has_turn(held, token)
+  if not is_given then
+    local waiting = others_turn(held, token)
+    local _, first = first_in_line(family)
+    if not waiting and first and first ~= token then
+      hand_over(family)  -- the one before did not end its turn, so nobody was told
+      waiting = others_turn(call("HGET", family, "turn"), token)
+    end
+    if waiting then
+      line_up(family, token, milliseconds, patience)
+      return { "wait", waiting[2], family_name }
+    end
+  end
   local head = read_checkpoint(name, "", "head", "", "0", "0")
-  call("HSET", family, "turn", whole(now() + milliseconds * 1000) .. " " .. token)
+  if not is_given then
+    local entry = entry_of(family, token)
+    if entry then call("ZREM", family .. ":line", entry) end
+    set_turn(family, token, milliseconds)
+  end
   return { "done", family_name, head }
 end
 

@@ -8,6 +8,7 @@ was read (`plan`) and sent as one call that checks that nothing has changed.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import heapq
 import logging
@@ -24,6 +25,7 @@ from everstep.errors import (
     BaseGone,
     CheckpointCorrupted,
     CommitUnknown,
+    HeadMoved,
     InvalidInput,
     StoreError,
     StoreMismatch,
@@ -32,7 +34,7 @@ from everstep.errors import (
 )
 from everstep.reports import Finding
 from everstep.runtime import checks, forks
-from everstep.runtime.blocking import describe_on_store
+from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.runtime.calls import tried_again
 from everstep.stores.facts import Wanted, is_noted, new_facts, prefix_end
 from everstep.stores.heads import Heads, Seen
@@ -93,7 +95,6 @@ from everstep.stores.redis.lists import Row, is_asked_for, listed, number, page_
 from everstep.stores.redis.plan import Elsewhere, LineState, Plan, Stale
 from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import Packed, adopt, adopt_new, apply, apply_writes, is_plain, not_of_family
-from everstep.stores.waiting import Rhythm, Waiting
 from everstep.stores.workers import AsyncDriver, Driver
 
 logger = logging.getLogger("everstep")
@@ -106,8 +107,8 @@ _BEATEN_MAX = 3
 _TURN_SECONDS_MIN = 0.5
 _TURN_FACTOR = 4
 """A turn lasts so many times longer than its work took before: others wait so long for a writer that has died."""
-_RHYTHM = Rhythm(early=(0.0003, 0.001), late=(0.002, 0.004), late_after=0.005)
-"""To look whether another writer's turn is over: that of a near one takes a millisecond or two."""
+_LOOK_SECONDS = 0.1
+"""Whoever waits for a turn is told when it is there, and looks so often in case that was lost."""
 _LOST_MAX = 3
 _PAGE = 200
 _FOUND_FIRST, _FOUND_SHARE, _FOUND_GROWTH = 4, 64, 8  # how many threads a bucket gives first, and how that grows
@@ -169,15 +170,22 @@ class RedisStore:
 
     async def in_turn(self, thread_id: str, work: Callable[[Store], Coroutine[Any, Any, T]], seconds: float = 0.0) -> T:
         """Others are told to wait: see `verbs.turn` in the script."""
-        turn = await self._run(lambda at: self._server.take_turn(thread_id, seconds, at))
-        inside = object.__new__(RedisStore)
-        inside.__dict__.update(self.__dict__)
-        inside._turn = turn
-        try:
-            return await work(inside)
-        finally:
-            if turn is not None and not turn.is_used:
-                await self._run(lambda at: self._server.end_turn(turn, at))
+        context = contextvars.copy_context()
+
+        def whole(at: float) -> T:
+            # On one thread from its beginning to its end: else those who wait might have all the threads, and whoever
+            # has the turn might wait for one of them.
+            turn = self._server.take_turn(thread_id, seconds, at)
+            inside = object.__new__(RedisStore)
+            inside.__dict__.update(self._twin.__dict__)
+            inside._turn = turn
+            try:
+                return context.run(run_to_end, work(inside))
+            finally:
+                if turn is not None and not turn.is_used:
+                    self._server.end_turn(turn, at)
+
+        return await self._run(whole)
 
     async def commit(self, change: Change) -> Stored | None:
         return await self._run(lambda at: self._server.commit(change, at, self._turn))
@@ -365,6 +373,31 @@ class _Turn:
             return None
         self.head = None
         return head
+
+
+class _Turns:
+    """The turn that a change is made in: one that was given with it, or its own."""
+
+    def __init__(self, server: _Server, home: str, at: float, turn: _Turn | None = None) -> None:
+        """`home` is a thread of the family."""
+        self._server = server
+        self._home = home
+        self._at = at
+        self.turn = turn
+        self.own: list[_Turn] = []
+
+    def take(self, seconds: float) -> None:
+        """Get in line, for work that takes so long. What was had before is over."""
+        self.end()
+        self.turn = self._server.take_turn(self._home, seconds, self._at)
+        self.own = [self.turn] if self.turn is not None else []
+
+    def end(self) -> None:
+        """Let others go on, if its own turn was not used."""
+        for turn in self.own:
+            if not turn.is_used:
+                self._server.end_turn(turn, self._at)
+        self.own = []
 
 
 class _Known(NamedTuple):
@@ -644,24 +677,43 @@ class _Server:
     # -- changing
 
     def take_turn(self, thread_id: str, seconds: float, at: float) -> _Turn | None:
-        """Wait for a turn in a thread's family, for work that takes so long; None: there is no such thread."""
+        """Wait for a turn in a thread's family, for work that takes so long; None: there is no such thread.
+
+        Whoever came first is served first.
+        """
         self._check_allowed(at)
         turn = _Turn()
-        waiting = Waiting(_RHYTHM, at)
         line = thread_id, ""
+        told_in: float | None = None
         while True:
             left = at - time.monotonic()
+            if left <= 0:
+                raise StoreUnavailable("other writers had their turns for too long; nothing was written, try again")
             lasting = min(max(seconds * _TURN_FACTOR, _TURN_SECONDS_MIN), left)
+            args = ("turn", thread_id, turn.token, _milliseconds(lasting), _milliseconds(left))
             since = self._heads.get(line)
-            found = self._ask(at, "turn", thread_id, turn.token, max(1, int(lasting * 1000)))
-            if found is None:
-                return None
-            turn.bucket, reply = found
+            reply = self._call_when_told(turn, told_in, args, at) if told_in is not None else None
+            if reply is None or reply[0] == b"absent":
+                found = self._ask(at, *args)
+                if found is None:
+                    return None
+                turn.bucket, reply = found
+            turn.family = (reply[1] if reply[0] == b"done" else reply[2]).decode()
             if reply[0] == b"done":
-                turn.family = reply[1].decode()
                 turn.head = self._read(line, turn.bucket, reply[2], since, at, is_head=True)
                 return turn
-            _wait_for_turn(waiting, reply[1])
+            told_in = min(reply[1] / 1000, _LOOK_SECONDS)
+
+    def _call_when_told(self, turn: _Turn, seconds: float, args: Sequence[Any], at: float) -> Any:
+        """Ask for a turn again when it is there, or when the one before must be over; None: the answer was lost."""
+        base = self._base(turn.bucket)
+        key = b"%bfamily:%b:turn:%b" % (base, turn.family.encode(), turn.token.encode())
+        with translated(but=(Lost,)):
+            try:
+                return self._link.run_when(base, key, seconds, [args[0], *_encoded(args[1:])], at)
+            except Lost:
+                tried_again("an answer of Redis was lost")
+                return None
 
     def end_turn(self, turn: _Turn, at: float) -> None:
         """Let others go on. What fails here ends by itself."""
@@ -675,6 +727,8 @@ class _Server:
         lost: list[Draft] = []
         build = change.build
         origin = change.origin
+        home = origin.thread_id if origin is not None else change.thread_id
+        turns = _Turns(self, home, at, turn)
         line = (change.thread_id, change.namespace)
         if build is not None:
             build = functools.partial(_noted, drafts, build)
@@ -682,14 +736,13 @@ class _Server:
         try:
             # What follows the head is newer than it, whatever its id.
             if build is not None and is_plain(change) and change.head != "never":
-                stored = self._put(change, build, lost, at, turn)
+                stored = self._put(change, build, lost, at, turns)
                 if stored is not None:
                     return stored
             start = functools.partial(self._search, change.thread_id)
             if origin is not None:
                 start = functools.partial(self._search_beside, origin, change.thread_id, at)
-            home = origin.thread_id if origin is not None else change.thread_id
-            return self._planned(lambda plan: apply(plan, change), line, drafts, lost, start, at, turn, home)
+            return self._planned(lambda plan: apply(plan, change), line, drafts, lost, start, at, turns)
         except Unsure as exc:
             raise CommitUnknown(_name_of(drafts), change.thread_id, str(exc)) from exc
         except StoreError as exc:
@@ -697,20 +750,26 @@ class _Server:
                 raise
             # There was no time left to find out whether the call was done whose answer was lost.
             raise CommitUnknown(_name_of(lost), change.thread_id) from exc
+        finally:
+            turns.end()
 
     def _put(
-        self, change: Change, build: Callable[[Stored | None], Draft], lost: list[Draft], at: float, turn: _Turn | None
+        self, change: Change, build: Callable[[Stored | None], Draft], lost: list[Draft], at: float, turns: _Turns
     ) -> Stored | None:
         """Commit a checkpoint that follows the head as last seen; None: it must be planned."""
         line = change.thread_id, change.namespace
         for _ in range(_BEATEN_MAX):
+            began = time.monotonic()
             seen = self._heads.get(line)
             if seen is None or seen.known is None:
                 return None
             known = seen.known
             head = seen.known.head
             if change.expect is not ANY and change.expect != head.record.key.checkpoint_id:
+                if turns.own and change.fresh:  # others wait: to plan it would take longer, with the same end
+                    raise HeadMoved(change.thread_id, change.expect, head.record.key.checkpoint_id)
                 return None
+            turn = turns.turn
             draft = build(head)
             record = draft.record
             rests_on_head = all(base == BaseRef(head.record.key, head.digest) for base in draft.bases)
@@ -736,6 +795,9 @@ class _Server:
             ]  # fmt: skip
             self._register(known.bucket, at)
             reply = self._sent(args, known.bucket, change.thread_id, draft, lost, at)
+            if reply[0] == b"wait":
+                turns.take(time.monotonic() - began)
+                continue
             if reply[0] == b"done":
                 if turn is not None:
                     turn.is_used = True
@@ -768,6 +830,15 @@ class _Server:
         if known is not None and since is not None and raw == since.known.raw:
             self._heads.doubt(line)  # it was refused for another reason: its id is there
 
+    def _planned_alone(
+        self, work: Callable[[Plan], Stored | None], line: tuple[str, str], start: Callable[[], _Search], at: float
+    ) -> None:
+        turns = _Turns(self, line[0], at)
+        try:
+            self._planned(work, line, (), [], start, at, turns)
+        finally:
+            turns.end()
+
     def _planned(
         self,
         work: Callable[[Plan], Stored | None],
@@ -776,33 +847,12 @@ class _Server:
         lost: list[Draft],
         start: Callable[[], _Search],
         at: float,
-        turn: _Turn | None = None,
-        home: str | None = None,
+        turns: _Turns,
     ) -> Stored | None:
         """Plan and send until nothing has changed in between.
 
-        A change that others were faster than too often gets a turn in the family of the thread `home`, or of its own.
+        A change that others were faster than too often gets a turn of its own.
         """
-        own: list[_Turn] = []
-        try:
-            return self._plan_and_send(work, line, drafts, lost, start, at, turn, home or line[0], own)
-        finally:
-            for taken in own:
-                if not taken.is_used:
-                    self.end_turn(taken, at)
-
-    def _plan_and_send(
-        self,
-        work: Callable[[Plan], Stored | None],
-        line: tuple[str, str],
-        drafts: Sequence[Draft],
-        lost: list[Draft],
-        start: Callable[[], _Search],
-        at: float,
-        turn: _Turn | None,
-        home: str,
-        own: list[_Turn],
-    ) -> Stored | None:
         since = self._heads.get(line)
         began = time.monotonic()
 
@@ -815,9 +865,9 @@ class _Server:
             return work(plan)
 
         for tries in range(_TRIES):
-            if turn is None and tries >= _BEATEN_MAX:
-                turn = self.take_turn(home, (time.monotonic() - began) / tries, at)
-                own += [turn] if turn is not None else []
+            if turns.turn is None and tries >= _BEATEN_MAX:
+                turns.take((time.monotonic() - began) / tries)
+            turn = turns.turn
             search = start()
             try:
                 plan, stored = self._plan(checked, search, at)
@@ -833,6 +883,9 @@ class _Server:
             if turn is not None:
                 args[:1] = ["commit_in_turn", turn.token]
             reply = self._sent(args, search.bucket, line[0], drafts[-1] if drafts else None, lost, at)
+            if reply[0] == b"wait":
+                turns.take((time.monotonic() - began) / (tries + 1))
+                continue
             if reply[0] == b"done":
                 if turn is not None:
                     turn.is_used = True
@@ -877,17 +930,6 @@ class _Server:
         self._heads.note(line, family, state.generation, known, since, stored.seq if stored is not None else 0)
 
     def _sent(
-        self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
-    ) -> Any:
-        """Send a change, and wait while another writer has its turn."""
-        waiting = Waiting(_RHYTHM, at)
-        while True:
-            reply = self._sent_once(args, bucket, thread_id, draft, lost, at)
-            if reply[0] != b"wait":
-                return reply
-            _wait_for_turn(waiting, reply[1])
-
-    def _sent_once(
         self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
     ) -> Any:
         """Send a change. If its answer is lost, send it again: it names what it saw, so it is never done twice."""
@@ -959,7 +1001,7 @@ class _Server:
             if reply[0] == b"missing":
                 start = functools.partial(self._search, key.thread_id)
                 work = functools.partial(apply_writes, key=key, writes=writes, objects=objects, base=base)
-                self._planned(work, key[:2], (), [], start, at)
+                self._planned_alone(work, key[:2], start, at)
             elif reply[1] == b"1":
                 self._renew_aliases(reply[2].decode(), at)
         except Unsure as exc:
@@ -1582,7 +1624,7 @@ class _Server:
             self._heads.forget_thread(name)
         start = functools.partial(self._search, part.thread_id)
         try:
-            self._planned(work, (part.thread_id, ""), (), [], start, at)
+            self._planned_alone(work, (part.thread_id, ""), start, at)
         except Unsure as exc:
             raise CommitUnknown(None, part.thread_id, str(exc)) from exc
         finally:
@@ -1669,10 +1711,8 @@ def _noted(drafts: list[Draft], build: Callable[[Stored | None], Draft], head: S
     return drafts[-1]
 
 
-def _wait_for_turn(waiting: Waiting, left_ms: int) -> None:
-    """Wait a little for the end of another writer's turn, and not longer than it may last."""
-    if not waiting.pause(left_ms / 1000):
-        raise StoreUnavailable("other writers had their turns for too long; nothing was written, try again")
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1000))
 
 
 def _name_of(drafts: Sequence[Draft]) -> str | None:

@@ -99,7 +99,7 @@ _TIDY_PAGES = 64  # given back at once after a sweep in passing
 _READERS_IDLE_MAX = 8
 _FILE_MODE = 0o600
 _EMPTY_WAL_SECONDS = 0.5  # to wait for readers, when the WAL shall be cut off
-_RHYTHM = Rhythm(early=(0.0001, 0.0003), late=(0.0005, 0.0015), late_after=0.1)
+_RHYTHM = Rhythm(early=(0.0001, 0.0003), late=(0.0005, 0.0015), late_after=1.0)
 """To wait for the lock of the file: a commit has it for less than a millisecond, mostly."""
 _MAKING_SECONDS = 1.0  # another process may take so long to make a new file, and it looks damaged meanwhile
 _OVERWRITTEN = (
