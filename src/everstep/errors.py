@@ -2,6 +2,7 @@
 
 * EverstepError
   x InvalidInput          a wrong argument (also a ValueError)
+    + PathNotFound        a checkpoint has nothing there (also a LookupError)
   x UnstorableValue       a value of a type that cannot be kept exactly (also a TypeError and a ValueError)
   x UnregisteredType      stored data names a class this process has not registered
   x SnapshotTooLarge      over `max_snapshot_size_mb`; nothing was written
@@ -67,6 +68,15 @@ def _made_again(kind: type[EverstepError], args: tuple[Any, ...], fields: dict[s
 
 class InvalidInput(EverstepError, ValueError):
     """An argument that makes no sense. Nothing was read or written."""
+
+
+class PathNotFound(InvalidInput, LookupError):
+    """A checkpoint has nothing at that path."""
+
+    def __init__(self, path: str, checkpoint_id: str) -> None:
+        super().__init__(f"there is nothing at {path!r:.200} in checkpoint {checkpoint_id!r}")
+        self.path = path
+        self.checkpoint_id = checkpoint_id
 
 
 class UnstorableValue(EverstepError, TypeError, ValueError):

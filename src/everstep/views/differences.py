@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from everstep.errors import CheckpointCorrupted
+from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.adapter import adapter_of
 from everstep.history.diff import compare
 from everstep.history.merge_base import root_of_nodes, shown_root
@@ -15,6 +15,7 @@ from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Root, Stored
 from everstep.values import codec, tree
 from everstep.values.walk import Need, together
+from everstep.views.paths import parsed, within
 from everstep.views.reading import CODEC
 from everstep.views.texts import one_line
 
@@ -62,11 +63,11 @@ class Changed(NamedTuple):
 
     def touches(self, path: str) -> bool:
         """Whether something at a path, below it or above it changed: `/plan`, `/plan/*`, `state.plan`, `messages`."""
-        wanted = path.strip()
-        if wanted in ("messages", "/messages"):
+        wanted = parsed(path.strip().removesuffix("/*"))
+        if wanted[:1] == ["messages"]:
             return bool(self.added or self.edited or self.removed)
-        dotted = _dotted(wanted)
-        return any(_is_within(key, dotted) or _is_within(dotted, key) for key in self.keys)
+        ways = [_way(key) for key in self.keys]
+        return any(within(way, wanted) or within(wanted, way) for way in ways)
 
 
 async def changed_since_parent(repository: Repository, stored: Sequence[Stored]) -> dict[Key, Changed]:
@@ -177,22 +178,8 @@ def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count} messages"
 
 
-def _dotted(path: str) -> str:
-    """Return a JSON pointer as the path of a difference: `/plan/2/due` is `state.plan[2].due`."""
-    if not path.startswith("/"):
-        return path
-    parts = [part.replace("~1", "/").replace("~0", "~") for part in path.removesuffix("/*").split("/")[1:]]
-    if parts and parts[0] in ("state", "tools_result", "messages"):
-        dotted = parts.pop(0)
-    else:
-        dotted = "state"
-    for part in parts:
-        if part.isidentifier():
-            dotted += f".{part}"
-        else:
-            dotted += f"[{part}]" if part.lstrip("-").isdigit() else f"[{part!r}]"
-    return dotted
-
-
-def _is_within(inner: str, outer: str) -> bool:
-    return inner == outer or inner.startswith((f"{outer}.", f"{outer}["))
+def _way(path: str) -> list[str]:
+    try:
+        return parsed(path)
+    except InvalidInput:  # a key so long that the path has only its beginning
+        return [path]

@@ -25,6 +25,7 @@ TABLE: dict[type[BaseException], Answer] = {
     errors.CheckpointNotFound: Answer(3, 404),
     errors.AmbiguousCheckpoint: Answer(3, 409),
     errors.TaskNotFound: Answer(3, 404),
+    errors.PathNotFound: Answer(3, 404),
     errors.MergeConflict: Answer(4, 409),
     errors.HeadMoved: Answer(1, 409),
     errors.CannotUndo: Answer(1, 409),

@@ -21,6 +21,7 @@ T = TypeVar("T")
 DEPTH_MAX = 120
 """Containers inside one another that are shown; no reader of JSON fails on so many."""
 _TEXT_SHOWN = 2000
+_TEXT_SHOWN_LEAST = 100
 _PREVIEW_BYTES = 32
 _EXACT_INT_MAX = 2**53 - 1
 """The integers that every reader of JSON keeps exact."""
@@ -99,8 +100,9 @@ class _Shower:
         return self._counted({"$type": _readable(name), "text": _readable(text)}, 24 + len(text))
 
     def _text(self, text: str) -> Any:
-        if self._left is not None and len(text) > max(self._left, _TEXT_SHOWN):
-            return self._counted({"$cut": len(text), "text": _readable(text[:_TEXT_SHOWN])}, _TEXT_SHOWN)
+        if self._left is not None and len(text) > max(self._left, _TEXT_SHOWN_LEAST):
+            shown = min(_TEXT_SHOWN, max(self._left, _TEXT_SHOWN_LEAST))
+            return self._counted({"$cut": len(text), "text": _readable(text[:shown])}, shown)
         try:
             text.encode()
         except UnicodeEncodeError:

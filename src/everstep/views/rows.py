@@ -60,7 +60,9 @@ class Seen(NamedTuple):
 NOTHING = Seen()
 
 
-def row_of(stored: Stored, seen: Seen, heads: Collection[Key], asked: str, *, next_node: str | None = None) -> Any:
+def row_of(
+    stored: Stored, seen: Seen, heads: Collection[Key], asked: str, *, next_node: str | None = None
+) -> dict[str, Any]:
     """Return a row without its place in the graph; `asked` is the thread that somebody looks at."""
     record = stored.record
     key = record.key

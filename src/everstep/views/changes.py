@@ -1,0 +1,165 @@
+"""What changed between two checkpoints: the state by path, messages by id, texts word by word, and as a JSON Patch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from everstep.reports import Difference
+from everstep.repository.repository import Repository
+from everstep.runtime import checks
+from everstep.stores.protocol import Stored
+from everstep.types import MISSING
+from everstep.views import patches
+from everstep.views.differences import differences
+from everstep.views.errors import shown_or_missing
+from everstep.views.json_values import size_of, to_json
+from everstep.views.reading import Ref, Values, repository_of, stored_of, values_of
+from everstep.views.rows import role_of, text_of
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+SHOWN_BYTES_MAX = 120_000
+"""About how much of values one answer holds."""
+PATCH_BYTES_MAX = 60_000
+_ENTRIES_MAX = 250
+_SMALL = 100
+
+
+async def compare(engine: CheckpointEngine, a: Ref | None, b: Ref, *, max_value_bytes: int = 20_000) -> dict[str, Any]:
+    """Return what changed from `a` to `b`; None: from the first parent of `b`, or from nothing if it has none.
+
+    A patch that is large is left out: `patch` is null then, and `patch()` gives it.
+    """
+    limit = checks.count(max_value_bytes, "max_value_bytes")
+    repository = repository_of(engine)
+    after = await stored_of(engine, b)
+    before = await _before(engine, repository, a, after)
+    old = await values_of(repository, before) if before is not None else Values([], {}, {}, "")
+    new = await values_of(repository, after)
+    room = Room(limit)
+    found = [each for each in await differences(repository, before, after) if not each.path.startswith("messages")]
+    state = [state_entry(change, room) for change in found[:_ENTRIES_MAX]]
+    pairs = patches.aligned(old.messages, new.messages, name_of)
+    messages = [_message(old.messages, new.messages, pair, room) for pair in pairs[:_ENTRIES_MAX]]
+    operations = patches.make_patch(_document(old), _document(new), name_of)
+    return {
+        "a": ref_of(before) if before is not None else None,
+        "b": ref_of(after),
+        "state": state,
+        "messages": messages,
+        "counts": {
+            "state": _counts(change.kind for change in found),
+            "messages": _counts(_op(pair) for pair in pairs),
+        },
+        "more": len(found) > len(state) or len(pairs) > len(messages),
+        "patch": operations if size_of(operations) <= PATCH_BYTES_MAX else None,
+        "patch_operations": len(operations),
+    }
+
+
+async def patch(engine: CheckpointEngine, a: Ref | None, b: Ref) -> list[dict[str, Any]]:
+    """Return the JSON Patch from one checkpoint to another, however large it is."""
+    repository = repository_of(engine)
+    after = await stored_of(engine, b)
+    before = await _before(engine, repository, a, after)
+    old = await values_of(repository, before) if before is not None else Values([], {}, {}, "")
+    return patches.make_patch(_document(old), _document(await values_of(repository, after)), name_of)
+
+
+async def _before(engine: CheckpointEngine, repository: Repository, ref: Ref | None, after: Stored) -> Stored | None:
+    if ref is not None:
+        return await stored_of(engine, ref)
+    parents = after.record.parents
+    loaded = await repository.store.read(*parents[0]) if parents else None
+    return loaded.stored if loaded is not None else None
+
+
+def ref_of(stored: Stored) -> dict[str, Any]:
+    """Return how a checkpoint is named."""
+    key = stored.record.key
+    return {
+        "id": key.checkpoint_id,
+        "ref": f"{key.thread_id}@{key.checkpoint_id}",
+        "thread_id": key.thread_id,
+        "step": stored.record.step,
+    }
+
+
+class Room:
+    """How much of values may still be shown: each up to its own limit, and all together up to another."""
+
+    def __init__(self, each: int, total: int = SHOWN_BYTES_MAX) -> None:
+        self._each = each
+        self._left = total
+
+    def shown(self, value: Any) -> Any:
+        """Return a value as JSON, cut where there is no room."""
+        found = shown_or_missing(value, max(_SMALL, min(self._each, self._left)))
+        self._left -= size_of(found)
+        return found
+
+    def words(self, before: Any, after: Any) -> list[list[str]] | None:
+        """Return two texts word by word, if there is room for them."""
+        if type(before) is not str or type(after) is not str:
+            return None
+        if len(before) + len(after) > min(self._each, self._left):
+            return None
+        self._left -= len(before) + len(after)
+        return patches.words(before, after)
+
+
+def state_entry(change: Difference, room: Room) -> dict[str, Any]:
+    """Return a change of the state, of results or of the next node."""
+    return {
+        "op": change.kind,
+        "path": change.path,
+        "before": room.shown(change.before),
+        "after": room.shown(change.after),
+        "words": room.words(change.before, change.after),
+    }
+
+
+def _message(old: Sequence[Any], new: Sequence[Any], pair: patches.Pair, room: Room) -> dict[str, Any]:
+    before = MISSING if pair.a is None else old[pair.a]
+    after = MISSING if pair.b is None else new[pair.b]
+    shown = before if pair.b is None else after
+    texts = [text_of(each.get("content")) if type(each) is dict else None for each in (before, after)]
+    return {
+        "op": _op(pair),
+        "id": name_of(shown),
+        "index": pair.b if pair.b is not None else pair.a,
+        "role": role_of(shown),
+        "before": room.shown(before),
+        "after": room.shown(after),
+        "words": room.words(*texts),
+    }
+
+
+def message_entries(old: Sequence[Any], new: Sequence[Any], room: Room) -> list[dict[str, Any]]:
+    """Return what changed from one conversation to another."""
+    pairs = patches.aligned(old, new, name_of)
+    return [_message(old, new, pair, room) for pair in pairs[:_ENTRIES_MAX]]
+
+
+def _op(pair: patches.Pair) -> str:
+    if pair.a is None:
+        return "added"
+    return "removed" if pair.b is None else "changed"
+
+
+def name_of(message: Any) -> str | int | None:
+    """Return the id that a message is known by, if it has one."""
+    name = message.get("id") if type(message) is dict else None
+    return name if type(name) in (str, int) else None
+
+
+def _counts(kinds: Any) -> dict[str, int]:
+    found = Counter(kinds)
+    return {kind: found[kind] for kind in ("added", "removed", "changed")}
+
+
+def _document(values: Values) -> Any:
+    return to_json(values._asdict())

@@ -1,0 +1,135 @@
+"""One checkpoint with all that is known of it but its values: where it stands, what it holds, how to get at it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from everstep.repository.repository import Repository
+from everstep.stores.protocol import Key, Loaded, Query, Stored
+from everstep.views import rows
+from everstep.views.changes import ref_of
+from everstep.views.history import look
+from everstep.views.json_values import to_json
+from everstep.views.paths import token_of
+from everstep.views.reading import Ref, Values, repository_of, stored_of, values_of, written
+from everstep.views.texts import as_text, one_line, plain_text
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+_VALUE_BYTES_MAX = 20_000
+_CHILDREN_MAX = 50
+_WRITES_MAX = 100
+_KEYS_MAX = 500
+
+
+async def detail(engine: CheckpointEngine, ref: Ref) -> dict[str, Any]:
+    """Return a checkpoint as a row, without lanes, and what only a closer look tells."""
+    repository = repository_of(engine)
+    stored = await stored_of(engine, ref)
+    key = stored.record.key
+    loaded = await repository.store.read(*key, writes=True)
+    values = await values_of(repository, stored)
+    head = await repository.store.read(key.thread_id, key.namespace)
+    heads = [head.stored.record.key] if head is not None else []
+    seen = (await look(repository, [stored])).get(key, rows.NOTHING)
+    if seen.message is None and values.messages:
+        seen = seen._replace(message=values.messages[-1])
+    row = rows.row_of(stored, seen, heads, key.thread_id, next_node=values.next_node)
+    pending = await _writes(repository, loaded) if loaded is not None else []
+    return row | {
+        "parents": [await _named(repository, parent) for parent in stored.record.parents],
+        "children": await _children(repository, stored),
+        "metadata": to_json(dict(stored.record.metadata), max_bytes=_VALUE_BYTES_MAX),
+        "summary": plain_text(stored.record.summary),
+        "size_bytes": sum(stored.record.sizes),
+        "messages": len(values.messages),
+        "state_keys": _keys(values),
+        "writes": pending,
+        "tools_result": to_json(values.tools_result, max_bytes=_VALUE_BYTES_MAX),
+        "error": _error(stored, seen, values),
+        "copy": _copies(key),
+    }
+
+
+def _keys(values: Values) -> list[str]:
+    found = list(enumerate(values.state))[:_KEYS_MAX]
+    return [one_line(token_of(key, place), 200) for place, key in found]
+
+
+async def _named(repository: Repository, key: Key) -> dict[str, Any]:
+    loaded = await repository.store.read(*key)
+    if loaded is not None:
+        return ref_of(loaded.stored)
+    name = f"{key.thread_id}@{key.checkpoint_id}"
+    return {"id": key.checkpoint_id, "ref": name, "thread_id": key.thread_id, "step": None}
+
+
+async def _children(repository: Repository, stored: Stored) -> list[dict[str, Any]]:
+    """Return what follows a checkpoint: in its line, where a line began anew, and where a branch did."""
+    store = repository.store
+    key = stored.record.key
+    found: dict[Key, Stored] = {}
+
+    async def add(**asked: Any) -> None:
+        for child in await store.list_checkpoints(Query(hidden="also", order="oldest", limit=1, **asked)):
+            if key in child.record.parents:
+                found[child.record.key] = child
+
+    line = {"thread_id": key.thread_id, "namespace": key.namespace}
+    await add(**line, segment=stored.segment, after_seq=stored.seq)
+    thread = await store.thread(key.thread_id, branches=True)
+    if thread is None:
+        return []
+    for segment, follows in thread.segments.items():
+        if len(found) < _CHILDREN_MAX and any(place.key == key for place in follows):
+            await add(thread_id=key.thread_id, namespace=None, segment=segment)
+    for name in thread.branches:
+        branch = await store.thread(name, brief=True) if len(found) < _CHILDREN_MAX else None
+        if branch is not None and branch.origin == key:
+            await add(thread_id=name, namespace=key.namespace)
+    return [ref_of(child) for child in sorted(found.values(), key=lambda child: child.seq)]
+
+
+async def _writes(repository: Repository, loaded: Loaded) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for write in loaded.writes[:_WRITES_MAX]:
+        value = await written(repository, loaded.stored.family, write)
+        names = rows.nodes_of([write._replace(idx=0)])
+        found.append(
+            {
+                "task": write.task_id,
+                "node": names[0] if names else None,
+                "channel": one_line(write.channel, 200),
+                "value": to_json(value, max_bytes=_VALUE_BYTES_MAX // 10),
+            }
+        )
+    return found
+
+
+def _error(stored: Stored, seen: rows.Seen, values: Values) -> dict[str, Any] | None:
+    """Return the failure that a step ended with, from wherever it was noted."""
+    told = rows.error_of(stored.record.metadata)
+    if told is None and seen.failure is not None:
+        told = {"type": "Error", "message": seen.failure, "traceback": None}
+    called: Mapping[str, Any] = values.tools_result
+    if told is None and called.get("status") == "error" and type(called.get("error")) is dict:
+        told = rows.error_of(called)
+    if told is None:
+        return None
+    return {name: plain_text(text)[:_VALUE_BYTES_MAX] if as_text(text) else text for name, text in told.items()}
+
+
+def _copies(key: Key) -> dict[str, str]:
+    """Return how to get at a checkpoint by other ways."""
+    ref = f"{key.thread_id}@{key.checkpoint_id}"
+    namespace = f", namespace={key.namespace!r}" if key.namespace else ""
+    address = f"$EVERSTEP_URL/api/v1/checkpoint?ref={quote(ref, safe='')}"
+    return {
+        "python": f"await engine.get({key.checkpoint_id!r}, thread_id={key.thread_id!r}{namespace})",
+        "cli": f"everstep show {shlex.quote(ref)}",
+        "curl": f'curl -s "{address}"',
+    }

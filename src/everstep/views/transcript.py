@@ -1,0 +1,275 @@
+"""The conversation of a checkpoint as people read it: roles, texts, tool calls with their results.
+
+Understood are the shapes of OpenAI (chat and responses), Anthropic and LangChain. What else there is stands in `raw`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from everstep.errors import InvalidInput
+from everstep.runtime import checks
+from everstep.views.changes import name_of
+from everstep.views.json_values import to_json
+from everstep.views.reading import Ref, repository_of, stored_of, values_of
+from everstep.views.rows import text_of
+from everstep.views.texts import as_text, one_line, plain_text
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+LIMIT_MAX = 1000
+SHOWN_BYTES_MAX = 150_000
+"""About how much one page holds."""
+_TEXT_MAX = 20_000
+_RESULT_MAX = 2_000
+_ROLES = {
+    "human": "user",
+    "ai": "assistant",
+    "AIMessageChunk": "assistant",
+    "model": "assistant",
+    "function": "tool",
+    "developer": "system",
+    "function_call": "assistant",
+    "function_call_output": "tool",
+    "reasoning": "assistant",
+}
+
+
+async def page(engine: CheckpointEngine, ref: Ref, *, limit: int = 100, cursor: str | None = None) -> dict[str, Any]:
+    """Return messages, the newest last; without `cursor` the newest ones, and with it those before."""
+    limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
+    stored = await stored_of(engine, ref)
+    messages = (await values_of(repository_of(engine), stored)).messages
+    end = len(messages) if cursor is None else min(_place(cursor), len(messages))
+    start = max(0, end - limit)
+    results = _results(messages)
+    room = max(500, SHOWN_BYTES_MAX // max(1, end - start))
+    return {
+        "messages": [_shown(messages[place], place, results, room) for place in range(start, end)],
+        "cursor": str(start) if start else None,
+        "total": len(messages),
+    }
+
+
+def _place(cursor: str) -> int:
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+        raise InvalidInput("cursor is not one that a page of this transcript gave; begin without one")
+    return int(cursor)
+
+
+def _shown(message: Any, index: int, results: Mapping[str, dict[str, Any]], room: int) -> dict[str, Any]:
+    fields: Mapping[str, Any] = message if type(message) is dict else {}
+    answers = _answered(fields)
+    role = _role(fields)
+    blocks = _blocks(fields)
+    has_results = any(_kind(block) == "tool_result" for block in blocks)
+    text = plain_text(_text(fields))
+    return {
+        "index": index,
+        "id": name_of(message),
+        "role": "tool" if has_results and role == "user" and not _only_text(blocks) else role,
+        "name": _line(fields.get("name")),
+        "text": text[:_TEXT_MAX],
+        "text_length": len(text),
+        "parts": list(_parts(fields, room)),
+        "tool_calls": [_with_result(call, results, room) for call in _calls(fields)],
+        "answers": answers[0] if answers else None,
+        "raw": to_json(message, max_bytes=room),
+    }
+
+
+def _role(fields: Mapping[str, Any]) -> str:
+    named = as_text(fields.get("role")) or as_text(fields.get("type")) or "unknown"
+    return _ROLES.get(named, one_line(named, 40))
+
+
+def _line(value: Any) -> str | None:
+    return one_line(value, 200) if type(value) is str and value else None
+
+
+def _kind(block: Any) -> str | None:
+    return as_text(block.get("type")) if type(block) is dict else None
+
+
+def _blocks(fields: Mapping[str, Any]) -> list[Any]:
+    content = fields.get("content")
+    return content if type(content) is list else []
+
+
+def _only_text(blocks: Sequence[Any]) -> str:
+    return "".join(block["text"] for block in blocks if _kind(block) == "text" and type(block.get("text")) is str)
+
+
+def _text(fields: Mapping[str, Any]) -> str:
+    said = text_of(fields.get("content"))
+    if said:
+        return said
+    if fields.get("type") == "function_call_output":
+        return _result_text(fields.get("output"))
+    return "\n".join(_result_text(block.get("content")) for block in _blocks(fields) if _kind(block) == "tool_result")
+
+
+def _result_text(content: Any) -> str:
+    if type(content) is str:
+        return content
+    found = text_of(content)
+    if found or content is None:
+        return found
+    return json.dumps(to_json(content, max_bytes=_RESULT_MAX), ensure_ascii=False)
+
+
+# -- parts
+
+
+def _parts(fields: Mapping[str, Any], room: int) -> Iterator[dict[str, Any]]:
+    reasoning = _reasoning(fields)
+    if reasoning:
+        yield {"type": "reasoning", "text": plain_text(reasoning)[:_TEXT_MAX]}
+    content = fields.get("content")
+    if type(content) is str:
+        if content:
+            yield {"type": "text", "text": plain_text(content)[:_TEXT_MAX]}
+        return
+    for block in _blocks(fields):
+        part = _part(block, room)
+        if part is not None:
+            yield part
+    if content is not None and type(content) is not list:
+        yield {"type": "data", "value": to_json(content, max_bytes=room)}
+
+
+def _reasoning(fields: Mapping[str, Any]) -> str:
+    extra = fields.get("additional_kwargs")
+    for holder in (fields, extra if type(extra) is dict else {}):
+        for name in ("reasoning_content", "reasoning"):
+            if type(holder.get(name)) is str:
+                return str(holder[name])
+    if fields.get("type") == "reasoning":
+        return text_of(fields.get("summary"))
+    return ""
+
+
+def _part(block: Any, room: int) -> dict[str, Any] | None:
+    if type(block) is str:
+        return {"type": "text", "text": plain_text(block)[:_TEXT_MAX]}
+    kind = _kind(block)
+    if kind in ("text", "input_text", "output_text") and type(block.get("text")) is str:
+        return {"type": "text", "text": plain_text(block["text"])[:_TEXT_MAX]}
+    if kind in ("thinking", "reasoning", "redacted_thinking"):
+        text = block.get("thinking") or block.get("reasoning") or block.get("text") or text_of(block.get("summary"))
+        return {"type": "reasoning", "text": plain_text(text)[:_TEXT_MAX] if type(text) is str else ""}
+    if kind in ("image", "image_url", "input_image"):
+        return _image(block)
+    if kind in ("tool_use", "tool_call", "tool_result"):
+        return None  # among the calls, or the text
+    return {"type": "data", "value": to_json(block, max_bytes=room)}
+
+
+def _image(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of an image: never its bytes, and no address is ever loaded."""
+    source = block.get("source")
+    holder: Any = source if type(source) is dict else block
+    url = block.get("image_url", holder.get("url"))
+    url = url.get("url") if type(url) is dict else url
+    data = holder.get("data", block.get("base64"))
+    media_type = as_text(holder.get("media_type")) or as_text(holder.get("mime_type"))
+    if type(url) is str and url.startswith("data:"):
+        head, _, data = url.partition(",")
+        media_type = head.removeprefix("data:").partition(";")[0]
+        url = None
+    return {
+        "type": "image",
+        "media_type": _line(media_type),
+        "size_bytes": _base64_size(data),
+        "url": _line(url),
+    }
+
+
+def _base64_size(data: Any) -> int | None:
+    if type(data) is bytes:
+        return len(data)
+    return len(data) * 3 // 4 if type(data) is str else None
+
+
+# -- tool calls
+
+
+def _calls(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the tool calls that a message makes: id, name and arguments."""
+    listed = fields.get("tool_calls")
+    seen: set[str] = set()
+    for call in listed if type(listed) is list else []:
+        if type(call) is not dict:
+            continue
+        function = call.get("function")
+        holder = function if type(function) is dict else call
+        args = holder.get("arguments", holder.get("args"))
+        found = {"id": _name(call.get("id")), "name": _line(holder.get("name")), "args": _arguments(args)}
+        seen.add(found["id"] or "")
+        yield found
+    for block in _blocks(fields):
+        if _kind(block) in ("tool_use", "tool_call"):
+            name = _name(block.get("id"))
+            if not name or name not in seen:  # LangChain says the calls of some models twice
+                args = block.get("input", block.get("args"))
+                yield {"id": name, "name": _line(block.get("name")), "args": _arguments(args)}
+    if fields.get("type") == "function_call":
+        yield {
+            "id": _name(fields.get("call_id")),
+            "name": _line(fields.get("name")),
+            "args": _arguments(fields.get("arguments")),
+        }
+
+
+def _arguments(args: Any) -> Any:
+    """Return arguments as data: some models write them as a text of JSON."""
+    if type(args) is not str:
+        return args
+    try:
+        return json.loads(args)
+    except (ValueError, RecursionError):
+        return args
+
+
+def _with_result(call: dict[str, Any], results: Mapping[str, dict[str, Any]], room: int) -> dict[str, Any]:
+    result = results.get(call["id"]) if call["id"] is not None else None
+    return {**call, "args": to_json(call["args"], max_bytes=room), "result": result}
+
+
+def _results(messages: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return the results of tool calls, by the id of the call."""
+    found: dict[str, dict[str, Any]] = {}
+    for index, message in enumerate(messages):
+        if type(message) is not dict:
+            continue
+        for name, content, has_failed in _answers(message):
+            text = one_line(_result_text(content), _RESULT_MAX)
+            found.setdefault(name, {"index": index, "text": text, "error": has_failed})
+    return found
+
+
+def _answers(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the calls that a message answers: id, what it says, and whether that is a failure."""
+    name = _name(fields.get("tool_call_id"))
+    if name is not None:
+        yield name, fields.get("content"), fields.get("status") == "error" or fields.get("is_error") is True
+    for block in _blocks(fields):
+        if _kind(block) == "tool_result":
+            name = _name(block.get("tool_use_id"))
+            if name is not None:
+                yield name, block.get("content"), block.get("is_error") is True
+    if fields.get("type") == "function_call_output":
+        name = _name(fields.get("call_id"))
+        if name is not None:
+            yield name, fields.get("output"), fields.get("status") == "failed"
+
+
+def _answered(fields: Mapping[str, Any]) -> list[str]:
+    return [name for name, _, _ in _answers(fields)]
+
+
+def _name(value: Any) -> str | None:
+    return value if type(value) is str and value else None
