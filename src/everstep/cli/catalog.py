@@ -8,6 +8,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Look": {
+        "threads": ("looking", "List threads, or search them."),
+        "log": ("looking", "Show the history of a thread, as a list or as a graph."),
+        "tail": ("looking", "Follow what agents write, as it happens."),
+    },
+    "Go back, fork, merge": {
+        "undo": ("history", "Take back the last rewind, fork, merge or pin."),
+        "redo": ("history", "Do again what undo took back."),
+        "ops": ("history", "Show the log of operations of a thread."),
+    },
     "Names": {
         "branch": ("names", "List the branches of a thread, or delete one."),
         "tag": ("names", "List the tags of a thread."),
@@ -21,6 +31,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Care": {
         "retention": ("care", "Show, try or apply which checkpoints are kept."),
         "gc": ("care", "Give back the space of what nothing needs any more."),
+        "verify": ("upkeep", "Check everything that is stored, and name what is damaged."),
         "migrate": ("care", "Tell whether the store has the newest format."),
         "rm": ("care", "Delete threads."),
         "purge": ("care", "Delete all threads that match, physically and for good."),
@@ -53,7 +64,7 @@ Options of every command:
 A checkpoint is written as THREAD (its newest), THREAD@~3 (three back), THREAD#42 (step 42),
 THREAD@1f3a (the begin of an id), THREAD@TAG or THREAD@{2026-11-15T10:00}.
 
-Try it:  everstep demo demo.db && everstep branch list trip-to-oslo --store demo.db
+Try it:  everstep demo demo.db && everstep log --store demo.db --graph trip-to-oslo
 """
 
 

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import traceback
 from typing import Any
 
 from everstep.cli import text
 from everstep.cli.output import SCHEMA, to_json
-from everstep.errors import (
-    AmbiguousCheckpoint,
-    CheckpointCorrupted,
-    CheckpointNotFound,
-    EverstepError,
-    InvalidInput,
-    MergeConflict,
-    StoreMismatch,
-    StoreUnavailable,
-    TaskNotFound,
-)
+from everstep.errors import EverstepError, MergeConflict, StoreMismatch, StoreUnavailable
 
 FAILURE = 1
 USAGE = 2
-NOT_FOUND = 3
 CONFLICTS = 4
 UNREACHABLE = 5
 INTERRUPTED = 130
@@ -41,19 +29,13 @@ class NeedsYes(EverstepError):
         super().__init__(f"this would {what}, and there is nobody to ask; add --yes, or --dry-run to see it only")
 
 
-_TABLE: tuple[tuple[type[EverstepError], int, str], ...] = (
-    (NeedsYes, USAGE, ""),
-    (StoreNotThere, UNREACHABLE, "everstep demo demo.db makes one to try; everstep config tells which store is used"),
-    (CheckpointNotFound, NOT_FOUND, "everstep threads lists threads, everstep log THREAD their checkpoints"),
-    (AmbiguousCheckpoint, NOT_FOUND, ""),
-    (TaskNotFound, NOT_FOUND, ""),
-    (MergeConflict, CONFLICTS, "take one side with --ours or --theirs, or decide each with --resolve FILE"),
-    (StoreUnavailable, UNREACHABLE, "everstep doctor looks into it"),
-    (StoreMismatch, FAILURE, "everstep doctor looks into it"),
-    (CheckpointCorrupted, FAILURE, "everstep verify names all that is damaged"),
-    (InvalidInput, USAGE, ""),
-    (EverstepError, FAILURE, ""),
-)
+_HINTS: dict[type[EverstepError], str] = {
+    StoreNotThere: "everstep demo demo.db makes one to try; everstep config tells which store is used",
+    StoreMismatch: "everstep doctor looks into it",
+    StoreUnavailable: "everstep doctor looks into it",
+    MergeConflict: "take one side with --ours or --theirs, or decide each with --resolve FILE",
+}
+"""What helps somebody at a shell, where the words for everybody do not say it."""
 
 
 def report(fields: dict[str, Any], *, as_json: bool) -> None:
@@ -86,9 +68,14 @@ def describe(error: Exception) -> tuple[dict[str, Any], int]:
 
 
 def _of_ours(error: EverstepError) -> tuple[dict[str, Any], int]:
-    code, hint = next((code, hint) for kind, code, hint in _TABLE if isinstance(error, kind))
-    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
-    return {"code": name, "message": str(error), "hint": hint}, code
+    from everstep.views import errors  # only where something went wrong
+
+    fields: dict[str, Any] = errors.as_json(error)["error"]
+    hint = next((_HINTS[kind] for kind in type(error).__mro__ if kind in _HINTS), None)
+    if hint is not None:
+        fields["hint"] = hint
+    code = USAGE if isinstance(error, NeedsYes) else errors.answer(error).exit_code
+    return fields, code
 
 
 def _usage_hint(error: Exception) -> str:

@@ -14,13 +14,16 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 import click
 
 from everstep import factory
+from everstep.backends import StoreBackend
 from everstep.cli import text
 from everstep.cli.failures import NeedsYes, StoreNotThere
 from everstep.cli.output import Output
 from everstep.cli.settings import Settings, find_settings
 from everstep.config import SnapshotConfig
 from everstep.engine import CheckpointEngine, SyncEngine
+from everstep.errors import UnsupportedByBackend
 from everstep.opening.addresses import Place, is_in_memory, place_of
+from everstep.runtime.blocking import run_to_end
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +34,8 @@ class Session:
 
     def __init__(self, engine: CheckpointEngine) -> None:
         self.engine: SyncEngine = engine.sync
+        # Views are coroutine functions of an engine: on one over the blocking face of the store they never suspend.
+        self._driven = CheckpointEngine(blocking_backend(engine), engine.config)
 
     def run(
         self,
@@ -39,13 +44,20 @@ class Session:
         **kwargs: P.kwargs,
     ) -> R:
         """Return what a view, or another coroutine function of an engine, gives. It never waits for an event loop."""
-        result: R = self.engine._run(view(self.engine._driven, *args, **kwargs))
-        return result
+        return run_to_end(view(self._driven, *args, **kwargs))
 
     def newest_thread(self) -> str | None:
         """Return the thread that was active last."""
         page = self.engine.list_threads(1)
         return page[0].thread_id if page else None
+
+
+def blocking_backend(engine: CheckpointEngine) -> StoreBackend:
+    """Return the backend of an engine on the face that never suspends."""
+    backend = engine.checkpointer
+    if not isinstance(backend, StoreBackend):
+        raise UnsupportedByBackend(f"{type(backend).__name__} is not a store of Everstep")
+    return backend.blocking
 
 
 @dataclass

@@ -13,8 +13,10 @@ from everstep.cli.asking import Assignment, Moment, thread_argument, yes_options
 from everstep.cli.group import command, group
 from everstep.cli.session import Common, Session, confirm
 from everstep.config import CheckpointGC, SnapshotConfig
+from everstep.engine import CheckpointEngine
 from everstep.errors import CheckpointNotFound, InvalidInput
 from everstep.reports import GCReport
+from everstep.views.reading import repository_of
 
 _POLICIES = [policy.value for policy in CheckpointGC]
 
@@ -218,12 +220,16 @@ def _show_deleted(common: Common, threads: Sequence[str], checkpoints: int, dry_
     )
 
 
-def require_thread(session: Session, thread: str) -> int:
-    """Return how many checkpoints a thread has, hidden ones included; an error that guesses if there is no such one."""
+async def _count(engine: CheckpointEngine, thread: str) -> int:
     from everstep.stores.protocol import Query
 
-    backend = session.engine.checkpointer._driven
-    count: int = session.engine._run(backend.store.count(Query(thread_id=thread, namespace=None, hidden="also")))
+    query = Query(thread_id=thread, namespace=None, hidden="also")
+    return await repository_of(engine).store.count(query)
+
+
+def require_thread(session: Session, thread: str) -> int:
+    """Return how many checkpoints a thread has, hidden ones included; an error that guesses if there is no such one."""
+    count = session.run(_count, thread)
     if not count:
         session.engine.resolve(thread)  # says what may have been meant
         raise CheckpointNotFound(thread)

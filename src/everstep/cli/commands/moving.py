@@ -9,7 +9,7 @@ import click
 from everstep.cli import text
 from everstep.cli.group import command
 from everstep.cli.progress import show_progress
-from everstep.cli.session import Common, require_store, show_warnings
+from everstep.cli.session import Common, blocking_backend, require_store, show_warnings
 
 
 @command("copy")
@@ -59,7 +59,7 @@ def import_langgraph(common: Common, source: str, threads: tuple[str, ...], veri
     with common.opened(create=True) as session, show_progress(common.output, "importing") as progress:
         report = import_threads(
             source,
-            session.engine.checkpointer._driven,
+            blocking_backend(session.engine._driven),
             thread_ids=threads or None,
             verify=verify,
             quiet=True,

@@ -52,9 +52,9 @@ def demo(common: Common, path: Path) -> None:
     if path.exists():
         raise InvalidInput(f"{path} is there already; name another file, or remove it first")
     # Nothing is lost with a demo: it need not wait for the disk.
-    with show_warnings(), open_engine(path, SnapshotConfig(gc_policy="keep_all"), synchronous="off").sync as engine:
-        session = Session(engine._driven)
-        told = session.run(demo_data.fill)
+    engine = open_engine(path, SnapshotConfig(gc_policy="keep_all"), synchronous="off")
+    with show_warnings(), engine.sync:
+        told = Session(engine).run(demo_data.fill)
     output = common.output
     if output.is_json:
         output.document({"store": str(path), **told})

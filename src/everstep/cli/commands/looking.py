@@ -1,0 +1,285 @@
+"""Threads and their histories, as they are or as they grow. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from everstep.cli import text
+from everstep.cli.asking import Assignment, Moment, thread_argument
+from everstep.cli.group import command
+from everstep.cli.rendering import row_cells, row_columns
+from everstep.cli.session import Common, Session
+from everstep.errors import CheckpointNotFound, InvalidInput
+from everstep.history.drawing import draw
+
+_KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
+_PAGE = 200
+_STATUS_STYLES = {"failed": "red", "waiting": "yellow", "interrupted": "yellow"}
+
+
+@command("threads")
+@click.argument("query", required=False, default="")
+@click.option("--prefix", default="", help="Only threads whose names begin so.")
+@click.option("--tag", "tags", multiple=True, help="Only threads whose newest checkpoint has this tag; repeatable.")
+@click.option("--metadata", "filters", multiple=True, type=Assignment(), metavar="KEY=JSON", help="With this metadata.")
+@click.option("--status", type=click.Choice(["failed", "waiting", "interrupted"]), help="Only threads in this state.")
+@click.option("--since", type=Moment(), metavar="TIME", help="Active since then: a time, or 2h, 3d ago.")
+@click.option("--limit", "-n", default=50, show_default=True, type=click.IntRange(1), help="How many, at most.")
+@click.option("--cursor", help="Go on where a page before has ended.")
+@click.pass_obj
+def threads(
+    common: Common,
+    query: str,
+    prefix: str,
+    tags: Sequence[str],
+    filters: Sequence[tuple[str, Any]],
+    status: str | None,
+    since: Any,
+    limit: int,
+    cursor: str | None,
+) -> None:
+    """QUERY finds threads whose name or summary contains it. The most recently active come first."""
+    from everstep.views import threads as view
+
+    output = common.output
+    with common.opened() as session:
+        found = session.run(
+            view.page,
+            text=query,
+            prefix=prefix,
+            tags=tags,
+            filter=dict(filters) or None,
+            status=status,
+            since=since,
+            limit=limit,
+            cursor=cursor,
+        )
+    if output.is_json:
+        output.document(found, "threads")
+        return
+    rows = [_thread_row(common, thread) for thread in found["threads"]]
+    columns = ("thread", "status", "steps", "active", "branches", "summary")
+    output.table(columns, rows, wide="summary")
+    if not rows:
+        output.note("no threads")
+    elif found.get("cursor"):
+        output.hint("there are more: raise --limit, or narrow it down with a word")
+    if rows:
+        output.hint(f"everstep log {rows[0][0] if output.is_terminal else ''}")
+
+
+def _thread_row(common: Common, thread: dict[str, Any]) -> list[str]:
+    output = common.output
+    status = text.clean(thread["status"] or "")
+    when = text.clean(thread["updated_at"])
+    if output.is_terminal:
+        when = text.describe_age(when)
+        status = output.paint(status, _STATUS_STYLES.get(status, ""))
+    branches = str(thread["branches"]) if thread["branches"] or not output.is_terminal else ""
+    name = text.clean(thread["thread_id"])
+    return [name, status, f"{thread['steps']}", when, branches, text.clean(thread["summary"])]
+
+
+# -- history
+
+
+@command("log")
+@thread_argument("thread", required=False)
+@click.option("--graph", is_flag=True, help="Draw branches and merges.")
+@click.option("--all", "everything", is_flag=True, help="With the thread's branches, and with what is hidden.")
+@click.option("--limit", "-n", default=50, show_default=True, type=click.IntRange(1), help="How many, at most.")
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(_KINDS), help="Only steps of this kind; repeatable.")
+@click.option("--errors", is_flag=True, help="Only what failed.")
+@click.option("--user-turns", is_flag=True, help="Only what people said.")
+@click.option("--path", metavar="PATH", help="Only steps that changed this, such as state.plan or /plan.")
+@click.option("--text", "words", metavar="WORDS", help="Only steps with these words.")
+@click.option("--stat", is_flag=True, help="Tell what each step changed.")
+@click.pass_obj
+def log(
+    common: Common,
+    thread: str | None,
+    graph: bool,
+    everything: bool,
+    limit: int,
+    kinds: Sequence[str],
+    errors: bool,
+    user_turns: bool,
+    path: str | None,
+    words: str | None,
+    stat: bool,
+) -> None:
+    """Newest first. Without a thread it is the one that was active last."""
+    output = common.output
+    wanted = {"kinds": kinds, "errors": errors, "user_turns": user_turns, "path": path, "text": words}
+    with common.opened() as session:
+        name = thread if thread is not None else newest_thread(session)
+        session.engine.resolve(name)
+        if graph and not output.is_json:
+            if any(wanted.values()):
+                raise InvalidInput("--graph draws every step; leave it out, or the filters")
+            _draw(common, session, name, limit)
+            return
+        asked: dict[str, Any] = {"hidden": everything, "branches": everything or graph, **wanted}
+        if output.form == "jsonl":
+            for page in _pages(session, name, limit, **asked):
+                for row in page["rows"]:
+                    output.json_line(row)
+            return
+        found = _together(_pages(session, name, limit, **asked))
+        changed = _changed(session, name, found["rows"]) if stat else {}
+    if output.is_json:
+        output.document({**found, "changed": changed} if stat else found, "rows")
+        return
+    with output:
+        cells = [row_cells(output, row, changed.get(row["ref"])) for row in found["rows"]]
+        output.table(row_columns(output) or ("",) * 6, cells, wide="what")
+    if not cells and found["hidden_by_filter"]:
+        output.note(f"no step matches; {found['hidden_by_filter']:,} are left out by the filter")
+    elif found["cursor"] is not None:
+        output.hint(f"{found['total']:,} steps in all; -n shows more")
+
+
+def _pages(session: Session, thread: str, limit: int, **wanted: Any) -> Iterator[dict[str, Any]]:
+    """Yield pages with up to so many rows together, so that a long history streams."""
+    from everstep.views import history
+
+    cursor: str | None = None
+    left = limit
+    while left > 0:
+        page = session.run(history.page, thread, limit=min(left, _PAGE), cursor=cursor, **wanted)
+        yield page
+        left -= len(page["rows"])
+        cursor = page["cursor"]
+        if cursor is None:
+            return
+
+
+def _together(pages: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return several pages as one."""
+    whole: dict[str, Any] = {}
+    counts: Counter[str] = Counter()
+    hidden = 0
+    rows: list[Any] = []
+    for page in pages:
+        whole = page
+        rows += page["rows"]
+        counts.update(page["counts"])
+        hidden += page["hidden_by_filter"]
+    return {**whole, "rows": rows, "counts": dict(counts), "hidden_by_filter": hidden}
+
+
+def _changed(session: Session, thread: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what each row changed, by reference."""
+    from everstep.views import history
+
+    found: dict[str, Any] = {}
+    for start in range(0, len(rows), _PAGE):
+        names = [row["ref"] for row in rows[start : start + _PAGE]]
+        found |= session.run(history.changed, thread, names)
+    return found
+
+
+def _draw(common: Common, session: Session, thread: str, limit: int) -> None:
+    output = common.output
+    tree = session.engine.get_checkpoint_tree(thread, limit)
+    drawn = draw(tree, width=output.width if output.is_terminal else None)
+    with output:
+        for line in text.clean_lines(drawn):
+            output.line(_painted_lanes(common, line))
+
+
+def _painted_lanes(common: Common, line: str) -> str:
+    """Return a row of the graph with its lanes in colours."""
+    if not common.output.has_color:
+        return line
+    lanes, step, rest = line.partition("step ")
+    colors = ("green", "magenta", "yellow", "blue", "cyan")
+    painted = []
+    for column, sign in enumerate(lanes):
+        painted.append(common.output.paint(sign, colors[column // 2 % len(colors)]) if sign != " " else sign)
+    return "".join(painted) + step + rest
+
+
+# -- live
+
+
+@command("tail")
+@thread_argument("thread", required=False)
+@click.option("--limit", "-n", type=click.IntRange(1), help="Stop after so many.")
+@click.option("--past", default=0, show_default=True, type=click.IntRange(0), help="Begin with so many that are there.")
+@click.option("--interval", default=0.5, show_default=True, type=click.FloatRange(0.05), help="Seconds between looks.")
+@click.pass_obj
+def tail(common: Common, thread: str | None, limit: int | None, past: int, interval: float) -> None:
+    """Of one thread with its branches, or of all threads. It ends with Ctrl-C."""
+    output = common.output
+    shown = 0
+    with common.opened() as session:
+        for row in _follow(session, thread, past, interval):
+            if output.is_json:
+                output.json_line(row)
+            else:
+                when = text.clean(row["created_at"])[11:19] if output.is_terminal else text.clean(row["created_at"])
+                where = text.clean(row["thread_id"])
+                output.line(f"{when}\t{where}\t#{row['step']}\t{row['kind']}\t{text.clean(row['title'])}")
+                sys.stdout.flush()
+            shown += 1
+            if shown == limit:
+                return
+
+
+def _follow(session: Session, thread: str | None, past: int, interval: float) -> Iterator[dict[str, Any]]:
+    """Yield rows that are new, oldest first, for ever."""
+    heads: dict[str, str] = {}
+    is_first = True
+    while True:
+        for name, before in _moved(session, thread, heads):
+            rows = [] if is_first and thread is None else _newest_rows(session, name)
+            if is_first:
+                yield from reversed(rows[:past])
+            else:
+                yield from reversed(_above(rows, before))
+        is_first = False
+        time.sleep(interval)
+
+
+def _moved(session: Session, thread: str | None, heads: dict[str, str]) -> list[tuple[str, str | None]]:
+    """Return the threads whose head is another than before, with the head that they had, and remember the new ones."""
+    if thread is not None:
+        now = {thread: session.engine.resolve(thread).checkpoint_id}
+    else:
+        now = {found.thread_id: found.checkpoint_id for found in session.engine.list_threads(_PAGE)}
+    moved = [(name, heads.get(name)) for name, head in now.items() if heads.get(name) != head]
+    heads.update(now)
+    return moved[::-1]
+
+
+def _above(rows: Sequence[dict[str, Any]], before: str | None) -> Sequence[dict[str, Any]]:
+    """Return the rows that came after a head; after a rewind, which hides it, the new head."""
+    if before is None:
+        return rows
+    ids = [row["id"] for row in rows]
+    return rows[: ids.index(before)] if before in ids else rows[:1]
+
+
+def _newest_rows(session: Session, thread: str) -> list[dict[str, Any]]:
+    from everstep.views import history
+
+    rows: list[dict[str, Any]] = session.run(history.page, thread, limit=_PAGE, branches=False)["rows"]
+    return rows
+
+
+def newest_thread(session: Session) -> str:
+    """Return the thread that was active last; an error if there is none."""
+    name = session.newest_thread()
+    if name is None:
+        raise CheckpointNotFound("", reason="there is no thread in this store")
+    return name
+
+
+COMMANDS: dict[str, click.Command] = {"threads": threads, "log": log, "tail": tail}

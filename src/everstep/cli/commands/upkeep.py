@@ -1,0 +1,57 @@
+"""Is everything whole? `verify` tells."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import click
+
+from everstep.cli import text
+from everstep.cli.asking import thread_argument
+from everstep.cli.failures import FAILURE
+from everstep.cli.group import command
+from everstep.cli.progress import show_progress
+from everstep.cli.session import Common
+from everstep.reports import Finding
+
+
+@command("verify")
+@thread_argument("thread", required=False)
+@click.pass_obj
+def verify(common: Common, thread: str | None) -> int:
+    """Every hash, checksum and reference is looked at, of one thread or of all. It changes nothing, and agents may
+    write meanwhile. The exit code is 1 if something is wrong.
+    """
+    output = common.output
+    with common.opened() as session, show_progress(output, "verifying") as progress:
+        report = session.engine.verify(
+            thread, progress=lambda at: progress.update(at.threads_done, at.threads_total, "threads")
+        )
+    if output.is_json:
+        fields = dataclasses.asdict(report)
+        output.document({"ok": report.ok, "damaged_threads": report.damaged_threads, **fields}, "findings")
+        return 0 if report.ok else FAILURE
+    _show_findings(common, report.findings)
+    looked = (
+        f"{text.describe_count(report.threads, 'thread')}, {text.describe_count(report.checkpoints, 'checkpoint')}, "
+        f"{text.describe_count(report.objects, 'object')}, {text.describe_bytes(report.bytes)}"
+    )
+    if report.ok:
+        output.line(f"{output.paint('ok', 'green')}: {looked}: all is as it was written")
+        return 0
+    output.line(f"{output.paint('damaged', 'red')}: {looked}: {text.describe_count(len(report.findings), 'finding')}")
+    output.hint("everstep repair --dry-run tells what can be done")
+    return FAILURE
+
+
+def _show_findings(common: Common, findings: Sequence[Finding]) -> None:
+    rows = []
+    for finding in findings:
+        where = text.clean(finding.thread_id or ", ".join(finding.threads))
+        rows.append([finding.kind, where, text.clean(finding.checkpoint_id or ""), text.clean(finding.what)])
+    if rows:
+        common.output.table(("kind", "thread", "checkpoint", "what"), rows, wide="what")
+
+
+COMMANDS: dict[str, click.Command] = {"verify": verify}

@@ -1,0 +1,126 @@
+"""What the JSON of each command looks like. Nothing may be missing, and nothing may be of another type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+
+TEXT = {"type": "string"}
+TIME = {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d"}
+COUNT = {"type": "integer", "minimum": 0}
+FLAG = {"type": "boolean"}
+TEXTS = {"type": "array", "items": TEXT}
+ANY: dict[str, Any] = {}
+OBJECT = {"type": "object"}
+
+
+def fields(**properties: Any) -> dict[str, Any]:
+    """Return the schema of an object that has all of these."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def maybe(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def listed(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": schema}
+
+
+def document(**properties: Any) -> dict[str, Any]:
+    """Return the schema of a whole answer."""
+    return fields(schema={"const": "everstep/v1"}, **properties)
+
+
+THREAD = fields(
+    thread_id=TEXT,
+    kind={"enum": ["engine", "langgraph", "task"]},
+    status={"enum": [None, "failed", "waiting", "interrupted"]},
+    steps=COUNT,
+    updated_at=TIME,
+    summary=TEXT,
+    tags=TEXTS,
+    metadata=OBJECT,
+    branches=COUNT,
+    origin=maybe(TEXT),
+    head=TEXT,
+)
+ROW = fields(
+    id=TEXT,
+    ref=TEXT,
+    thread_id=TEXT,
+    namespace=TEXT,
+    step={"type": "integer"},
+    kind={"enum": ["input", "llm", "tool", "state", "fork", "merge", "interrupt", "error"]},
+    title=TEXT,
+    trigger=TEXT,
+    next_node=TEXT,
+    tags=TEXTS,
+    chips=listed(fields(text=TEXT, tone={"enum": ["branch", "warn", "error", "plain"]}, lane=COUNT)),
+    head=FLAG,
+    active=FLAG,
+    pinned=FLAG,
+    hidden=FLAG,
+    created_at=TIME,
+    duration_ms=maybe({"type": "number"}),
+    tokens=maybe({"type": "number"}),
+    cost=maybe({"type": "number"}),
+    added_bytes=COUNT,
+    parents=TEXTS,
+)
+PLACED = {**ROW, "properties": {**ROW["properties"], "lane": COUNT, "edges": listed(OBJECT)}}
+OPERATION = fields(id=COUNT, kind=TEXT, created_at=TIME, undone=FLAG, details=OBJECT)
+ERROR = document(error=fields(code=TEXT, message=TEXT, hint=TEXT))
+_COLLECTED = {
+    "threads": COUNT, "checkpoints": COUNT, "hidden": COUNT, "objects": COUNT, "size_bytes": COUNT, "dry_run": FLAG,
+    "retention": fields(policy=TEXT, param={"type": "number"}, source=TEXT),
+}  # fmt: skip
+_DELETED = document(threads=TEXTS, checkpoints=COUNT, dry_run=FLAG)
+_PINNED = document(thread_id=TEXT, id=TEXT, step=COUNT, pinned=FLAG)
+
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    "threads": document(threads=listed(THREAD), cursor=maybe(TEXT)),
+    "log": document(
+        thread_id=TEXT, rows=listed(PLACED), cursor=maybe(TEXT), total=COUNT, counts=OBJECT, hidden_by_filter=COUNT,
+        lanes=COUNT,
+    ),
+    "tail": PLACED,
+    "undo": document(thread_id=TEXT, undo=OPERATION),
+    "redo": document(thread_id=TEXT, redo=OPERATION),
+    "ops": document(thread_id=TEXT, operations=listed(OPERATION)),
+    "branch list": document(
+        thread_id=TEXT,
+        branches=listed(fields(name=TEXT, thread_id=TEXT, origin=maybe(TEXT), step=maybe(COUNT), updated_at=TIME)),
+    ),
+    "branch delete": _DELETED,
+    "tag": document(thread_id=TEXT, tags=listed(fields(tag=TEXT, checkpoints=COUNT, newest=TEXT, step=COUNT))),
+    "pin": _PINNED,
+    "unpin": _PINNED,
+    "copy": document(threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT),
+    "import-langgraph": document(threads=COUNT, checkpoints=COUNT, writes=COUNT, skipped=COUNT, verified=COUNT),
+    "retention show": document(policy=TEXT, param={"type": "number"}, source=TEXT),
+    "retention plan": document(**_COLLECTED),
+    "retention apply": document(**_COLLECTED),
+    "gc": document(**_COLLECTED),
+    "rm": _DELETED,
+    "purge": _DELETED,
+    "migrate": document(store=TEXT, up_to_date=FLAG),
+    "verify": document(
+        ok=FLAG, threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, damaged_threads=TEXTS,
+        findings=listed(fields(kind=TEXT, what=TEXT, thread_id=maybe(TEXT), checkpoint_id=maybe(TEXT), threads=TEXTS)),
+    ),
+    "doctor": document(
+        status={"enum": ["ok", "warn", "fail"]},
+        checks=listed(fields(check=TEXT, status={"enum": ["ok", "warn", "fail"]}, message=TEXT, advice=TEXT)),
+    ),
+    "demo": document(store=TEXT, threads=TEXTS, left_out=TEXTS),
+    "config": document(store=TEXT, kind=TEXT, source=TEXT, files=TEXTS, profiles=TEXTS),
+    "completion": document(shell=TEXT, script=TEXT),
+}  # fmt: skip
+"""By command. `ui` has none: it serves the page until it is stopped."""
+
+
+def check(command: str, answer: Any) -> None:
+    """Fail if an answer of a command is not as its schema says."""
+    jsonschema.validate(answer, DOCUMENTS[command])

@@ -1,0 +1,138 @@
+"""Retention, deletion, names, moving: what is asked before something is lost, and what is left afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import everstep
+from tests.cli import schemas
+from tests.cli.conftest import Run
+
+
+def count(file: Path, thread: str) -> int:
+    with everstep.open(file).sync as engine:
+        return len(engine.list_time_travel_points(thread, 10_000))
+
+
+def test_nothing_is_deleted_without_yes(run: Run, own_file: Path) -> None:
+    for words in (
+        ["rm", "onboarding-ada"],
+        ["purge", "--all"],
+        ["branch", "delete", "trip-to-oslo"],
+        ["retention", "apply", "--policy", "keep_last_n", "--keep", "2"],
+    ):
+        done = run(*words, "--store", own_file, "--json")
+        assert done.code == 2, words
+        assert done.out == ""
+    assert count(own_file, "onboarding-ada") == 6
+    assert count(own_file, "support-4711") == 412
+
+
+def test_a_dry_run_tells_and_deletes_nothing(run: Run, own_file: Path) -> None:
+    removed = run("rm", "onboarding-ada", "--dry-run", "--store", own_file, "--json").json
+    purged = run("purge", "--all", "--dry-run", "--store", own_file, "--json").json
+    kept = run(
+        "retention", "apply", "--policy", "keep_last_n", "--keep", "2", "--dry-run", "--store", own_file, "--json"
+    )
+
+    assert removed == {"schema": "everstep/v1", "threads": ["onboarding-ada"], "checkpoints": 6, "dry_run": True}
+    assert purged["checkpoints"] > 412
+    assert kept.json["checkpoints"] > 400
+    assert count(own_file, "support-4711") == 412
+
+
+def test_rm_names_what_it_does_not_find_and_deletes_nothing_then(run: Run, own_file: Path) -> None:
+    done = run("rm", "onboarding-ada", "nobody", "--yes", "--store", own_file)
+
+    assert done.code == 3
+    assert count(own_file, "onboarding-ada") == 6
+
+
+def test_purge_needs_to_know_what(run: Run, own_file: Path) -> None:
+    assert run("purge", "--yes", "--store", own_file).code == 2
+
+
+def test_purge_removes_what_matches(run: Run, own_file: Path) -> None:
+    done = run("purge", "--prefix", "trip-to-oslo-branch", "--yes", "--store", own_file, "--json").json
+
+    assert len(done["threads"]) == 3
+    names = [thread["thread_id"] for thread in run("threads", "--store", own_file, "--json").json["threads"]]
+    assert "trip-to-oslo" in names
+    assert not [name for name in names if "branch" in name]
+
+
+def test_retention_applies_the_policy_of_a_file(run: Run, own_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "everstep.toml").write_text('store = "own.db"\nretention = { policy = "keep_last_n", param = 10 }\n')
+
+    shown = run("retention", "show", "--json").json
+    run("retention", "apply", "support-4711", "--yes")
+
+    assert shown["policy"] == "keep_last_n"
+    assert shown["source"] == str(tmp_path / "everstep.toml")
+    assert count(own_file, "support-4711") == 10
+
+
+def test_a_policy_without_a_number_is_refused(run: Run, demo_file: Path) -> None:
+    assert run("retention", "plan", "--policy", "keep_age", "--store", demo_file).code == 2
+
+
+def test_gc_and_writing_from_a_shell_never_apply_a_retention(run: Run, own_file: Path) -> None:
+    run("gc", "--store", own_file)
+    run("pin", "support-4711", "--store", own_file)
+    assert count(own_file, "support-4711") == 412
+
+
+def test_a_branch_is_listed_and_deleted(run: Run, own_file: Path) -> None:
+    branches = run("branch", "list", "trip-to-oslo", "--store", own_file, "--json").json["branches"]
+    assert {branch["name"] for branch in branches} == {"cheap", "scenic", "family"}
+    family = next(branch["thread_id"] for branch in branches if branch["name"] == "family")
+
+    refused = run("branch", "delete", "trip-to-oslo", "--yes", "--store", own_file)
+    done = run("branch", "delete", family, "--yes", "--store", own_file, "--json")
+
+    assert refused.code == 2
+    schemas.check("branch delete", done.json)
+    left = run("branch", "list", "trip-to-oslo", "--store", own_file, "--json").json["branches"]
+    assert {branch["name"] for branch in left} == {"cheap", "scenic"}
+
+
+def test_undo_and_redo(run: Run, own_file: Path) -> None:
+    def step() -> int:
+        found: int = run("log", "trip-to-oslo", "-n", "1", "--json", "--store", own_file).json["rows"][0]["step"]
+        return found
+
+    undone = run("undo", "trip-to-oslo", "--store", own_file, "--json").json
+    assert undone["undo"]["kind"] == "merge"
+    assert step() == 8
+    redone = run("redo", "trip-to-oslo", "--store", own_file, "--json").json
+    schemas.check("redo", redone)
+    assert step() == 9
+
+
+def test_nothing_to_undo_is_a_failure(run: Run, own_file: Path) -> None:
+    done = run("undo", "onboarding-ada", "--store", own_file, "--json")
+
+    assert done.code == 1
+    assert done.error["code"] == "cannot_undo"
+
+
+def test_copy_brings_everything_and_runs_again(run: Run, demo_file: Path, tmp_path: Path) -> None:
+    first = run("copy", demo_file, tmp_path / "c.db", "--json").json
+    again = run("copy", demo_file, tmp_path / "c.db", "--json").json
+
+    assert first["checkpoints"] == first["verified"] > 400
+    assert again["checkpoints"] == 0
+    assert run("copy", tmp_path / "nope.db", tmp_path / "d.db").code == 5
+
+
+def test_verify_of_a_whole_store_and_of_a_damaged_one(run: Run, own_file: Path) -> None:
+    assert run("verify", "--store", own_file, "--json").json["ok"]
+
+    data = bytearray(own_file.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 4096] = bytes(4096)
+    own_file.write_bytes(bytes(data))
+    done = run("verify", "--store", own_file, "--json")
+
+    assert done.code in (1, 5)
+    assert done.out == "" or not done.json["ok"]

@@ -1,0 +1,213 @@
+"""Threads and histories: filters, tables for people, columns for programs, live."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import everstep
+from tests.cli import schemas
+from tests.cli.conftest import Run
+from tests.cli.terminals import start_on_terminal
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe\u2066 \x9b2J\u200f end\nnext"
+CONTROLS = set("\x1b\x07\x9b\u202e\u2066\u200f")
+
+
+def test_threads_are_columns_parted_by_tabs_in_a_pipe(run: Run, demo_file: Path) -> None:
+    done = run("threads", "--store", demo_file)
+
+    rows = [line.split("\t") for line in done.out.splitlines()]
+    assert {len(row) for row in rows} == {6}
+    assert {row[0] for row in rows} >= {"trip-to-oslo", "support-4711", "refund-0093"}
+    assert done.err == ""
+
+
+def test_threads_are_found_by_a_word_and_by_what_they_wait_for(run: Run, demo_file: Path) -> None:
+    named = run("threads", "INVOICE", "--store", demo_file, "--json").json["threads"]
+    waiting = run("threads", "--status", "waiting", "--store", demo_file, "--json").json["threads"]
+    recent = run("threads", "--since", "2h", "--store", demo_file, "--json").json["threads"]
+    none = run("threads", "--since", "2100-01-01", "--store", demo_file, "--json").json["threads"]
+
+    assert [thread["thread_id"] for thread in named] == ["invoice-run-2026-11"]
+    assert [thread["thread_id"] for thread in waiting] == ["refund-0093"]
+    assert recent
+    assert none == []
+
+
+def test_a_time_that_is_none_is_a_usage_error(run: Run, demo_file: Path) -> None:
+    done = run("threads", "--since", "yesterdayish", "--store", demo_file)
+
+    assert done.code == 2
+    assert "is no time" in done.err
+
+
+def test_a_long_history_streams_line_by_line(run: Run, demo_file: Path) -> None:
+    done = run("log", "support-4711", "-n", "1000", "--jsonl", "--store", demo_file)
+
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert [row["step"] for row in rows] == list(range(412, 0, -1))
+    schemas.check("tail", rows[0])
+    whole = run("log", "support-4711", "-n", "1000", "--json", "--store", demo_file).json
+    assert [row["id"] for row in whole["rows"]] == [row["id"] for row in rows]
+
+
+def test_a_history_is_filtered(run: Run, demo_file: Path) -> None:
+    def kinds(*options: str) -> set[str]:
+        rows = run("log", "invoice-run-2026-11", "--json", "--store", demo_file, *options).json["rows"]
+        return {row["kind"] for row in rows}
+
+    assert kinds("--kind", "tool") == {"tool"}
+    assert kinds("--errors") == set()
+    assert kinds("--errors", "--all") == {"error"}
+    assert kinds("--user-turns") == {"input"}
+    changed = run("log", "trip-to-oslo", "--path", "/hotel", "--json", "--store", demo_file).json["rows"]
+    assert [row["step"] for row in changed] == [9, 8]
+
+
+def test_an_empty_answer_says_that_a_filter_hides_rows(run: Run, demo_file: Path) -> None:
+    done = run("log", "support-4711", "--errors", "--store", demo_file)
+
+    assert done.out == ""
+    assert "left out by the filter" in done.err
+
+
+def test_without_a_name_it_is_the_thread_that_was_active_last(run: Run, demo_file: Path) -> None:
+    assert run("log", "--json", "--store", demo_file).json["thread_id"] == "refund-0093"
+
+
+def test_a_graph_is_drawn(run: Run, demo_file: Path) -> None:
+    done = run("log", "trip-to-oslo", "--graph", "--store", demo_file)
+
+    assert done.out.startswith("@  step 9  (HEAD trip-to-oslo)")
+    assert "|\\" in done.out
+    refused = run("log", "trip-to-oslo", "--graph", "--errors", "--store", demo_file)
+    assert refused.code == 2
+
+
+def test_an_unknown_thread_is_guessed(run: Run, demo_file: Path) -> None:
+    done = run("log", "trip-to-olso", "--store", demo_file, "--json")
+
+    assert done.code == 3
+    assert done.error["code"] == "checkpoint_not_found"
+    assert "trip-to-oslo" in done.error["hint"]
+
+
+def test_hostile_text_is_harmless_in_every_form(run: Run, tmp_path: Path) -> None:
+    with everstep.open(tmp_path / "h.db").sync as engine:
+        engine.append(HOSTILE, [{"role": "user", "content": HOSTILE}], {HOSTILE: HOSTILE}, tags=[HOSTILE])
+
+    for words in (
+        ["threads"],
+        ["log"],
+        ["log", "--graph"],
+        ["tag", HOSTILE],
+        ["log", "--json"],
+        ["log", HOSTILE + "x"],
+    ):
+        done = run(*words, "--store", tmp_path / "h.db")
+        assert not CONTROLS & set(done.out + done.err), words
+    assert run("threads", "--json", "--store", tmp_path / "h.db").json["threads"][0]["thread_id"] == HOSTILE
+
+
+# -- on a terminal
+
+
+def test_people_see_a_table_with_a_header_and_a_hint(demo_file: Path) -> None:
+    seen = start_on_terminal("threads", "--store", demo_file)
+
+    assert seen.code == 0
+    assert "THREAD" in seen.screen
+    assert "\x1b[" in seen.screen
+    assert "hint: everstep log" in seen.screen
+    assert all(len(line) <= 160 for line in seen.screen.splitlines())
+
+
+def test_no_color_means_no_colors(run: Run, demo_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_colors(*options: str) -> bool:
+        return "\x1b[" in run("log", "trip-to-oslo", "--graph", "--store", demo_file, *options).out
+
+    assert not has_colors()
+    assert has_colors("--color", "always")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert has_colors()
+    assert not has_colors("--color", "never")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_colors()
+    assert has_colors("--color", "always")
+
+
+def test_no_color_counts_on_a_terminal(demo_file: Path) -> None:
+    plain = start_on_terminal("threads", "--store", demo_file, environment={"NO_COLOR": "1"})
+    assert "\x1b[" not in plain.screen
+
+
+def test_long_answers_go_through_the_pager(demo_file: Path, tmp_path: Path) -> None:
+    pager = tmp_path / "pager"
+    pager.write_text("#!/bin/sh\necho paged; exec head -n 2\n")
+    pager.chmod(0o755)
+    environment = {"EVERSTEP_PAGER": str(pager)}
+
+    paged = start_on_terminal("log", "support-4711", "--store", demo_file, environment=environment)
+    direct = start_on_terminal("log", "support-4711", "--no-pager", "--store", demo_file, environment=environment)
+
+    assert paged.screen.startswith("paged")
+    assert "paged" not in direct.screen
+    assert direct.screen.count("\n") > 50
+
+
+def test_who_destroys_is_asked_on_a_terminal(own_file: Path) -> None:
+    no = start_on_terminal("rm", "onboarding-ada", "--store", own_file, answers="n\n", after="[y/N]")
+    assert no.code == 1
+    assert "onboarding-ada: 6 checkpoints" in no.screen
+    assert "nothing was changed" in no.screen
+
+    yes = start_on_terminal("rm", "onboarding-ada", "--store", own_file, answers="y\n", after="[y/N]")
+    assert yes.code == 0
+    assert "1 thread with 6 checkpoints deleted" in yes.screen
+
+
+# -- live
+
+
+def test_tail_shows_what_another_process_writes(own_file: Path) -> None:
+    command = [sys.executable, "-m", "everstep", "tail", "--jsonl", "-n", "3", "--past", "1", "--interval", "0.05"]
+    environment = {**os.environ, "EVERSTEP_STORE": str(own_file)}
+    with subprocess.Popen([*command, "onboarding-ada"], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        with everstep.open(own_file).sync as engine:
+            engine.append("onboarding-ada", [{"role": "user", "content": "One more thing."}])
+            engine.append("onboarding-ada", [{"role": "user", "content": "And another."}])
+        rows = [json.loads(line) for line in process.stdout]
+
+    assert process.returncode == 0
+    assert [row["step"] for row in [first, *rows]] == [6, 7, 8]
+    assert rows[-1]["title"] == "And another."
+    schemas.check("tail", first)
+
+
+def test_tail_of_all_threads_begins_with_what_is_new(own_file: Path) -> None:
+    command = [sys.executable, "-m", "everstep", "tail", "-n", "2", "--interval", "0.05", "--store", str(own_file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with everstep.open(own_file).sync as engine:
+            step = 0
+            while process.poll() is None and step < 2000:  # it may have begun to look only now
+                step += 1
+                engine.append("new-thread", [{"role": "user", "content": f"word {step}"}])
+        assert process.stdout is not None
+        lines = process.stdout.read().splitlines()
+
+    assert len(lines) == 2
+    assert all(line.split("\t")[1] == "new-thread" for line in lines)
+
+
+def test_ctrl_c_ends_tail_with_130(own_file: Path) -> None:
+    words = ["tail", "onboarding-ada", "--past", "1", "--store", own_file]
+    seen = start_on_terminal(*words, answers="\x03", after="profile")
+    assert seen.code == 130
