@@ -167,6 +167,8 @@ class CopyReport:
     """Checkpoints that were there already."""
     verified: int = 0
     """Checkpoints that were compared with the source afterwards, with all that their values are made of."""
+    damaged: tuple[Finding, ...] = ()
+    """With `skip_damaged`: what could not be read, and was left out."""
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,13 @@ def writes(found: Iterable[Write], key: Key, thread: Thread, others: Iterable[Wr
 
 def is_hidden(stored: Stored, stretches: Iterable[Hidden]) -> bool:
     """Whether one of these stretches hides the checkpoint."""
+    return is_place_hidden(stored.record.key.namespace, stored.segment, stored.seq, stretches)
+
+
+def is_place_hidden(namespace: str, segment: int, seq: int, stretches: Iterable[Hidden]) -> bool:
+    """Whether one of these stretches hides the checkpoint of this place."""
     return any(
-        h.writes_of is None
-        and h.namespace == stored.record.key.namespace
-        and h.segment in (None, stored.segment)
-        and h.after < stored.seq <= h.to
+        h.writes_of is None and h.namespace == namespace and h.segment in (None, segment) and h.after < seq <= h.to
         for h in stretches
     )
 

@@ -7,11 +7,13 @@ retention removes under our hands is left out.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from everstep.reports import CopyReport
 from everstep.runtime.blocking import run_to_end
 from everstep.transfer.families import StoreSource
 from everstep.transfer.receiving import Progress, Target
+from everstep.transfer.salvage import SalvageSource
 from everstep.transfer.sides import Side, opened, thread_names
 
 
@@ -22,6 +24,7 @@ def copy(
     *,
     progress: Progress | None = None,
     verify: bool = True,
+    skip_damaged: bool = False,
 ) -> CopyReport:
     """Copy histories from one store to another and return what was done: everything, or the families of `threads`.
 
@@ -32,10 +35,13 @@ def copy(
     deleted of a thread goes, threads it has deleted stay. A thread of the target that is not a copy of the source's, or
     that somebody has changed there since, is InvalidInput, and its family is left as it is; but single checkpoints that
     were deleted or replaced there come back as the source has them. With `verify` everything is read back and compared:
-    a difference is CheckpointCorrupted. Either side is a URL, the path of a file, or an open engine, backend or store,
-    which stays open. `progress` is called with a CopyProgress after each part.
+    a difference is CheckpointCorrupted. A source that is damaged is CheckpointCorrupted too; with `skip_damaged` what
+    cannot be read is left out and named in the report, and heads are the newest checkpoints that are whole.
+
+    Either side is a URL, the path of a file, or an open engine, backend or store, which stays open. `progress` is
+    called with a CopyProgress after each part.
     """
-    return run_to_end(_copy(source, target, threads, progress, verify, blocking=True))
+    return run_to_end(_copy(source, target, threads, progress, verify, skip_damaged, blocking=True))
 
 
 async def copy_async(
@@ -45,9 +51,10 @@ async def copy_async(
     *,
     progress: Progress | None = None,
     verify: bool = True,
+    skip_damaged: bool = False,
 ) -> CopyReport:
     """Copy histories from one store to another without blocking the event loop. See `copy`."""
-    return await _copy(source, target, threads, progress, verify, blocking=False)
+    return await _copy(source, target, threads, progress, verify, skip_damaged, blocking=False)
 
 
 async def _copy(
@@ -56,9 +63,14 @@ async def _copy(
     threads: Iterable[str] | None,
     progress: Progress | None,
     verify: bool,
+    skip_damaged: bool,
     *,
     blocking: bool,
 ) -> CopyReport:
     names = thread_names(threads)
     async with opened(source, "source", blocking) as one, opened(target, "target", blocking) as other:
-        return await Target(other, StoreSource(one, names), progress, verify=verify).take_all()
+        if not skip_damaged:
+            return await Target(other, StoreSource(one, names), progress, verify=verify).take_all()
+        salvage = SalvageSource(one, names)
+        report = await Target(other, salvage, progress, verify=verify).take_all()
+        return replace(report, damaged=salvage.findings)

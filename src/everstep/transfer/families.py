@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from everstep.errors import CheckpointCorrupted, InvalidInput, StoreUnavailable
 from everstep.repository.repository import verified
-from everstep.stores.protocol import Key, Object, Place, Query, RawThread, Store, Stored
+from everstep.stores.protocol import Key, Object, Place, Query, RawThread, Store, Stored, Thread
 from everstep.values.tree import hashes
 
 T = TypeVar("T")
@@ -129,14 +129,14 @@ class StoreSource:
         families = await self._all_families() if self._names is None else await self._families_of(self._names)
         self.threads_total = sum(map(len, families))
         for thread_id in [None] if self._names is None else [name for names in families for name in names]:
-            self.checkpoints_total += await self._store.count(Query(thread_id=thread_id, namespace=None, hidden="also"))
+            self.checkpoints_total += await self._count(Query(thread_id=thread_id, namespace=None, hidden="also"))
         for names in families:
             sent: set[bytes] = set()
             for _ in range(_PASSES_MAX):
                 family = await self._read(names)
                 if family is None:
                     break
-                coming = _StorePass(self._store, family, sent)
+                coming = self._make_pass(family, sent)
                 yield coming
                 if coming.is_finished:
                     break
@@ -144,6 +144,9 @@ class StoreSource:
                 raise StoreUnavailable(
                     f"the family of thread {names[0]!r} changes faster than it can be copied; try again"
                 )
+
+    def _make_pass(self, family: Family, sent: set[bytes]) -> Pass:
+        return StorePass(self._store, family, sent)
 
     async def _all_families(self) -> list[list[str]]:
         """Return the names of all threads by family, those that were active last at the end.
@@ -156,27 +159,38 @@ class StoreSource:
         for _ in range(_ROUNDS_MAX):
             before = len(seen)
             offset = 0
-            while page := await self._store.list_threads(_PAGE, offset, headless=True):
-                for head in page:
-                    name = head.record.key.thread_id
+            while True:
+                page, size = await self._list_threads(offset)
+                for name, family in page:
                     seen.add(name)
-                    found.setdefault(head.family, {})[name] = None
-                offset += len(page)
+                    found.setdefault(family, {})[name] = None
+                if size == 0:
+                    break
+                offset += size
             if len(seen) == before:
                 break
         return [list(names)[::-1] for names in reversed(found.values())]
+
+    async def _list_threads(self, offset: int) -> tuple[list[tuple[str, str]], int]:
+        """Return threads with their families, and how many places of the list that covers; 0: it ends here."""
+        page = await self._store.list_threads(_PAGE, offset, headless=True)
+        return [(head.record.key.thread_id, head.family) for head in page], len(page)
 
     async def _families_of(self, names: Sequence[str]) -> list[list[str]]:
         found: list[list[str]] = []
         seen: set[str] = set()
         for name in names:
             if name not in seen:
-                raw = await self._store.raw(name, family_threads=True)
+                raw = await self._raw(name, family_threads=True)
                 if raw is None:
-                    raise InvalidInput(f"there is no thread {name!r} in the source")
+                    self._refuse_missing(name)
+                    continue
                 found.append(list(raw.family_threads))
                 seen.update(raw.family_threads)
         return found
+
+    def _refuse_missing(self, name: str) -> None:
+        raise InvalidInput(f"there is no thread {name!r} in the source")
 
     async def _read(self, names: Sequence[str]) -> Family | None:
         """Return the family as it is now; None if it is gone."""
@@ -185,14 +199,28 @@ class StoreSource:
         for name, raw in raws.items():
             # What came later belongs to a later moment of the thread.
             newest = {namespace: line.newest for namespace, line in raw.lines.items()}
-            listed = await entries(self._store, name)
+            listed = await self._entries(name)
             found += [entry for entry in listed if entry.seq <= newest.get(entry.key.namespace, 0)]
         found.sort(key=lambda entry: entry.seq)
         for raw in raws.values():
-            thread = await self._store.thread(raw.thread_id, ancestry=True)
+            thread = await self._thread(raw.thread_id)
             if thread is not None and thread.family == raw.family:
                 return Family(raw.family, raw.identity, raws, thread.ancestry, found)
         return None
+
+    # Single reads, for a source that goes on where one of them fails.
+
+    async def _raw(self, name: str, *, family_threads: bool) -> RawThread | None:
+        return await self._store.raw(name, family_threads=family_threads)
+
+    async def _entries(self, name: str) -> list[Entry]:
+        return await entries(self._store, name)
+
+    async def _thread(self, name: str) -> Thread | None:
+        return await self._store.thread(name, ancestry=True)
+
+    async def _count(self, query: Query) -> int:
+        return await self._store.count(query)
 
     async def _read_threads(self, names: Sequence[str]) -> dict[str, RawThread]:
         """Return these threads of one family, and those that have come to it meanwhile."""
@@ -202,7 +230,7 @@ class StoreSource:
         while pending:
             name = next(iter(pending))
             del pending[name]
-            raw = await self._store.raw(name, family_threads=not raws)
+            raw = await self._raw(name, family_threads=not raws)
             if raw is None or family not in (None, raw.family):
                 continue
             family = raw.family
@@ -211,7 +239,7 @@ class StoreSource:
         return raws
 
 
-class _StorePass(Pass):
+class StorePass(Pass):
     """One pass of a family that a store has."""
 
     def __init__(self, store: Store, family: Family, sent: set[bytes]) -> None:

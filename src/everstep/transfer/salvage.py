@@ -1,0 +1,194 @@
+"""The families of a store that is damaged: what can be read is sent, and what cannot is named.
+
+A checkpoint that cannot be read, or of whose values a part is missing or wrong, is left out. If it was a head, another
+pass follows, in which the newest whole checkpoint before it is the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from everstep.errors import CheckpointCorrupted
+from everstep.history.checkpoint_tree import is_place_hidden
+from everstep.reports import Finding
+from everstep.repository.repository import verified
+from everstep.stores.inspection import Checking
+from everstep.stores.protocol import Key, Object, Query, RawLine, RawThread, Store, Thread
+from everstep.transfer import families
+from everstep.transfer.families import Entry, Family, Group, Lost, Pass, Receiver, StorePass, StoreSource, entry_of
+from everstep.upkeep.looking import DAMAGE, finding_of, look_at
+from everstep.values.tree import hashes
+
+
+class SalvageSource(StoreSource):
+    """All that can still be read of the families of a store."""
+
+    def __init__(self, store: Store, names: Sequence[str] | None) -> None:
+        super().__init__(store, names)
+        self._findings: dict[Any, Finding] = {}
+        self.left_out: set[Key] = set()
+        """Checkpoints that cannot be copied."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is damaged."""
+        return tuple(self._findings.values())
+
+    def note(self, exc: Exception, kind: str, thread_id: str | None, key: Key | None = None) -> None:
+        """Remember what is damaged; what is said of one thing first is kept."""
+        found = finding_of(exc, kind, thread_id)
+        if key is not None:
+            self.left_out.add(key)
+            found = Finding(kind, found.what, key.thread_id, key.checkpoint_id, (key.thread_id,))
+        self._findings.setdefault((found.thread_id, found.checkpoint_id), found)
+
+    def _refuse_missing(self, name: str) -> None:
+        if not any(finding.thread_id == name for finding in self.findings):
+            super()._refuse_missing(name)
+
+    def _make_pass(self, family: Family, sent: set[bytes]) -> Pass:
+        return _SalvagePass(self, self._store, family, sent)
+
+    async def _all_families(self) -> list[list[str]]:
+        found = await super()._all_families()
+        if not self._findings or not isinstance(self._store, Checking):
+            return found
+        # Some could not even be listed: by name there may be more to be had, and it is known what is lost.
+        listed = {name for names in found for name in names}
+        more: dict[str, list[str]] = {}
+        for name in await self._store.thread_names():
+            raw = await self._raw(name, family_threads=False) if name not in listed else None
+            if raw is not None:
+                more.setdefault(raw.family, []).append(name)
+        return [*found, *more.values()]
+
+    async def _list_threads(self, offset: int) -> tuple[list[tuple[str, str]], int]:
+        try:
+            return await super()._list_threads(offset)
+        except DAMAGE:
+            pass
+        try:
+            page = await self._store.list_threads(1, offset, headless=True)
+            return [(head.record.key.thread_id, head.family) for head in page], len(page)
+        except DAMAGE as exc:
+            name = getattr(exc, "thread_id", None)
+            self.note(exc, "thread", name)
+            raw = await self._raw(name, family_threads=False) if name is not None else None
+            return [(name, raw.family)] if name is not None and raw is not None else [], 1
+
+    async def _raw(self, name: str, *, family_threads: bool) -> RawThread | None:
+        try:
+            return await super()._raw(name, family_threads=family_threads)
+        except DAMAGE as exc:
+            self.note(exc, "thread", name)
+            return None
+
+    async def _thread(self, name: str) -> Thread | None:
+        try:
+            return await super()._thread(name)
+        except DAMAGE as exc:
+            self.note(exc, "thread", name)
+            return None
+
+    async def _count(self, query: Query) -> int:
+        try:
+            return await super()._count(query)
+        except DAMAGE:
+            return 0
+
+    async def _entries(self, name: str) -> list[Entry]:
+        try:
+            listed = await super()._entries(name)
+        except DAMAGE:
+            listed = await self._entries_around_damage(name)
+        return [entry for entry in listed if entry.key not in self.left_out]
+
+    async def _entries_around_damage(self, name: str) -> list[Entry]:
+        look = await look_at(self._store, name)
+        for finding in look.findings:
+            self._findings.setdefault((finding.thread_id, finding.checkpoint_id), finding)
+        found: list[Entry] = []
+        for entry in look.entries:
+            try:
+                loaded = await self._store.read_many([entry.key])
+            except DAMAGE as exc:
+                self.note(exc, "checkpoint", name, entry.key)
+                continue
+            found += [entry_of(each.stored) for each in loaded]
+        return found
+
+    async def _read(self, names: Sequence[str]) -> Family | None:
+        family = await super()._read(names)
+        if family is None:
+            return None
+        raws = {name: await self._without_damage(family.name, raw) for name, raw in family.raws.items()}
+        for name in raws.keys() & {finding.thread_id for finding in self.findings if finding.thread_id is not None}:
+            entries = [entry for entry in family.entries if entry.key.thread_id == name]
+            raws[name] = _with_whole_heads(raws[name], entries)
+        return family._replace(raws=raws)
+
+    async def _without_damage(self, family: str, raw: RawThread) -> RawThread:
+        """Return a thread without the pending writes and common states of which a part cannot be read."""
+        if await self._is_whole(family, families.roots_of(raw)):
+            return raw
+        writes = [(key, write) for key, write in raw.writes if await self._is_whole(family, hashes(write.children))]
+        shared = {}
+        for other, held in raw.shared_states.items():
+            shared[other] = [common for common in held if await self._is_whole(family, hashes(common.root.children))]
+        missing = CheckpointCorrupted("a part of a pending write, or of a common state, cannot be read")
+        self.note(missing, "write", raw.thread_id)
+        return raw._replace(writes=writes, shared_states=shared)
+
+    async def _is_whole(self, family: str, roots: Sequence[bytes]) -> bool:
+        async def fetch(asked: Sequence[bytes]) -> list[Object]:
+            objects = await self._store.fetch(family, asked, below=False)
+            verified(objects)
+            return objects
+
+        try:
+            await families.walk(roots, set(), fetch)
+        except (Lost, *DAMAGE):
+            return False
+        return True
+
+
+class _SalvagePass(StorePass):
+    """One pass of a family that may be damaged."""
+
+    def __init__(self, source: SalvageSource, store: Store, family: Family, sent: set[bytes]) -> None:
+        super().__init__(store, family, sent)
+        self._source = source
+
+    async def _load(self, group: Sequence[Entry], receiver: Receiver) -> AsyncGenerator[Group, None]:
+        try:
+            async with aclosing(super()._load(group, receiver)) as parts:
+                async for part in parts:
+                    yield part
+            return
+        except DAMAGE as exc:
+            if len(group) == 1:
+                self._source.note(exc, "checkpoint", None, group[0].key)
+                return
+        for entry in group:
+            async with aclosing(self._load([entry], receiver)) as parts:
+                async for part in parts:
+                    yield part
+
+
+def _with_whole_heads(raw: RawThread, entries: Sequence[Entry]) -> RawThread:
+    """Return a thread whose heads are the newest visible checkpoints that can be copied, if they cannot themselves."""
+    keys = {entry.key for entry in entries}
+    lines: dict[str, RawLine] = {}
+    for namespace, line in raw.lines.items():
+        lines[namespace] = line
+        if line.head is None or Key(raw.thread_id, namespace, line.head) in keys:
+            continue
+        head: str | None = None
+        for entry in entries:  # the oldest first
+            is_hidden = is_place_hidden(namespace, entry.segment, entry.seq, raw.hidden)
+            if entry.key.namespace == namespace and not is_hidden:
+                head = entry.key.checkpoint_id
+        lines[namespace] = line._replace(head=head, head_was_moved=True, generation=line.generation + 1)
+    return raw._replace(lines=lines)
