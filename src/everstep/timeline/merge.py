@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, HeadMoved, InvalidInput, MergeConflict
@@ -16,7 +17,7 @@ from everstep.history.three_way import Merged
 from everstep.history.three_way import merge as merge_roots
 from everstep.reports import Conflict
 from everstep.repository.new_names import under_new_name
-from everstep.repository.repository import packed_whole
+from everstep.repository.repository import packed_whole, verified
 from everstep.repository.step import checkpoint_id, new_record
 from everstep.runtime import calls
 from everstep.runtime.deadlines import held_by_caller
@@ -53,6 +54,40 @@ class _Sides(NamedTuple):
     ancestry: Ancestry
     bases: Sequence[Place]
     """The last checkpoints that both sides have in common."""
+
+
+class MergePlan(NamedTuple):
+    """What a merge would do."""
+
+    ours: Stored
+    bases: Sequence[Place]
+    is_done: bool
+    """There is nothing to merge."""
+    conflicts: Sequence[Conflict] = ()
+    root: Root | None = None
+    """The values that it would make; None if there are conflicts."""
+    objects: Mapping[bytes, tree.Content] = MappingProxyType({})
+    """Those of its objects that are not stored."""
+
+
+async def plan_merge(
+    work: Workspace, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None
+) -> MergePlan:
+    """Return what a merge of the heads as they are now would do; nothing is written."""
+    if branch == into:
+        raise InvalidInput(f"thread {into!r} cannot be merged into itself")
+    sides = await _sides(work, branch, into, namespace)
+    if sides.theirs.place in sides.bases:
+        return MergePlan(sides.ours, sides.bases, True, (), sides.ours.record.root)
+    adapter = adapter_of(sides.ours.record.kind)
+    try:
+        if adapter is None:
+            draft = await _merged(work, sides, resolve)
+        else:
+            draft = await _merged_namespace(adapter, work, sides, resolve, graph)
+    except MergeConflict as exc:
+        return MergePlan(sides.ours, sides.bases, False, exc.conflicts)
+    return MergePlan(sides.ours, sides.bases, False, (), draft.record.root, verified(draft.objects))
 
 
 async def merge(work: Workspace, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str:

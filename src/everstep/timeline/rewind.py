@@ -42,10 +42,7 @@ async def _rewind(work: Workspace, key: Key, later: str) -> _Rewound:
     loaded, thread = await _target(work, key, later)
     target = loaded.stored
     adapter = adapter_of(target.record.kind)
-    if adapter is not None:
-        back = await adapter.way_back(work.store, thread, loaded)
-    else:
-        back = await _way_back(work, thread, loaded)
+    back = await _planned(work, thread, loaded)
     result = TimeTravelResult(await _checkpoint(work, target), key.thread_id, back.depth, back.before)
 
     doomed: Sequence[Hidden] = ()
@@ -87,6 +84,36 @@ async def _rewind(work: Workspace, key: Key, later: str) -> _Rewound:
         )
     )
     return _Rewound(result, doomed, entry)
+
+
+async def plan_rewind(work: Workspace, key: Key) -> WayBack:
+    """Return what a rewind to a checkpoint would do."""
+    loaded, thread = await _target(work, key, "hide")
+    return await _planned(work, thread, loaded)
+
+
+async def left_behind(work: Workspace, key: Key, plan: WayBack, limit: int) -> list[Stored]:
+    """Return the newest of the checkpoints that a rewind would leave behind, in its own namespace."""
+    found: list[Stored] = []
+    for stretch in plan.later:
+        if stretch.namespace == key.namespace:
+            query = Query(
+                thread_id=key.thread_id,
+                namespace=stretch.namespace,
+                after_seq=stretch.after,
+                before_seq=stretch.to + 1,
+                segment=stretch.segment,
+                limit=limit,
+            )
+            found += await work.store.list_checkpoints(query)
+    return sorted(found, key=lambda stored: stored.seq, reverse=True)[:limit]
+
+
+async def _planned(work: Workspace, thread: Thread, loaded: Loaded) -> WayBack:
+    adapter = adapter_of(loaded.stored.record.kind)
+    if adapter is not None:
+        return await adapter.way_back(work.store, thread, loaded)
+    return await _way_back(work, thread, loaded)
 
 
 async def _target(work: Workspace, key: Key, later: str) -> tuple[Loaded, Thread]:

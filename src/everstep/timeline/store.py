@@ -14,7 +14,7 @@ from everstep.backends import StoreBackend
 from everstep.config import SnapshotConfig
 from everstep.errors import CheckpointCorrupted
 from everstep.history import checkpoint_tree, operation_log
-from everstep.history.adapter import adapter_of
+from everstep.history.adapter import WayBack, adapter_of
 from everstep.history.ancestry import ancestry_of
 from everstep.history.diff import compare
 from everstep.history.merge_base import shown_root
@@ -38,10 +38,10 @@ from everstep.runtime import calls
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import AnyHead, Change, Key, Pin, Query, Root, SharedState, Store, Stored
 from everstep.timeline.branch import branch
-from everstep.timeline.merge import merge
+from everstep.timeline.merge import MergePlan, merge, plan_merge
 from everstep.timeline.protocol import Resolve
 from everstep.timeline.references import resolve
-from everstep.timeline.rewind import rewind, shared_states_after
+from everstep.timeline.rewind import left_behind, plan_rewind, rewind, shared_states_after
 from everstep.timeline.undo import operations, redo, undo
 from everstep.timeline.workspace import Workspace
 from everstep.types import TASK_NAMESPACE, Checkpoint, CheckpointMetadata
@@ -230,6 +230,14 @@ class StoreTimeline:
         """Make a checkpoint the head; what came later on its line is hidden, deleted or kept."""
         return await rewind(self._work, key, later)
 
+    async def plan_rewind(self, key: Key) -> WayBack:
+        """Return what a rewind would do."""
+        return await plan_rewind(self._work, key)
+
+    async def left_behind(self, key: Key, plan: WayBack, limit: int) -> list[Stored]:
+        """Return the newest of what a rewind would leave behind."""
+        return await left_behind(self._work, key, plan, limit)
+
     async def undo(self, thread_id: str) -> Operation:
         """Take the newest operation back."""
         return await undo(self._work, thread_id)
@@ -249,6 +257,12 @@ class StoreTimeline:
     async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str:
         """Merge the head of one thread into another and return the merge's id."""
         return await merge(self._work, branch, into, resolve, namespace, graph)
+
+    async def plan_merge(
+        self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None
+    ) -> MergePlan:
+        """Return what a merge would do; nothing is written."""
+        return await plan_merge(self._work, branch, into, resolve, namespace, graph)
 
     # -- retention
 

@@ -73,13 +73,13 @@ class Changed(NamedTuple):
 async def changed_since_parent(repository: Repository, stored: Sequence[Stored]) -> dict[Key, Changed]:
     """Return what changed in each checkpoint, which must have its root, or is read again."""
     whole = await _with_roots(repository, stored)
-    parents = await _first_parents(repository, whole)
+    parents = await first_parents(repository, whole)
     found: dict[Key, Changed] = {}
     groups: dict[tuple[str, str], list[Stored]] = {}
     for each in whole:
         groups.setdefault((each.family, each.record.kind), []).append(each)
     for (family, kind), members in groups.items():
-        reader = _reader(kind)
+        reader = reader_of(kind)
         needs = [_compared(_parent_root(each, parents), _root(each), reader) for each in members]
         for each, changes in zip(members, await repository.walk(together(needs), [family]), strict=True):
             found[each.record.key] = _changed(_seen_by_people(kind, changes))
@@ -98,11 +98,23 @@ async def differences(repository: Repository, before: Stored | None, after: Stor
     kind = after.record.kind or (before.record.kind if before is not None else "")
     families = [after.family] if before is None else [before.family, after.family]
     root = _root(before) if before is not None else _EMPTY
-    changes = await repository.walk(compare(root, _root(after), _reader(kind)), families)
+    changes = await repository.walk(compare(root, _root(after), reader_of(kind)), families)
     adapter = adapter_of(kind)
     if adapter is not None and before is not None:
         return await adapter.shown(repository, changes, before, after)
     return _seen_by_people(kind, changes)
+
+
+async def differences_of_roots(
+    repository: Repository, before: Stored, after: Root | None, objects: Mapping[bytes, tree.Content]
+) -> list[Difference]:
+    """Return what changes from a checkpoint to values that are not stored; None: to nothing, and nothing changes."""
+    if after is None:
+        return []
+    kind = before.record.kind
+    shown = shown_root(after) if kind else after
+    need = compare(_root(before), shown, reader_of(kind))
+    return _seen_by_people(kind, await repository.walk(need, [before.family], objects))
 
 
 def _seen_by_people(kind: str, changes: Sequence[Difference]) -> list[Difference]:
@@ -114,7 +126,8 @@ def _seen_by_people(kind: str, changes: Sequence[Difference]) -> list[Difference
     return [change for change in changes if not is_internal_path(change.path)]
 
 
-def _reader(kind: str) -> codec.Codec:
+def reader_of(kind: str) -> codec.Codec:
+    """Return what reads the values of checkpoints of a kind."""
     adapter = adapter_of(kind)
     return adapter.codec if adapter is not None else CODEC
 
@@ -133,7 +146,8 @@ async def _with_roots(repository: Repository, stored: Sequence[Stored]) -> list[
     return [each for each in found if each.record.body]
 
 
-async def _first_parents(repository: Repository, stored: Sequence[Stored]) -> Mapping[Key, Stored]:
+async def first_parents(repository: Repository, stored: Sequence[Stored]) -> Mapping[Key, Stored]:
+    """Return these checkpoints and their first parents, as far as they are stored."""
     known = {each.record.key: each for each in stored}
     wanted = {parent for each in stored for parent in each.record.parents[:1] if parent not in known}
     loaded = await repository.store.read_many(sorted(wanted)) if wanted else []

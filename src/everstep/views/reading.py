@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from everstep.backends import StoreBackend
 from everstep.errors import CheckpointCorrupted, CheckpointNotFound, UnsupportedByBackend
 from everstep.history.adapter import adapter_of
+from everstep.history.merge_base import shown_root
 from everstep.reports import Reference
 from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Stored, Write
@@ -95,8 +96,19 @@ async def _values(repository: Repository, stored: Stored) -> Values:
     return Values(messages, state, tools_result, record.next_node)
 
 
-def _read(root: Root) -> Need[list[Any]]:
-    walker = Walker([root], CODEC)
+async def root_values(
+    repository: Repository, stored: Stored, root: Root | None, objects: Mapping[bytes, tree.Content]
+) -> list[Any]:
+    """Return the values below a root that may not be stored (None: that of the checkpoint), of the same family."""
+    adapter = adapter_of(stored.record.kind)
+    found = root if root is not None else stored.record.root
+    if adapter is None:
+        return await repository.walk(_read(found), [stored.family], objects)
+    return await repository.walk(_read(shown_root(found), adapter.codec), [stored.family], objects)
+
+
+def _read(root: Root, reader: codec.Codec = CODEC) -> Need[list[Any]]:
+    walker = Walker([root], reader)
     nodes = yield from walker.values(root)
     return (yield from walker.read(list(nodes)))
 

@@ -389,9 +389,8 @@ def nodes_of(writes: Sequence[Write]) -> list[str]:
     """Return the nodes of a graph that wrote these, in order."""
     names: dict[str, None] = {}
     for write in writes:
-        _, _, name = write.task_path.partition(", ")
-        name = name.partition(",")[0].strip()
-        if name and write.idx >= 0:
+        kind, _, name = write.task_path.partition(", ")
+        if kind.endswith("__pregel_pull") and name and write.idx >= 0:  # others are known by a number
             names[one_line(name, 80)] = None
     return list(names)
 
@@ -399,7 +398,7 @@ def nodes_of(writes: Sequence[Write]) -> list[str]:
 def question_text(value: Any) -> str:
     """Return what an interrupt asks, in one line."""
     asked = value
-    while type(asked) is list and asked:
+    while type(asked) in (list, tuple) and asked:
         asked = asked[0]
     if type(asked) is dict and "value" in asked:
         asked = asked["value"]
