@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.errors import CheckpointNotFound, InvalidInput
 from everstep.history.ancestry import Ancestry, ancestry_of
+from everstep.history.checkpoint_tree import Segments
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Loaded, Stored
@@ -76,16 +77,57 @@ async def page(
     limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
     wanted = _wanted(kinds, text, path, errors=errors, user_turns=user_turns)
     repository = repository_of(engine)
-    at = _unpack_cursor(cursor, wanted) if cursor is not None else None
+    begin = _unpack_cursor(cursor, wanted) if cursor is not None else None
+    reader = await _opened(engine, repository, thread_id, begin, limit, hidden=hidden, branches=branches)
+    return await _filled(reader, wanted, limit)
+
+
+class Begin(NamedTuple):
+    """Where a page begins: below which row, and with which lines."""
+
+    seq: int
+    lines: Any
+
+
+async def page_from(
+    engine: CheckpointEngine,
+    thread_id: str,
+    begin: Begin | None,
+    passed: int,
+    limit: int,
+    *,
+    hidden: bool = False,
+    branches: bool = True,
+) -> dict[str, Any]:
+    """Return the rows that come so many rows after a place, without a filter; None is the top."""
+    repository = repository_of(engine)
+    count = passed + limit
+    reader = await _opened(engine, repository, thread_id, begin, count, hidden=hidden, branches=branches)
+    await reader.pass_over(passed)
+    return await _filled(reader, _Wanted(frozenset(), "", ""), limit)
+
+
+async def _opened(
+    engine: CheckpointEngine,
+    repository: Repository,
+    thread_id: str,
+    begin: Begin | None,
+    count: int,
+    *,
+    hidden: bool,
+    branches: bool,
+) -> _Reader:
     listing = Listing(repository.store, thread_id, hidden=hidden, branches=branches)
-    await listing.open(limit, at["s"] if at is not None else None)
+    await listing.open(count, begin.seq if begin is not None else None)
     if not listing.exists:
         await engine.resolve("@", thread_id=thread_id)  # says that there is none, and which may be meant
         raise CheckpointNotFound("@", thread_id)
-    graph = Graph(listing.threads)
-    if at is not None:
-        graph.restore(at["l"])
-    return await _filled(_Reader(repository, thread_id, listing, graph), wanted, limit, is_first=at is None)
+    reader = _Reader(repository, thread_id, listing, Graph(listing.threads))
+    if begin is None:
+        await reader.keep_lane()
+    else:
+        reader.graph.restore(begin.lines)
+    return reader
 
 
 class _Reader:
@@ -104,6 +146,17 @@ class _Reader:
         if loaded is not None:
             self.graph.keep(loaded.stored)
 
+    async def pass_over(self, count: int) -> None:
+        """Go past rows that are not asked for: only their lines count."""
+        while count > 0:
+            listed = await self.listing.take(min(count, _BATCH))
+            segments = await self._segments(listed)
+            for stored in listed:
+                self.graph.place(stored, segments)
+            if len(listed) < min(count, _BATCH):
+                return
+            count -= len(listed)
+
     async def described(self, listed: Sequence[Stored]) -> list[dict[str, Any]]:
         """Return rows without their place in the graph."""
         seen = await look(self.repository, listed)
@@ -114,20 +167,22 @@ class _Reader:
 
     async def placed(self, listed: Sequence[Stored], rows: Sequence[dict[str, Any]]) -> None:
         """Give rows their lanes and edges."""
-        if not listed:
-            return
-        if self._ancestry is None:
-            self._ancestry = ancestry_of(self.repository.store, listed[0].family)
-        segments = await self._ancestry.walk(needed_segments(listed, self.graph.segments))
+        segments = await self._segments(listed)
         for stored, row in zip(listed, rows, strict=True):
             row["lane"], row["edges"] = self.graph.place(stored, segments)
             for chip in row["chips"]:
                 chip["lane"] = row["lane"]
 
+    async def _segments(self, listed: Sequence[Stored]) -> Segments:
+        """Return what the segments of these rows, and of the lines above them, follow."""
+        if not listed:
+            return {}
+        if self._ancestry is None:
+            self._ancestry = ancestry_of(self.repository.store, listed[0].family)
+        return await self._ancestry.walk(needed_segments(listed, self.graph.segments))
 
-async def _filled(reader: _Reader, wanted: _Wanted, limit: int, *, is_first: bool) -> dict[str, Any]:
-    if is_first:
-        await reader.keep_lane()
+
+async def _filled(reader: _Reader, wanted: _Wanted, limit: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     looked = 0
@@ -216,13 +271,13 @@ def _pack_cursor(last: int, graph: Graph, wanted: _Wanted) -> str:
     return base64.urlsafe_b64encode(packed.encode()).decode().rstrip("=")
 
 
-def _unpack_cursor(cursor: str, wanted: _Wanted) -> dict[str, Any]:
+def _unpack_cursor(cursor: str, wanted: _Wanted) -> Begin:
     try:
         found = json.loads(base64.urlsafe_b64decode(checks.kind(cursor, str, "cursor") + "=="))
         is_ours = isinstance(found, dict) and found["v"] == 1 and isinstance(found["l"], list)
         if not is_ours or found["f"] != wanted.is_filter:
             raise ValueError("not a cursor of this page")
-        return {"s": checks.count(found["s"], "cursor"), "l": found["l"]}
+        return Begin(checks.count(found["s"], "cursor"), found["l"])
     except (ValueError, KeyError, RecursionError, binascii.Error) as exc:
         raise InvalidInput("cursor is not one that a page of this history gave; begin without one") from exc
 

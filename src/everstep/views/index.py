@@ -1,0 +1,134 @@
+"""Places in a long history from which a page can begin: what a server keeps to jump anywhere in it.
+
+Every so many rows the state of the lines is noted, as the cursor of a page has it: about 100 bytes. An index is built
+from the top, a batch at a time, so that others get their turn; when the head has moved it is built anew from the top,
+only until the lines are as they were at a place that is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from everstep.errors import CheckpointNotFound
+from everstep.history.ancestry import ancestry_of
+from everstep.runtime import checks
+from everstep.stores.protocol import Stored
+from everstep.views.graph import Graph, needed_segments
+from everstep.views.history import LIMIT_MAX, Begin, page_from
+from everstep.views.listing import Listing
+from everstep.views.reading import repository_of
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+EVERY = 200
+_BATCH = 1000
+
+
+class _Mark(NamedTuple):
+    """A place between two rows: how many are above it, the last of these, and the lines that lead on."""
+
+    offset: int
+    seq: int
+    state: list[list[Any]]
+
+
+class Index:
+    """The history of one thread, with its branches, as rows that are known by their number from the top."""
+
+    def __init__(
+        self, engine: CheckpointEngine, thread_id: str, *, hidden: bool = False, branches: bool = True
+    ) -> None:
+        self._engine = engine
+        self._thread_id = checks.thread_id(thread_id)
+        self._hidden = hidden
+        self._branches = branches
+        self._marks: list[_Mark] = []
+        self._above: tuple[Any, ...] | None = None
+        self._lock = asyncio.Lock()
+        self.total = 0
+        """How many rows there are, as far as is known."""
+        self.is_complete = False
+        """Whether it has come to the end."""
+
+    async def build(self) -> None:
+        """Look at the whole history, or, if the head has moved since, at what is new in it."""
+        async with self._lock:
+            await self._build()
+
+    async def page(self, offset: int, *, limit: int = 200) -> dict[str, Any]:
+        """Return the rows from a number on, as `history.page` does; `offset` says where they begin.
+
+        It begins at the nearest place above that is known, so it costs most where the index has not come to yet.
+        """
+        offset = checks.count(offset, "offset")
+        limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
+        marks = self._marks
+        place = bisect_right(marks, offset, key=lambda mark: mark.offset) - 1
+        mark = marks[place] if place >= 0 else None
+        passed = offset - (mark.offset if mark is not None else 0)
+        begin = Begin(mark.seq, mark.state) if mark is not None else None
+        found = await page_from(
+            self._engine, self._thread_id, begin, passed, limit, hidden=self._hidden, branches=self._branches
+        )
+        return {**found, "offset": offset}
+
+    async def _build(self) -> None:
+        repository = repository_of(self._engine)
+        store = repository.store
+        listing = Listing(store, self._thread_id, hidden=self._hidden, branches=self._branches)
+        await listing.open(_BATCH)
+        if not listing.exists:
+            raise CheckpointNotFound("@", self._thread_id)
+        thread = await store.thread(self._thread_id)
+        above = (listing.heads, listing.total, tuple(sorted(thread.hidden)) if thread is not None else ())
+        if self.is_complete and above == self._above:
+            return
+        known = {mark.seq: mark for mark in self._marks} if self.is_complete else {}
+        # What was removed or hidden below would leave known places with wrong numbers.
+        is_grown = self._above is not None and self._above[2] == above[2] and above[1] >= self._above[1]
+        graph = Graph(listing.threads)
+        loaded = await store.read(self._thread_id)
+        if loaded is not None:
+            graph.keep(loaded.stored)
+        marks: list[_Mark] = []
+        ancestry = None
+        offset = 0
+        while True:
+            listed: list[Stored] = await listing.take(_BATCH)
+            if listed and ancestry is None:
+                ancestry = ancestry_of(store, listed[0].family)
+            if ancestry is not None:
+                segments = await ancestry.walk(needed_segments(listed, graph.segments))
+                for stored in listed:
+                    graph.place(stored, segments)
+                    offset += 1
+                    old = known.get(stored.seq) if is_grown else None
+                    if old is not None and old.state == graph.state and self._fits(old, offset, above):
+                        shift = offset - old.offset
+                        self._marks = marks + [
+                            mark._replace(offset=mark.offset + shift) for mark in self._marks if mark.seq <= old.seq
+                        ]
+                        self._end(above)
+                        return
+                    if offset % EVERY == 0:
+                        marks.append(_Mark(offset, stored.seq, graph.state))
+            if not self.is_complete:
+                self._marks = marks  # of use at once
+                self.total = offset
+            if len(listed) < _BATCH:
+                self._marks = marks
+                self._end(above)
+                return
+            await asyncio.sleep(0)
+
+    def _fits(self, old: _Mark, offset: int, above: tuple[Any, ...]) -> bool:
+        """Whether as many rows are new above a place as there are more in all: then nothing changed below it."""
+        return self._above is not None and offset - old.offset == above[1] - self._above[1]
+
+    def _end(self, above: tuple[Any, ...]) -> None:
+        self._above = above
+        self.total = above[1]
+        self.is_complete = True
