@@ -625,7 +625,7 @@ def test_a_commit_that_is_handed_to_a_thread_keeps_its_deadline(url: str, monkey
     async def refused(_: Change, deadline: float) -> None:
         deadlines.append(deadline)
 
-    def commit(_: Change, deadline: float, **_options: Any) -> None:
+    def commit(_: Change, deadline: float, _refused: Any) -> None:
         deadlines.append(deadline)
 
     monkeypatch.setattr(store._database, "commit_soon", refused)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,16 +18,16 @@ import pytest
 
 import everstep
 from everstep import CheckpointGC, CommitUnknown, SnapshotConfig, StoreUnavailable
-from everstep.errors import HeadMoved
+from everstep.errors import BaseGone, HeadMoved
 from everstep.repository import turns
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.postgres.adopt import AdoptingRows
 from everstep.stores.postgres.store import PostgresStore
-from everstep.stores.protocol import Change, Draft, Query, Store, Stored
+from everstep.stores.protocol import BaseRef, Change, Draft, Query, Store, Stored
 from everstep.stores.redis import store as redis
 from everstep.stores.redis.store import RedisStore
 from everstep.stores.sqlite.store import SQLiteStore
-from everstep.testing import follow, head_id, ids
+from everstep.testing import follow, head_id, ids, make_object, make_record, put
 from everstep.values import codec, pieces, tree
 from tests.conftest import OneFace, Place
 from tests.faults.proxy import Proxy
@@ -583,6 +583,62 @@ def test_the_append_of_a_beaten_writer_holds_others_up_for_one_round_trip(wire: 
     assert found.state == {"key": 3}
     far.close()
     near.close()
+
+
+@pytest.mark.parametrize("face", ["async", "blocking"])
+@pytest.mark.parametrize("namespace", ["", "other"])
+async def test_a_checkpoint_that_may_follow_any_head_is_three_round_trips_beside_others(
+    wire: Wire, face: str, namespace: str
+) -> None:
+    """Refused, then in a turn, though it leaves out what an older head has. Others wait for one of them."""
+    whole = PostgresStore(wire.url)
+    store = whole if face == "async" else whole.blocking
+    rival = PostgresStore(servers.postgres()).blocking
+    leaf = make_object(b"leaf")
+    first = await store.commit(put(make_record("a", namespace=namespace, roots=[leaf]), leaf))
+    assert first is not None
+    base = BaseRef(first.record.key, first.digest)
+
+    def following(name: str) -> Change:
+        return Change(thread_id="t", namespace=namespace, build=lambda head: built(name, head, ()))
+
+    def built(name: str, head: Stored | None, bases: Sequence[BaseRef]) -> Draft:
+        assert head is not None
+        record = make_record(name, namespace=namespace, roots=[leaf] if bases else [], step=head.record.step + 1)
+        return Draft(record._replace(parents=(head.record.key,)), (), bases)
+
+    await rival.commit(following("rival"))
+    before = wire.round_trips
+    change = Change(thread_id="t", namespace=namespace, build=lambda head: built("b", head, (base,)))
+    stored = await store.commit(change)
+    assert wire.round_trips - before == 3
+    assert stored is not None
+    found = await rival.read("t", namespace, objects=True)
+    assert found is not None
+    assert found.stored == stored
+    assert [obj.hash for obj in found.objects] == [leaf.hash]
+    await store.commit(following("c"))  # what was noted of the head is right
+    assert wire.round_trips - before == 4
+    for opened in (whole.blocking, rival):
+        await opened.close()
+
+
+def test_what_rests_on_a_checkpoint_that_is_gone_is_refused_in_a_turn_too(behind_wire: Store) -> None:
+    rival = PostgresStore(servers.postgres()).blocking
+    first = run_to_end(behind_wire.commit(follow("t", "c")))
+    assert first is not None
+    run_to_end(rival.commit(follow("t", "rival")))
+    run_to_end(rival.delete("t", keys=[first.record.key]))
+
+    def build(head: Stored | None) -> Draft:
+        assert head is not None
+        record = make_record("own", parents=[head.record.key.checkpoint_id], step=head.record.step + 1)
+        return Draft(record, (), (BaseRef(first.record.key, first.digest),))
+
+    with pytest.raises(BaseGone):
+        run_to_end(behind_wire.commit(Change(thread_id="t", build=build)))
+    assert run_to_end(head_id(behind_wire)) == "rival-3"
+    run_to_end(rival.close())
 
 
 def test_a_change_that_must_be_done_the_long_way_is_done_in_its_turn(behind_wire: Store, wire: Wire) -> None:

@@ -246,12 +246,14 @@ class Rows:
             self._guarded.add(family)
             self._do("SELECT {guard}(%s)", (family,))
 
-    def begin_turn(self, thread_id: str, seconds: float) -> tuple[Loaded, Known | None] | None:
+    def begin_turn(
+        self, thread_id: str, namespace: str, bases: Sequence[BaseRef], seconds: float
+    ) -> tuple[tuple[Loaded, Known | None] | None, list[BaseRef]]:
         """Begin a transaction, lock the thread's family for it alone, and return the head, in one round trip.
 
         Every writer of a family needs its guard. Who waits for the lock is let in in the order of coming. Should this
-        client vanish without a word, the server ends the transaction after so many seconds. Only the head of the
-        thread's own namespace is read, without objects; None: there is none.
+        client vanish without a word, the server ends the transaction after so many seconds. The head is read without
+        objects; None: there is none. Those of `bases` are returned that are stored in the same family.
         """
         with self.connection.in_one_go():
             self.connection.execute("BEGIN")
@@ -261,9 +263,21 @@ class Rows:
                 (str(max(1, int(seconds * 1000))), thread_id.encode()),
             )
             # A statement of its own: it sees what was committed while the lock was waited for.
-            found = self._do(_LOAD, (*_named(thread_id, ""), None, False, False))
+            found = self._do(_LOAD, (*_named(thread_id, namespace), None, False, False))
+            asked = [(base, self._do(_LOAD, (*map(str.encode, base.key), False, False))) for base in bases]
         rows = found.fetchall()
-        return self._checked_load(thread_id, "", None, rows) if rows else None
+        if not rows:
+            return None, []
+        loaded, known = self._checked_load(thread_id, namespace, None, rows)
+        stored = list[BaseRef]()
+        for base, answer in asked:
+            held = answer.fetchall()
+            if not held:
+                continue
+            checkpoint = _loaded(*base.key[:2], held)[0].stored
+            if checkpoint.digest == base.digest and checkpoint.family == loaded.stored.family:
+                stored.append(base)
+        return (loaded, known), stored
 
     def put_and_end(self, values: Sequence[Any]) -> int | None:
         """Do `put`, and commit the transaction, in one round trip; None: nothing was written."""

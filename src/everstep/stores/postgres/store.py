@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import closing
 from importlib import resources
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from everstep.errors import (
     CheckpointCorrupted,
@@ -174,7 +174,7 @@ class PostgresStore:
         def inside(turn: _Turn) -> T:
             return context.run(run_to_end, work(Inside(self, turn.rows, turn.load, turn.commit)))
 
-        return await self._driver.run(lambda deadline: self._database.in_turn(thread_id, inside, deadline))
+        return await self._driver.run(lambda deadline: self._database.in_turn((thread_id, ""), inside, deadline))
 
     async def commit(self, change: Change) -> Stored | None:
         deadline = self._driver.deadline()
@@ -184,10 +184,10 @@ class PostgresStore:
                 return await self._driver.run(lambda _: self._database.commit_again(change, done, deadline))
             if isinstance(done, Stored):
                 return done
-            is_refused = done is False
+            refused = done
         else:
-            is_refused = False
-        return await self._driver.run(lambda _: self._database.commit(change, deadline, is_refused=is_refused))
+            refused = None
+        return await self._driver.run(lambda _: self._database.commit(change, deadline, refused))
 
     async def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
@@ -337,6 +337,13 @@ class Prepared(NamedTuple):
     known: Known
 
 
+class Refused(NamedTuple):
+    """A put that the server refused: the head was another one, mostly."""
+
+    bases: Sequence[BaseRef]
+    """What the checkpoint rests on."""
+
+
 class _Turn:
     """What a turn does inside its transaction, and what is to be noted when that is committed.
 
@@ -344,13 +351,23 @@ class _Turn:
     usual commit ends it, which is one round trip each.
     """
 
-    def __init__(self, database: _Database, rows: Rows, thread_id: str, deadline: float) -> None:
+    def __init__(
+        self,
+        database: _Database,
+        rows: Rows,
+        line: tuple[str, str],
+        deadline: float,
+        bases: Sequence[BaseRef] = (),
+    ) -> None:
+        """`bases` are those that the change rests on, if that is known before: they are looked at with the head."""
         self.rows = rows
         self._database = database
-        self._thread_id = thread_id
+        self._line = line
         self._deadline = deadline
+        self._bases = bases
+        self._stored_bases: Sequence[BaseRef] = ()
         self._head: tuple[Loaded, Known | None] | None = None
-        """Of the thread's own namespace, as it was when the turn began, until somebody asks for it."""
+        """As it was when the turn began, until somebody asks for it."""
         self._seen: dict[tuple[str, str], tuple[Seen[Known], Known]] = {}
         self._notes: list[Callable[[], object]] = []
         self.draft: Draft | None = None
@@ -359,7 +376,8 @@ class _Turn:
         """The transaction is committed, or may be."""
 
     def begin(self) -> None:
-        self._head = self.rows.begin_turn(self._thread_id, self._deadline - time.monotonic())
+        left = self._deadline - time.monotonic()
+        self._head, self._stored_bases = self.rows.begin_turn(*self._line, self._bases, left)
 
     def end(self) -> None:
         """Commit, if that was not done with the change."""
@@ -372,7 +390,7 @@ class _Turn:
     ) -> Loaded | None:
         line = thread_id, namespace
         found = None
-        if line == (self._thread_id, "") and checkpoint_id is None and not objects and not writes:
+        if line == self._line and checkpoint_id is None and not objects and not writes:
             found, self._head = self._head, None
         if found is None:
             found = self.rows.load(thread_id, namespace, checkpoint_id, objects, writes)
@@ -387,7 +405,9 @@ class _Turn:
     def commit(self, change: Change) -> Stored | None:
         """Commit in one round trip if that can be."""
         line = change.thread_id, change.namespace
-        put = self._database._prepared(change, *self._seen[line]) if line in self._seen else None
+        put = None
+        if line in self._seen:
+            put = self._database._prepared(change, *self._seen[line], self._stored_bases)
         if put is not None:
             stored = self._put(put)
             if stored is not None:
@@ -396,6 +416,11 @@ class _Turn:
         stored, head = self._database.apply(self.rows, noted, self._database._heads.get(line))
         self._notes.append(lambda: self._database._note_head(line, stored, head))
         return stored
+
+    def commit_onto_head(self, change: Change) -> Stored | None:
+        """Commit what does not care which head it follows."""
+        self.load(*self._line, None, objects=False, writes=False)
+        return self.commit(change)
 
     def _put(self, put: Prepared) -> Stored | None:
         """Commit a checkpoint, and end the turn; None: it was refused (its id is there), and the turn goes on."""
@@ -635,8 +660,8 @@ class _Database:
             for part in parts:
                 self._heads.forget_thread(part.thread_id)
 
-    def commit(self, change: Change, deadline: float, *, is_refused: bool = False) -> Stored | None:
-        """Commit in one round trip if that can be, else the long way; `is_refused`: the short one was tried."""
+    def commit(self, change: Change, deadline: float, refused: Refused | None = None) -> Stored | None:
+        """Commit in one round trip if that can be, else in a turn or the long way; `refused`: the first was tried."""
         line = change.thread_id, change.namespace
         since = self._heads.get(line)
         if since is not None and since.known is not None:
@@ -645,9 +670,10 @@ class _Database:
             if stored is not None:
                 return stored
             self._heads.doubt(line)
-            is_refused = put is not None
-        if is_refused:
+            refused = Refused(put.draft.bases) if put is not None else None
+        if refused is not None:
             self._check_expected(change, deadline)
+            return self.in_turn(line, lambda turn: turn.commit_onto_head(change), deadline, refused.bases)
         drafts: list[Draft] = []
 
         def build(head: Stored | None) -> Draft:
@@ -690,15 +716,21 @@ class _Database:
                 seq = max(seq, stored.seq)
             self._heads.note(line, family, generation, known, None, seq)
 
-    def in_turn(self, thread_id: str, work: Callable[[_Turn], T], deadline: float) -> T:
-        """Do work, which may commit once, in one transaction while nobody else changes the thread's family."""
+    def in_turn(
+        self,
+        line: tuple[str, str],
+        work: Callable[[_Turn], T],
+        deadline: float,
+        bases: Sequence[BaseRef] = (),
+    ) -> T:
+        """Do work, which may commit once, in one transaction while nobody else changes the family of the line."""
         with translated():
             pauses = Pauses(deadline)
             while True:
                 done: list[tuple[_Turn, T]] = []
                 try:
                     with self._pool.connection(deadline) as connection, rolled_back(connection):
-                        turn = _Turn(self, Rows(connection, self._tables), thread_id, deadline)
+                        turn = _Turn(self, Rows(connection, self._tables), line, deadline, bases)
                         turn.begin()
                         done.append((turn, work(turn)))
                         turn.end()
@@ -711,7 +743,7 @@ class _Database:
                     if not done or not is_lost(exc) or isinstance(exc, Unsent):
                         self._try_again(exc, pauses)
                         continue
-                    self._check_committed(done[-1][0].draft, thread_id, deadline, exc)
+                    self._check_committed(done[-1][0].draft, line[0], deadline, exc)
                 turn, result = done[-1]
                 turn.note()
                 return result
@@ -746,10 +778,9 @@ class _Database:
             else:
                 return found[0].stored if found is not None and found[0].stored.digest == put.stored.digest else None
 
-    async def commit_soon(self, change: Change, deadline: float) -> Stored | Prepared | Literal[False] | None:
-        """Commit in one round trip, on this event loop, if that can be; None: a worker thread must do it.
+    async def commit_soon(self, change: Change, deadline: float) -> Stored | Prepared | Refused | None:
+        """Commit in one round trip, on this event loop, if that can be; None, or Refused: a worker thread must do it.
 
-        False: the same, after the server refused it.
         A Prepared put was sent, and its answer was lost: see `commit_again`. Most commits come this way: to hand work
         to a thread and back takes about as long as the rest.
         """
@@ -770,7 +801,7 @@ class _Database:
             self._pool.take_back(connection)
         if put is None or seq is None:
             self._heads.doubt(line)
-            return None if put is None else False
+            return Refused(put.draft.bases) if put is not None else None
         return self._kept(put, seq)
 
     def commit_again(self, change: Change, put: Prepared, deadline: float) -> Stored | None:
@@ -785,8 +816,13 @@ class _Database:
             return self._kept(put, seq)
         return self._found(put.draft, deadline) if was_lost else None
 
-    def _prepared(self, change: Change, seen: Seen[Known], known: Known) -> Prepared | None:
-        """Return the call for a checkpoint that follows the head as last seen; None: it must be done the long way."""
+    def _prepared(
+        self, change: Change, seen: Seen[Known], known: Known, stored_bases: Sequence[BaseRef] = ()
+    ) -> Prepared | None:
+        """Return the call for a checkpoint that follows the head as last seen; None: it must be done the long way.
+
+        What it rests on is that head, or one of `stored_bases`, which nobody can delete meanwhile.
+        """
         head = known.head
         if change.build is None or not is_plain(change) or change.expect not in (ANY, head.record.key.checkpoint_id):
             return None
@@ -795,7 +831,7 @@ class _Database:
         if (
             record.key[:2] != (change.thread_id, change.namespace)
             or record.parents not in ((), (head.record.key,))
-            or any(base != BaseRef(head.record.key, head.digest) for base in draft.bases)
+            or not {BaseRef(head.record.key, head.digest), *stored_bases}.issuperset(draft.bases)
             or not (change.head == "always" or (change.head == "newer" and is_newer(record, head)))
         ):
             return None
