@@ -70,6 +70,23 @@ ROW = fields(
     parents=TEXTS,
 )
 PLACED = {**ROW, "properties": {**ROW["properties"], "lane": COUNT, "edges": listed(OBJECT)}}
+NAMED = fields(id=TEXT, ref=TEXT, thread_id=TEXT, step=maybe({"type": "integer"}))
+CHANGES = {
+    "state": listed(
+        fields(
+            op={"enum": ["added", "removed", "changed"]}, path=TEXT, before=ANY, after=ANY, words=maybe(listed(TEXTS))
+        )
+    ),
+    "messages": listed(
+        fields(op={"enum": ["added", "removed", "changed"]}, id=ANY, index=ANY, role=maybe(TEXT), before=ANY, after=ANY)
+    ),
+}
+COMPARED = fields(a=maybe(NAMED), b=NAMED, counts=OBJECT, patch=maybe(listed(OBJECT)), **CHANGES)
+CONFLICT = fields(path=TEXT, base=ANY, ours=ANY, theirs=ANY)
+MESSAGE = fields(
+    index=COUNT, id=ANY, role=maybe(TEXT), text=TEXT, parts=listed(OBJECT), tool_calls=listed(OBJECT), raw=ANY
+)
+_DETAIL = {**ROW["properties"], "parents": listed(NAMED)}
 OPERATION = fields(id=COUNT, kind=TEXT, created_at=TIME, undone=FLAG, details=OBJECT)
 ERROR = document(error=fields(code=TEXT, message=TEXT, hint=TEXT))
 _COLLECTED = {
@@ -86,6 +103,17 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         lanes=COUNT,
     ),
     "tail": PLACED,
+    "show": document(
+        **_DETAIL, children=listed(NAMED), metadata=OBJECT, size_bytes=COUNT, messages=COUNT, state_keys=TEXTS,
+        writes=listed(OBJECT), tools_result=ANY, error=maybe(OBJECT), changes=COMPARED, state=OBJECT,
+        copy=fields(python=TEXT, cli=TEXT, curl=TEXT),
+        transcript=fields(messages=listed(MESSAGE), cursor=maybe(TEXT), total=COUNT),
+    ),
+    "get": ANY,
+    "diff": {**COMPARED, "required": [*COMPARED["required"], "schema"]},
+    "replay": document(ref=TEXT, next_node=TEXT, results=listed(OBJECT), python=TEXT),
+    "export": document(file=TEXT, threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT),
+    "import": document(threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT),
     "undo": document(thread_id=TEXT, undo=OPERATION),
     "redo": document(thread_id=TEXT, redo=OPERATION),
     "ops": document(thread_id=TEXT, operations=listed(OPERATION)),

@@ -18,6 +18,11 @@ LOOKING: dict[str, list[str]] = {
     "threads": ["threads", "oslo", "--limit", "2"],
     "log": ["log", "trip-to-oslo", "-n", "5", "--stat", "--all"],
     "ops": ["ops", "trip-to-oslo"],
+    "show": ["show", "trip-to-oslo", "--state", "--messages", "--io"],
+    "get": ["get", "trip-to-oslo", "/budget"],
+    "diff": ["diff", "trip-to-oslo~1", "trip-to-oslo"],
+    "replay": ["replay", "refund-0093"],
+    "export": ["export", "trip-to-oslo", "-o", "trip.everstep"],
     "branch list": ["branch", "list", "trip-to-oslo"],
     "tag": ["tag", "invoice-run-2026-11"],
     "retention show": ["retention", "show"],
@@ -38,7 +43,7 @@ CHANGING: dict[str, list[str]] = {
     "purge": ["purge", "--prefix", "trip-to-oslo-branch", "--yes"],
     "copy": ["copy", "own.db", "other.db"],
 }
-APART = {"demo", "redo", "branch delete", "tail", "import-langgraph", "ui"}
+APART = {"demo", "redo", "branch delete", "tail", "import-langgraph", "import", "ui"}
 """Those that have a test of their own."""
 
 

@@ -11,12 +11,16 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Look": {
         "threads": ("looking", "List threads, or search them."),
         "log": ("looking", "Show the history of a thread, as a list or as a graph."),
+        "show": ("inspecting", "Show one checkpoint: what it holds, and what it changed."),
+        "get": ("inspecting", "Print one value as JSON, for scripts."),
+        "diff": ("inspecting", "Compare any two checkpoints."),
         "tail": ("looking", "Follow what agents write, as it happens."),
     },
     "Go back, fork, merge": {
         "undo": ("history", "Take back the last rewind, fork, merge or pin."),
         "redo": ("history", "Do again what undo took back."),
         "ops": ("history", "Show the log of operations of a thread."),
+        "replay": ("history", "Tell what would run next from a checkpoint, and which results are there already."),
     },
     "Names": {
         "branch": ("names", "List the branches of a thread, or delete one."),
@@ -26,6 +30,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Move": {
         "copy": ("moving", "Copy histories from one store to another."),
+        "export": ("archives", "Write threads into one portable file."),
+        "import": ("archives", "Read threads from such a file."),
         "import-langgraph": ("moving", "Bring over threads from LangGraph's own savers."),
     },
     "Care": {

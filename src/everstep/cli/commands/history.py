@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from everstep.cli import text
-from everstep.cli.asking import thread_argument
+from everstep.cli.asking import ref_argument, thread_argument
 from everstep.cli.group import command
 from everstep.cli.session import Common, Session
 from everstep.errors import CheckpointNotFound
@@ -81,6 +81,33 @@ def _operation_row(common: Common, operation: Operation) -> list[str]:
     return [str(operation.id), when, operation.kind + undone, details]
 
 
+@command("replay")
+@ref_argument()
+@click.option("--dry-run", is_flag=True, help="The same: this command never runs anything.")
+@click.pass_obj
+def replay(common: Common, ref: str, dry_run: bool) -> None:  # noqa: ARG001  # it never does more
+    """Running it is up to your program, which has the code; the answer says how."""
+    from everstep.views import checkpoint
+
+    with common.opened() as session:
+        found = session.run(checkpoint.detail, ref)
+    fields = {
+        "ref": found["ref"],
+        "next_node": found["next_node"],
+        "results": found["writes"],
+        "python": found["copy"]["python"],
+    }
+    output = common.output
+    if output.is_json:
+        output.document(fields)
+        return
+    output.line(f"next: {text.clean(found['next_node']) or 'nothing: the run has ended here'}")
+    for write in found["writes"]:
+        output.line(f"there already: {text.clean(write['node'] or write['task'])}, {text.clean(write['channel'])}")
+    for line in text.clean_lines(fields["python"]):
+        output.line(f"  {line}")
+
+
 def _newest(session: Session) -> str:
     name = session.newest_thread()
     if name is None:
@@ -88,4 +115,4 @@ def _newest(session: Session) -> str:
     return name
 
 
-COMMANDS: dict[str, click.Command] = {"undo": undo, "redo": redo, "ops": ops}
+COMMANDS: dict[str, click.Command] = {"undo": undo, "redo": redo, "ops": ops, "replay": replay}

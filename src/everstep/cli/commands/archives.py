@@ -1,0 +1,80 @@
+"""Threads in one portable file, and backups of a store."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everstep.cli import text
+from everstep.cli.asking import thread_argument
+from everstep.cli.group import command
+from everstep.cli.progress import Progress, show_progress
+from everstep.cli.session import Common
+
+
+@command("export")
+@thread_argument("threads", nargs=-1)
+@click.option(
+    "--to", "-o", "file", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file, new; or -."
+)
+@click.option("--all", "everything", is_flag=True, help="All threads that there are.")
+@click.pass_obj
+def export(common: Common, threads: Sequence[str], file: Path, everything: bool) -> None:
+    """A thread comes with its family: its branches, and the thread it came from. `everstep import` reads the file into
+    any store.
+    """
+    from everstep.transfer.exporting import export_threads
+
+    if bool(threads) == everything:
+        raise click.UsageError("name the threads to export, or say --all")
+    target: Any = click.get_binary_stream("stdout") if str(file) == "-" else file
+    with common.opened() as session, show_progress(common.output, "exporting") as progress:
+        for thread in threads:
+            session.engine.resolve(thread)
+        report = export_threads(session.engine, target, threads or None, progress=_reporter(progress))
+    if target is not file:
+        return  # nothing but the file may be in the pipe
+    if common.output.is_json:
+        common.output.document({"file": str(file), **dataclasses.asdict(report)})
+        return
+    common.output.line(
+        f"{file}: {text.describe_count(report.threads, 'thread')}, "
+        f"{text.describe_count(report.checkpoints, 'checkpoint')}, {text.describe_bytes(report.bytes)}"
+    )
+    common.output.hint(f"everstep import {file} --store URL")
+
+
+@command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+@click.option("--thread", "threads", multiple=True, metavar="THREAD", help="Only the family of this one; repeatable.")
+@click.option("--verify/--no-verify", default=True, help="Read everything back and compare.")
+@click.pass_obj
+def import_(common: Common, file: Path, threads: Sequence[str], verify: bool) -> None:
+    """Everything in it is checked, so it may come from anybody. Run it again after a crash: it goes on."""
+    from everstep.transfer.exporting import import_threads
+
+    source: Any = click.get_binary_stream("stdin") if str(file) == "-" else file
+    with common.opened(create=True) as session, show_progress(common.output, "importing") as progress:
+        report = import_threads(source, session.engine, threads or None, verify=verify, progress=_reporter(progress))
+    _show_copied(common, report)
+
+
+def _reporter(progress: Progress) -> Any:
+    return lambda at: progress.update(at.checkpoints_done, at.checkpoints_total, "checkpoints")
+
+
+def _show_copied(common: Common, report: Any) -> None:
+    if common.output.is_json:
+        common.output.document(dataclasses.asdict(report))
+        return
+    common.output.line(
+        f"{text.describe_count(report.threads, 'thread')}: {text.describe_count(report.checkpoints, 'checkpoint')} "
+        f"brought in, {report.skipped:,} were there already"
+    )
+
+
+COMMANDS: dict[str, click.Command] = {"export": export, "import": import_}

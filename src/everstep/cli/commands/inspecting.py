@@ -1,0 +1,147 @@
+"""One checkpoint, its values, and what is different between two. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import click
+
+from everstep.cli import text
+from everstep.cli.asking import ref_argument
+from everstep.cli.failures import FAILURE
+from everstep.cli.group import command
+from everstep.cli.output import to_json
+from everstep.cli.rendering import (
+    counts_text,
+    show_changes,
+    show_checkpoint,
+    show_json,
+    show_messages,
+)
+from everstep.cli.session import Common
+
+
+@command("show")
+@ref_argument()
+@click.option("--state", is_flag=True, help="With its whole state.")
+@click.option("--messages", is_flag=True, help="With its conversation.")
+@click.option("--io", is_flag=True, help="With the results of tools, errors and pending writes.")
+@click.option("--stat", is_flag=True, help="Only figures of what it changed.")
+@click.option("--limit", "-n", default=100, show_default=True, type=click.IntRange(1), help="Of messages, the newest.")
+@click.pass_obj
+def show(common: Common, ref: str, state: bool, messages: bool, io: bool, stat: bool, limit: int) -> None:
+    """What it changed is told against its first parent; `everstep diff` compares with any other."""
+    from everstep.views import changes, checkpoint, transcript
+    from everstep.views import state as state_view
+
+    output = common.output
+    with common.opened() as session:
+        found = session.run(checkpoint.detail, ref)
+        exact = found["ref"]
+        changed = session.run(changes.compare, None, exact)
+        values = session.run(state_view.value, exact, "") if state else None
+        talk = session.run(transcript.page, exact, limit=limit) if messages else None
+    if output.is_json:
+        more = {"changes": changed}
+        if state:
+            more["state"] = values
+        if talk is not None:
+            more["transcript"] = talk
+        output.document({**found, **more})
+        return
+    with output:
+        show_checkpoint(output, found)
+        if changed["state"] or changed["messages"]:
+            output.line()
+            output.line(output.paint("Changes", "bold") + "  " + output.paint(counts_text(changed["counts"]), "dim"))
+        if not stat:
+            show_changes(output, changed)
+        if io:
+            show_json(output, "Result of tools", found["tools_result"])
+            show_json(output, "Pending writes", found["writes"])
+            show_json(output, "Error", found["error"])
+        if state:
+            show_json(output, "State", values)
+        if talk is not None:
+            show_messages(output, talk)
+
+
+@command("get")
+@ref_argument()
+@click.argument("pointer", default="", required=False, metavar="[/JSON/POINTER]")
+@click.option("--raw", "-r", is_flag=True, help="Print a text without quotes.")
+@click.pass_obj
+def get(common: Common, ref: str, pointer: str, raw: bool) -> None:
+    """The pointer leads into the state, such as /plan/hotel; without one the whole state is printed. The answer is
+    always JSON, without anything around it.
+    """
+    from everstep.views import state as view
+
+    with common.opened() as session:
+        value = session.run(view.value, ref, pointer)
+    output = common.output
+    if raw and isinstance(value, str):
+        for line in text.clean_lines(value) if output.is_terminal else [value]:
+            output.line(line)
+        return
+    output.line(to_json(value, indent=None if output.form == "jsonl" else 2))
+
+
+# -- differences
+
+
+@command("diff")
+@ref_argument("a")
+@ref_argument("b", required=False)
+@click.option("--messages", is_flag=True, help="Only the conversation.")
+@click.option("--stat", is_flag=True, help="Only figures.")
+@click.option("--patch", is_flag=True, help="As a JSON Patch (RFC 6902), which `fork --patch` takes.")
+@click.option("--path", metavar="PATH", help="Only what is below this path.")
+@click.option("--exit-code", is_flag=True, help="End with 1 if there is a difference.")
+@click.pass_obj
+def diff(
+    common: Common,
+    a: str,
+    b: str | None,
+    messages: bool,
+    stat: bool,
+    patch: bool,
+    path: str | None,
+    exit_code: bool,
+) -> int:
+    """From A to B; with A alone, from its first parent to A. Messages are matched by their ids."""
+    from everstep.views import changes
+
+    output = common.output
+    before, after = (a, b) if b is not None else (None, a)
+    with common.opened() as session:
+        found = session.run(changes.compare, before, after)
+        if patch:
+            found["patch"] = session.run(changes.patch, before, after)
+    if path is not None:
+        found["state"] = [change for change in found["state"] if _is_below(change["path"], path)]
+    if messages or path is not None:
+        found["state"] = [] if messages else found["state"]
+        found["messages"] = found["messages"] if messages else []
+    is_different = bool(found["state"] or found["messages"])
+    code = FAILURE if exit_code and is_different else 0
+    if patch and not output.is_json:
+        output.line(to_json(found["patch"]))
+        return code
+    if output.is_json:
+        output.document(found)
+        return code
+    with output:
+        if stat or not is_different:
+            output.line(counts_text(found["counts"]) if is_different else "no changes")
+        if not stat:
+            show_changes(output, found, only_messages=messages)
+    return code
+
+
+def _is_below(path: str, above: str) -> bool:
+    """Whether a path is another one or leads into it; both forms, `state.a.b` and `/a/b`, mean the same."""
+    parts = [part for part in above.removeprefix("state").replace("/", ".").split(".") if part]
+    own = [part for part in path.removeprefix("state").replace("/", ".").split(".") if part]
+    return own[: len(parts)] == parts
+
+
+COMMANDS: dict[str, click.Command] = {"show": show, "get": get, "diff": diff}

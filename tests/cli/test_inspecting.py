@@ -1,0 +1,88 @@
+"""One checkpoint, values and differences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import everstep
+from tests.cli.conftest import Run
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe\u2066 \x9b2J\u200f end\nnext"
+CONTROLS = set("\x1b\x07\x9b\u202e\u2066\u200f")
+
+
+def test_show_tells_what_a_checkpoint_is_and_changed(run: Run, demo_file: Path) -> None:
+    done = run("show", "trip-to-oslo", "--store", demo_file)
+
+    assert done.out.startswith("Merge scenic  HEAD\n")
+    assert '~ state.hotel: "Hostel" -> "Lighthouse"\n' in done.out
+    assert "+ [assistant] The lighthouse has one room left.\n" in done.out
+    assert "~ state.hotel" not in run("show", "trip-to-oslo", "--stat", "--store", demo_file).out
+
+
+def test_show_pairs_tools_with_their_answers(run: Run, demo_file: Path) -> None:
+    done = run("show", "trip-to-oslo", "--messages", "--store", demo_file)
+    assert '→ boats({"day": "Sunday"}): {"leaves": "10:00"' in done.out
+
+
+def test_show_of_a_failure(run: Run, demo_file: Path) -> None:
+    row = run("log", "invoice-run-2026-11", "--errors", "--all", "--json", "--store", demo_file).json["rows"][0]
+    found = run("show", row["ref"], "--json", "--store", demo_file).json
+
+    assert found["kind"] == "error"
+    assert "the ledger did not answer" in found["error"]["message"]
+
+
+def test_get_prints_a_value_and_nothing_else(run: Run, demo_file: Path) -> None:
+    assert run("get", "trip-to-oslo", "/hotel", "--store", demo_file).out == '"Lighthouse"\n'
+    assert run("get", "trip-to-oslo", "/hotel", "--raw", "--store", demo_file).out == "Lighthouse\n"
+    assert run("get", "trip-to-oslo#1", "/budget", "--json", "--store", demo_file).json == {"limit": 900, "left": 900}
+    assert run("get", "trip-to-oslo", "--store", demo_file).json["people"] == 2
+
+
+def test_a_path_that_is_not_there_ends_with_3(run: Run, demo_file: Path) -> None:
+    done = run("get", "trip-to-oslo", "/no/such/place", "--store", demo_file, "--json")
+
+    assert done.code == 3
+    assert done.out == ""
+
+
+def test_diff_tells_by_its_exit_code_if_asked(run: Run, demo_file: Path) -> None:
+    same = ["diff", "trip-to-oslo", "trip-to-oslo", "--store", demo_file]
+    other = ["diff", "trip-to-oslo#3", "trip-to-oslo#7", "--store", demo_file]
+
+    assert run(*same, "--exit-code").code == 0
+    assert run(*same).out == "no changes\n"
+    assert run(*other).code == 0
+    assert run(*other, "--exit-code").code == 1
+
+
+def test_diff_of_a_part(run: Run, demo_file: Path) -> None:
+    def lines(*options: str) -> list[str]:
+        done = run("diff", "trip-to-oslo~1", "trip-to-oslo", "--store", demo_file, *options)
+        return [line.split(":")[0] for line in done.out.splitlines()]
+
+    assert lines("--path", "/hotel") == ["~ state.hotel"]
+    assert lines("--path", "state.budget") == ["~ state.budget.left"]
+    assert lines("--messages") == [line for line in lines() if "[" in line.split()[1][:1]]
+    assert lines("--stat")[0].startswith("state")
+
+
+def test_hostile_values_are_harmless_in_every_form(run: Run, tmp_path: Path) -> None:
+    with everstep.open(tmp_path / "h.db").sync as engine:
+        engine.append("t", [{"role": HOSTILE, "content": "before", "id": "m"}], {HOSTILE: 1, "k": HOSTILE})
+        edited = [{"role": HOSTILE, "content": HOSTILE, "id": "m", "tool_calls": [{"id": "c", "name": HOSTILE}]}]
+        engine.snapshot("t", edited, {HOSTILE: HOSTILE, "k": "other"}, {HOSTILE: HOSTILE}, summary=HOSTILE)
+
+    for words in (
+        ["show", "t", "--state", "--messages", "--io"],
+        ["show", "t", "--json", "--state", "--messages"],
+        ["diff", "t~1", "t"],
+        ["diff", "t~1", "t", "--patch"],
+        ["get", "t"],
+        ["get", "t", HOSTILE],
+    ):
+        done = run(*words, "--store", tmp_path / "h.db")
+        assert not CONTROLS & set(done.out + done.err), words
+    assert json.loads(run("get", "t", "--store", tmp_path / "h.db").out)[HOSTILE] == HOSTILE
