@@ -111,7 +111,17 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     ),
     "get": ANY,
     "diff": {**COMPARED, "required": [*COMPARED["required"], "schema"]},
+    "blame": document(thread_id=TEXT, path=TEXT, changes=listed(ROW), looked_at=COUNT, cursor=maybe(TEXT)),
+    "rewind": document(thread_id=TEXT, id=TEXT, step=COUNT, left_behind=COUNT, later=TEXT, dry_run=FLAG),
+    "fork": document(thread_id=TEXT, id=TEXT, ref=TEXT, step=COUNT),
+    "merge": document(
+        source=TEXT, into=TEXT, auto=COUNT, conflicts=listed(CONFLICT), resolved=COUNT, dry_run=FLAG, id=maybe(TEXT)
+    ),
     "replay": document(ref=TEXT, next_node=TEXT, results=listed(OBJECT), python=TEXT),
+    "stats": document(
+        thread_id=maybe(TEXT), threads=COUNT, checkpoints=COUNT, total_bytes=COUNT, full_bytes=COUNT,
+        ratio=maybe({"type": "number"}), record_bytes=COUNT, exclusive_bytes=COUNT, shared_bytes=COUNT,
+    ),
     "export": document(file=TEXT, threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT),
     "import": document(threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT),
     "undo": document(thread_id=TEXT, undo=OPERATION),

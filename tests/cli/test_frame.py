@@ -137,6 +137,45 @@ def test_a_server_that_does_not_answer_ends_with_5(run: Run) -> None:
     assert "\n" not in done.err.split("hint:")[0].strip()
 
 
+# -- the shell
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("everstep lo", "plain,log"), ("everstep log tri", "plain,trip-to-oslo"), ("everstep gc --dr", "plain,--dry-run")],
+)
+def test_a_shell_completes_commands_options_and_threads(words: str, found: str, demo_file: Path) -> None:
+    environment = {
+        "_EVERSTEP_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+        "EVERSTEP_STORE": str(demo_file),
+    }
+    done = start_process(env=environment)
+    assert found in done.out.splitlines()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_the_command(shell: str, run: Run) -> None:
+    assert "_EVERSTEP_COMPLETE=" in run("completion", shell).out
+
+
+def test_ui_serves_the_store_that_was_named(run: Run, demo_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, dict[str, object]]] = []
+    monkeypatch.setattr("everstep.web.serve", lambda store, **options: calls.append((store, options)), raising=False)
+
+    assert run("ui", "--store", demo_file, "--port", "0", "--no-open", "--read-only").code == 0
+    assert run("ui", "--demo", "--token", "auto").code == 0
+
+    assert calls[0] == (
+        str(demo_file),
+        {"host": "127.0.0.1", "port": 0, "read_only": True, "token": None, "open_browser": False, "demo": False},
+    )
+    assert calls[1][0] is None
+    assert calls[1][1]["demo"] is True
+    assert calls[1][1]["token"] == "auto"
+
+
 # -- mistakes
 
 

@@ -69,6 +69,23 @@ def test_diff_of_a_part(run: Run, demo_file: Path) -> None:
     assert lines("--stat")[0].startswith("state")
 
 
+def test_a_patch_can_be_given_to_fork(run: Run, own_file: Path, tmp_path: Path) -> None:
+    done = run("diff", "trip-to-oslo~1", "trip-to-oslo", "--patch", "--store", own_file)
+    (tmp_path / "p.json").write_text(done.out)
+
+    made = run("fork", "trip-to-oslo~1", "-b", "again", "--patch", tmp_path / "p.json", "--store", own_file, "--json")
+
+    assert made.code == 0, made.err
+    left = run("diff", made.json["ref"], "trip-to-oslo", "--store", own_file)
+    assert left.out == "no changes\n"
+
+
+def test_blame_names_the_steps_that_wrote_a_value(run: Run, demo_file: Path) -> None:
+    changes = run("blame", "trip-to-oslo", "/hotel", "--json", "--store", demo_file).json["changes"]
+
+    assert [(change["step"], change["after"]) for change in changes] == [(9, "Lighthouse"), (8, "Hostel")]
+
+
 def test_hostile_values_are_harmless_in_every_form(run: Run, tmp_path: Path) -> None:
     with everstep.open(tmp_path / "h.db").sync as engine:
         engine.append("t", [{"role": HOSTILE, "content": "before", "id": "m"}], {HOSTILE: 1, "k": HOSTILE})
@@ -81,6 +98,7 @@ def test_hostile_values_are_harmless_in_every_form(run: Run, tmp_path: Path) -> 
         ["diff", "t~1", "t"],
         ["diff", "t~1", "t", "--patch"],
         ["get", "t"],
+        ["blame", "t", "/k"],
         ["get", "t", HOSTILE],
     ):
         done = run(*words, "--store", tmp_path / "h.db")

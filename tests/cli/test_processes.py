@@ -21,7 +21,9 @@ LOOKING: dict[str, list[str]] = {
     "show": ["show", "trip-to-oslo", "--state", "--messages", "--io"],
     "get": ["get", "trip-to-oslo", "/budget"],
     "diff": ["diff", "trip-to-oslo~1", "trip-to-oslo"],
+    "blame": ["blame", "trip-to-oslo", "/hotel"],
     "replay": ["replay", "refund-0093"],
+    "stats": ["stats", "trip-to-oslo"],
     "export": ["export", "trip-to-oslo", "-o", "trip.everstep"],
     "branch list": ["branch", "list", "trip-to-oslo"],
     "tag": ["tag", "invoice-run-2026-11"],
@@ -35,6 +37,8 @@ LOOKING: dict[str, list[str]] = {
 }
 CHANGING: dict[str, list[str]] = {
     "undo": ["undo", "trip-to-oslo"],
+    "rewind": ["rewind", "trip-to-oslo#7"],
+    "fork": ["fork", "trip-to-oslo", "-b", "tent", "--set", "/hotel=Tent"],
     "pin": ["pin", "trip-to-oslo~2"],
     "unpin": ["unpin", "invoice-run-2026-11"],
     "retention apply": ["retention", "apply", "support-4711", "--policy", "keep_last_n", "--keep", "10", "--yes"],
@@ -43,7 +47,7 @@ CHANGING: dict[str, list[str]] = {
     "purge": ["purge", "--prefix", "trip-to-oslo-branch", "--yes"],
     "copy": ["copy", "own.db", "other.db"],
 }
-APART = {"demo", "redo", "branch delete", "tail", "import-langgraph", "import", "ui"}
+APART = {"demo", "redo", "branch delete", "tail", "import-langgraph", "import", "merge", "ui"}
 """Those that have a test of their own."""
 
 

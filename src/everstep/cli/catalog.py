@@ -14,12 +14,16 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "show": ("inspecting", "Show one checkpoint: what it holds, and what it changed."),
         "get": ("inspecting", "Print one value as JSON, for scripts."),
         "diff": ("inspecting", "Compare any two checkpoints."),
+        "blame": ("inspecting", "Tell which steps have changed a value."),
         "tail": ("looking", "Follow what agents write, as it happens."),
     },
     "Go back, fork, merge": {
+        "rewind": ("history", "Make an earlier checkpoint the head; later ones are hidden, not deleted."),
         "undo": ("history", "Take back the last rewind, fork, merge or pin."),
         "redo": ("history", "Do again what undo took back."),
         "ops": ("history", "Show the log of operations of a thread."),
+        "fork": ("history", "Start a branch at a checkpoint, with other values if you like."),
+        "merge": ("history", "Merge a branch into another thread; conflicts are listed."),
         "replay": ("history", "Tell what would run next from a checkpoint, and which results are there already."),
     },
     "Names": {
@@ -35,6 +39,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "import-langgraph": ("moving", "Bring over threads from LangGraph's own savers."),
     },
     "Care": {
+        "stats": ("care", "Show what threads take in storage."),
         "retention": ("care", "Show, try or apply which checkpoints are kept."),
         "gc": ("care", "Give back the space of what nothing needs any more."),
         "verify": ("upkeep", "Check everything that is stored, and name what is damaged."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def export(common: Common, threads: Sequence[str], file: Path, everything: bool)
 
     if bool(threads) == everything:
         raise click.UsageError("name the threads to export, or say --all")
-    target: Any = click.get_binary_stream("stdout") if str(file) == "-" else file
+    target: Any = sys.stdout.buffer if str(file) == "-" else file
     with common.opened() as session, show_progress(common.output, "exporting") as progress:
         for thread in threads:
             session.engine.resolve(thread)
@@ -57,7 +58,7 @@ def import_(common: Common, file: Path, threads: Sequence[str], verify: bool) ->
     """Everything in it is checked, so it may come from anybody. Run it again after a crash: it goes on."""
     from everstep.transfer.exporting import import_threads
 
-    source: Any = click.get_binary_stream("stdin") if str(file) == "-" else file
+    source: Any = sys.stdin.buffer if str(file) == "-" else file
     with common.opened(create=True) as session, show_progress(common.output, "importing") as progress:
         report = import_threads(source, session.engine, threads or None, verify=verify, progress=_reporter(progress))
     _show_copied(common, report)

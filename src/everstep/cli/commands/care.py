@@ -150,6 +150,33 @@ def gc(common: Common, thread: str | None, dry_run: bool) -> None:
     _show_collected(common, report, config, "gc")
 
 
+@command("stats")
+@thread_argument("thread", required=False)
+@click.pass_obj
+def stats(common: Common, thread: str | None) -> None:
+    """Of one thread or of all: what is stored, what it would be as full copies, and what only this thread needs."""
+    from everstep.views import storage
+
+    output = common.output
+    with common.opened() as session:
+        found = session.run(storage.sizes, thread, plan=False)
+    if output.is_json:
+        output.document(found)
+        return
+    ratio = f", {found['ratio']:g} times that as full copies" if found["ratio"] is not None else ""
+    rows = [
+        ("threads", f"{found['threads']:,}"),
+        ("checkpoints", f"{found['checkpoints']:,}"),
+        ("stored", f"{text.describe_bytes(found['total_bytes'])}{ratio}"),
+        ("records", text.describe_bytes(found["record_bytes"])),
+        ("values", text.describe_bytes(found["exclusive_bytes"])),
+        ("shared with others", text.describe_bytes(found["shared_bytes"])),
+        ("pending writes", text.describe_bytes(found["write_bytes"])),
+    ]
+    output.table(("what", "size"), rows)
+    output.hint("everstep retention plan tells what a policy would remove")
+
+
 # -- deletion
 
 
@@ -255,6 +282,7 @@ def migrate(common: Common) -> None:
 COMMANDS: dict[str, click.Command] = {
     "retention": retention,
     "gc": gc,
+    "stats": stats,
     "rm": rm,
     "purge": purge,
     "migrate": migrate,

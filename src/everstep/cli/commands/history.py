@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TextIO
 
 import click
 
 from everstep.cli import text
-from everstep.cli.asking import ref_argument, thread_argument
+from everstep.cli.asking import Assignment, read_json_file, ref_argument, thread_argument
+from everstep.cli.editing import edit_json
+from everstep.cli.failures import CONFLICTS
 from everstep.cli.group import command
-from everstep.cli.session import Common, Session
-from everstep.errors import CheckpointNotFound
+from everstep.cli.rendering import brief
+from everstep.cli.session import Common, Session, stop
+from everstep.errors import CheckpointNotFound, InvalidInput
 from everstep.reports import Operation
+from everstep.views import actions
 from everstep.views.json_values import to_json
+
+
+@command("rewind")
+@ref_argument()
+@click.option("--keep-later", is_flag=True, help="Leave later checkpoints in the history, instead of hiding them.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would happen.")
+@click.pass_obj
+def rewind(common: Common, ref: str, keep_later: bool, dry_run: bool) -> None:
+    """The next step follows the checkpoint that you name. What came later stays stored, can be read by its id, and
+    comes back with `everstep undo`.
+    """
+    output = common.output
+    with common.opened() as session:
+        plan = session.run(actions.plan_rewind, ref)
+        meant = session.engine.resolve(ref)
+        left_behind = plan["hidden"]
+        if not dry_run:
+            done = session.engine.rewind(
+                meant.checkpoint_id,
+                later="keep" if keep_later else "hide",
+                thread_id=meant.thread_id,
+                namespace=meant.namespace,
+            )
+            left_behind = done.rewind_depth
+    fields = {
+        "thread_id": meant.thread_id,
+        "id": meant.checkpoint_id,
+        "step": meant.step,
+        "left_behind": left_behind,
+        "later": "keep" if keep_later else "hide",
+        "dry_run": dry_run,
+    }
+    if output.is_json:
+        output.document(fields)
+        return
+    where = f"{text.clean(meant.thread_id)} {'would be' if dry_run else 'is'} at step {meant.step}"
+    later = text.describe_count(left_behind, "later step")
+    state = "kept in the history" if keep_later else "hidden, nothing is deleted"
+    output.line(f"{where}; {later} {state}")
+    if not dry_run:
+        output.hint(f"everstep undo {text.clean(meant.thread_id)}")
 
 
 @command("undo")
@@ -81,6 +127,114 @@ def _operation_row(common: Common, operation: Operation) -> list[str]:
     return [str(operation.id), when, operation.kind + undone, details]
 
 
+# -- forking
+
+
+@command("fork")
+@ref_argument()
+@click.option("--branch", "-b", "name", required=True, metavar="NAME", help="The name of the branch.")
+@click.option(
+    "--set", "values", multiple=True, type=Assignment(), metavar="/PATH=JSON", help="Change a value; repeatable."
+)
+@click.option("--patch", type=click.File("r"), metavar="FILE", help="Change values by a JSON Patch (RFC 6902).")
+@click.option("--edit", is_flag=True, help="Change the state in $EDITOR first.")
+@click.pass_obj
+def fork(
+    common: Common, ref: str, name: str, values: Sequence[tuple[str, Any]], patch: TextIO | None, edit: bool
+) -> None:
+    """The branch is a thread of its own that begins at the checkpoint. With changed values its first step holds them.
+    Paths are JSON Pointers into the state, such as /plan/hotel.
+    """
+    output = common.output
+    changes: dict[str, Any] = {}
+    with common.opened() as session:
+        if edit:
+            changes["set"] = edit_json(session.engine, ref)
+            if not changes["set"]:
+                stop("nothing was changed, so nothing was forked")
+        if values:
+            changes["set"] = {**changes.get("set", {}), **dict(values)}
+        if patch is not None:
+            changes["patch"] = read_json_file(patch, "the patch")
+        made = session.run(actions.fork, ref, name, **changes)
+    if output.is_json:
+        output.document(made)
+        return
+    output.line(text.clean(made["thread_id"]))
+    output.hint(f"everstep diff {text.clean(ref)} {text.clean(made['thread_id'])}")
+
+
+# -- merging
+
+
+@command("merge")
+@thread_argument("source")
+@click.option("--into", metavar="THREAD", help="Where to; without it the thread that the branch began at.")
+@click.option("--ours", "resolve", flag_value="ours", help="On a conflict keep what the target has.")
+@click.option("--theirs", "resolve", flag_value="theirs", help="On a conflict take what the branch has.")
+@click.option("--resolve", "file", type=click.File("r"), metavar="FILE", help="JSON: for each path what to do.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would happen.")
+@click.pass_obj
+def merge(
+    common: Common, source: str, into: str | None, resolve: str | None, file: TextIO | None, dry_run: bool
+) -> int:
+    """Both sides are compared with what they came from. Where both have changed the same value, nothing is written, the
+    conflicts are listed, and the exit code is 4, unless you say what to do.
+    """
+    chosen: Any = resolve
+    if file is not None:
+        if resolve is not None:
+            raise InvalidInput("--resolve and --ours or --theirs exclude each other")
+        chosen = read_json_file(file, "the file of --resolve")
+        if not isinstance(chosen, dict):
+            raise InvalidInput('the file of --resolve is an object, such as {"state.hotel": {"take": "theirs"}}')
+    with common.opened() as session:
+        target = into if into is not None else _origin(session, source)
+        plan = session.run(actions.plan_merge, source, target, chosen)
+        if plan["conflicts"] or dry_run:
+            _show_plan(common, {**plan, "dry_run": dry_run, "id": None})
+            return CONFLICTS if plan["conflicts"] else 0
+        done = session.run(actions.merge, source, target, chosen)
+    if common.output.is_json:
+        common.output.document({**plan, "dry_run": False, **done})
+        return 0
+    resolved = f", {text.describe_count(plan['resolved'], 'conflict')} resolved" if plan["resolved"] else ""
+    changed = text.describe_count(plan["auto"], "change")
+    common.output.line(f"{text.clean(source)} is merged into {text.clean(target)}: {changed}{resolved}")
+    common.output.hint(f"everstep undo {text.clean(target)} takes it back")
+    return 0
+
+
+def _show_plan(common: Common, plan: dict[str, Any]) -> None:
+    output = common.output
+    if output.is_json:
+        output.document(plan)
+        return
+    conflicts = plan["conflicts"]
+    open_ones = text.describe_count(len(conflicts), "conflict") + " open" if conflicts else "no conflict is open"
+    output.line(f"{text.describe_count(plan['auto'], 'change')} merged by itself; {open_ones}")
+    rows = []
+    for conflict in conflicts:
+        sides = [text.cut(brief(conflict[side]), 60) for side in ("base", "ours", "theirs")]
+        rows.append([text.clean(conflict["path"]), *sides])
+    if rows:
+        output.table(("path", "base", "ours", "theirs"), rows, wide="theirs")
+        output.hint("take one side with --ours or --theirs, or decide each with --resolve FILE")
+
+
+def _origin(session: Session, source: str) -> str:
+    """Return the thread that a branch began at."""
+    from everstep.views import threads
+
+    origin: str | None = session.run(threads.one, source)["origin"]
+    if origin is None:
+        raise InvalidInput(f"{source!r} is not a branch; say where to merge it: --into THREAD")
+    return session.engine.resolve(origin).thread_id
+
+
+# -- what comes next
+
+
 @command("replay")
 @ref_argument()
 @click.option("--dry-run", is_flag=True, help="The same: this command never runs anything.")
@@ -115,4 +269,12 @@ def _newest(session: Session) -> str:
     return name
 
 
-COMMANDS: dict[str, click.Command] = {"undo": undo, "redo": redo, "ops": ops, "replay": replay}
+COMMANDS: dict[str, click.Command] = {
+    "rewind": rewind,
+    "undo": undo,
+    "redo": redo,
+    "ops": ops,
+    "fork": fork,
+    "merge": merge,
+    "replay": replay,
+}

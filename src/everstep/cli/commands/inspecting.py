@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from everstep.cli import text
-from everstep.cli.asking import ref_argument
+from everstep.cli.asking import ref_argument, thread_argument
 from everstep.cli.failures import FAILURE
 from everstep.cli.group import command
 from everstep.cli.output import to_json
 from everstep.cli.rendering import (
+    brief,
     counts_text,
+    row_cells,
     show_changes,
     show_checkpoint,
     show_json,
@@ -40,7 +44,7 @@ def show(common: Common, ref: str, state: bool, messages: bool, io: bool, stat: 
         values = session.run(state_view.value, exact, "") if state else None
         talk = session.run(transcript.page, exact, limit=limit) if messages else None
     if output.is_json:
-        more = {"changes": changed}
+        more: dict[str, Any] = {"changes": changed}
         if state:
             more["state"] = values
         if talk is not None:
@@ -144,4 +148,29 @@ def _is_below(path: str, above: str) -> bool:
     return own[: len(parts)] == parts
 
 
-COMMANDS: dict[str, click.Command] = {"show": show, "get": get, "diff": diff}
+@command("blame")
+@thread_argument()
+@click.argument("path")
+@click.option("--limit", "-n", default=50, show_default=True, type=click.IntRange(1), help="How many, at most.")
+@click.pass_obj
+def blame(common: Common, thread: str, path: str, limit: int) -> None:
+    """PATH is such as /plan/hotel or state.plan.hotel. Newest first."""
+    from everstep.views import blame as view
+
+    output = common.output
+    with common.opened() as session:
+        found = session.run(view.history_of, thread, path, limit=limit)
+    if output.is_json:
+        output.document(found, "changes")
+        return
+    with output:
+        cells = []
+        for change in found["changes"]:
+            value = text.cut(brief(change["after"]), 80)
+            cells.append([*row_cells(output, change)[:4], value, text.clean(change["title"])])
+        output.table(("step", "id", "when", "kind", "value", "what"), cells, wide="what")
+    if not cells:
+        output.note("no step has changed it")
+
+
+COMMANDS: dict[str, click.Command] = {"show": show, "get": get, "diff": diff, "blame": blame}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -30,10 +31,8 @@ def ui(
 ) -> None:
     """It runs until Ctrl-C, on this machine only unless --host says otherwise."""
     try:
-        from everstep.web import serve  # type: ignore[attr-defined]  # needs the extra `ui`
+        serve = import_module("everstep.web").serve  # it needs the extra `ui`
     except ImportError as exc:
-        if exc.name is not None and exc.name.startswith("everstep"):
-            raise
         raise MissingDependency(exc.name or "starlette", "ui") from exc
     store = None if demo else common.settings.store
     serve(store, host=host, port=port, read_only=read_only, token=token, open_browser=open_browser, demo=demo)
