@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from everstep.factory import open as open  # noqa: A004  # read as everstep.open
     from everstep.history.drawing import draw
     from everstep.reports import (
+        BackupReport,
         CallStats,
         CheckpointTree,
         Conflict,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
         UpkeepProgress,
         VerifyReport,
     )
+    from everstep.transfer.backups import backup, backup_async, restore, restore_async
     from everstep.transfer.copying import copy as copy
     from everstep.transfer.copying import copy_async
     from everstep.transfer.exporting import (
@@ -138,6 +140,7 @@ else:
             "everstep.factory": ("create_checkpoint_engine", "create_checkpointer", "open"),
             "everstep.history.drawing": ("draw",),
             "everstep.reports": (
+                "BackupReport",
                 "CallStats",
                 "CheckpointTree",
                 "Conflict",
@@ -161,6 +164,7 @@ else:
                 "UpkeepProgress",
                 "VerifyReport",
             ),
+            "everstep.transfer.backups": ("backup", "backup_async", "restore", "restore_async"),
             "everstep.transfer.copying": ("copy", "copy_async"),
             "everstep.transfer.exporting": (
                 "export_threads",
@@ -174,6 +178,7 @@ else:
 # Without `open` and `copy`: `from everstep import *` must not take the place of the builtin and the module.
 __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "AmbiguousCheckpoint",
+    "BackupReport",
     "CallStats",
     "CannotUndo",
     "Checkpoint",
@@ -236,6 +241,8 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "UnsupportedByBackend",
     "UpkeepProgress",
     "VerifyReport",
+    "backup",
+    "backup_async",
     "copy_async",
     "create_checkpoint_engine",
     "create_checkpointer",
@@ -246,4 +253,6 @@ __all__ = [  # noqa: RUF022  # the plain order of sorted()
     "import_threads_async",
     "on_thread",
     "register",
+    "restore",
+    "restore_async",
 ]

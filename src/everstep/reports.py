@@ -184,6 +184,22 @@ class ExportReport:
 
 
 @dataclass(frozen=True)
+class BackupReport:
+    """What `backup` wrote."""
+
+    number: int
+    """Of this backup: what `restore` takes as `at`."""
+    threads: int = 0
+    """Threads that were written: those of families that are new or have changed."""
+    checkpoints: int = 0
+    objects: int = 0
+    bytes: int = 0
+    """The size of the file."""
+    unchanged: int = 0
+    """Threads that an earlier backup has as they are."""
+
+
+@dataclass(frozen=True)
 class CopyProgress:
     """How far `copy`, an export or an import is. Totals are those of the beginning, or more if the source has grown."""
 

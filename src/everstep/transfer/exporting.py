@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +90,7 @@ async def _export(
     store: Side, file: File, threads: Iterable[str] | None, progress: Progress | None, *, blocking: bool
 ) -> ExportReport:
     names = thread_names(threads)
-    run = _directly if blocking else asyncio.to_thread
+    run = directly if blocking else asyncio.to_thread
     async with opened(store, "source", blocking) as one, _written(file, run) as out:
         return await Exporter(out, StoreSource(one, names), progress, run).write_all()
 
@@ -105,13 +105,14 @@ async def _import(
     blocking: bool,
 ) -> CopyReport:
     names = thread_names(threads)
-    run = _directly if blocking else asyncio.to_thread
+    run = directly if blocking else asyncio.to_thread
     async with _read(file) as content, opened(store, "target", blocking) as other:
         source = ArchiveSource(content, names, run)
         return await Target(other, source, progress, verify=verify, may_go_back=False).take_all()
 
 
-async def _directly(work: Callable[..., T], *args: Any) -> T:
+async def directly(work: Callable[..., T], *args: Any) -> T:
+    """Return what `work` gives, at once: for callers that may be kept waiting."""
     return work(*args)
 
 
@@ -130,6 +131,13 @@ async def _written(file: File, run: Run) -> AsyncIterator[BinaryIO]:
     path = Path(file)
     if path.exists():
         raise InvalidInput(f"{path} is there already; remove it, or choose another name")
+    async with write_aside(path, run) as out:
+        yield out
+
+
+@asynccontextmanager
+async def write_aside(path: Path, run: Run) -> AsyncIterator[BinaryIO]:
+    """Give a file that gets this name in the end, when everything is on the disk; before, there is nothing new."""
     aside = path.with_name(f"{path.name}.part")
     try:
         with aside.open("wb") as out:
@@ -272,9 +280,14 @@ class Exporter:
 class ArchiveSource:
     """The families of a file."""
 
-    def __init__(self, file: BinaryIO, names: Sequence[str] | None, run: Run) -> None:
-        """`names` are threads whose families are wanted; None: all."""
+    def __init__(
+        self, file: BinaryIO, names: Sequence[str] | None, run: Run, identities: Collection[bytes] | None = None
+    ) -> None:
+        """`names` are threads whose families are wanted, `identities` families; None: all."""
         self._items = archive.ItemReader(file)
+        self._identities = identities
+        self.taken: set[bytes] = set()
+        """The families that somebody took, by identity."""
         self._names = None if names is None else set(names)
         self.run = run
         self.threads_total = 0
@@ -293,8 +306,9 @@ class ArchiveSource:
             if unfinished not in (None, family.identity):
                 break
             coming = _ArchivePass(self, family, seen, item)
-            if self._names is None or not self._names.isdisjoint(family.raws):
+            if self._is_wanted(family):
                 missing -= family.raws.keys()
+                self.taken.add(family.identity)
                 yield coming
                 if coming.is_whole and not coming.is_finished:
                     raise CheckpointCorrupted(
@@ -314,6 +328,11 @@ class ArchiveSource:
         await self.run(self._items.check_end)
         for name in sorted(missing):
             raise InvalidInput(f"there is no thread {name!r} in the file")
+
+    def _is_wanted(self, family: families.Family) -> bool:
+        if self._identities is not None and family.identity not in self._identities:
+            return False
+        return self._names is None or not self._names.isdisjoint(family.raws)
 
     async def _read_family(self, item: Item) -> tuple[families.Family, Item]:
         """Return a family, and the first item of what follows."""
