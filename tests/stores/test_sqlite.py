@@ -33,7 +33,7 @@ from everstep.errors import CommitUnknown, StoreUnavailable
 from everstep.runtime import interrupts
 from everstep.runtime.blocking import run_to_end
 from everstep.runtime.interrupts import deferred
-from everstep.stores.protocol import Change, Draft, Query, Stored
+from everstep.stores.protocol import Change, Draft, Hidden, Key, Operation, Query, Stored, Write
 from everstep.stores.records import pack_id, unpack_id
 from everstep.stores.sqlite import rows as sqlite_rows
 from everstep.stores.sqlite import schema
@@ -1087,3 +1087,48 @@ def test_a_file_of_langgraphs_own_saver_is_named_with_the_way_out(tmp_path: Path
         stock.setup()
     with pytest.raises(StoreMismatch, match="import_langgraph"):
         run_to_end(SQLiteStore(path).blocking.read("t"))
+
+
+# -- a page of checkpoints
+
+
+def test_a_page_holds_what_a_list_and_a_look_at_each_do(path: Path) -> None:
+    store = SQLiteStore(path).blocking
+    seqs: dict[Key, int] = {}
+    for thread_id, namespace, name in itertools.product(("t", "u"), ("", "sub"), ("a", str(UUID(int=7)), "b", "c")):
+        key = Key(thread_id, namespace, name)
+        leaf = make_object(f"{key}".encode())
+        record = make_record(name, thread_id, namespace, roots=[leaf])
+        stored = run_to_end(store.commit(put(record, leaf)))
+        assert stored is not None
+        seqs[key] = stored.seq
+        writes = [Write(task, n, "ch", b"", b"w", 1, path) for n, (task, path) in enumerate([("y", "1"), ("x", "2")])]
+        run_to_end(store.put_writes(key, [*writes, Write("z", 0, "late", b"", b"w", 1, "0")], []))
+    hide = [Hidden("", seqs[Key("t", "", "b")] - 1, seqs[Key("t", "", "b")]), Hidden("", 0, 2, writes_of="a")]
+    run_to_end(store.commit(Change(thread_id="t", hide=hide, log=Operation("rewind", {}))))
+    queries = [
+        Query(thread_id=thread_id, namespace=namespace, order=order, hidden=hidden, limit=limit, offset=offset)
+        for thread_id in ("t", None)
+        for namespace in ("", None)
+        for order in ("id", "seq", "oldest")
+        for hidden in ("no", "also", "only")
+        for limit, offset in ((None, 0), (3, 0), (2, 2), (0, 0))
+    ]
+    queries += [Query(thread_id="nobody"), Query(thread_id="t", filter={"none": 1}), Query(filter={}, before_id="b")]
+    for query in queries:
+        listed = run_to_end(store.list_checkpoints(query))
+        one_by_one = run_to_end(store.read_many([each.record.key for each in listed], writes=True))
+        assert run_to_end(store.read_page(query)) == one_by_one, query
+    run_to_end(store.close())
+
+
+def test_a_page_with_a_damaged_root_is_not_given(path: Path) -> None:
+    store = SQLiteStore(path).blocking
+    for name in ("a", "b"):
+        run_to_end(store.commit(follow("t", name)))
+    with closing(apsw.Connection(str(path))) as other:
+        schema.add_functions(other)
+        other.execute("UPDATE checkpoints SET root = x'00' WHERE id = 'a-1'")
+    with pytest.raises(CheckpointCorrupted):
+        run_to_end(store.read_page(Query(thread_id="t")))
+    run_to_end(store.close())

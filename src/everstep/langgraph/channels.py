@@ -527,7 +527,8 @@ class Channels:
 
     def plain(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> Any:
         """Return the plain value of a node."""
-        return self._codec.unpack_parts(_parts(node, objects))
+        packed = tree.inline_value(node)
+        return self._codec.unpack_parts([packed] if packed is not None else _parts(node, objects))
 
     def mapping_of(self, node: tree.Node, objects: Mapping[bytes, tree.Content]) -> dict[str, Any]:
         """Return the values that `mapping` wrote, as they are kept."""
@@ -664,11 +665,12 @@ _ENVELOPE: dict[str, type] = {
 
 def _checked_envelope(envelope: Any) -> dict[str, Any]:
     """Return what a checkpoint is besides its values, if its parts are of the types that are written."""
-    if type(envelope) is not dict or any(
-        type(envelope[name]) is not kind for name, kind in _ENVELOPE.items() if name in envelope
-    ):
+    if type(envelope) is not dict:
         raise CheckpointCorrupted("a stored checkpoint is out of shape")
-    return dict(envelope)
+    for name, kind in _ENVELOPE.items():
+        if name in envelope and type(envelope[name]) is not kind:
+            raise CheckpointCorrupted("a stored checkpoint is out of shape")
+    return envelope
 
 
 def _size_of(node: tree.Node, objects: Mapping[bytes, tree.Content]) -> int:

@@ -32,7 +32,20 @@ from everstep.repository.repository import Encoded, Repository, encoded, reclaim
 from everstep.repository.turns import BEATEN_MAX
 from everstep.runtime import calls, checks
 from everstep.runtime.calls import public_call
-from everstep.stores.protocol import BaseRef, Change, Draft, Key, Loaded, Object, Query, Record, Store, Stored, Write
+from everstep.stores.protocol import (
+    BaseRef,
+    Change,
+    Draft,
+    Key,
+    Loaded,
+    Object,
+    Query,
+    ReadsPages,
+    Record,
+    Store,
+    Stored,
+    Write,
+)
 from everstep.types import TASK_NAMESPACE, utc_now
 from everstep.values import costs, tree
 
@@ -580,14 +593,14 @@ class Threads:
         left = limit
         ahead = 1
         while left is None or left > 0:
-            keys, loaded, last = await self._page(query.thread_id, query, page, left)
+            loaded, last = await self._page(query.thread_id, query, page, left)
+            if left is not None:
+                left -= len(loaded)
             while loaded:
                 for saved in await self._saved_some(loaded[:ahead]):
                     yield saved
                 loaded = loaded[ahead:]
                 ahead = min(ahead * 2, _AHEAD_MAX)
-            if left is not None:
-                left -= len(keys)
             if last is None or query.checkpoint_id is not None:
                 return
             query = replace(query, before_id=last)
@@ -600,20 +613,28 @@ class Threads:
         query: Query,
         page: int,
         left: int | None,
-    ) -> tuple[list[Key], list[Loaded], str | None]:
-        """Return the keys of a page, what is there of it, and the last id; None: nothing comes after it."""
+    ) -> tuple[list[Loaded], str | None]:
+        """Return a page, with what its values are made of at hand, and the last id; None: nothing comes after it."""
         size = page if left is None else min(page, left)
-        listed = await self._store.list_checkpoints(replace(query, limit=size))
-        last = listed[-1].record.key.checkpoint_id if len(listed) == size else None
-        if last is not None and query.checkpoint_id is None:
+        keys, found = await self._read_page(replace(query, limit=size))
+        last = keys[-1].checkpoint_id if len(keys) == size else None
+        is_one_line = query.thread_id is not None and query.namespace is not None
+        if last is not None and query.checkpoint_id is None and not is_one_line:
             # The same id may stand in several threads and namespaces; the next page begins below it.
-            ties = await self._store.list_checkpoints(replace(query, checkpoint_id=last, limit=None))
-            known = {stored.record.key for stored in listed}
-            listed += [stored for stored in ties if stored.record.key not in known]
-        keys = [stored.record.key for stored in listed if stored.record.kind == KIND][:left]
-        loaded = await self._store.read_many(keys, writes=True)
-        await self._prepare(loaded)
-        return keys, loaded, last
+            _, ties = await self._read_page(replace(query, checkpoint_id=last, limit=None))
+            found += [loaded for loaded in ties if loaded.stored.record.key not in keys]
+        found = [loaded for loaded in found if loaded.stored.record.kind == KIND][:left]
+        await self._prepare(found)
+        return found, last
+
+    async def _read_page(self, query: Query) -> tuple[list[Key], list[Loaded]]:
+        """Return the keys that a query lists, and what of it is there a moment later, with writes."""
+        store = self._store
+        if isinstance(store, ReadsPages):
+            page = await store.read_page(query)
+            return [loaded.stored.record.key for loaded in page], page
+        keys = [stored.record.key for stored in await store.list_checkpoints(query)]
+        return keys, await store.read_many(keys, writes=True)
 
     async def read_some(self, keys: Sequence[Key]) -> list[Saved]:
         """Return these checkpoints with their values and writes; what is missing is left out. All are in memory."""

@@ -61,6 +61,7 @@ __all__ = [
     "Query",
     "RawLine",
     "RawThread",
+    "ReadsPages",
     "Record",
     "Root",
     "Search",
@@ -502,6 +503,15 @@ class Part(NamedTuple):
     gone: Sequence[Key] = ()
     """Checkpoints that go, whatever they are. Their threads are among `threads`, which set heads and writes."""
     threads: Sequence[RawThread] = ()
+
+
+@runtime_checkable
+class ReadsPages(Protocol):
+    """A store that gives a page of checkpoints whole as easily as it lists them."""
+
+    def read_page(self, query: Query) -> Coroutine[Any, Any, list[Loaded]]:
+        """Return what `list_checkpoints` lists, with roots and pending writes, all as of one moment."""
+        ...
 
 
 @runtime_checkable

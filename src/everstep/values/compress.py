@@ -86,12 +86,17 @@ def _small_compressor(level: int) -> Callable[[bytes], bytes]:
 _idle: deque[_Contexts] = deque(maxlen=16)  # its operations are atomic; those that do not fit are dropped
 
 
+def _take_contexts() -> _Contexts:
+    """Return some that nobody uses. Who has done with them puts them back, but not after an error."""
+    try:
+        return _idle.pop()
+    except IndexError:
+        return _Contexts()
+
+
 @contextmanager
 def _contexts() -> Iterator[_Contexts]:
-    try:
-        contexts = _idle.pop()
-    except IndexError:
-        contexts = _Contexts()
+    contexts = _take_contexts()
     yield contexts
     _idle.append(contexts)  # not after an error: its state is not known
 
@@ -117,10 +122,7 @@ def squeeze_fast(body: bytes) -> bytes:
     """Return the stored form of a small body that is not worth an effort."""
     if len(body) > _SMALL_BYTES:
         return squeeze(body)
-    try:
-        contexts = _idle.pop()
-    except IndexError:
-        contexts = _Contexts()
+    contexts = _take_contexts()
     packed = contexts.compress_quick(body)
     _idle.append(contexts)
     return ZSTD_DICTIONARY + packed if len(packed) < len(body) else PLAIN + body
@@ -167,10 +169,11 @@ def expand(stored: bytes) -> bytes:
         size = zstandard.frame_content_size(_MAGIC + packed[:_HEADER_BYTES] if mark == ZSTD_DICTIONARY else packed)
         if not 0 <= size <= max(_OUTPUT_FREE, _RATIO_MAX * len(packed)):
             raise CheckpointCorrupted(f"an object claims an impossible size ({size} bytes from {len(packed)})")
-        with _contexts() as contexts:
-            if mark == ZSTD_DICTIONARY:
-                return contexts.decompress_small(packed, allow_extra_data=False)
-            return contexts.decompress(packed, allow_extra_data=False)
+        contexts = _take_contexts()
+        decompress = contexts.decompress_small if mark == ZSTD_DICTIONARY else contexts.decompress
+        body = decompress(packed, allow_extra_data=False)
+        _idle.append(contexts)  # not after an error: its state is not known
+        return body
     except zstandard.ZstdError as exc:
         raise CheckpointCorrupted(f"an object cannot be decompressed: {exc}") from exc
 

@@ -64,6 +64,7 @@ PACKED, REF, LIST, MAP, PIECES, REST, GROUP, NODES, WHOLE = range(9)
 
 REF_BODY = bytes((REF,))
 _REST_BODY = bytes((REST,))
+_PACKED_BODY = bytes((PACKED,))
 _NODES_BODY = bytes((NODES,))
 _LEAF_SEED = b"\x010:" + _REST_BODY
 _sha256 = hashlib.sha256
@@ -477,7 +478,8 @@ class _Cursor:
     def number(self) -> int:
         value = shift = 0
         while True:
-            byte = self.byte()
+            byte = self.body[self.at]
+            self.at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
@@ -1043,6 +1045,22 @@ def is_list(node: Node) -> bool:
 def inline(packed: bytes) -> Node:
     """Return the node of a packed value that stands where it is, whatever its size."""
     return Node(b"", bytes((PACKED,)) + _number(len(packed)) + packed, len(packed))
+
+
+def inline_value(node: Node) -> bytes | None:
+    """Return the packed value of a node where it stands; None if it is elsewhere."""
+    if node.body[:1] != _PACKED_BODY:
+        return None
+    cursor = _Cursor(node.children, node.body)
+    cursor.at = 1
+    try:
+        value = cursor.take(cursor.number())
+    except IndexError as exc:
+        raise CheckpointCorrupted("a stored node cannot be read") from exc
+    cursor.finish()
+    if node.size and len(value) > node.size:
+        raise CheckpointCorrupted("a stored value is larger than its record says")
+    return value
 
 
 def entries(node: Node, objects: Mapping[bytes, Content]) -> Mapped | None:

@@ -91,6 +91,15 @@ _LISTED_FORM = """c.seq, c.id, c.step, c.segment, c.pinned, c.added, c.info, sub
 _LISTED = _LISTED_FORM.format(_HIDDEN)
 _LISTED_VISIBLE = _LISTED_FORM.format("0")
 
+# The same for many checkpoints at once, by their numbers.
+_ROOTS = """SELECT c.seq, c.children, c.root, l.generation FROM carray(?) k CROSS JOIN checkpoints c ON c.seq = k.value
+            JOIN lines l ON l.id = c.line"""
+_WRITES_OF = """SELECT c.seq, c.id, w.seq, w.task, w.idx, w.info, w.children FROM carray(?) k
+                CROSS JOIN checkpoints c ON c.seq = k.value
+                CROSS JOIN writes w ON w.line = c.line AND w.checkpoint = c.id
+                WHERE NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.writes_of = c.id
+                                  AND w.seq > h.after AND w.seq <= h.upto)"""
+
 _IdKind = type[str] | type[bytes] | None
 """Of an id as it is kept; None: any."""
 
@@ -252,6 +261,27 @@ class Rows:
         found = [self.load(*key, objects=False, writes=writes) for key in keys]
         return [loaded for loaded in found if loaded is not None]
 
+    def load_page(self, query: Query) -> list[Loaded]:
+        """Return what a query lists, with roots and writes: one statement for each of the three."""
+        if query.filter:  # few of those that are looked at may be asked for
+            return self.load_many([stored.record.key for stored in self.list_checkpoints(query)], writes=True)
+        rows = {row[0]: row for row in self._listed_rows(query)}
+        if not rows:
+            return []
+        seqs = apsw.carray(array("q", rows))
+        writes: dict[int, list[Write]] = {}
+        for seq, checkpoint_id, number, task, *rest in self._execute(_WRITES_OF, (seqs,)):
+            write = unpack_write(unpack_id(checkpoint_id), number, unpack_id(task), *rest)
+            writes.setdefault(seq, []).append(write)
+        found: dict[int, Loaded] = {}
+        for seq, children, root, generation in self._execute(_ROOTS, (seqs,)):
+            *columns, _, hidden, thread_id, namespace, family = rows[seq]
+            stored = _stored(thread_id, namespace, family, (*columns, children, root, hidden))
+            found[seq] = Loaded(stored, generation, [], sorted(writes.get(seq, ()), key=_place_of))
+        if len(found) < len(rows):
+            raise CheckpointCorrupted("a checkpoint that is listed is missing", thread_id=query.thread_id)
+        return [found[seq] for seq in rows]
+
     def _writes(self, line: int, checkpoint_id: str) -> list[Write]:
         found = self._written(
             line,
@@ -259,7 +289,7 @@ class Rows:
             """AND NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = ?1 AND h.writes_of = ?2
                                AND w.seq > h.after AND w.seq <= h.upto)""",
         )
-        return sorted(found, key=lambda write: (write.task_path, write.task_id, write.idx))
+        return sorted(found, key=_place_of)
 
     def _written(self, line: int, checkpoint_id: str, condition: str = "") -> list[Write]:
         rows = self._execute(
@@ -303,17 +333,20 @@ class Rows:
         return list(map(Object._make, rows))
 
     def list_checkpoints(self, query: Query) -> list[Stored]:
+        if not query.filter:
+            return [_listed(row) for row in self._listed_rows(query)]
+        wanted = packed_filter(query.filter)
+        rows = self._listed_rows(replace(query, offset=0, limit=None))
+        matching = (stored for stored in map(_listed, rows) if matches(stored.record.metadata, wanted))
+        return list(islice(matching, query.offset, _end_of(query)))
+
+    def _listed_rows(self, query: Query) -> Iterable[Any]:
+        """Return the rows that a query asks for, its filter left aside."""
         kinds = self._id_kinds() if query.order == "id" else [None]
-        stop = None if query.limit is None else min(query.offset + query.limit, sys.maxsize)
-        if query.filter:
-            wanted = packed_filter(query.filter)
-            rows = self._rows(replace(query, offset=0, limit=None), kinds)
-            matching = (stored for stored in map(_listed, rows) if matches(stored.record.metadata, wanted))
-            return list(islice(matching, query.offset, stop))
         if len(kinds) == 1:
-            return [_listed(row) for row in self._rows(query, kinds)]
-        rows = self._rows(replace(query, offset=0, limit=stop), kinds)
-        return [_listed(row) for row in islice(rows, query.offset, stop)]
+            return self._rows(query, kinds)
+        stop = _end_of(query)
+        return islice(self._rows(replace(query, offset=0, limit=stop), kinds), query.offset, stop)
 
     def _id_kinds(self) -> list[_IdKind]:
         """Return the kinds of ids in the file: most files have one, and are read once."""
@@ -1461,6 +1494,16 @@ def _check_newest(thread_id: str, head: int | None, newest: int | None) -> None:
     """Refuse a list of a namespace's checkpoints that ends before the head."""
     if head is not None and (newest is None or newest < head):
         raise CheckpointCorrupted("the head is not among the thread's checkpoints", thread_id=thread_id)
+
+
+def _end_of(query: Query) -> int | None:
+    """Return how many rows are needed for all that a query asks for; None: all there are."""
+    return None if query.limit is None else min(query.offset + query.limit, sys.maxsize)
+
+
+def _place_of(write: Write) -> tuple[str, str, int]:
+    """Return where a write stands among those of its checkpoint."""
+    return write.task_path, write.task_id, write.idx
 
 
 def _stored(thread_id: str, namespace: str, family: int | str, row: Sequence[Any]) -> Stored:

@@ -200,6 +200,9 @@ class SQLiteStore:
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
         return await self._driver.read(lambda rows: rows.load_many(keys, writes)) if keys else []
 
+    def read_page(self, query: Query) -> Coroutine[Any, Any, list[Loaded]]:
+        return self._driver.read(lambda rows: rows.load_page(query))
+
     async def find(self, checkpoint_id: str) -> list[Key]:
         return await self._driver.read(lambda rows: rows.find(checkpoint_id))
 
