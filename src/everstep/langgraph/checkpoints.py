@@ -158,6 +158,8 @@ class Threads:
         self._store = repository.store
         self.figures = repository.figures
         """Where calls are counted: with those of everything else on the same backend."""
+        self.limit_seconds = repository.store.limit_seconds
+        """How long putting or reading one checkpoint may take. Listing, deleting and copying go step by step."""
 
     def over(self, repository: Repository) -> Threads:
         """Return the same over another face of the store."""
@@ -170,11 +172,6 @@ class Threads:
     def behind(self, fence: Fence) -> Threads:
         """Return the same as one that puts nothing once the fence is gone. The store checks it in the same commit."""
         return Threads(self._repository, self._channels, self._keeper, self._lines, fence)
-
-    @property
-    def limit_seconds(self) -> float | None:
-        """How long putting or reading one checkpoint may take. Listing, deleting and copying go step by step."""
-        return self._store.limit_seconds
 
     # -- putting
 

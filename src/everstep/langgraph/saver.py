@@ -474,12 +474,13 @@ async def _prune(threads: Threads, thread_ids: Sequence[str], strategy: str) -> 
 
 def _tuple(saved: Saved) -> SavedTuple:
     record = saved.stored.record
-    # A branch begins at a checkpoint of another thread, which is no parent to LangGraph.
-    parents = [parent for parent in record.parents if parent.thread_id == record.key.thread_id]
-    return SavedTuple(
-        cast(Any, configs.config_of(*record.key)),
-        cast(Any, saved.checkpoint),
-        cast(Any, TupleMetadata(record)),
-        cast(Any, configs.config_of(*parents[0])) if parents else None,
-        saved.writes,
-    )
+    parent_config: Any = None
+    for parent in record.parents:
+        # A branch begins at a checkpoint of another thread, which is no parent to LangGraph.
+        if parent.thread_id == record.key.thread_id:
+            parent_config = configs.config_of(*parent)
+            break
+    config: Any = configs.config_of(*record.key)
+    checkpoint: Any = saved.checkpoint
+    metadata: Any = TupleMetadata(record)
+    return SavedTuple(config, checkpoint, metadata, parent_config, saved.writes)

@@ -113,11 +113,10 @@ def unpack_info(key: Key, step: int, children: bytes, packed: bytes, body: bytes
         created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = fields
         if type(metadata) is not dict or not (repeats is None or type(repeats) is int):
             raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
-        parents = _listed(parents)
-        tags = _listed(tags)
-        sizes = _listed(sizes)
+        if not type(parents) is type(tags) is type(sizes) is list:  # an object might bring a way to iterate of its own
+            raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
         return Record(
-            key, step, tuple(_parent(parent, key) for parent in parents), _unpack_time(created),
+            key, step, tuple([_parent(parent, key) for parent in parents]), _unpack_time(created),
             children, body, tuple(sizes), tuple(tags), summary, next_node, trigger, kind,
             metadata, repeats,
         )  # fmt: skip

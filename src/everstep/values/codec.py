@@ -343,7 +343,7 @@ class Codec:
 
     def unpack(self, packed: bytes) -> Any:
         """Return the value that `pack` turned into these bytes."""
-        return self.unpack_parts([packed])
+        return _Reader(self.types).read([b"\x92", packed, _END])
 
     def unpack_parts(self, parts: list[bytes]) -> Any:
         """Return the value whose bytes are the joined `parts`."""

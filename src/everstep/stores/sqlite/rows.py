@@ -75,6 +75,7 @@ _SPARED = "(c.pinned OR c.branches OR EXISTS (SELECT 1 FROM lines l WHERE l.id =
 _STALE = """(NOT l.head_was_moved AND t.note IS NULL AND EXISTS (SELECT 1 FROM checkpoints n
              WHERE n.line = l.id AND n.seq > c.seq AND n.segment = c.segment))"""
 _FOLLOWS = "SELECT 1 FROM checkpoints WHERE line = ? AND seq > ? AND segment = ? LIMIT 1"
+_FOLLOWS_AND_HIDES = f"SELECT EXISTS ({_FOLLOWS}), EXISTS (SELECT 1 FROM covers WHERE line = ?1)"
 _COLUMNS = "c.seq, c.id, c.step, c.segment, c.pinned, c.added, c.info, c.children, c.root"
 # Statements that are run for each call are small, and follow-up questions have statements of their own: a subquery
 # takes several times as long as a short statement that is compiled already.
@@ -208,40 +209,37 @@ class Rows:
     def load(
         self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
     ) -> Loaded | None:
-        if checkpoint_id is None:
-            row = self._head_row(thread_id, namespace)
-        else:
+        if checkpoint_id is not None:
             row = self._execute(_BY_ID, (pack_id(checkpoint_id), thread_id, namespace)).get
-        if row is None:
-            return None
-        line, generation, family, *checkpoint = row
-        stored = _stored(thread_id, namespace, family, (*checkpoint, self._is_hidden(line, checkpoint)))
+            if row is None:
+                return None
+            line, generation, family, *checkpoint = row
+            hides = self._hides(line)
+        else:
+            row = self._execute(_HEAD, (thread_id, namespace)).get
+            if row is None:
+                self._check_has_lines(thread_id)
+                return None
+            head, may_be_older, line, generation, family, *checkpoint = row
+            seq, _, _, segment, *_ = checkpoint
+            follows, hides = self._execute(_FOLLOWS_AND_HIDES, (line, seq, segment)).get
+            _check_head(thread_id, head, seq, bool(follows) and not may_be_older)
+            if head is None:
+                return None
+        hidden = hides and self._is_hidden(checkpoint[0])
+        stored = _stored(thread_id, namespace, family, (*checkpoint, hidden))
         found = self.below(stored.family, hashes(stored.record.children)) if objects else []
         attached = self._writes(line, stored.record.key.checkpoint_id) if writes else []
         return Loaded(stored, generation, found, attached)
-
-    def _head_row(self, thread_id: str, namespace: str) -> Sequence[Any] | None:
-        """Return line, generation, family and checkpoint of a head; None if there is none."""
-        row = self._execute(_HEAD, (thread_id, namespace)).get
-        if row is None:
-            self._check_has_lines(thread_id)
-            return None
-        head, may_be_older, *found = row
-        line = found[0]
-        checkpoint = found[3:]
-        _check_head(thread_id, head, checkpoint[0], not may_be_older and self._is_stale(line, checkpoint))
-        return found if head is not None else None
 
     def _is_stale(self, line: int, head: Sequence[Any]) -> bool:
         """Whether something follows a head, given by its columns, that nobody has moved: see `_STALE`."""
         seq, _, _, segment, *_ = head
         return self._execute(_FOLLOWS, (line, seq, segment)).get is not None
 
-    def _is_hidden(self, line: int, checkpoint: Sequence[Any]) -> bool:
-        """Whether a checkpoint, given by its columns, is hidden."""
-        if not self._hides(line):
-            return False
-        return bool(self._execute(f"SELECT {_HIDDEN} FROM checkpoints c WHERE c.seq = ?", (checkpoint[0],)).get)
+    def _is_hidden(self, seq: int) -> bool:
+        """Whether a checkpoint is hidden."""
+        return bool(self._execute(f"SELECT {_HIDDEN} FROM checkpoints c WHERE c.seq = ?", (seq,)).get)
 
     def _hides(self, line: int) -> bool:
         """Whether anything of a line is hidden."""
