@@ -107,7 +107,9 @@ class CommitQueue:
                 job.deadline = float("inf")  # it is being carried: its outcome is on the way
                 job.wait()
             if job.lead:
-                self._lead(job)
+                self._gather(job)
+                self._run(job.batch)
+                self._pass_on(job)
         except BaseException:
             self._abandon(job)
             raise
@@ -159,13 +161,17 @@ class CommitQueue:
                 waiting.finish(None, error)
             self._tell(batch)
 
+    def _gather(self, job: Job[Any]) -> None:
+        """Let those who wait come along."""
+        if self._waiting:
+            with self._lock:
+                count = min(BATCH_MAX - len(job.batch), len(self._waiting))
+                job.batch = [*job.batch, *[self._waiting.popleft() for _ in range(count)]]
+
     def _lead(self, job: Job[Any]) -> None:
-        """Carry batches: one, or on a worker thread as many as asynchronous callers wait for."""
+        """Carry batches on a worker thread, as long as asynchronous callers wait for it."""
         while job.lead:
-            if self._waiting:
-                with self._lock:
-                    count = min(BATCH_MAX - len(job.batch), len(self._waiting))
-                    job.batch = [*job.batch, *[self._waiting.popleft() for _ in range(count)]]
+            self._gather(job)
             try:
                 self._run(job.batch)
             except BaseException:
