@@ -311,7 +311,7 @@ class Codec:
         It stands `depth_above` containers down, where it may nest so much less deep.
         """
         try:
-            packed = _packed_plain(value) if type(value) in _COPIED else None
+            packed = _packed_plain(value) if type(value) in _WRITTEN else None
             if packed is None:
                 packed = self._packed_tagged(value, 0)
             if depth_above <= _ABOVE_MAX or depth_above + depth(packed) <= DEPTH_MAX:
@@ -578,8 +578,10 @@ def _packed_within(value: Any, hook: Callable[[Any], Any] | None, level: int, sk
 
 
 def _packed_plain(value: Any) -> bytes | None:
-    """Return what the packer makes of a container by itself, while nothing else runs; None if it is not plain."""
+    """Return what the packer makes of a value by itself, while nothing else runs; None if it is not plain."""
     try:
+        if type(value) not in _COPIED:
+            return ormsgpack.packb(value, None, _OPTIONS)
         packed = _packed_within(value, None, 0)
     except TypeError:
         return None
