@@ -791,6 +791,30 @@ def test_threads_are_walked_through_minute_by_minute(own: OwnPostgres, schema: s
         assert [t.thread_id for t in engine.list_threads(3, filter={"float": 0.5})] == ["t09", "t08", "t07"]
 
 
+def test_a_page_of_what_many_threads_have_asks_no_index_for_all_of_them(
+    own: OwnPostgres, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index on labels gives all rows that have one before the first is looked at."""
+    asked: list[Any] = []
+    is_narrow = Rows._is_narrow
+
+    def counting(self: Any, search: Any, *rest: Any) -> bool:
+        asked.append(dict(search.filter))
+        return is_narrow(self, search, *rest)
+
+    monkeypatch.setattr(Rows, "_is_narrow", counting)
+    with everstep.open(own.url, schema=schema).sync as engine:
+        for n in range(100):
+            engine.append(f"t{n:02}", [], metadata={"all": "yes", "old": n < 50, "few": n == 7})
+        own.do(f"ANALYZE {schema}.everstep_checkpoints")
+        assert [t.thread_id for t in engine.list_threads(3, filter={"all": "yes"})] == ["t99", "t98", "t97"]
+        assert asked == []
+        # Those that were active last do not have it.
+        assert [t.thread_id for t in engine.list_threads(3, filter={"old": True})] == ["t49", "t48", "t47"]
+        assert [t.thread_id for t in engine.list_threads(3, filter={"few": True})] == ["t07"]
+        assert asked == [{"old": True}, {"few": True}]
+
+
 @pytest.mark.parametrize(("version", "word"), [(99, "upgrade everstep"), (9, "before the first release")])
 def test_tables_of_a_version_that_is_not_read_are_not_touched(
     own: OwnPostgres, schema: str, version: int, word: str

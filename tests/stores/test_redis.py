@@ -46,6 +46,7 @@ from everstep.stores.protocol import (
     Pin,
     Query,
     Record,
+    Search,
     Stored,
     Write,
 )
@@ -1554,3 +1555,52 @@ def test_a_page_of_a_long_thread_is_read_without_the_rest(own: ValkeyServer, own
             before = proxy.counts
             assert go(asked(query))
             assert (proxy.counts - before).bytes_down < 10_000
+
+
+# -- finding threads
+
+
+def looks(client: Any) -> int:
+    """Return how many threads the server was asked about, one by one, since its statistics were reset."""
+    found = client.info("commandstats")
+    return sum(found.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("sismember", "zscore"))
+
+
+def test_a_page_of_what_many_threads_have_looks_at_few_of_them(own_shelf: Shelf) -> None:
+    """Whether they are in one bucket or in many; and what few have costs no look at the others."""
+    store = own_shelf.open()
+    together = [name for n in range(60_000) if bucket_of(name := f"n{n}") == bucket_of("t")][:40]
+    apart = [f"apart{n}" for n in range(40)]
+    for names in (together, apart):
+        for n, name in enumerate(names):
+            kept = {"of": names[0], "all": "yes", "old": n < 20, "few": n == 7}
+            go(store.commit(put(record("c", name, metadata=kept))))
+    for asked, most in (({"all": "yes"}, 120), ({"of": together[0]}, 20), ({"few": True}, 40), ({"all": "no"}, 0)):
+        own_shelf.client.config_resetstat()
+        hits = go(store.search(Search(filter=asked, limit=3)))
+        assert len(hits) <= 3
+        assert looks(own_shelf.client) <= most, asked
+    # Those that were active last do not have it: then all that do are looked at, once.
+    own_shelf.client.config_resetstat()
+    found = [
+        hit.position.thread_id for hit in go(store.search(Search(filter={"of": together[0], "old": True}, limit=3)))
+    ]
+    assert found == together[19:16:-1]
+
+
+def test_buckets_that_give_an_error_together_are_asked_one_by_one(
+    own_shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = own_shelf.open()
+    names = [f"t{n}" for n in range(5)]
+    for name in names:
+        go(store.commit(follow(name, "c")))
+    refused: list[int] = []
+
+    def refuse(self: redis_link.Link, verb: str, bases: Sequence[bytes], *_: Any) -> list[Any]:
+        refused.append(len(bases))
+        return [redis_py.ResponseError("CROSSSLOT Keys in request don't hash to the same slot")] * len(bases)
+
+    monkeypatch.setattr(redis_link.Link, "run_on_each", refuse)
+    assert [hit.position.thread_id for hit in go(store.search(Search()))] == names[::-1]
+    assert refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from everstep.stores.protocol import (
@@ -94,6 +95,29 @@ class FindingContract:
         odd = await store.search(Search(filter={"k": 1}, limit=1))
         more = await store.search(Search(filter={"k": 1}, after=odd[-1].position))
         assert [hit.position.thread_id for hit in (*odd, *more)] == ["t5", "t1"]
+
+    async def test_pages_of_what_many_have_and_of_what_few_have_are_whole(self, store: Store) -> None:
+        names = [f"{'ab'[n % 3 > 0]}{n}" for n in range(60)]
+        metadata = {name: {"all": 1, "half": n % 2, "few": n % 20, "old": n < 10} for n, name in enumerate(names)}
+        for name in names:
+            await store.commit(put(make_record("c", name, metadata=metadata[name])))
+        order = [name for name in names[::-1] if name not in names[:60:7]]
+        for name in names[:60:7]:
+            await store.commit(put(make_record("d", name, metadata=metadata[name], parents=["c"], step=2)))
+            order.insert(0, name)
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("", {}), ("a", {}), ("b", {"all": 1}), ("", {"all": 1}), ("", {"half": 1}), ("", {"few": 3}),
+            ("b", {"half": 0, "few": 4}), ("", {"old": True}), ("", {"all": 1, "old": True}), ("", {"all": 2}),
+        ]  # fmt: skip
+        for prefix, entries in asked:
+            expected = [n for n in order if n.startswith(prefix) and entries.items() <= metadata[n].items()]
+            for limit in (1, 7, 100):
+                search = Search(prefix=prefix, filter=entries, limit=limit)
+                found: list[str] = []
+                while hits := await store.search(search):
+                    found += [hit.position.thread_id for hit in hits]
+                    search = replace(search, after=hits[-1].position)
+                assert found == expected, (prefix, entries, limit)
 
     async def test_threads_are_found_by_when_they_were_active(self, store: Store) -> None:
         for name in ("a", "b", "c"):

@@ -120,6 +120,7 @@ _IS_SHOWN = "(l.head IS NOT NULL OR c.seq IS NOT NULL OR t.lines IS DISTINCT FRO
 _MICROS = "CASE WHEN isfinite(a.active) THEN (extract(epoch FROM a.active) * 1000000)::bigint ELSE 0 END"
 _LOAD = "SELECT * FROM {load}(%s, %s, %s, %s, %s)"
 _NARROW = 1000  # threads that an index may give for them to be put in order one by one
+_LOOKS_MORE = 1.25  # than it takes if those with a label are spread evenly
 _NARROW_LABELS = 10_000  # checkpoints, of which most may be old ones
 _OF_LINES = {
     # By family too, so that the tables are entered by their keys.
@@ -893,32 +894,59 @@ class Rows:
 
     def _sources(self, search: Search) -> Iterator[_Source]:
         """Yield where the threads of a search may be found, one after the other: what is in the first comes first."""
-        narrow = self._narrow_source(search)
-        if narrow is not None:
-            yield _Source(narrow)
+        if search.prefix and self._is_narrow(search, _BEGINNING, _NARROW):
+            yield _Source(_BEGINNING.select.replace("{prefix}", _begins_with("n", search)))
             return
-        before = search.after.active + 1 if search.after is not None else None
+        # An index on labels gives all rows that have them before the first can be looked at. Where many threads have
+        # them a page is full before that: then those that were active last are looked at first.
+        may_be_narrow = labels(search.filter, search.tags) is not None
         size = search.limit
+        expected = self._expected_looks(search) if may_be_narrow else None
+        if expected is not None:
+            size = min(max(size, expected), _OUTLINES)
+        elif may_be_narrow:
+            may_be_narrow = False
+            if self._is_narrow(search, _LABELLED, _NARROW_LABELS):
+                yield _Source(_LABELLED.select)
+                return
+        before = search.after.active + 1 if search.after is not None else None
         while search.since is None or before is None or before > search.since:
-            first = self._one(_FIRST_MINUTE, {"before": before, "size": size})[0]
+            first = self._one(_FIRST_MOMENT, {"before": before, "size": size})[0]
             if first is None:
                 break
-            yield _Source(_OF_MINUTES, first, before)
+            yield _Source(_OF_MOMENTS, first, before)
             before = first
+            if may_be_narrow:
+                may_be_narrow = False
+                if self._is_narrow(search, _LABELLED, _NARROW_LABELS):
+                    yield _Source(_LABELLED.select, None, before)
+                    return
             size = min(size * _GROWTH, _OUTLINES)
         if search.since is None and search.after is None:
-            yield _Source(None)  # threads that were never active, which nobody wants but those who look for losses
+            yield _Source(None, None, _NEVER)  # only those who look for losses want them
 
-    def _narrow_source(self, search: Search) -> str | None:
-        """Return the query for the threads that a search may be about, if an index gives few; None: it gives many."""
-        sources = _search_sources(search)
-        counts = {}
-        values = _search_values(search, None, 0)
-        for text, (counted, most) in sources.items():
-            count = self._one(f"SELECT count(*) FROM (SELECT 1 {counted} LIMIT {most + 1}) x", values)[0]
-            if count <= most:
-                counts[text] = count
-        return min(counts, key=counts.__getitem__, default=None)
+    def _expected_looks(self, search: Search) -> int | None:
+        """Return at how many threads to look for a page of those that have some labels, by what the server guesses.
+
+        None: it is less work to look at all rows that have them; or there is no guess yet.
+        """
+        rows: float = self._one("SELECT reltuples FROM pg_class WHERE oid = '{checkpoints}'::regclass")[0]
+        if rows <= 0:
+            return None
+        explained = self._one(
+            f"EXPLAIN (FORMAT JSON) SELECT 1 {_LABELLED.table}", {"labels": labels(search.filter, search.tags)}
+        )[0]
+        labelled: float = explained[0]["Plan"]["Plan Rows"]
+        looks = search.limit * rows / max(labelled, 1)
+        return round(looks * _LOOKS_MORE) if looks < labelled else None
+
+    def _is_narrow(self, search: Search, index: _Index, most: int) -> bool:
+        """Whether an index gives no more than so many rows for a search."""
+        table = index.table.replace("{prefix}", _begins_with("n", search))
+        count: int = self._one(
+            f"SELECT count(*) FROM (SELECT 1 {table} LIMIT {most + 1}) x", _search_values(search, None, 0)
+        )[0]
+        return count <= most
 
     def _shown(self, rows: Iterable[Sequence[Any]]) -> list[Stored]:
         """Return what threads are listed by; raise for the first that has lost rows."""
@@ -1491,17 +1519,25 @@ def labels(metadata: Mapping[str, Any], tags: Collection[str] = ()) -> list[int]
     return [int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True) for entry in packed]
 
 
-def _search_sources(search: Search) -> dict[str, tuple[str, int]]:
-    """Return the queries for threads that an index may answer, each with what to count first, and up to what."""
-    found = {}
-    if search.prefix:
-        table = f"FROM {{threads}} n WHERE {_begins_with('n', search)}"
-        found[f"SELECT n.family, n.id AS thread {table}"] = table, _NARROW
-    if labels(search.filter, search.tags) is not None:
-        table = "FROM {checkpoints} c WHERE c.labels @> %(labels)s::bigint[]"
-        heads = "JOIN {lines} o ON o.family = c.family AND o.id = c.line AND o.head = c.seq"
-        found[f"SELECT DISTINCT o.family, o.thread {table.replace('WHERE', heads + ' WHERE')}"] = table, _NARROW_LABELS
-    return found
+class _Index(NamedTuple):
+    """What finds threads by something else than their activity."""
+
+    table: str
+    """What to count: more rows than threads, maybe."""
+    select: str
+    """The query for the threads."""
+
+
+_BEGINNING = _Index(
+    "FROM {threads} n WHERE {prefix}",
+    "SELECT n.family, n.id AS thread FROM {threads} n WHERE {prefix}",
+)
+_LABELLED = _Index(
+    "FROM {checkpoints} c WHERE c.labels @> %(labels)s::bigint[]",
+    "SELECT DISTINCT o.family, o.thread FROM {checkpoints} c "
+    "JOIN {lines} o ON o.family = c.family AND o.id = c.line AND o.head = c.seq "
+    "WHERE c.labels @> %(labels)s::bigint[]",
+)
 
 
 def _begins_with(table: str, search: Search) -> str:
@@ -1535,6 +1571,10 @@ def _search_text(search: Search, source: _Source, after: Position | None, limit:
         conditions.append(f"(a.active, t.name) < ({_MOMENT.format('active')}, %(name)s::bytea)")
     if source.first is not None:
         conditions.append(f"a.active >= {_MOMENT.format('first')}")
+    if source.before is _NEVER:
+        conditions.append("(a.active IS NULL OR NOT isfinite(a.active))")
+    elif source.before is not None:
+        conditions.append(f"a.active < {_MOMENT.format('before')}")
     lines = "{lines}"
     joined = _OF_SHOWN
     if source.text is not None:
@@ -1551,10 +1591,15 @@ def _search_text(search: Search, source: _Source, after: Position | None, limit:
 
 
 _MOMENT = "'epoch'::timestamptz + %({})s::bigint * interval '1 microsecond'"
-_BEFORE = f"minute < coalesce({_MOMENT.format('before')}, 'infinity')"
-_OF_MINUTES = f"SELECT family, thread FROM {{lines}} WHERE minute >= {_MOMENT.format('first')} AND {_BEFORE}"
-_FIRST_MINUTE = f"""SELECT (extract(epoch FROM min(minute)) * 1000000)::bigint FROM
-                    (SELECT minute FROM {{lines}} WHERE {_BEFORE} ORDER BY minute DESC LIMIT %(size)s) x"""
+_MINUTE = "date_bin(interval '1 minute', {}, 'epoch'::timestamptz)"
+_BEFORE = f"""minute <= coalesce({_MINUTE.format(_MOMENT.format("before"))}, 'infinity')
+              AND active < coalesce({_MOMENT.format("before")}, 'infinity')"""
+_OF_MOMENTS = f"""SELECT family, thread FROM {{lines}} WHERE minute >= {_MINUTE.format(_MOMENT.format("first"))}
+                  AND active >= {_MOMENT.format("first")} AND {_BEFORE}"""
+# Only the minutes that are needed are put in order: they are an index.
+_FIRST_MOMENT = f"""SELECT (extract(epoch FROM min(active)) * 1000000)::bigint FROM
+                    (SELECT active FROM {{lines}} WHERE {_BEFORE} ORDER BY minute DESC, active DESC LIMIT %(size)s) x"""
+_NEVER = -1
 
 
 class _Source(NamedTuple):
@@ -1565,7 +1610,7 @@ class _Source(NamedTuple):
     first: int | None = None
     """When they were active at the earliest, in microseconds."""
     before: int | None = None
-    """They have been active before that, maybe also later."""
+    """They were not active at that moment or later; _NEVER: not at all."""
 
 
 def _hidden(row: Sequence[Any]) -> Hidden:

@@ -88,6 +88,8 @@ class Adopting(ABC):
 
     def _held_runs(self, family: str) -> dict[int, tuple[str, Sequence[Place]]]:
         """Return the segments of the family: the line of each, and what it follows."""
+        if self._new_family_number:
+            return dict(self._runs_kept)  # it is made by this plan, so there are no others
         flat = self._script("get", "HGETALL", f"family:{family}:segments")
         held: dict[int, tuple[str, Sequence[Place]]] = {}
         for segment, value in zip(map(int, flat[::2]), flat[1::2], strict=True):

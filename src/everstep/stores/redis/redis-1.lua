@@ -1435,14 +1435,16 @@ end
 
 -- Put back what the indexes of the bucket have lost, as far as it is known: a thread whose numbers are lost is found by
 -- everything. They are made anew if something does not add up, and the sets that are asked for if their counts do not.
-local function mend(labels)
+-- Returns how many threads there are.
+local function mend(labels, counts)
   local size = call("ZCARD", base .. "active")
   local is_whole = call("ZCARD", base .. "names") == size and call("HLEN", base .. "facts") == size
-  for _, label in ipairs(labels) do
-    local noted = tonumber(call("HGET", base .. "counts", label) or 0)
-    is_whole = is_whole and noted == call("SCARD", base .. "fact:" .. label)
+  local noted = #labels > 0 and call("HMGET", base .. "counts", unpack(labels)) or {}
+  for n, label in ipairs(labels) do
+    counts[label] = call("SCARD", base .. "fact:" .. label)
+    is_whole = is_whole and tonumber(noted[n] or 0) == counts[label]
   end
-  if is_whole then return end
+  if is_whole then return size end
   for _, name in ipairs(call("ZRANGE", base .. "names", 0, -1)) do
     if not call("ZSCORE", base .. "active", name) then call("ZREM", base .. "names", name) end
   end
@@ -1459,10 +1461,13 @@ local function mend(labels)
     end
     call("HSET", base .. "facts", name, facts)
   end
+  for _, label in ipairs(labels) do counts[label] = call("SCARD", base .. "fact:" .. label) end
+  return size
 end
 
--- The names that the shortest of some lists has: what begins with a prefix, or has one of the numbers of a group.
-local function fewest(prefix, upper, groups)
+-- What gives the names that the shortest of some lists has, and how many these are: what begins with a prefix, or has one
+-- of the numbers of a group.
+local function fewest(prefix, upper, groups, counts)
   local names, size = nil, nil
   if prefix ~= "" then
     local range = { "[" .. prefix, upper == "" and "+" or "(" .. upper }
@@ -1473,25 +1478,28 @@ local function fewest(prefix, upper, groups)
     local keys, count = {}, 0
     for n, label in ipairs(group) do
       keys[n] = base .. "fact:" .. label
-      count = count + call("SCARD", keys[n])
+      count = count + counts[label]
     end
     if not size or count < size then
       size = count
       names = function() return call("SUNION", unpack(keys)) end
     end
   end
-  return names and names()
+  return names, size
 end
 
 -- Where the threads of the bucket stand that may be searched for, most recently active first: time, name, ...
-function verbs.found()
+local function find()
   local prefix, upper, since, after, after_name = take(), take(), tonumber(take()), tonumber(take()), take()
   local count, groups, labels, found, flat = tonumber(take()), {}, {}, {}, {}
   for n = 1, tonumber(take()) do
     groups[n] = { take(), take(), take() }
     for _, label in ipairs(groups[n]) do labels[#labels + 1] = label end
   end
-  mend(labels)
+  local counts = {}
+  local total = mend(labels, counts)
+  local names, size = fewest(prefix, upper, groups, counts)
+  if size == 0 then return flat end
   local function is_meant(name)
     if string.sub(name, 1, #prefix) ~= prefix then return false end
     for _, group in ipairs(groups) do
@@ -1506,19 +1514,32 @@ function verbs.found()
     if number < since or number > after or (number == after and name >= after_name) then return end
     if is_meant(name) then found[#found + 1] = { number, name, time } end
   end
-  local names = fewest(prefix, upper, groups)
-  if names then
-    for _, name in ipairs(names) do
+  -- Those that were active last, until there are enough, or so many were looked at. Whether that is all.
+  local function walk(most)
+    local from = 0
+    repeat
+      local part = call("ZREVRANGEBYSCORE", base .. "active", whole(after), whole(since), "WITHSCORES", "LIMIT", from, count + 3)
+      for n = 1, #part, 2 do
+        if #found < count then look(part[n], part[n + 1]) end
+      end
+      from = from + #part / 2
+      if #part == 0 or #found >= count then return true end
+    until from >= most
+    return false
+  end
+  local is_done = false
+  if not names then
+    is_done = walk(math.huge)
+  elseif size > count and total * count < size * size then
+    -- A list that many threads are on: some of those that were active last are likely to be on it.
+    is_done = walk(size)
+  end
+  if not is_done then
+    found = {}
+    for _, name in ipairs(names()) do
       local time = call("ZSCORE", base .. "active", name)
       if time then look(name, time) end
     end
-  else
-    local from = 0
-    repeat
-      local part = call("ZREVRANGEBYSCORE", base .. "active", whole(after), whole(since), "WITHSCORES", "LIMIT", from, count + 8)
-      for n = 1, #part, 2 do look(part[n], part[n + 1]) end
-      from = from + #part / 2
-    until #part == 0 or #found >= count
   end
   table.sort(found, function(one, two)
     if one[1] ~= two[1] then return one[1] > two[1] end
@@ -1529,6 +1550,18 @@ function verbs.found()
     flat[2 * n] = found[n][2]
   end
   return flat
+end
+
+function verbs.found() return find() end
+
+-- The same for many buckets, which must be on one server.
+function verbs.found_in_each()
+  local all = {}
+  for n, key in ipairs(KEYS) do
+    base, position = key, 0
+    all[n] = find()
+  end
+  return all
 end
 
 function verbs.thread()

@@ -111,7 +111,7 @@ _LOOK_SECONDS = 0.1
 """Whoever waits for a turn is told when it is there, and looks so often in case that was lost."""
 _LOST_MAX = 3
 _PAGE = 200
-_FOUND_FIRST, _FOUND_SHARE, _FOUND_GROWTH = 4, 64, 8  # how many threads a bucket gives first, and how that grows
+_FOUND_GROWTH, _FOUND_MAX = 4, 1000  # how the number of threads grows that are looked at once, and up to what
 _SCORE_MAX = 1 << 53
 _ALIASES_MAX = 10_000
 
@@ -516,14 +516,24 @@ class _Server:
 
     def _everywhere(self, at: float, verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
         """Call the script on every bucket in use."""
+        buckets = self._buckets(at)
+        yield from zip(buckets, self._call_many(at, verb, [(bucket, args) for bucket in buckets]), strict=True)
+
+    def _everywhere_at_once(self, at: float, verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
+        """Call a script that has a twin for many buckets on every bucket in use."""
+        buckets = self._buckets(at)
+        with translated():
+            replies = self._link.run_on_each(verb, [self._base(bucket) for bucket in buckets], _encoded(args), at)
+        yield from zip(buckets, self._answered(at, verb, [(bucket, args) for bucket in buckets], replies), strict=True)
+
+    def _buckets(self, at: float) -> list[int]:
         self._check_server(at)
         with translated():
             key = self._prefix + b"buckets"
             members = self._link.send(key, (b"SMEMBERS", key), at)
             if isinstance(members, Exception):
                 raise members
-        buckets = sorted(int(member) for member in members)
-        yield from zip(buckets, self._call_many(at, verb, [(bucket, args) for bucket in buckets]), strict=True)
+        return sorted(int(member) for member in members)
 
     def _call_many(self, at: float, verb: str, calls: Sequence[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
         """Call a script on buckets, each with its arguments, in few round trips. No change is made this way."""
@@ -531,6 +541,12 @@ class _Server:
         with translated():
             sent = [(self._base(bucket), _encoded(args)) for bucket, args in calls]
             replies = self._link.run_many(verb, sent, at)
+        yield from self._answered(at, verb, calls, replies)
+
+    def _answered(
+        self, at: float, verb: str, calls: Sequence[tuple[int, Sequence[Any]]], replies: Sequence[Any]
+    ) -> Iterator[Any]:
+        """Yield replies; where there is an error instead, the bucket is asked by itself."""
         if any(isinstance(reply, Lost) for reply in replies):
             self._registered.clear()
         for (bucket, args), reply in zip(calls, replies, strict=True):
@@ -1378,7 +1394,7 @@ class _Server:
         wanted = Wanted.of(search)
         found: list[Hit] = []
         after = search.after
-        count = _FOUND_FIRST + search.limit // _FOUND_SHARE
+        count = search.limit
         while len(found) < search.limit:
             places, after = self._places(search, wanted, after, count, at)
             for start in range(0, len(places), search.limit):
@@ -1387,7 +1403,7 @@ class _Server:
                     break
             if after is None:
                 break
-            count *= _FOUND_GROWTH
+            count = min(count * _FOUND_GROWTH, _FOUND_MAX)
         return found[: search.limit]
 
     def _places(
@@ -1395,23 +1411,27 @@ class _Server:
     ) -> tuple[list[tuple[int, Position]], Position | None]:
         """Return the next threads that a search may be about, each with its bucket, and where to go on, if anywhere.
 
-        Each bucket gives its first few. If it has more, threads that stand after the last of them cannot be put in
-        order yet.
+        Each bucket gives its first one. As many as are wanted stand no later than the last of the best of these, so
+        only the buckets that these are in are asked for more, up to there.
         """
+        first: dict[int, Position] = {}
+        for bucket, flat in self._everywhere_at_once(at, "found", *_found_arguments(search, wanted, after, 1, 0)):
+            for position in _positions(flat):
+                first[bucket] = position
+        best = sorted(first.values(), reverse=True)[:count]
+        end = best[-1] if len(first) > count else None
+        buckets = [bucket for bucket, position in first.items() if end is None or position >= end]
+        arguments = _found_arguments(search, wanted, after, count, end.active if end is not None else 0)
         found: list[tuple[int, Position]] = []
-        last: Position | None = None
-        end = prefix_end(search.prefix) or ""
-        place = after or Position(_SCORE_MAX, "")
-        labels = [label for group in wanted.labels for label in group]
-        args = search.prefix, end, search.since or 0, *place, count, len(wanted.labels), *labels
-        for bucket, flat in self._everywhere(at, "found", *args):
-            pairs = zip(flat[::2], flat[1::2], strict=True)
-            own = [(bucket, Position(int(float(time)), name.decode())) for time, name in pairs]
-            found += own
-            if len(own) == count and (last is None or own[-1][1] > last):
-                last = own[-1][1]
+        calls = [(bucket, arguments) for bucket in buckets]
+        for bucket, flat in zip(buckets, self._call_many(at, "found", calls), strict=True):
+            own = _positions(flat)
+            found += [(bucket, position) for position in own]
+            # A bucket that may have more: threads that stand after its last one cannot be put in order yet.
+            if len(own) == count and (end is None or own[-1] > end):
+                end = own[-1]
         ordered = sorted(found, key=lambda each: each[1], reverse=True)
-        return [each for each in ordered if last is None or each[1] >= last], last
+        return [each for each in ordered if end is None or each[1] >= end], end
 
     def _shown(self, places: Sequence[tuple[int, Position]], wanted: Wanted, at: float) -> list[Hit]:
         """Return those of these threads that fit, as they are listed."""
@@ -1733,6 +1753,20 @@ def _by_line(keys: Sequence[Key], *args: Any) -> Iterator[tuple[str, *tuple[Any,
 
 def _first_page(query: Query) -> int:
     return _PAGE if query.limit is None else min(max(query.limit + query.offset, 1), _PAGE)
+
+
+def _found_arguments(search: Search, wanted: Wanted, after: Position | None, count: int, since: int) -> tuple[Any, ...]:
+    """Return what the script takes that finds threads: those before a place, and not active before `since`."""
+    place = after or Position(_SCORE_MAX, "")
+    labels = [label for group in wanted.labels for label in group]
+    end = prefix_end(search.prefix) or ""
+    since = max(search.since or 0, since)
+    return search.prefix, end, since, *place, count, len(wanted.labels), *labels
+
+
+def _positions(flat: Sequence[bytes]) -> list[Position]:
+    """Return the places of threads that the script found."""
+    return [Position(int(float(time)), name.decode()) for time, name in zip(flat[::2], flat[1::2], strict=True)]
 
 
 def _bucket_of_alias(alias: bytes) -> int:
