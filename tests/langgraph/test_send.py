@@ -26,6 +26,7 @@ from langgraph.types import Command, GraphOutput, interrupt
 import everstep
 from everstep import errors
 from everstep.langgraph import HarnessCheckpointer, asend, claims, runs, send
+from everstep.langgraph.checkpoints import Threads
 from everstep.langgraph.claims import Claims, Found
 from everstep.langgraph.queues import Queues, queues
 from everstep.langgraph.tasks import TaskManager
@@ -179,6 +180,38 @@ async def test_what_looks_finished_and_is_not_is_finished_first(
 
     assert await post(graph, logs("more"), T) == logs("in", "act", "more", "act")
     assert script.ran == ["act", "act"]
+
+
+async def test_results_that_came_after_a_turn_had_stopped_are_finished_first(
+    saver: FacedSaver, post: Callable[..., Any]
+) -> None:
+    """Whoever ran the node did not send, so the record still tells of a turn that has stopped by itself."""
+    graph = Script(act=log("act")).graph(saver)
+    await post(graph, logs("in"), T, interrupt_before=["act"])
+    write_results(saver, graph.get_state(T), ("logs", ["act"]))
+
+    assert await post(graph, logs("more"), T) == logs("in", "act", "more", "act")
+
+
+async def test_a_turn_after_one_that_has_come_to_its_end_reads_the_state_once(
+    saver: FacedSaver, post: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `invoke` does. Nor is an input looked for, which only tasks keep, nor when this process was started."""
+    graph = Script(act=log("act")).graph(saver)
+    await post(graph, logs("in"), T)
+    asked: list[str] = []
+    for kind, name in ((Threads, "get"), (Claims, "given"), (claims, "_started")):
+        method = getattr(kind, name)
+
+        def counting(*args: Any, name: str = name, method: Any = method, **options: Any) -> Any:
+            asked.append(name)
+            return method(*args, **options)
+
+        monkeypatch.setattr(kind, name, counting)
+
+    assert await post(graph, logs("more"), T) == logs("in", "act", "more", "act")
+
+    assert asked == ["get"]
 
 
 @pytest.mark.parametrize("is_sent", [True, False])

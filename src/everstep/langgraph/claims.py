@@ -49,8 +49,15 @@ class Owner(NamedTuple):
 
 def this_process() -> Owner:
     """Return this process, for a new run."""
-    started = _started(os.getpid()) if _machine() else None
-    return Owner(socket.gethostname(), os.getpid(), _machine(), started or "", secrets.token_hex(8))
+    pid = os.getpid()
+    return Owner(socket.gethostname(), pid, _machine(), _own_start(pid), secrets.token_hex(8))
+
+
+@functools.lru_cache(maxsize=1)
+def _own_start(pid: int) -> str:
+    """Return when this process was started; "" if that cannot be told. By its number: a fork has another."""
+    started = _started(pid) if _machine() else None
+    return started or ""
 
 
 def is_dead(owner: Owner) -> bool:
@@ -147,7 +154,9 @@ class Claims:
         if found is not None and found.task.runs and found.task.owner is not None:
             raise TaskRunning(task_id, found.task.owner.host, found.task.owner.pid)
         task = found.task if found is not None else Task(utc_now(), is_task=is_task)
-        kept = given if found is None else await self.given(found)
+        kept = given
+        if found is not None:
+            kept = await self.given(found) if task.is_task else None  # a turn keeps none
         if task.owner is not None:  # its run was cut off: how an earlier one ended says nothing any more
             task = task._replace(ended="")
         task = task._replace(

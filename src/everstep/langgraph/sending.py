@@ -247,12 +247,14 @@ class _Turn:
 
     async def _is_cut_off(self, face: Face, graph: Any, before: Task | None) -> bool:
         """Whether the thread stands where nobody meant it to stop."""
-        head = await face.store.read(self._thread_id)
+        head = await face.store.read(self._thread_id, writes=True)
         if head is None:
             return False
         has_ended = before is not None and before.owner is None and before.last == head.stored.record.key.checkpoint_id
         if has_ended and before is not None and before.ended == FAILED:
             return False  # its caller was told. Such a state may not even be readable
+        if has_ended and not head.writes:
+            return False  # it stopped by itself, and no node has run since: most turns begin so
         state = await face.state(graph, self._config)
         if not state.tasks:
             return False
