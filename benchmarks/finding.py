@@ -90,7 +90,7 @@ def finding(folder: Path) -> None:
             for what in acts[FEW]:
                 seconds = paired({"few": acts[FEW][what], "many": acts[10 * FEW][what]}, 9)
                 cost = ratio(seconds, "many", "few")
-                report(f"{name}: threads found {what}, of 10 N against N", f"{cost:.2f}x", "<= 2x", cost <= 2)
+                report(f"{name}: threads found {what}, of 10 N against N", f"{cost:.2f}x", "<= 3x", cost <= 3)
             for engine in engines.values():
                 engine.close()
 
