@@ -123,6 +123,8 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         ratio=maybe({"type": "number"}), record_bytes=COUNT, exclusive_bytes=COUNT, shared_bytes=COUNT,
     ),
     "export": document(file=TEXT, threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT),
+    "backup": document(folder=TEXT, number=COUNT, threads=COUNT, checkpoints=COUNT, bytes=COUNT, unchanged=COUNT),
+    "restore": document(threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT),
     "import": document(threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT),
     "undo": document(thread_id=TEXT, undo=OPERATION),
     "redo": document(thread_id=TEXT, redo=OPERATION),

@@ -48,3 +48,25 @@ def test_a_damaged_file_is_refused(run: Run, demo_file: Path, tmp_path: Path) ->
 
     assert done.code in (1, 2)
     assert done.out == ""
+
+
+def test_a_backup_is_restored_to_any_point(run: Run, own_file: Path, tmp_path: Path) -> None:
+    first = run("backup", tmp_path / "b", "--store", own_file, "--json").json
+    run("rm", "onboarding-ada", "--yes", "--store", own_file)
+    second = run("backup", tmp_path / "b", "--store", own_file, "--json").json
+
+    done = start_process("restore", tmp_path / "b", "--at", "1", "--store", tmp_path / "one.db", "--json")
+    newest = run("restore", tmp_path / "b", "--store", tmp_path / "two.db", "--json")
+
+    assert (first["number"], second["number"]) == (1, 2)
+    assert second["threads"] == 0
+    assert done.code == 0, done.err
+    schemas.check("restore", done.json)
+    assert newest.json["threads"] == done.json["threads"] - 1
+    assert run("log", "onboarding-ada", "--store", tmp_path / "one.db").code == 0
+    assert run("log", "onboarding-ada", "--store", tmp_path / "two.db").code == 3
+
+
+def test_a_copy_of_a_damaged_store_names_what_is_left_out(run: Run, own_file: Path, tmp_path: Path) -> None:
+    done = run("copy", own_file, tmp_path / "whole.db", "--skip-damaged", "--json").json
+    assert done["damaged"] == []

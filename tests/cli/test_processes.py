@@ -24,6 +24,7 @@ LOOKING: dict[str, list[str]] = {
     "blame": ["blame", "trip-to-oslo", "/hotel"],
     "replay": ["replay", "refund-0093"],
     "stats": ["stats", "trip-to-oslo"],
+    "backup": ["backup", "backups"],
     "export": ["export", "trip-to-oslo", "-o", "trip.everstep"],
     "branch list": ["branch", "list", "trip-to-oslo"],
     "tag": ["tag", "invoice-run-2026-11"],
@@ -47,7 +48,7 @@ CHANGING: dict[str, list[str]] = {
     "purge": ["purge", "--prefix", "trip-to-oslo-branch", "--yes"],
     "copy": ["copy", "own.db", "other.db"],
 }
-APART = {"demo", "redo", "branch delete", "tail", "import-langgraph", "import", "merge", "ui"}
+APART = {"demo", "redo", "branch delete", "tail", "import-langgraph", "import", "restore", "merge", "ui"}
 """Those that have a test of their own."""
 
 

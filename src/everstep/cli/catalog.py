@@ -36,6 +36,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "copy": ("moving", "Copy histories from one store to another."),
         "export": ("archives", "Write threads into one portable file."),
         "import": ("archives", "Read threads from such a file."),
+        "backup": ("archives", "Save a store into a folder; later runs add what is new."),
+        "restore": ("archives", "Fill a store from a backup."),
         "import-langgraph": ("moving", "Bring over threads from LangGraph's own savers."),
     },
     "Care": {

@@ -64,6 +64,43 @@ def import_(common: Common, file: Path, threads: Sequence[str], verify: bool) ->
     _show_copied(common, report)
 
 
+@command("backup")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.pass_obj
+def backup(common: Common, folder: Path) -> None:
+    """The store may be in use. The first backup holds everything, later ones into the same folder what has changed
+    since; `everstep restore` brings back any of them.
+    """
+    from everstep.transfer.backups import backup as back_up
+
+    output = common.output
+    with common.opened() as session, show_progress(output, "backing up") as progress:
+        report = back_up(session.engine, folder, progress=_reporter(progress))
+    if output.is_json:
+        output.document({"folder": str(folder), **dataclasses.asdict(report)})
+        return
+    output.line(
+        f"{folder}: backup {report.number}: {text.describe_count(report.threads, 'thread')} written, "
+        f"{report.unchanged:,} unchanged, {text.describe_bytes(report.bytes)}"
+    )
+    output.hint(f"everstep restore {folder} --store URL --at {report.number}")
+
+
+@command("restore")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--at", metavar="NUMBER|TIME", help="The backup of that number, or the newest at that time.")
+@click.option("--verify/--no-verify", default=True, help="Read everything back and compare.")
+@click.pass_obj
+def restore(common: Common, folder: Path, at: str | None, verify: bool) -> None:
+    """Into the store that is named, best a new one: nothing in it is overwritten. Run it again after a crash."""
+    from everstep.transfer.backups import restore as bring_back
+
+    moment = int(at) if at is not None and at.isdecimal() else at
+    with common.opened(create=True) as session, show_progress(common.output, "restoring") as progress:
+        report = bring_back(folder, session.engine, moment, verify=verify, progress=_reporter(progress))
+    _show_copied(common, report)
+
+
 def _reporter(progress: Progress) -> Any:
     return lambda at: progress.update(at.checkpoints_done, at.checkpoints_total, "checkpoints")
 
@@ -78,4 +115,9 @@ def _show_copied(common: Common, report: Any) -> None:
     )
 
 
-COMMANDS: dict[str, click.Command] = {"export": export, "import": import_}
+COMMANDS: dict[str, click.Command] = {
+    "export": export,
+    "import": import_,
+    "backup": backup,
+    "restore": restore,
+}

@@ -19,8 +19,9 @@ from everstep.cli.session import Common, blocking_backend, require_store, show_w
     "--thread", "threads", multiple=True, metavar="THREAD", help="Only the family of this thread; repeatable."
 )
 @click.option("--verify/--no-verify", default=True, help="Read everything back and compare.")
+@click.option("--skip-damaged", is_flag=True, help="Bring what can be read of a damaged store, and name the rest.")
 @click.pass_obj
-def copy(common: Common, source: str, target: str, threads: tuple[str, ...], verify: bool) -> None:
+def copy(common: Common, source: str, target: str, threads: tuple[str, ...], verify: bool, skip_damaged: bool) -> None:
     """Branches, merges, tags, pins and the log of operations come along. Run it again after a crash, or later: it
     goes on where it stopped, and brings what is new.
     """
@@ -33,6 +34,7 @@ def copy(common: Common, source: str, target: str, threads: tuple[str, ...], ver
             target,
             threads or None,
             verify=verify,
+            skip_damaged=skip_damaged,
             progress=lambda at: progress.update(at.checkpoints_done, at.checkpoints_total, "checkpoints"),
         )
     fields = dataclasses.asdict(report)
@@ -43,6 +45,8 @@ def copy(common: Common, source: str, target: str, threads: tuple[str, ...], ver
         f"{text.describe_count(report.threads, 'thread')}: {text.describe_count(report.checkpoints, 'checkpoint')} "
         f"sent, {report.skipped:,} were there already, {report.verified:,} verified"
     )
+    for finding in report.damaged:
+        common.output.note(f"left out: {text.clean(finding)}")
 
 
 @command("import-langgraph")
