@@ -76,6 +76,18 @@ async def test_a_fork_that_cannot_be_is_refused_before_anything_is_written(
     assert [each["thread_id"] for each in (await threads.page(engine))["threads"]] == ["t"]
 
 
+async def test_half_a_fork_is_taken_back(engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    await engine.append("t", [], {"a": 1})
+
+    async def fail(*_: Any, **__: Any) -> str:
+        raise everstep.StoreFull("no space left")
+
+    monkeypatch.setattr(engine, "snapshot", fail)
+    with pytest.raises(everstep.StoreFull):
+        await actions.fork(engine, "t", "edit", set={"/a": 2})
+    assert [each["thread_id"] for each in (await threads.page(engine))["threads"]] == ["t"]
+
+
 async def with_conflicts(engine: everstep.CheckpointEngine) -> str:
     """Make a thread and a branch that both changed the same, and return the branch."""
     base = await engine.append("t", [{"role": "user", "content": "x"}], {"hotel": "?", "list": [0], "keep": 1})
