@@ -1,0 +1,53 @@
+"""Into the middle of a history that is one straight line, as most are: no index is needed, and nothing is gone through.
+
+The row above is found by counting, and the only line that leads on from it is its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from everstep.runtime import checks
+from everstep.stores.protocol import Query
+from everstep.views.history import Begin
+from everstep.views.listing import Listing
+from everstep.views.reading import repository_of
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+
+async def straight(engine: CheckpointEngine, thread_id: str, offset: int, *, branches: bool = True) -> Begin | None:
+    """Return where a page behind the first `offset` rows begins, if they are one straight line; None if not."""
+    store = repository_of(engine).store
+    listing = Listing(store, checks.thread_id(thread_id), hidden=False, branches=branches)
+    await listing.open(0)
+    head = await store.read(thread_id)
+    if offset < 1 or head is None or len(listing.heads) != 1:
+        return None
+    above = await store.list_checkpoints(Query(thread_id=thread_id, namespace=None, offset=offset - 1, limit=1))
+    if not above:
+        return None
+    row = above[0]
+    # If as many rows of its segment are that new, then all the rows above are of its segment, and follow one another.
+    segment = Query(thread_id=thread_id, namespace=None, segment=row.segment, after_seq=row.seq - 1)
+    is_straight = head.stored.segment == row.segment and await store.count(segment) == offset
+    if not is_straight or row.seq == row.segment:
+        return None
+    parent = row.record.parents[0].checkpoint_id if row.record.parents else ""
+    return Begin(row.seq, [[0, row.segment, row.seq - 1, parent, False]])
+
+
+async def place_of(engine: CheckpointEngine, thread_id: str, checkpoint_id: str) -> int | None:
+    """Return how many rows of a thread and its branches are above a checkpoint; None if it is not among them."""
+    store = repository_of(engine).store
+    listing = Listing(store, checks.thread_id(thread_id), hidden=False, branches=True)
+    await listing.open(0)
+    found = [key for key in await store.find(checks.checkpoint_id(checkpoint_id)) if key.thread_id in listing.threads]
+    loaded = await store.read(*found[0]) if found else None
+    if loaded is None or loaded.stored.hidden:
+        return None
+    above = 0
+    for name in listing.threads:
+        above += await store.count(Query(thread_id=name, namespace=None, after_seq=loaded.stored.seq))
+    return above

@@ -1,0 +1,194 @@
+"""What the answers of the interface look like, as JSON schemas: the words of the OpenAPI document.
+
+They name what is always there, and its type. Answers may have more: readers leave out what they do not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def _object(about: str, **fields: Schema) -> Schema:
+    """Return the schema of an object that always has these fields."""
+    return {"type": "object", "description": about, "properties": fields, "required": list(fields)}
+
+
+def _answer(about: str, **fields: Schema) -> Schema:
+    """Return the schema of a whole answer, which says which version of the documents it is."""
+    return _object(about, schema={"const": "everstep/v1"}, **fields)
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _is(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+TEXT: Schema = {"type": "string"}
+WHOLE: Schema = {"type": "integer"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number"}
+FLAG: Schema = {"type": "boolean"}
+OBJECT: Schema = {"type": "object"}
+ANY: Schema = {"description": 'Any JSON; what JSON has no word for is {"$type": ..., "text": ...}.'}
+KIND: Schema = {"enum": ["input", "llm", "tool", "state", "fork", "merge", "interrupt", "error"]}
+OP: Schema = {"enum": ["added", "removed", "changed", "edited"]}
+
+_FACTS: dict[str, Schema] = {
+    "id": TEXT,
+    "ref": TEXT,
+    "thread_id": TEXT,
+    "namespace": TEXT,
+    "step": WHOLE,
+    "kind": KIND,
+    "title": TEXT,
+    "trigger": TEXT,
+    "next_node": TEXT,
+    "tags": _list(TEXT),
+    "head": FLAG,
+    "pinned": FLAG,
+    "hidden": FLAG,
+    "created_at": TEXT,
+    "duration_ms": _or_null(NUMBER),
+    "tokens": _or_null(NUMBER),
+    "added_bytes": _or_null(WHOLE),
+}
+
+SCHEMAS: dict[str, Schema] = {
+    "Error": _object(
+        "What went wrong.",
+        error=_object("In words.", code=TEXT, message=TEXT, hint=_or_null(TEXT)),
+    ),
+    "Info": _answer("The store.", version=TEXT, store=TEXT, kind=TEXT, read_only=FLAG, demo=FLAG),
+    "Thread": _object(
+        "A thread, as its newest checkpoint tells.",
+        thread_id=TEXT,
+        kind={"enum": ["engine", "langgraph", "task"]},
+        status=_or_null({"enum": ["failed", "waiting", "interrupted"]}),
+        steps=WHOLE,
+        updated_at=TEXT,
+        summary=TEXT,
+        tags=_list(TEXT),
+        metadata=OBJECT,
+        branches=COUNT,
+        origin=_or_null(TEXT),
+        head=_or_null(TEXT),
+    ),
+    "ThreadPage": _answer("Threads.", threads=_list(_is("Thread")), cursor=_or_null(TEXT)),
+    "Edge": _object(
+        "A line within one row, from a lane at its top to one at its bottom.",
+        **{"from": COUNT, "to": COUNT, "kind": {"enum": ["pass", "in", "out", "both"]}, "gap": FLAG},
+    ),
+    "Chip": _object("A mark on a row.", text=TEXT, tone={"enum": ["branch", "warn", "error", "plain"]}, lane=COUNT),
+    "Row": _object(
+        "A checkpoint as a row of the graph.",
+        **_FACTS,
+        active=FLAG,
+        chips=_list(_is("Chip")),
+        parents=_list(TEXT),
+        lane=COUNT,
+        edges=_list(_is("Edge")),
+    ),
+    "HistoryPage": _answer(
+        "Rows.",
+        thread_id=TEXT,
+        rows=_list(_is("Row")),
+        cursor=_or_null(TEXT),
+        total=COUNT,
+        counts={"type": "object", "additionalProperties": COUNT},
+        hidden_by_filter=COUNT,
+        lanes=COUNT,
+    ),
+    "Changed": _answer(
+        "By id.",
+        changed={
+            "type": "object",
+            "additionalProperties": _object("In words.", text=TEXT, keys=_list(TEXT), messages=OBJECT),
+        },
+    ),
+    "Place": _answer("A row.", id=TEXT, place=_or_null(COUNT)),
+    "Reference": _answer("A checkpoint.", ref=TEXT, thread_id=TEXT, namespace=TEXT, id=TEXT, step=WHOLE),
+    "Detail": _answer(
+        "A checkpoint.",
+        **_FACTS,
+        parents=_list(ANY),
+        children=_list(ANY),
+        metadata=OBJECT,
+        size_bytes=COUNT,
+        messages=COUNT,
+        state_keys=_list(TEXT),
+        writes=_list(ANY),
+        tools_result=ANY,
+        error=_or_null(OBJECT),
+        copy=_object("The same elsewhere.", python=TEXT, cli=TEXT, curl=TEXT),
+    ),
+    "StateChange": _object("A path.", op=OP, path=TEXT, before=ANY, after=ANY, words=_or_null(_list(_list(TEXT)))),
+    "MessageChange": _object("A message.", op=OP, role=_or_null(TEXT), before=ANY, after=ANY),
+    "Comparison": _answer(
+        "What changed.",
+        a=ANY,
+        b=ANY,
+        state=_list(_is("StateChange")),
+        messages=_list(_is("MessageChange")),
+        counts=OBJECT,
+        patch=_or_null(_list(OBJECT)),
+    ),
+    "Message": _object(
+        "A message.", index=COUNT, role=_or_null(TEXT), text=TEXT, parts=_list(OBJECT), tool_calls=_list(OBJECT)
+    ),
+    "MessagePage": _answer("A conversation.", messages=_list(_is("Message")), cursor=_or_null(TEXT), total=COUNT),
+    "StateChild": _object(
+        "A part of a value.", key=TEXT, path=TEXT, type=TEXT, size_bytes=COUNT, preview=TEXT, leaf=FLAG
+    ),
+    "StateNode": _answer(
+        "A value, one level of it.",
+        path=TEXT,
+        type=TEXT,
+        size_bytes=COUNT,
+        count=COUNT,
+        children=_list(_is("StateChild")),
+        value=ANY,
+    ),
+    "StateSearch": _answer("Where it stands.", paths=_list(_object("A place.", path=TEXT, preview=TEXT)), more=FLAG),
+    "Value": _answer("A value.", pointer=TEXT, value=ANY),
+    "Blame": _answer(
+        "Who wrote it.", thread_id=TEXT, path=TEXT, changes=_list(OBJECT), looked_at=COUNT, cursor=_or_null(TEXT)
+    ),
+    "Operation": _object("A change of a head.", id=WHOLE, kind=TEXT, created_at=TEXT, undone=FLAG, text=TEXT),
+    "Operations": _answer("The log.", operations=_list(_is("Operation"))),
+    "Storage": _answer(
+        "Sizes.",
+        threads=COUNT,
+        checkpoints=COUNT,
+        record_bytes=COUNT,
+        exclusive_bytes=COUNT,
+        shared_bytes=COUNT,
+        write_bytes=COUNT,
+        total_bytes=COUNT,
+        full_bytes=COUNT,
+    ),
+    "RewindPlan": _answer("What a rewind would do.", id=TEXT, hidden=COUNT, which=_list(OBJECT), text=TEXT),
+    "Rewound": _answer("Done.", thread_id=TEXT, id=TEXT, step=WHOLE, left_behind=COUNT),
+    "Done": _answer("Done.", operation=_is("Operation")),
+    "Forked": _answer("Done.", thread_id=TEXT, id=TEXT),
+    "MergePlan": _answer("What a merge would do.", auto=COUNT, conflicts=_list(OBJECT), result=OBJECT),
+    "Merged": _answer("Done.", thread_id=TEXT, id=TEXT),
+    "Pinned": _answer("Done.", thread_id=TEXT, id=TEXT, pinned=FLAG),
+    "Collected": _answer(
+        "What was removed, or would be.",
+        threads=COUNT,
+        checkpoints=COUNT,
+        hidden=COUNT,
+        objects=COUNT,
+        size_bytes=COUNT,
+        dry_run=FLAG,
+    ),
+}

@@ -1,0 +1,134 @@
+"""`everstep.web.serve`: the page on a port of this machine, until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import webbrowser
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from everstep.config import SnapshotConfig
+from everstep.errors import InvalidInput, MissingDependency, StoreUnavailable
+from everstep.factory import DEFAULT_URL
+from everstep.factory import open as open_store
+from everstep.opening.addresses import Address
+from everstep.web.guard import LOOPBACK_NAMES, is_loopback
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from everstep.web.service import Store
+
+_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not listened on
+_TOKEN_BYTES = 24
+
+
+def serve(
+    store_url: Address | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8787,
+    read_only: bool = False,
+    token: str | None = None,
+    open_browser: bool = True,
+    demo: bool = False,
+) -> None:
+    """Serve the page over a store until Ctrl-C.
+
+    On another address than this machine's own it asks for `token`; "auto" makes one and prints it. `demo` shows a
+    store in memory, filled with examples. A port of 0 takes any that is free.
+    """
+    try:
+        import uvicorn
+    except ImportError as exc:
+        raise MissingDependency("uvicorn", "ui") from exc
+    from everstep.web.application import app
+
+    token = _checked_token(host, token)
+    listening = _listen(host, port)
+    port = listening.getsockname()[1]
+    names = list(LOOPBACK_NAMES)
+    if host in _EVERYWHERE:
+        names.append(socket.gethostname())
+    else:
+        names.append(host)
+    application = app(
+        _store(store_url, demo=demo),
+        read_only=read_only,
+        token=token,
+        allowed_hosts=names,
+        any_address=host in _EVERYWHERE,
+        demo=demo,
+    )
+    link = _link(host, port, token)
+    print(f"Everstep is at {link}", file=sys.stderr, flush=True)  # noqa: T201  # what the person waits for
+    config = uvicorn.Config(
+        application,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,  # live updates never end by themselves
+        limit_concurrency=500,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    server = uvicorn.Server(config)
+    if open_browser:
+        threading.Thread(target=_open_when_ready, args=(server, link), daemon=True).start()
+    server.run(sockets=[listening])
+
+
+def _checked_token(host: str, token: str | None) -> str | None:
+    if token == "auto":
+        return secrets.token_urlsafe(_TOKEN_BYTES)
+    if token is None and not is_loopback(host):
+        raise InvalidInput(
+            f"on {host or 'all addresses'} everybody who reaches this machine could read and change the store; give a "
+            "token (--token auto makes one), or leave the host as it is: 127.0.0.1"
+        )
+    return token
+
+
+def _store(store_url: Address | None, *, demo: bool) -> Store:
+    if not demo:
+        return store_url if store_url is not None else os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
+    from everstep.views import demo as demo_data
+
+    engine = open_store("memory://", SnapshotConfig(gc_policy="keep_all"))
+    asyncio.run(demo_data.fill(engine))
+    return engine
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there: it is taken before anything is printed."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as exc:
+        listening.close()
+        raise StoreUnavailable(
+            f"port {port} of {host or 'all addresses'} is taken; choose another with --port"
+        ) from exc
+    return listening
+
+
+def _link(host: str, port: int, token: str | None) -> str:
+    name = "127.0.0.1" if host in _EVERYWHERE else host
+    if ":" in name:
+        name = f"[{name}]"
+    return f"http://{name}:{port}/" + (f"?token={quote(token)}" if token is not None else "")
+
+
+def _open_when_ready(server: uvicorn.Server, link: str) -> None:
+    while not server.started and not server.should_exit:
+        time.sleep(0.05)
+    if server.started:
+        webbrowser.open(link)

@@ -1,0 +1,110 @@
+// The checkpoint that is selected: what it is, what can be done with it, and its four tabs.
+import { html, useRef } from "./vendor/ui.js";
+import { bytes, count, duration, oneLine, plural, shortId, visible, whole } from "./format.js";
+import { TABS, address, canWrite, copy, detail, dialog, follow, go, pin, route, select, selectedId, toggleCompare } from "./model.js";
+import { Chip, Icon, Loading, Menu, NAMES, Trouble } from "./parts.js";
+import { Changes } from "./changes.js";
+import { Messages } from "./messages.js";
+import { State } from "./state.js";
+import { Step } from "./step.js";
+
+const TITLES = { changes: "Changes", messages: "Messages", state: "State", step: "Step" };
+const VIEWS = { changes: Changes, messages: Messages, state: State, step: Step };
+
+export const CheckpointLink = ({ id, step, children }) => html`<a
+  href=${address({ ...route.value, id, vs: null })}
+  onClick=${follow(() => select(id))}
+  >${children ?? (step != null ? `#${step}` : shortId(id))}</a
+>`;
+
+function Facts({ data }) {
+  return html`<div class="facts">
+    <span class="mono" title=${data.id}>#${data.step} · ${shortId(data.id)}</span>
+    ${data.parents?.length > 1 && html`<span>${plural(data.parents.length, "parent")}</span>`}
+    <time datetime=${data.created_at}>${whole(data.created_at)}</time>
+    ${data.duration_ms != null && html`<span>${duration(data.duration_ms)}</span>`}
+    ${data.tokens != null && html`<span>${count(data.tokens)} tokens</span>`}
+    ${data.cost != null && html`<span>${typeof data.cost === "number" ? `$${data.cost.toFixed(4)}` : visible(data.cost)}</span>`}
+    ${data.added_bytes != null && html`<span>+${bytes(data.added_bytes)}</span>`}
+    ${data.thread_id !== route.value.thread && html`<span dir="auto">in ${visible(data.thread_id)}</span>`}
+    ${(data.chips ?? []).slice(0, 8).map((chip) => html`<${Chip} key=${chip.text} text=${chip.text} tone=${chip.tone} lane=${chip.lane} />`)}
+  </div>`;
+}
+
+function Actions({ data }) {
+  const isHead = data.head && !data.hidden;
+  const vs = route.value.vs;
+  return html`<div class="actions">
+    ${canWrite.value && html`<button type="button" class="primary" onClick=${() => (dialog.value = { name: "fork", data })}>Fork from here</button>`}
+    ${canWrite.value &&
+    html`<button
+      type="button"
+      disabled=${isHead}
+      title=${isHead ? "This is the head already" : "Make this the head; later ones are hidden, not deleted"}
+      onClick=${() => (dialog.value = { name: "rewind", data })}
+    >
+      Rewind to here
+    </button>`}
+    <button type="button" aria-pressed=${Boolean(vs)} onClick=${toggleCompare}>Compare</button>
+    <button type="button" onClick=${() => (dialog.value = { name: "copy", data })}>Copy as…</button>
+    <${Menu} label="More with this checkpoint">
+      ${canWrite.value && html`<button type="button" onClick=${() => (dialog.value = { name: "edit", data })}><${Icon} name="state" />Edit the state and fork<kbd>e</kbd></button>`}
+      ${canWrite.value && html`<button type="button" onClick=${() => pin(data, !data.pinned)}><${Icon} name="pin" />${data.pinned ? "Unpin" : "Pin: retention keeps it"}<kbd>p</kbd></button>`}
+      <button type="button" onClick=${() => copy(data.id, "The id is copied")}><${Icon} name="copy" />Copy the id</button>
+      <button type="button" onClick=${() => copy(new URL(address({ ...route.value, id: data.id }), location.href).href, "The link is copied")}><${Icon} name="copy" />Copy a link to this view</button>
+      <a href=${`${address({ thread: route.value.thread, id: data.id })}.json`} target="_blank" rel="noopener"><${Icon} name="right" />Open as JSON</a>
+    <//>
+  </div>`;
+}
+
+function Tabs({ data }) {
+  const bar = useRef(null);
+  const open = route.value.tab;
+  const walk = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const next = TABS[(TABS.indexOf(open) + step + TABS.length) % TABS.length];
+    go({ tab: next }, { replace: true });
+    bar.current.querySelector(`#tab-${next}`)?.focus();
+  };
+  return html`<div class="tabs" role="tablist" aria-label="Parts of the checkpoint" ref=${bar} onKeyDown=${walk}>
+    ${TABS.map(
+      (name) => html`<button
+        type="button"
+        key=${name}
+        id=${`tab-${name}`}
+        role="tab"
+        aria-selected=${open === name}
+        aria-controls="tab-body"
+        tabindex=${open === name ? 0 : -1}
+        onClick=${() => go({ tab: name }, { replace: true })}
+      >
+        ${TITLES[name]}${name === "messages" && data?.messages != null && html` <span class="tab-count">${count(data.messages)}</span>`}
+      </button>`,
+    )}
+  </div>`;
+}
+
+export function Detail() {
+  const shown = selectedId.value;
+  const { data, error } = detail.value;
+  if (!shown) return html`<aside class="detail" aria-label="Checkpoint"></aside>`;
+  const View = VIEWS[route.value.tab];
+  return html`<aside class="detail" aria-label="Checkpoint">
+    <div class="detail-top">
+      <a class="back narrow-only" href=${address({ thread: route.value.thread })} aria-label="Back to the history" onClick=${follow(() => (route.value.id ? history.back() : null))}><${Icon} name="back" /> History</a>
+      ${error && html`<${Trouble} error=${error} />`}
+      ${!data && !error && html`<${Loading} lines=${3} />`}
+      ${data &&
+      html`<h2 dir="auto"><span class=${`row-kind ${data.kind}`} title=${NAMES[data.kind]}><${Icon} name=${data.kind} /></span>
+          <span class="detail-title">${oneLine(data.title).slice(0, 400)}</span></h2>
+        <${Facts} data=${data} />
+        <${Actions} data=${data} />`}
+    </div>
+    ${data && html`<${Tabs} data=${data} />`}
+    <div class="body" id="tab-body" role="tabpanel" aria-labelledby=${data ? `tab-${route.value.tab}` : null} tabindex="0">
+      ${data && html`<${View} key=${route.value.tab} data=${data} />`}
+    </div>
+  </aside>`;
+}

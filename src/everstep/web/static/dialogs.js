@@ -1,0 +1,164 @@
+// The windows over the page: rewind, copy as, operations, branches, keys.
+import { html, useEffect, useState } from "./vendor/ui.js";
+import { get } from "./api.js";
+import { ago, clock, oneLine, plural, quoteShell, visible, whole } from "./format.js";
+import { address, canWrite, describe, dialog, follow, go, openThread, pin, redo, rewindTo, route, rows, undo } from "./model.js";
+import { Chip, Command, Dialog, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
+import { familyOf } from "./graph.js";
+import { Fork } from "./editing.js";
+import { Merge } from "./merging.js";
+import { Sizes } from "./storage.js";
+import { KEYS } from "./keys.js";
+
+const close = () => (dialog.value = null);
+
+function useFetched(path, query, again) {
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    const stop = new AbortController();
+    get(path, query, stop.signal)
+      .then(setFound)
+      .catch((failure) => failure.name !== "AbortError" && setError(failure));
+    return () => stop.abort();
+  }, [again]);
+  return [found, error];
+}
+
+function Rewind({ data }) {
+  const [plan, error] = useFetched("rewind", { ref: data.ref });
+  const [isBusy, setBusy] = useState(false);
+  const number = plan?.hidden ?? 0;
+  const list = plan?.which ?? [];
+  const send = async () => {
+    setBusy(true);
+    const done = await rewindTo(data, plan);
+    if (done) close();
+    else setBusy(false);
+  };
+  return html`<${Dialog}
+    title=${`Rewind to #${data.step}`}
+    footer=${html`<span class="spacer"></span><button type="button" onClick=${close}>Cancel</button><button type="button" class="primary" autofocus disabled=${!plan || isBusy} onClick=${send}>Rewind</button>`}
+  >
+    ${error && html`<${Trouble} error=${error} />`}
+    ${!plan && !error && html`<${Loading} lines=${2} />`}
+    ${plan &&
+    html`<p><b dir="auto">${visible(data.thread_id)}</b> goes on from step ${data.step}. ${number
+        ? html`<b>${plural(number, "later step")}</b> will be hidden. Nothing is deleted: undo brings ${number === 1 ? "it" : "them"} back, and ${number === 1 ? "it stays" : "they stay"} readable by id.`
+        : "Nothing comes after it, so nothing is hidden."}</p>
+      ${list.length > 0 &&
+      html`<ul class="plain-list">
+        ${list.slice(0, 6).map((row) => html`<li key=${row.id}><span class="faint">#${row.step}</span> <span dir="auto">${oneLine(rows.value?.rowOf(row.id)?.title ?? row.title ?? row.id)}</span></li>`)}
+        ${number > 6 && html`<li class="faint">and ${plural(number - Math.min(6, list.length), "more", "more")}</li>`}
+      </ul>`}`}
+    <${Command} text=${`everstep rewind ${quoteShell(data.ref)}`} />
+  <//>`;
+}
+
+// A command that works as it is: with the address of this server.
+const curl = (text) => String(text).replace("$EVERSTEP_URL", new URL(document.baseURI).href.replace(/\/$/, ""));
+
+function Copy({ data }) {
+  const texts = data.copy ?? {};
+  const link = `${location.origin}${address({ thread: route.value.thread, id: data.id })}`;
+  return html`<${Dialog} title=${`#${data.step} as…`} wide=${true}>
+    <${Command} label="Python" text=${texts.python ?? ""} />
+    <${Command} label="Command" text=${texts.cli ?? `everstep show ${quoteShell(data.ref)}`} />
+    <${Command} label="curl" text=${curl(texts.curl ?? `curl '${link}.json'`)} />
+    <${Command} label="Link" text=${link} />
+  <//>`;
+}
+
+const KIND_ICONS = { rewind: "undo", branch: "fork", merge: "merge", pin: "pin", unpin: "pin" };
+
+function Operations({ thread }) {
+  const [again, setAgain] = useState(0);
+  const [found, error] = useFetched("operations", { thread, limit: 100 }, again);
+  const list = found?.operations ?? [];
+  const canUndo = list.some((operation) => !operation.undone);
+  const canRedo = list.some((operation) => operation.undone);
+  const act = async (work) => {
+    await work(thread);
+    setAgain(again + 1);
+  };
+  return html`<${Dialog}
+    title="Operations"
+    footer=${canWrite.value &&
+    html`<span class="spacer"></span><button type="button" disabled=${!canRedo} onClick=${() => act(redo)}>Redo</button><button type="button" class="primary" disabled=${!canUndo} onClick=${() => act(undo)}>Undo the newest</button>`}
+  >
+    <p>Everything that moved the head of <b dir="auto">${visible(thread)}</b> besides its own steps. Undo takes back the newest; steps made since are hidden, not lost.</p>
+    ${error && html`<${Trouble} error=${error} />`}
+    ${!found && !error && html`<${Loading} lines=${3} />`}
+    ${found && !list.length && html`<${Empty} title="Nothing yet"><p>Rewinds, forks, merges and pins will be listed here.</p><//>`}
+    <ol class="operations">
+      ${list.map(
+        (operation) => html`<li key=${operation.id} class=${operation.undone ? "undone" : ""}>
+          <${Icon} name=${KIND_ICONS[operation.kind] ?? "history"} /><span class="operation-text" dir="auto">${visible(describe(operation))}</span>
+          ${operation.undone && html`<${Chip} text="undone" />`}<time datetime=${operation.created_at} title=${whole(operation.created_at)}>${clock(operation.created_at)}</time>
+        </li>`,
+      )}
+    </ol>
+    <${Command} text=${`everstep ops ${quoteShell(thread)}`} />
+  <//>`;
+}
+
+// The branches of the family: open one, or compare two.
+function Branches() {
+  const family = familyOf();
+  const [a, setA] = useState(null);
+  const choose = (row) => {
+    if (!a) return setA(row);
+    if (a.id !== row.id) {
+      go({ id: row.id, vs: a.id, tab: "changes" });
+      close();
+    }
+    return null;
+  };
+  return html`<${Dialog} title="Branches">
+    <p>${a ? html`Compare the head of <b dir="auto">${visible(a.thread_id)}</b> with…` : "Open a branch, or choose two to compare their heads."}</p>
+    <ul class="branches">
+      ${family.map(
+        (row) => html`<li key=${row.thread_id}>
+          <span class=${`lane-mark lane-${row.lane % 6}`} aria-hidden="true"></span>
+          <a href=${address({ thread: row.thread_id })} dir="auto" onClick=${follow(() => (openThread(row.thread_id), close()))}>${visible(row.thread_id)}</a>
+          <span class="faint">#${row.step} · ${ago(row.created_at)}</span><span class="spacer"></span>
+          ${canWrite.value && row.thread_id !== route.value.thread && html`<button type="button" class="small" onClick=${() => (dialog.value = { name: "merge", source: row.thread_id })}>Merge…</button>`}
+          <button type="button" class="small" aria-pressed=${a?.id === row.id} onClick=${() => choose(row)}>Compare</button>
+        </li>`,
+      )}
+    </ul>
+  <//>`;
+}
+
+const Help = () => html`<${Dialog} title="Keys" wide=${true}>
+  <div class="keys">
+    ${KEYS.map(
+      ([title, list]) => html`<section key=${title}><h3 class="section">${title}</h3>
+        <dl>${list.map(([keys, text]) => html`<div key=${keys}><dt>${keys.split(" ").map((key) => html`<${Key}>${key}<//> `)}</dt><dd>${text}</dd></div>`)}</dl></section>`,
+    )}
+  </div>
+<//>`;
+
+function Pin({ data }) {
+  useEffect(() => {
+    close();
+    pin(data, !data.pinned);
+  }, []);
+  return null;
+}
+
+export function Dialogs() {
+  const open = dialog.value;
+  if (!open) return null;
+  if (open.name === "help") return html`<${Help} />`;
+  if (open.name === "operations") return html`<${Operations} thread=${open.thread} />`;
+  if (open.name === "merge") return html`<${Merge} key=${open.source} source=${open.source} />`;
+  if (open.name === "branches") return html`<${Branches} />`;
+  if (open.name === "sizes") return html`<${Dialog} title="Storage of this thread"><${Sizes} thread=${open.thread} /><//>`;
+  if (open.name === "fork") return html`<${Fork} data=${open.data} />`;
+  if (open.name === "edit") return html`<${Fork} data=${open.data} withEditor=${true} />`;
+  if (open.name === "rewind") return html`<${Rewind} data=${open.data} />`;
+  if (open.name === "copy") return html`<${Copy} data=${open.data} />`;
+  if (open.name === "pin") return html`<${Pin} data=${open.data} />`;
+  return null;
+}

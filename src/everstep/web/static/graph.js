@@ -1,0 +1,391 @@
+// The history as a graph: rows of one height, of which only those in view exist, with their lanes drawn beside them.
+import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
+import { branchName, bytes, clock, count, duration, oneLine, plural, visible, whole } from "./format.js";
+import {
+  NO_FILTER, address, canWrite, compareWith, dialog, filter, follow, fresh, isFiltered, openThread, route, rows, select, selectedId,
+  threadOf, undo,
+} from "./model.js";
+import { Chip, Empty, Icon, IconButton, Loading, Menu, NAMES, Trouble, laneOf } from "./parts.js";
+
+export const ROW = 28;
+const AHEAD = 12; // rows above and below those in view
+const LANE_ROOM = 132; // how wide the lanes may get before they move closer together
+const HEIGHT_MAX = 15_000_000; // browsers end elements near 33 million pixels: longer lists have a scaled scroll bar
+const view = signal({ top: 0, height: 600 });
+let box = null; // the scrolling element
+
+// -- moving
+
+const scale = (made) => Math.max(1, (made.count * ROW) / HEIGHT_MAX);
+
+export function show(place) {
+  const made = rows.peek();
+  if (!box || !made) return;
+  const by = scale(made);
+  const top = (place * ROW) / by;
+  const room = box.clientHeight;
+  if (by > 1) box.scrollTop = top - room / 2;
+  else if (top < box.scrollTop) box.scrollTop = top;
+  else if (top + ROW > box.scrollTop + room) box.scrollTop = top + ROW - room;
+}
+
+export const perPage = () => Math.max(1, Math.floor((box?.clientHeight ?? 600) / ROW) - 1);
+
+let walking = 0;
+
+export async function selectPlace(place) {
+  const made = rows.peek();
+  if (!made?.count) return;
+  const wanted = Math.max(0, Math.min(place, made.count - 1));
+  const number = ++walking;
+  show(wanted);
+  const row = made.row(wanted) ?? (await made.at(wanted));
+  if (!row || number !== walking || rows.peek() !== made) return;
+  select(row.id, { replace: Boolean(route.peek().id) });
+  show(made.placeOf(row.id) ?? wanted);
+}
+
+export const selectedPlace = () => rows.peek()?.placeOf(selectedId.peek());
+
+export async function move(by) {
+  const made = rows.peek();
+  if (!made) return;
+  const place = selectedPlace();
+  if (place === undefined) {
+    await selectPlace(Math.floor(view.peek().top / ROW));
+    return;
+  }
+  if (made.isFiltered && place + by >= made.count && made.cursor) await made.loadNext();
+  await selectPlace(place + by);
+}
+
+export async function moveToEnd() {
+  const made = rows.peek();
+  while (made?.isFiltered && made.cursor) await made.loadNext();
+  await selectPlace((made?.count ?? 1) - 1);
+}
+
+// To the next head of another branch, above or below.
+export function moveToBranch(step) {
+  const made = rows.peek();
+  const from = selectedPlace() ?? 0;
+  const heads = [...made.items].filter(([, row]) => row.head && !row.hidden).map(([place]) => place).sort((a, b) => a - b);
+  const next = step > 0 ? heads.find((place) => place > from) : heads.findLast((place) => place < from);
+  if (next !== undefined) selectPlace(next);
+}
+
+// -- lanes
+
+const SIZE = { dot: 4, head: 5 };
+
+export function Lanes({ row, lanes, isSelected }) {
+  const gap = Math.min(16, LANE_ROOM / Math.max(1, lanes));
+  const x = (lane) => 14 + Math.min(lane, lanes) * gap;
+  const middle = ROW / 2;
+  const dot = x(row.lane);
+  return html`<svg class="lanes" width=${width(lanes)} height=${ROW} aria-hidden="true">
+    ${row.edges.map((edge, number) => {
+      const paths = lines(edge, x, dot, middle);
+      const lane = Math.max(edge.from ?? row.lane, edge.to ?? row.lane);
+      return html`<path key=${number} class=${`edge ${laneOf(lane)} ${edge.gap ? "gap" : ""}`} d=${paths} />`;
+    })}
+    ${row.hidden
+      ? html`<circle class=${`dot hollow ${laneOf(row.lane)}`} cx=${dot} cy=${middle} r=${SIZE.dot - 0.6} />`
+      : html`<circle
+          class=${`dot ${laneOf(row.lane)} ${row.active || isSelected ? "ring" : ""}`}
+          cx=${dot}
+          cy=${middle}
+          r=${row.active || isSelected ? SIZE.head : SIZE.dot}
+        />`}
+  </svg>`;
+}
+
+export const width = (lanes) => 26 + Math.max(0, lanes - 1) * Math.min(16, LANE_ROOM / Math.max(1, lanes));
+
+// An edge within one row: through it, into its dot, out of it, or both.
+function lines({ from, to, kind }, x, dot, middle) {
+  if (kind === "pass") return curve(x(from), 0, x(to), ROW);
+  const into = kind === "in" || kind === "both" ? curve(x(from), 0, dot, middle) : "";
+  const out = kind === "out" || kind === "both" ? curve(dot, middle, x(to), ROW) : "";
+  return into + out;
+}
+
+function curve(x1, y1, x2, y2) {
+  if (x1 === x2) return `M${x1} ${y1}V${y2}`;
+  const bend = (y2 - y1) * 0.85;
+  return `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`;
+}
+
+// -- rows
+
+function Row({ row, place, top, made, isSelected, isCompared }) {
+  const changed = made.changed.get(row.id)?.text ?? "";
+  const chips = row.chips ?? [];
+  const facts = [row.duration_ms != null && duration(row.duration_ms), row.tokens != null && `${count(row.tokens)} tokens`]
+    .filter(Boolean)
+    .join(" · ");
+  const choose = (event) => {
+    if (event.ctrlKey || event.metaKey) compareWith(row.id);
+    else select(row.id);
+  };
+  return html`<div
+    id=${`row-${place}`}
+    class=${`row ${isSelected ? "selected" : ""} ${isCompared ? "compared" : ""} ${row.hidden ? "hidden-row" : ""} kind-${row.kind}`}
+    role="option"
+    aria-selected=${isSelected}
+    aria-posinset=${place + 1}
+    aria-setsize=${made.count}
+    aria-label=${`step ${row.step}, ${NAMES[row.kind] ?? row.kind}, ${oneLine(row.title).slice(0, 200)}${changed ? `, ${changed}` : ""}`}
+    style=${{ transform: `translateY(${top}px)` }}
+    onClick=${choose}
+  >
+    <${Lanes} row=${row} lanes=${made.lanes} isSelected=${isSelected} />
+    <span class="row-step">#${row.step}</span>
+    <span class="row-what">
+      <span class=${`row-kind ${row.kind}`} title=${NAMES[row.kind] ?? row.kind}><${Icon} name=${row.kind} /></span>
+      <span class="row-text">
+        <span class="row-title" dir="auto">${oneLine(row.title).slice(0, 300)}</span>
+        ${changed && html`<span class="row-changed">${visible(changed)}</span>`}
+      </span>
+    </span>
+    <span class="row-chips">
+      ${isCompared && html`<${Chip} text="compared" />`}
+      ${chips.map((chip) => html`<${Chip} key=${chip.text} text=${chip.text} tone=${chip.tone} lane=${chip.lane} />`)}
+    </span>
+    <span class="row-facts">${facts}</span>
+    <time class="row-time" datetime=${row.created_at} title=${whole(row.created_at)}>${clock(row.created_at)}</time>
+    <span class="row-bytes">${row.added_bytes == null ? "" : `+${bytes(row.added_bytes)}`}</span>
+  </div>`;
+}
+
+function List({ made }) {
+  const element = useRef(null);
+  made.version.value;
+  const { top, height } = view.value;
+  const by = scale(made);
+  const first = Math.max(0, Math.floor((top * by) / ROW) - AHEAD);
+  const last = Math.min(made.count - 1, Math.ceil((top * by + height) / ROW) + AHEAD);
+  const shown = selectedId.value;
+  const other = route.value.vs;
+
+  useLayoutEffect(() => {
+    box = element.current;
+    const measure = () => (view.value = { top: box.scrollTop, height: box.clientHeight });
+    const observer = new ResizeObserver(measure);
+    observer.observe(box);
+    let isWaiting = false;
+    const onScroll = () => {
+      if (isWaiting) return;
+      isWaiting = true;
+      requestAnimationFrame(() => {
+        isWaiting = false;
+        if (element.current) measure();
+        if (element.current?.scrollTop < ROW) fresh.value = 0;
+      });
+    };
+    element.current.addEventListener("scroll", onScroll, { passive: true });
+    measure();
+    return () => {
+      observer.disconnect();
+      element.current?.removeEventListener("scroll", onScroll);
+      box = null;
+    };
+  }, []);
+
+  // What came in above must not move what is in view, unless the top itself is in view.
+  useLayoutEffect(() => {
+    made.onShift = (rowsAbove) => {
+      if (!element.current || element.current.scrollTop < ROW) return;
+      pending.by += rowsAbove;
+      if (rowsAbove > 0) fresh.value += rowsAbove;
+    };
+    return () => (made.onShift = null);
+  }, [made]);
+  const pending = useRef({ by: 0 }).current;
+  useLayoutEffect(() => {
+    if (!pending.by) return;
+    element.current.scrollTop += (pending.by * ROW) / by;
+    pending.by = 0;
+  });
+
+  useEffect(() => made.want(first, last), [made, first, last, made.version.value]);
+  useEffect(() => {
+    const timer = setTimeout(() => {
+      const ids = [];
+      for (let place = first; place <= last; place++) if (made.row(place)) ids.push(made.row(place).id);
+      made.describe(ids);
+    }, 60);
+    return () => clearTimeout(timer);
+  }, [made, first, last, made.version.value]);
+
+  const items = [];
+  for (let place = first; place <= last; place++) {
+    const row = made.row(place);
+    const offset = by > 1 ? top + (place - (top * by) / ROW) * ROW : place * ROW;
+    items.push(
+      row
+        ? html`<${Row}
+            key=${row.id}
+            row=${row}
+            place=${place}
+            top=${offset}
+            made=${made}
+            isSelected=${row.id === shown}
+            isCompared=${row.id === other && other !== shown}
+          />`
+        : html`<div key=${place} class="row waiting" role="presentation" style=${{ transform: `translateY(${offset}px)` }}>
+            <span class="bone w0"></span>
+          </div>`,
+    );
+  }
+  const active = made.placeOf(shown);
+  const isInView = active !== undefined && active >= first && active <= last;
+  return html`<div
+    class="rows"
+    id="rows"
+    ref=${element}
+    role="listbox"
+    aria-label="Checkpoints, the newest first"
+    tabindex="0"
+    aria-activedescendant=${isInView ? `row-${active}` : null}
+    data-count=${made.count}
+    style=${{ "--lanes": `${width(made.lanes)}px` }}
+  >
+    <div class="rows-all" role="presentation" style=${{ height: `${Math.min(HEIGHT_MAX, made.count * ROW)}px` }}>${items}</div>
+  </div>`;
+}
+
+// -- filters
+
+const FILTERS = [["input", "inputs"], ["llm", "models"], ["tool", "tools"], ["state", "state"], ["fork", "forks"], ["merge", "merges"], ["interrupt", "waits"]];
+
+const set = (change) => (filter.value = { ...filter.value, ...change });
+
+function Filters({ made }) {
+  made.version.value;
+  const { kind, errors, user_turns: turns, hidden } = filter.value;
+  const counts = useRef({});
+  if (!made.isFiltered && made.isReady) counts.current = made.counts;
+  const known = counts.current;
+  const toggle = (name) => set({ kind: kind.includes(name) ? kind.filter((other) => other !== name) : [...kind, name] });
+  return html`<div class="filters" role="group" aria-label="Filters">
+    <button type="button" class="filter" aria-pressed=${!isFiltered.value} onClick=${() => (filter.value = NO_FILTER)}>
+      all ${made.isFiltered ? "" : count(made.total)}
+    </button>
+    ${FILTERS.filter(([name]) => known[name] || kind.includes(name)).map(
+      ([name, text]) => html`<button type="button" key=${name} class="filter" aria-pressed=${kind.includes(name)} onClick=${() => toggle(name)}>
+        ${text} <span>${count(known[name])}</span>
+      </button>`,
+    )}
+    ${(known.error > 0 || errors) &&
+    html`<button type="button" class="filter" aria-pressed=${errors} onClick=${() => set({ errors: !errors })}>
+      errors <span>${count(known.error)}</span>
+    </button>`}
+    ${(known.input > 0 || turns) &&
+    html`<button type="button" class="filter" title="Only what a person said" aria-pressed=${turns} onClick=${() => set({ user_turns: !turns })}>turns</button>`}
+    <button type="button" class="filter" title="Also what a rewind has hidden" aria-pressed=${hidden} onClick=${() => set({ hidden: !hidden })}>
+      <${Icon} name="eye" /> hidden
+    </button>
+  </div>`;
+}
+
+// One field for both: what begins like a path asks for changes of it, everything else for words.
+function PathFilter() {
+  const { path, text } = filter.value;
+  const given = path || text;
+  const [typed, setTyped] = useState(given);
+  useEffect(() => setTyped(given), [given]);
+  const use = () => {
+    const isPath = /^(state|messages|tools_result)([.[]|$)|^\//.test(typed.trim());
+    set({ path: isPath ? typed.trim() : "", text: isPath ? "" : typed.trim() });
+  };
+  return html`<form
+    class="path-filter"
+    onSubmit=${(event) => {
+      event.preventDefault();
+      use();
+    }}
+  >
+    <input
+      id="find-row"
+      type="search"
+      placeholder="state.key or words"
+      aria-label="Only checkpoints that changed this path, or contain these words"
+      value=${typed}
+      spellcheck="false"
+      autocomplete="off"
+      onInput=${(event) => {
+        setTyped(event.target.value);
+        if (!event.target.value) set({ path: "", text: "" });
+      }}
+      onBlur=${() => typed.trim() !== given && use()}
+    />
+  </form>`;
+}
+
+const LABELS = { kind: "kind", errors: "errors only", user_turns: "turns only", path: "changed path", text: "words", hidden: "hidden ones too" };
+
+function NothingLeft({ made }) {
+  const active = Object.entries(filter.value).filter(([name, value]) => name !== "hidden" && (Array.isArray(value) ? value.length : value));
+  return html`<${Empty} title="No checkpoint passes the filter">
+    <p>
+      ${made.hiddenByFilter ? `${plural(made.hiddenByFilter, "checkpoint")} of this thread ${made.hiddenByFilter === 1 ? "is" : "are"} left out by ` : "Left out by "}
+      ${active.map(([name, value], number) => html`${number ? " and " : ""}<b>${LABELS[name]}${value === true ? "" : ` ${visible(value)}`}</b>`)}.
+    </p>
+    <p><button type="button" onClick=${() => (filter.value = NO_FILTER)}>Show all</button></p>
+  <//>`;
+}
+
+// -- the pane
+
+export function Graph() {
+  const made = rows.value;
+  const name = route.value.thread;
+  if (!made) return html`<main class="graph"></main>`;
+  made.version.value;
+  const thread = threadOf(name);
+  const shown = branchName(name, thread?.origin);
+  const branches = familyOf(made);
+  return html`<main class="graph" aria-label="History">
+    <div class="bar">
+      <div class="bar-title">
+        <a class="back narrow-only" href=${address({})} aria-label="All threads" onClick=${(event) => { event.preventDefault(); history.length > 1 ? history.back() : openThread(null); }}><${Icon} name="back" /></a>
+        <h1 dir="auto" title=${visible(name)}>${visible(shown.name)}</h1>
+        ${shown.from && html`<span class="bar-from">branch of <a href=${address({ thread: shown.from })} dir="auto" onClick=${follow(() => openThread(shown.from))}>${visible(shown.from)}</a></span>`}
+        <span class="spacer"></span>
+        <${PathFilter} key=${name} />
+        ${branches.length > 1 && html`<button type="button" class="small" onClick=${() => (dialog.value = { name: "branches" })}>${plural(branches.length, "branch", "branches")}</button>`}
+        <${Menu} label="More about this thread">
+          <button type="button" onClick=${() => (dialog.value = { name: "operations", thread: name })}><${Icon} name="history" />Operations and undo<kbd>o</kbd></button>
+          ${canWrite.value && html`<button type="button" onClick=${() => undo(name)}><${Icon} name="undo" />Undo the last operation<kbd>u</kbd></button>`}
+          ${canWrite.value && html`<button type="button" disabled=${branches.length < 2} onClick=${() => (dialog.value = { name: "merge" })}><${Icon} name="merge" />Merge a branch…<kbd>M</kbd></button>`}
+          <button type="button" disabled=${branches.length < 2} onClick=${() => (dialog.value = { name: "branches" })}><${Icon} name="swap" />Compare branches…</button>
+          <button type="button" onClick=${() => (dialog.value = { name: "sizes", thread: name })}><${Icon} name="disk" />Storage of this thread</button>
+          <${Exports} thread=${name} />
+        <//>
+      </div>
+      <${Filters} key=${name} made=${made} />
+    </div>
+    ${made.error && !made.isReady && html`<${Trouble} error=${made.error} retry=${() => made.load(0)} />`}
+    ${!made.isReady && !made.error && html`<div class="rows-loading"><${Loading} lines=${12} /></div>`}
+    ${made.isReady && made.count === 0 && (made.isFiltered ? html`<${NothingLeft} made=${made} />` : html`<${Empty} title="No checkpoints">
+      <p>This thread has none, or they are all hidden by a rewind.</p>
+      <p><button type="button" onClick=${() => set({ hidden: true })}>Show hidden ones</button></p><//>`)}
+    ${made.isReady && made.count > 0 && html`<${List} key=${name} made=${made} />`}
+    ${fresh.value > 0 && html`<button type="button" class="fresh" onClick=${() => { fresh.value = 0; if (box) box.scrollTop = 0; }}>
+      ${plural(fresh.value, "new checkpoint")} above
+    </button>`}
+  </main>`;
+}
+
+const Exports = ({ thread }) => html`<a href=${new URL(`api/v1/export?thread=${encodeURIComponent(thread)}`, document.baseURI)} download><${Icon} name="download" />Export as a file</a>`;
+
+// The threads whose rows are here, each with its newest.
+export function familyOf(made = rows.value) {
+  const found = new Map();
+  if (!made) return [];
+  for (const [, row] of made.items) if (row.head && !row.namespace && !found.has(row.thread_id)) found.set(row.thread_id, row);
+  return [...found.values()];
+}
+
+export { IconButton };

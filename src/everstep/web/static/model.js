@@ -1,0 +1,337 @@
+// What the page knows and where it is: signals, the address bar, and the things that can be done.
+import { batch, computed, effect, signal } from "./vendor/ui.js";
+import { get, latest, listen, post } from "./api.js";
+import { plural } from "./format.js";
+import { Rows } from "./rows.js";
+
+export const TABS = ["changes", "messages", "state", "step"];
+export const info = signal(null);
+export const problem = signal(null); // the server cannot be reached at all
+export const live = signal(null); // null: not yet, true, false
+export const dialog = signal(null); // { name, ...what it needs }
+export const toast = signal(null); // { text, undo, tone }
+export const canWrite = computed(() => info.value !== null && !info.value.read_only);
+
+// -- the address bar
+
+const root = new URL(document.baseURI).pathname;
+
+function readRoute() {
+  const path = location.pathname.startsWith(root) ? location.pathname.slice(root.length) : "";
+  const parts = path.split("/").map(decode);
+  const query = new URLSearchParams(location.search);
+  const tab = TABS.includes(query.get("tab")) ? query.get("tab") : query.get("tab") === "diff" ? "changes" : "changes";
+  if (parts[0] === "storage") return { view: "storage", thread: null, id: null, tab, vs: null };
+  if (parts[0] !== "t" || !parts[1]) return { view: "threads", thread: null, id: null, tab, vs: null };
+  const id = parts[2] === "c" && parts[3] ? parts[3] : null;
+  return { view: "thread", thread: parts[1], id, tab, vs: query.get("vs") };
+}
+
+function decode(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+export function address({ view, thread, id, tab, vs }) {
+  if (view === "storage") return `${root}storage`;
+  if (!thread) return root;
+  const query = new URLSearchParams();
+  if (tab && tab !== "changes") query.set("tab", tab);
+  if (vs) query.set("vs", vs);
+  const place = `${root}t/${encodeURIComponent(thread)}${id ? `/c/${encodeURIComponent(id)}` : ""}`;
+  return place + (query.size ? `?${query}` : "");
+}
+
+export const route = signal(readRoute());
+
+export function go(change, { replace = false } = {}) {
+  const next = { ...route.value, ...change };
+  if (next.thread && !("view" in change)) next.view = "thread";
+  const target = address(next);
+  if (target !== location.pathname + location.search) {
+    history[replace ? "replaceState" : "pushState"](null, "", target);
+  }
+  route.value = next;
+}
+
+addEventListener("popstate", () => {
+  route.value = readRoute();
+});
+
+export const openThread = (thread) => go({ view: "thread", thread, id: null, vs: null, tab: route.value.tab });
+export const openStorage = () => go({ view: "storage", thread: null, id: null, vs: null });
+
+// A click on a link that should stay inside the page; with a key held it is left to the browser.
+export const follow = (act) => (event) => {
+  if (event.metaKey || event.ctrlKey || event.shiftKey || event.button > 0) return;
+  event.preventDefault();
+  act();
+};
+
+// -- threads
+
+export const threads = signal({ items: [], cursor: null, isReady: false, more: false, error: null });
+export const search = signal({ text: "", status: "" });
+const threadCall = latest();
+
+export async function loadThreads({ more = false } = {}) {
+  const { text, status } = search.value;
+  const before = threads.value;
+  const limit = more ? 50 : Math.min(200, Math.max(50, before.items.length));
+  try {
+    const query = { text, status, limit, cursor: more ? before.cursor : null };
+    const page = await threadCall((stop) => get("threads", query, stop));
+    if (!page) return;
+    const items = more ? [...before.items, ...page.threads] : page.threads;
+    threads.value = { items, cursor: page.cursor, isReady: true, more: Boolean(page.more), error: null };
+  } catch (error) {
+    threads.value = { ...before, isReady: true, error };
+  }
+}
+
+export const threadOf = (name) => threads.value.items.find((item) => item.thread_id === name);
+
+// -- rows of the open thread
+
+export const NO_FILTER = { kind: [], errors: false, user_turns: false, path: "", text: "", hidden: false };
+export const filter = signal(NO_FILTER);
+export const rows = signal(null);
+export const automatic = signal(null); // what is shown where the address names no checkpoint
+export const fresh = signal(0); // rows that came in above what is in view
+
+export const isFiltered = computed(() => JSON.stringify(filter.value) !== JSON.stringify(NO_FILTER));
+
+function openRows(thread, wanted) {
+  rows.peek()?.stop();
+  const made = new Rows(thread, wanted);
+  rows.value = made;
+  made.load(0).then(() => {
+    if (rows.peek() !== made) return;
+    // Where only a filter changed, what was shown stays shown.
+    if (automatic.peek() === null) automatic.value = headOf(made)?.id ?? null;
+  });
+}
+
+function headOf(made) {
+  for (let place = 0; place < Math.min(made.count, 200); place++) {
+    if (made.row(place)?.active) return made.row(place);
+  }
+  return made.row(0);
+}
+
+const openName = computed(() => route.value.thread);
+
+effect(() => {
+  const thread = openName.value;
+  batch(() => {
+    automatic.value = null;
+    filter.value = NO_FILTER;
+    fresh.value = 0;
+    if (!thread) rows.value = null;
+  });
+});
+
+effect(() => {
+  const thread = openName.value;
+  const wanted = filter.value;
+  if (thread) openRows(thread, wanted);
+});
+
+export const selectedId = computed(() => (route.value.view === "thread" ? route.value.id ?? automatic.value : null));
+
+export function select(id, { replace = false } = {}) {
+  if (id) go({ id }, { replace });
+}
+
+// How to name a checkpoint: in full where its row is known, else by its id in the open thread.
+export function named(id) {
+  const ref = rows.peek()?.rowOf(id)?.ref;
+  return ref ? { ref } : { ref: id, thread: route.peek().thread };
+}
+
+// -- the selected checkpoint
+
+let waiting = null; // a window that was asked for before its checkpoint had come
+
+// Opens a window about the selected checkpoint, and never about the one that was selected before.
+export function openFor(name) {
+  const id = selectedId.peek();
+  const { id: shown, data } = detail.peek();
+  if (!id) return;
+  if (shown === id && data) dialog.value = { name, data };
+  else waiting = { id, name };
+}
+
+export const detail = signal({ id: null, data: null, error: null });
+const detailCall = latest();
+
+effect(() => {
+  const id = selectedId.value;
+  if (!id) {
+    detail.value = { id: null, data: null, error: null };
+    return;
+  }
+  loadDetail(id);
+});
+
+async function loadDetail(id) {
+  try {
+    const data = await detailCall((stop) => get("checkpoint", named(id), stop));
+    if (!data) return;
+    detail.value = { id, data, error: null };
+    if (waiting && waiting.id === id) dialog.value = { name: waiting.name, data };
+    waiting = null;
+  } catch (error) {
+    detail.value = { id, data: null, error };
+  }
+}
+
+// -- live updates
+
+let isRenewing = false;
+let isStale = false;
+
+// Everything that is in view is asked for again; whoever calls meanwhile is served by one more round.
+export async function renew() {
+  if (isRenewing) {
+    isStale = true;
+    return;
+  }
+  isRenewing = true;
+  do {
+    isStale = false;
+    await Promise.all([loadThreads(), rows.peek()?.renew()]);
+    const shown = selectedId.peek();
+    if (shown) await loadDetail(shown);
+  } while (isStale);
+  isRenewing = false;
+}
+
+effect(() => {
+  const thread = openName.value;
+  return listen(thread, renew, (isOn) => {
+    const wasOff = live.peek() === false;
+    live.value = isOn;
+    if (isOn && wasOff) renew();
+  });
+});
+
+// -- doing
+
+let toastTimer;
+
+export function say(text, { undo = null, tone = "plain" } = {}) {
+  clearTimeout(toastTimer);
+  toast.value = { text, undo, tone };
+  toastTimer = setTimeout(() => (toast.value = null), undo ? 12000 : 6000);
+}
+
+export const complain = (error) => say(error.hint ? `${error.message} ${error.hint}` : error.message, { tone: "error" });
+
+async function act(work) {
+  try {
+    return await work();
+  } catch (error) {
+    complain(error);
+    return null;
+  }
+}
+
+export async function rewindTo(row, plan) {
+  return act(async () => {
+    const done = await post("rewind", { ref: row.ref });
+    const hidden = done.left_behind ?? plan?.hidden ?? 0;
+    say(`Rewound to step ${done.step}. ${hidden ? `${plural(hidden, "later step")} ${hidden === 1 ? "is" : "are"} hidden, nothing is deleted.` : ""}`, {
+      undo: () => undo(done.thread_id),
+    });
+    await renew();
+    select(done.id);
+    return done;
+  });
+}
+
+export const undo = (thread = route.value.thread) =>
+  act(async () => {
+    const { operation } = await post("undo", { thread });
+    say(`Undone: ${describe(operation)}.`, { undo: () => redo(thread), undoText: "Redo" });
+    toast.value = { ...toast.value, undoText: "Redo" };
+    await renew();
+    return operation;
+  });
+
+export const redo = (thread = route.value.thread) =>
+  act(async () => {
+    const { operation } = await post("redo", { thread });
+    say(`Done again: ${describe(operation)}.`, { undo: () => undo(thread) });
+    await renew();
+    return operation;
+  });
+
+export const describe = (operation) => operation.text || operation.kind;
+
+export const pin = (row, pinned) =>
+  act(async () => {
+    await post("pin", { ref: row.ref, pinned });
+    say(pinned ? "Pinned: retention keeps this checkpoint." : "Unpinned: retention decides about it again.", {
+      undo: () => undo(row.thread_id),
+    });
+    await renew();
+  });
+
+export async function copy(text, what = "Copied") {
+  try {
+    await navigator.clipboard.writeText(text);
+    say(`${what}.`);
+  } catch {
+    say("The browser does not let this page copy. Select the text and copy it yourself.", { tone: "error" });
+  }
+}
+
+// -- comparing
+
+export const comparing = signal(false); // the next row that is chosen is compared with `vs`
+
+export function compareWith(id) {
+  const shown = selectedId.peek();
+  if (!shown || id === shown) return;
+  go({ id: shown, vs: id, tab: "changes" });
+}
+
+export function toggleCompare() {
+  const shown = selectedId.peek();
+  if (!shown) return;
+  if (route.peek().vs) go({ vs: null });
+  else go({ id: shown, vs: shown, tab: "changes" });
+}
+
+// -- beginning
+
+export async function begin() {
+  try {
+    info.value = await get("info");
+    problem.value = null;
+  } catch (error) {
+    problem.value = error;
+    setTimeout(begin, 1500);
+    return;
+  }
+  await loadThreads();
+}
+
+// -- colours
+
+export const theme = signal(document.documentElement.dataset.theme ?? "system");
+
+export function setTheme(next) {
+  theme.value = next;
+  if (next === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = next;
+  try {
+    localStorage.setItem("everstep.theme", next);
+  } catch {
+    // It is forgotten when the page is closed.
+  }
+}

@@ -1,0 +1,189 @@
+// The rows of one history: fetched in pages where somebody looks, kept by their place, renewed without a jump.
+import { signal } from "./vendor/ui.js";
+import { get } from "./api.js";
+
+export const PAGE = 200;
+const CHANGED_AT_ONCE = 60;
+
+export class Rows {
+  constructor(thread, filter = {}) {
+    this.thread = thread;
+    this.filter = filter;
+    // What is hidden is no filter: those rows have their place among the others.
+    this.isFiltered = Object.entries(filter).some(([name, value]) => name !== "hidden" && (Array.isArray(value) ? value.length : value));
+    this.version = signal(0); // counts up whenever there is something new to draw
+    this.items = new Map(); // place -> row
+    this.places = new Map(); // id -> place
+    this.fresh = new Set(); // numbers of pages that are as the server has them
+    this.loading = new Map(); // number of a page -> how to stop it
+    this.changed = new Map(); // id -> what it changed, in words
+    this.asked = new Set();
+    this.total = null;
+    this.lanes = 1;
+    this.counts = {};
+    this.hiddenByFilter = 0;
+    this.cursor = null;
+    this.error = null;
+    this.onShift = null; // called with how many rows came in above
+  }
+
+  get count() {
+    return this.isFiltered ? this.items.size : (this.total ?? 0);
+  }
+
+  get isReady() {
+    return this.total !== null;
+  }
+
+  row(place) {
+    return this.items.get(place);
+  }
+
+  placeOf(id) {
+    return this.places.get(id);
+  }
+
+  rowOf(id) {
+    const place = this.places.get(id);
+    return place === undefined ? undefined : this.items.get(place);
+  }
+
+  // Loads what is missing between two places, and gives up on what nobody looks at any more.
+  want(from, to) {
+    if (this.isFiltered) {
+      if (this.cursor && to >= this.items.size - 20) this.loadNext();
+      return;
+    }
+    const first = Math.floor(Math.max(0, from) / PAGE);
+    const last = Math.floor(Math.min(to, Math.max(0, this.count - 1)) / PAGE);
+    for (const [number, stop] of this.loading) {
+      if (number !== 0 && (number < first || number > last)) stop.abort();
+    }
+    for (let number = first; number <= last; number++) {
+      if (!this.fresh.has(number)) this.load(number);
+    }
+  }
+
+  async at(place) {
+    if (this.isFiltered) {
+      while (place >= this.items.size && this.cursor) await this.loadNext();
+      return this.items.get(Math.min(place, this.items.size - 1));
+    }
+    const number = Math.floor(place / PAGE);
+    if (!this.items.has(place)) await this.load(number);
+    return this.items.get(place);
+  }
+
+  load(number = 0) {
+    const running = this.loading.get(number);
+    if (running) return running.done;
+    const stop = new AbortController();
+    stop.done = this.fetchPage(number, stop.signal).finally(() => {
+      if (this.loading.get(number) === stop) this.loading.delete(number);
+    });
+    this.loading.set(number, stop);
+    return stop.done;
+  }
+
+  async fetchPage(number, signal) {
+    const query = { thread: this.thread, limit: PAGE, ...this.filter };
+    if (!this.isFiltered && number > 0) query.offset = number * PAGE;
+    try {
+      const page = await get("history", query, signal);
+      this.take(page, number * PAGE);
+      if (this.isFiltered) this.cursor = page.cursor;
+      else this.fresh.add(number);
+      this.error = null;
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.error = error;
+    }
+    this.version.value++;
+  }
+
+  loadNext() {
+    if (this.next) return this.next;
+    const query = { thread: this.thread, limit: PAGE, cursor: this.cursor, ...this.filter };
+    this.next = get("history", query)
+      .then((page) => {
+        this.take(page, this.items.size);
+        this.cursor = page.cursor;
+      })
+      .catch((error) => {
+        this.error = error;
+        this.cursor = null;
+      })
+      .finally(() => {
+        this.next = null;
+        this.version.value++;
+      });
+    return this.next;
+  }
+
+  take(page, offset) {
+    if (offset === 0) {
+      this.shift(page);
+      this.counts = page.counts ?? {};
+    }
+    this.total = page.total;
+    this.hiddenByFilter = page.hidden_by_filter ?? 0;
+    this.lanes = Math.max(offset === 0 ? 1 : this.lanes, page.lanes ?? 1);
+    page.rows.forEach((row, number) => this.put(offset + number, row));
+  }
+
+  put(place, row) {
+    const before = this.items.get(place);
+    if (before && this.places.get(before.id) === place) this.places.delete(before.id);
+    this.items.set(place, row);
+    this.places.set(row.id, place);
+  }
+
+  // A newer first page moves everything below it by as many rows as came in; other pages are asked for again.
+  shift(page) {
+    if (this.total === null || this.isFiltered) {
+      if (this.isFiltered) {
+        this.items.clear();
+        this.places.clear();
+      }
+      return;
+    }
+    const by = page.total - this.total;
+    const isSame = by === 0 && page.rows.every((row, place) => this.items.get(place)?.id === row.id);
+    if (isSame) return;
+    const old = [...this.items].filter(([place]) => place + by >= 0 && place + by < page.total);
+    this.items = new Map();
+    this.places = new Map();
+    for (const [place, row] of old) {
+      this.items.set(place + by, row);
+      this.places.set(row.id, place + by);
+    }
+    this.fresh.clear();
+    this.onShift?.(by);
+  }
+
+  // Something has changed: the first page shows what.
+  async renew() {
+    this.fresh.delete(0);
+    this.loading.get(0)?.abort();
+    this.loading.delete(0);
+    await this.load(0);
+  }
+
+  // Asks what the rows in view have changed, for those that were not asked about yet.
+  async describe(ids) {
+    const wanted = ids.filter((id) => !this.asked.has(id)).slice(0, CHANGED_AT_ONCE);
+    if (!wanted.length) return;
+    for (const id of wanted) this.asked.add(id);
+    try {
+      const found = await get("changed", { thread: this.thread, id: wanted });
+      for (const [id, change] of Object.entries(found.changed)) this.changed.set(id, change);
+      this.version.value++;
+    } catch (error) {
+      for (const id of wanted) this.asked.delete(id);
+    }
+  }
+
+  stop() {
+    for (const stop of this.loading.values()) stop.abort();
+  }
+}

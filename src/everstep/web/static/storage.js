@@ -1,0 +1,80 @@
+// What the store holds and takes, and what retention would remove.
+import { html, useEffect, useState } from "./vendor/ui.js";
+import { get, post } from "./api.js";
+import { bytes, count, plural } from "./format.js";
+import { canWrite, complain, info, say } from "./model.js";
+import { Loading, Trouble } from "./parts.js";
+
+const Figure = ({ label, value, note }) => html`<div class="figure"><span class="figure-value">${value}</span><span class="figure-label">${label}</span>${note && html`<span class="figure-note">${note}</span>`}</div>`;
+
+function Bar({ parts }) {
+  const total = parts.reduce((sum, [, size]) => sum + size, 0);
+  if (!total) return null;
+  return html`<div class="size-bar" role="img" aria-label=${parts.map(([name, size]) => `${name} ${bytes(size)}`).join(", ")}>
+      ${parts.map(([name, size, tone]) => html`<span key=${name} class=${tone} style=${{ flexGrow: size }}></span>`)}
+    </div>
+    <ul class="legend">${parts.map(([name, size, tone]) => html`<li key=${name}><span class=${`swatch ${tone}`}></span>${name} <b>${bytes(size)}</b></li>`)}</ul>`;
+}
+
+const POLICIES = [["keep_last_n", "the newest of each thread"], ["keep_age", "the newer ones"], ["keep_milestones", "milestones, spread over the history"], ["keep_all", "all; remove only what nothing needs"]];
+
+export function Sizes({ thread = null }) {
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState(null);
+  const [plan, setPlan] = useState(null);
+  const [isBusy, setBusy] = useState(false);
+  const [policy, setPolicy] = useState("keep_last_n");
+  const [param, setParam] = useState(100);
+  const load = () => get("storage", { thread }).then(setFound).catch(setError);
+  useEffect(() => {
+    load();
+  }, [thread]);
+  const collect = async (dryRun) => {
+    setBusy(true);
+    try {
+      const kept = policy === "keep_all" ? {} : { param: Math.round(policy === "keep_age" ? param * 86400 : param) };
+      const report = await post("collect", { ...(thread ? { thread } : {}), policy, ...kept, dry_run: dryRun });
+      if (dryRun) setPlan(report);
+      else {
+        setPlan(null);
+        say(`Removed ${plural(report.checkpoints, "checkpoint")}, about ${bytes(report.size_bytes)}.`);
+        await load();
+      }
+    } catch (failure) {
+      complain(failure);
+    }
+    setBusy(false);
+  };
+  if (error) return html`<${Trouble} error=${error} retry=${() => (setError(null), load())} />`;
+  if (!found) return html`<${Loading} lines=${5} />`;
+  const stored = found.total_bytes ?? 0;
+  const full = found.full_bytes ?? found.full_copies_bytes ?? 0;
+  return html`<div class="sizes">
+    <div class="figures">
+      ${!thread && html`<${Figure} label="threads" value=${count(found.threads)} />`}
+      <${Figure} label="checkpoints" value=${count(found.checkpoints)} />
+      <${Figure} label="stored" value=${bytes(stored)} />
+      ${full > 0 && html`<${Figure} label="as full copies" value=${bytes(full)} note=${stored ? `${(full / stored).toFixed(1)} times as much` : ""} />`}
+    </div>
+    <${Bar} parts=${[["checkpoints", found.record_bytes ?? 0, "t0"], ["values", found.exclusive_bytes ?? 0, "t1"], ["shared with branches", found.shared_bytes ?? 0, "t2"], ["pending writes", found.write_bytes ?? 0, "t3"]].filter(([, size]) => size)} />
+    <h3 class="section">Retention</h3>
+    ${canWrite.value && html`<div class="retention">
+      <label class="field">Keep
+        <select value=${policy} onChange=${(event) => (setPolicy(event.target.value), setPlan(null))}>${POLICIES.map(([name, text]) => html`<option key=${name} value=${name} selected=${name === policy}>${text}</option>`)}</select></label>
+      ${policy !== "keep_all" && html`<label class="field">${policy === "keep_age" ? "Days" : "How many"}
+        <input type="number" min=${policy === "keep_milestones" ? 2 : 1} step=${policy === "keep_age" ? "any" : 1} value=${param} onInput=${(event) => (setParam(Number(event.target.value)), setPlan(null))} /></label>`}
+      <button type="button" disabled=${isBusy || !(param > 0)} onClick=${() => collect(true)}>What would go?</button>
+    </div>`}
+    <p role="status">${plan
+      ? plan.checkpoints || plan.objects
+        ? html`It would remove <b>${plural(plan.checkpoints, "checkpoint")}</b>${plan.hidden ? `, ${count(plan.hidden)} of them hidden` : ""}, about <b>${bytes(plan.size_bytes)}</b>. This cannot be undone; what is pinned stays.`
+        : "There is nothing to remove."
+      : "Nothing is removed before you have seen what would go."}</p>
+    ${canWrite.value && html`<div class="actions">
+      ${plan && (plan.checkpoints > 0 || plan.objects > 0) && html`<button type="button" class="danger" disabled=${isBusy} onClick=${() => collect(false)}>Remove ${plural(plan.checkpoints, "checkpoint")}</button>`}</div>`}
+  </div>`;
+}
+
+export const StoragePage = () => html`<main class="storage-page" aria-label="Storage">
+  <div class="storage-inner"><h1>Storage</h1><p class="mono store-name">${info.value?.store}</p><${Sizes} /></div>
+</main>`;

@@ -1,0 +1,617 @@
+"""The page in a real browser: what people do with it, in the order in which they would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Route, expect, sync_playwright
+
+import everstep
+from everstep import SnapshotConfig
+from tests.web import browser as browsers
+from tests.web import long_history
+from tests.web.serving import served
+
+pytestmark = pytest.mark.xdist_group("browser")
+expect.set_options(timeout=10_000)
+
+STORY = "trip-to-oslo"
+WIDE = {"width": 1440, "height": 820}
+NARROW = {"width": 390, "height": 780}
+PICTURES = Path(__file__).parents[2] / "docs/images"
+SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = browsers.launch(playwright)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def shared(told: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The demo data, for tests that change nothing."""
+    path = tmp_path_factory.mktemp("shared") / "agent.db"
+    path.write_bytes(told.read_bytes())
+    with served(path) as address:
+        yield address
+
+
+@pytest.fixture
+def own(path: Path) -> Iterator[str]:
+    """A copy of the demo data, for one test to change."""
+    with served(path) as address:
+        yield address
+
+
+Visit = Callable[..., Page]
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    """Open pages. In the end none of them has complained, and none has asked another host for anything."""
+    troubles: list[str] = []
+    contexts = []
+
+    def open_page(address: str, **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": WIDE, "color_scheme": "light", "locale": "en-GB", **options})
+        contexts.append(context)
+        context.route("**/*", lambda route: _only_home(route, address, troubles))
+        page = context.new_page()
+        page.on("console", lambda message: _note(message, troubles))
+        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+def _only_home(route: Route, address: str, troubles: list[str]) -> None:
+    home = re.match(r"https?://[^/]+", address)
+    assert home is not None
+    if route.request.url.startswith(home[0] + "/"):
+        route.continue_()
+    else:
+        troubles.append(f"asked for {route.request.url}")
+        route.abort()
+
+
+def _note(message: ConsoleMessage, troubles: list[str]) -> None:
+    if message.type in ("error", "warning"):
+        troubles.append(f"{message.type}: {message.text}")
+
+
+def picture(page: Page, name: str) -> None:
+    """Keep what the page looks like for the documents, if EVERSTEP_PICTURES=1 asks for it."""
+    if not os.environ.get("EVERSTEP_PICTURES"):
+        return
+    page.locator(".store").evaluate("(element) => { element.textContent = 'sqlite:///agent.db' }")
+    page.mouse.move(700, 790)
+    page.evaluate("document.activeElement?.blur()")
+    PICTURES.mkdir(exist_ok=True)
+    page.screenshot(path=PICTURES / f"{name}.png")
+
+
+def rows(page: Page) -> Locator:
+    return page.get_by_role("option")
+
+
+def selected(page: Page) -> Locator:
+    return page.locator(".row.selected")
+
+
+def tab(page: Page, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+    expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+
+
+def toast(page: Page) -> Locator:
+    return page.locator(".toast")
+
+
+# -- looking
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_opens_with_the_threads_and_a_history(shared: str, visit: Visit, scheme: str) -> None:
+    page = visit(shared, color_scheme=scheme)
+    expect(page.get_by_text("Choose a thread")).to_be_visible()
+    page.get_by_role("link", name=STORY, exact=True).click()
+    expect(page).to_have_url(f"{shared}/t/{STORY}")
+    expect(page).to_have_title(f"{STORY} · Everstep")
+    expect(page.get_by_role("heading", name=STORY)).to_be_visible()
+    expect(selected(page)).to_contain_text("Merge scenic")
+    expect(page.locator(".detail h2")).to_contain_text("Merge scenic")
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    expect(selected(page)).to_contain_text("hotel")
+    expect(page.locator(".change").first).to_be_visible()
+    picture(page, f"page-{scheme}")
+
+
+def test_threads_are_found_by_their_name_and_state(shared: str, visit: Visit) -> None:
+    page = visit(shared)
+    page.keyboard.press("/")
+    page.keyboard.type("support")
+    expect(page.locator(".thread")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="support-4711")).to_be_visible()
+    page.get_by_label("Find a thread").fill("no such thread")
+    expect(page.get_by_text("Nothing found")).to_be_visible()
+    page.get_by_role("button", name="Show all threads").click()
+    page.get_by_role("button", name="waiting", exact=True).click()
+    expect(page.locator(".thread")).to_have_count(1)
+    expect(page.locator(".thread")).to_contain_text("refund-0093")
+
+
+def test_the_graph_is_walked_with_the_keyboard(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}")
+    expect(selected(page)).to_have_attribute("aria-posinset", "1")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    expect(selected(page)).to_have_attribute("aria-posinset", "3")
+    expect(page).to_have_url(re.compile("/c/"))
+    page.keyboard.press("k")
+    expect(selected(page)).to_contain_text("Merge cheap")
+    page.keyboard.press("Control+ArrowDown")
+    expect(selected(page)).to_contain_text("hotels answered")
+    page.keyboard.press("Control+ArrowUp")
+    expect(selected(page)).not_to_contain_text("hotels answered")
+    page.keyboard.press("Home")
+    page.keyboard.press("]")
+    expect(selected(page).locator(".chip.branch")).to_be_visible()
+    page.keyboard.press("End")
+    expect(selected(page)).to_contain_text("Plan a weekend in Oslo")
+    page.keyboard.press("s")
+    expect(page.get_by_role("tab", name="State")).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_the_back_button_goes_where_one_was(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}")
+    rows(page).nth(4).click()
+    expect(selected(page)).to_have_attribute("aria-posinset", "5")
+    place = page.url
+    page.get_by_role("link", name="support-4711").click()
+    expect(page.get_by_role("heading", name="support-4711")).to_be_visible()
+    page.go_back()
+    expect(page).to_have_url(place)
+    expect(selected(page)).to_have_attribute("aria-posinset", "5")
+    page.go_back()
+    expect(selected(page)).to_have_attribute("aria-posinset", "1")
+    page.goto(place)
+    expect(selected(page)).to_have_attribute("aria-posinset", "5")
+
+
+def test_filters_say_how_many_and_what_they_hide(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}")
+    page.get_by_role("button", name=re.compile("^merges 2")).click()
+    expect(rows(page)).to_have_count(2)
+    page.get_by_label("Only checkpoints that changed").fill("no such words")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("No checkpoint passes the filter")).to_be_visible()
+    expect(page.locator(".empty")).to_contain_text("words no such words")
+    page.get_by_role("button", name="Show all", exact=True).click()
+    expect(rows(page).first).to_contain_text("Merge scenic")
+    page.get_by_role("button", name="hidden").click()
+    expect(page.locator(".hidden-row").first).to_be_visible()
+
+
+def test_two_checkpoints_are_compared(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}")
+    expect(page.locator(".changes")).to_contain_text("against parent #8")
+    rows(page).nth(4).click(modifiers=["Control"])
+    expect(page).to_have_url(re.compile("vs="))
+    expect(page.locator(".changes-top")).to_contain_text("from #3 to #9")
+    expect(page.locator(".row.compared")).to_have_count(1)
+    page.get_by_role("button", name="JSON Patch").click()
+    expect(page.locator(".patch")).to_contain_text('"op": "add"')
+    page.get_by_role("button", name="Side by side").click()
+    expect(page.locator(".sides").first).to_be_visible()
+    page.get_by_role("button", name="List", exact=True).click()
+    page.keyboard.press("Escape")
+    expect(page.locator(".changes")).to_contain_text("against parent #8")
+    page.keyboard.press("c")
+    expect(page.get_by_text("Choose another row to compare")).to_be_visible()
+    page.keyboard.press("j")
+    expect(page.locator(".changes-top")).to_contain_text("from #9 to #8")
+    page.keyboard.press("x")
+    expect(page.locator(".changes-top")).to_contain_text("from #8 to #9")
+
+
+def test_the_tabs_show_messages_state_and_step(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}?tab=messages")
+    expect(page.locator(".transcript")).to_contain_text("Plan a weekend in Oslo")
+    call = page.locator(".call").filter(has_text="hotels")
+    expect(call.locator(".call-result")).to_contain_text("Fjord View")
+    picture(page, "messages-light")
+    tab(page, "State")
+    page.locator(".node-key").filter(has_text="budget").click()
+    expect(page.locator(".node-key").filter(has_text="left")).to_be_visible()
+    page.get_by_label("Find in the values").fill("Lighthouse")
+    expect(page.get_by_text(re.compile(r"^\d+ places?"))).to_be_visible()
+    page.get_by_label("Find in the values").fill("")
+    hotel = page.locator(".node").filter(has_text="hotel").first
+    hotel.hover()
+    hotel.get_by_role("button", name="Who wrote this?").click()
+    expect(page.locator(".writers a").first).to_be_visible()
+    tab(page, "Step")
+    expect(page.locator(".about")).to_contain_text("merge")
+    page.goto(f"{shared}/t/invoice-run-2026-11")
+    expect(rows(page).first).to_be_visible()
+
+
+def test_a_workflow_that_waits_is_shown(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/refund-0093")
+    expect(page.locator(".kind-interrupt").first).to_be_visible()
+    tab(page, "Step")
+    expect(page.locator(".step")).to_contain_text("kind")
+
+
+def test_it_says_what_cannot_be_found(shared: str, browser: Browser) -> None:
+    page = browser.new_page()  # the browser itself writes failed requests to its console
+    page.goto(f"{shared}/t/trip-to-osl")
+    expect(page.get_by_role("alert").first).to_contain_text("trip-to-osl")
+    page.goto(f"{shared}/t/{STORY}/c/nothing")
+    expect(page.locator(".detail").get_by_role("alert")).to_contain_text("nothing")
+    page.close()
+
+
+def test_copies_can_be_pasted_elsewhere(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}")
+    expect(page.locator(".detail h2")).to_contain_text("Merge")
+    page.keyboard.press("y")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("engine.get(")
+    expect(dialog).to_contain_text("everstep show trip-to-oslo@")
+    expect(dialog).to_contain_text(f"{shared}/api/v1/checkpoint?ref=")
+
+
+def test_a_checkpoint_is_also_there_as_json(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}")
+    rows(page).nth(1).click()
+    expect(page).to_have_url(re.compile("/c/"))
+    found = page.request.get(f"{page.url}.json")
+    assert found.json()["title"] == "Merge cheap"
+    assert page.request.get(f"{shared}/t/{STORY}.json").json()["rows"][0]["title"] == "Merge scenic"
+
+
+# -- changing
+
+
+def test_a_rewind_says_what_it_will_do_and_is_undone(own: str, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    page.get_by_role("option", name=re.compile("hotels answered")).click()
+    page.get_by_role("button", name="Rewind to here").click()
+    dialog = page.get_by_role("dialog", name="Rewind to #7")
+    expect(dialog).to_contain_text("2 later steps will be hidden")
+    expect(dialog).to_contain_text("Nothing is deleted")
+    dialog.get_by_role("button", name="Rewind", exact=True).click()
+    expect(toast(page)).to_contain_text("Rewound to step 7. 2 later steps are hidden, nothing is deleted.")
+    expect(page.get_by_role("option", name=re.compile("Merge scenic"))).to_have_count(0)
+    expect(selected(page)).to_contain_text("hotels answered")
+    expect(selected(page)).to_contain_text("HEAD")
+    toast(page).get_by_role("button", name="Undo").click()
+    expect(page.get_by_role("option", name=re.compile("Merge scenic"))).to_have_count(1)
+    page.keyboard.press("o")
+    log = page.get_by_role("dialog", name="Operations")
+    expect(log).to_contain_text("undone")
+    log.get_by_role("button", name="Redo").click()
+    expect(page.get_by_role("option", name=re.compile("Merge scenic"))).to_have_count(0)
+
+
+def test_a_fork_with_an_edited_state(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    expect(page.locator(".detail h2")).to_contain_text("Merge")
+    page.keyboard.press("e")
+    dialog = page.get_by_role("dialog", name="Fork from #9")
+    dialog.get_by_label("Name of the branch").fill("by-boat")
+    editor = dialog.get_by_label("state as JSON")
+    text = editor.input_value()
+    editor.fill(text[:-1])
+    expect(dialog.locator(".editor-problem")).to_contain_text("line")
+    expect(dialog.get_by_role("button", name="Fork", exact=True)).to_be_disabled()
+    editor.fill(text.replace("Lighthouse", "Houseboat"))
+    expect(dialog.get_by_label("What you change")).to_contain_text("/state/hotel")
+    expect(dialog.get_by_label("What you change")).to_contain_text("Houseboat")
+    picture(page, "edit-light")
+    dialog.get_by_role("button", name="Fork with these edits").click()
+    expect(page.get_by_role("heading", name="by-boat")).to_be_visible()
+    expect(page.locator(".detail .changes")).to_contain_text("Houseboat")
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        made = engine.list_threads(prefix=f"{STORY}-branch-by-boat")[0]
+        head = engine.get_latest(made.thread_id)
+        before = engine.get_latest(STORY)
+    assert head is not None
+    assert before is not None
+    assert head.state == {**before.state, "hotel": "Houseboat"}
+    assert head.messages == before.messages
+
+
+def test_a_merge_with_a_conflict(own: str, path: Path, visit: Visit) -> None:
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        here = engine.list_time_travel_points(STORY, 1)[0].checkpoint_id
+        other = engine.branch(here, "dear")
+        engine.append(other, [], {"hotel": "Grand", "spa": True})
+        engine.append(STORY, [], {"hotel": "Cabin"})
+    page = visit(f"{own}/t/{STORY}")
+    expect(rows(page).first).to_be_visible()
+    page.keyboard.press("Shift+M")
+    dialog = page.get_by_role("dialog", name="Merge")
+    dialog.get_by_label("Take what was done in").select_option(other)
+    conflict = dialog.locator(".conflict")
+    expect(conflict).to_have_count(1)
+    expect(conflict).to_contain_text("hotel")
+    expect(conflict).to_contain_text("Lighthouse")
+    merge = dialog.get_by_role("button", name="Merge", exact=True)
+    expect(merge).to_be_disabled()
+    conflict.get_by_label("another value").check()
+    conflict.get_by_role("textbox").fill('"Grand Cabin')
+    expect(merge).to_be_disabled()
+    conflict.get_by_role("textbox").fill('"Grand Cabin"')
+    expect(dialog.locator(".change").filter(has_text="Grand Cabin")).to_be_visible()
+    picture(page, "merge-light")
+    merge.click()
+    expect(toast(page)).to_contain_text("1 conflict settled")
+    expect(selected(page)).to_contain_text("Merge dear")
+    with everstep.open(path).sync as engine:
+        head = engine.get_latest(STORY)
+    assert head is not None
+    assert (head.state["hotel"], head.state["spa"]) == ("Grand Cabin", True)
+    assert len(head.metadata.parents) == 2
+
+
+def test_a_pin_is_set_and_seen(own: str, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    expect(page.locator(".detail h2")).to_contain_text("Merge")
+    page.keyboard.press("p")
+    expect(selected(page)).to_contain_text("pinned")
+
+
+def test_read_only_offers_nothing_that_changes(path: Path, visit: Visit) -> None:
+    with served(path, read_only=True) as address:
+        page = visit(f"{address}/t/{STORY}")
+        expect(page.get_by_text("read only")).to_be_visible()
+        expect(page.locator(".detail h2")).to_contain_text("Merge")
+        expect(page.get_by_role("button", name="Fork from here")).to_have_count(0)
+        expect(page.get_by_role("button", name="Rewind to here")).to_have_count(0)
+        page.keyboard.press("f")
+        page.keyboard.press("y")
+        expect(page.get_by_role("dialog")).to_have_count(1)
+        page.context.close()
+
+
+def test_storage_and_what_would_go(own: str, visit: Visit) -> None:
+    page = visit(f"{own}/storage")
+    expect(page.locator(".figure").filter(has_text="checkpoints")).to_be_visible()
+    page.get_by_label("How many").fill("5")
+    page.get_by_role("button", name="What would go?").click()
+    expect(page.get_by_text("It would remove")).to_be_visible()
+    expect(page.get_by_role("button", name=re.compile("^Remove"))).to_be_visible()
+
+
+# -- while others write
+
+WRITER = """
+import sys, everstep
+engine = everstep.open(sys.argv[1], everstep.SnapshotConfig(gc_policy="keep_all")).sync
+for line in sys.stdin:
+    engine.append(sys.argv[2], [{"role": "assistant", "content": line.strip()}], {"last": line.strip()})
+    print("done", flush=True)
+"""
+
+
+def test_what_another_process_writes_appears(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/support-4711", viewport={"width": 1280, "height": 700})
+    expect(rows(page).first).to_be_visible()
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    command = [sys.executable, "-c", WRITER, str(path), "support-4711"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+
+        def write(text: str) -> None:
+            assert writer.stdin is not None
+            assert writer.stdout is not None
+            writer.stdin.write(text + "\n")
+            writer.stdin.flush()
+            assert writer.stdout.readline() == "done\n"
+
+        before = selected(page).locator(".row-step").inner_text()
+        write("hello from elsewhere")
+        expect(rows(page).first).to_contain_text("hello from elsewhere")
+        expect(page.locator(".thread").first).to_contain_text("support-4711")
+        expect(selected(page).locator(".row-step")).to_have_text(before)
+        assert "/c/" not in page.url
+
+        # Scrolled down, nothing in view may move.
+        listed = page.get_by_role("listbox")
+        listed.evaluate("(box) => { box.scrollTop = 28 * 100 }")
+        row = page.locator("#row-104")
+        expect(row).to_be_visible()
+        title = row.locator(".row-title").inner_text()
+        top = row.bounding_box()
+        write("and once more")
+        expect(page.get_by_role("button", name="1 new checkpoint above")).to_be_visible()
+        moved = page.locator("#row-105")
+        expect(moved.locator(".row-title")).to_have_text(title)
+        assert moved.bounding_box() == top
+        page.get_by_role("button", name="1 new checkpoint above").click()
+        expect(rows(page).first).to_contain_text("and once more")
+        writer.stdin.close()
+
+
+def test_the_first_checkpoints_of_an_empty_store_appear(tmp_path: Path, visit: Visit) -> None:
+    path = tmp_path / "new.db"
+    with served(path) as address:
+        page = visit(address)
+        expect(page.get_by_text("This store is empty")).to_be_visible()
+        expect(page.locator("pre")).to_contain_text("everstep.open(")
+        with everstep.open(path).sync as engine:
+            engine.append("first", [{"role": "user", "content": "hello"}])
+        expect(page.get_by_role("link", name="first")).to_be_visible()
+        page.context.close()
+
+
+# -- size
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("long") / "nightly.db"
+    long_history.fill(path, "nightly-eval", 100_000)
+    with served(path) as address:
+        yield address
+
+
+def test_a_hundred_thousand_checkpoints(long: str, visit: Visit) -> None:
+    page = visit(f"{long}/t/nightly-eval")
+    expect(rows(page).first).to_contain_text("#100000")
+    expect(page.get_by_role("listbox")).to_have_attribute("data-count", "100000")
+    expect(page.locator(".detail h2")).not_to_be_empty()
+    assert page.locator(".row").count() < 100
+    page.keyboard.press("End")
+    expect(selected(page)).to_contain_text("#1", timeout=60_000)
+    expect(selected(page)).to_have_attribute("aria-posinset", "100000")
+    page.keyboard.press("k")
+    expect(selected(page).locator(".row-step")).to_have_text("#2")
+    page.keyboard.press("Home")
+    expect(selected(page)).to_contain_text("#100000")
+    page.get_by_role("listbox").evaluate("(box) => { box.scrollTop = box.scrollHeight / 2 }")
+    expect(page.get_by_text("#50000", exact=True)).to_be_visible()
+    assert page.locator(".row").count() < 100
+
+
+# -- hostile content
+
+
+def test_hostile_content_is_shown_and_does_nothing(tmp_path: Path, visit: Visit) -> None:
+    path = tmp_path / "hostile.db"
+    name = f"x{SCRIPT}/../..%2f?#"
+    turned = "safe\u202egnp.exe"
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        message = {"role": SCRIPT, "name": SCRIPT, "content": f"{SCRIPT} \x1b[31mred\x07 {turned}", "id": SCRIPT}
+        link = {"role": "user", "content": "[click](javascript:window.hacked=1) ](javascript:1)"}
+        engine.append(
+            name,
+            [message, link],
+            {SCRIPT: SCRIPT, "long": "z" * 5_000_000, "__proto__": {"a": 1}},
+            tags=[SCRIPT],
+            summary=SCRIPT,
+            metadata={"error": {"type": SCRIPT, "message": SCRIPT}},
+        )
+        engine.append(name, [{"role": "assistant", "content": "y" * 5_000_000}], {SCRIPT: f"{SCRIPT}2"})
+        engine.branch(engine.list_time_travel_points(name, 1)[0].checkpoint_id, SCRIPT)
+    with served(path) as address:
+        page = visit(address)
+        page.locator(".thread").filter(has_text="/../..%2f").last.click()
+        expect(rows(page).first).to_be_visible()
+        for row in range(rows(page).count()):
+            rows(page).nth(row).click()
+            for each in ("Changes", "Messages", "State", "Step"):
+                tab(page, each)
+                expect(page.get_by_role("tabpanel").locator(".loading")).to_have_count(0)
+        page.locator(".row").last.click()
+        tab(page, "Messages")
+        expect(page.locator(".transcript")).to_contain_text("<script>")
+        expect(page.locator(".transcript")).not_to_contain_text("\u202e")
+        expect(page.locator(".transcript")).not_to_contain_text("\x1b")
+        expect(page.locator("a[href^='javascript']")).to_have_count(0)
+        assert page.evaluate("window.hacked") is None
+        assert page.evaluate("({}).a") is None
+        page.context.close()
+
+
+# -- looks
+
+
+def serious(page: Page, scheme: str = "light") -> list[str]:
+    """Return what the accessibility check finds that would keep somebody out; in the dark, of colours only."""
+    options = {"resultTypes": ["violations"]} if scheme == "light" else {"runOnly": ["color-contrast"]}
+    found = Axe().run(page, options=options).response["violations"]
+    return [
+        f"{each['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"][:3]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it(shared: str, visit: Visit, scheme: str) -> None:
+    page = visit(f"{shared}/t/{STORY}", color_scheme=scheme)
+    expect(page.locator(".change").first).to_be_visible()
+    assert serious(page, scheme) == []
+    rows(page).nth(4).click(modifiers=["Control"])
+    expect(page.locator(".row.compared")).to_have_count(1)
+    for name in ("Messages", "State", "Step"):
+        tab(page, name)
+        expect(page.get_by_role("tabpanel").locator(".loading")).to_have_count(0)
+        assert serious(page, scheme) == [], name
+    page.get_by_role("button", name="hidden").click()
+    expect(page.locator(".hidden-row").first).to_be_visible()
+    assert serious(page, scheme) == []
+    for key in ("f", "e", "Shift+M", "o", "y", "?"):
+        page.keyboard.press(key)
+        expect(page.get_by_role("dialog")).to_be_visible()
+        expect(page.get_by_role("dialog").locator(".loading")).to_have_count(0)
+        assert serious(page, scheme) == [], key
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+    page.goto(f"{shared}/storage")
+    expect(page.locator(".figure").first).to_be_visible()
+    assert serious(page, scheme) == []
+
+
+def test_the_colours_can_be_chosen_and_are_remembered(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}", color_scheme="light")
+    ground = "rgb(251, 250, 248)", "rgb(20, 21, 22)"
+    body = page.locator("body")
+    expect(body).to_have_css("background-color", ground[0])
+    page.get_by_role("button", name="Colours: system").click()
+    page.get_by_role("button", name="Colours: light").click()
+    expect(body).to_have_css("background-color", ground[1])
+    page.reload()
+    expect(body).to_have_css("background-color", ground[1])
+    page.get_by_role("button", name="Colours: dark").click()
+    expect(body).to_have_css("background-color", ground[0])
+    page.emulate_media(color_scheme="dark")
+    expect(body).to_have_css("background-color", ground[1])
+
+
+@pytest.mark.parametrize("place", ["/", f"/t/{STORY}", f"/t/{STORY}?tab=messages", "/storage"])
+@pytest.mark.parametrize("width", [390, 760, 1024, 1280])
+def test_nothing_sticks_out(shared: str, visit: Visit, place: str, width: int) -> None:
+    page = visit(shared + place, viewport={"width": width, "height": 780})
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_narrow_screen_shows_one_thing_after_the_other(shared: str, visit: Visit) -> None:
+    page = visit(shared, viewport=NARROW, has_touch=True)
+    page.get_by_role("link", name=STORY, exact=True).click()
+    expect(rows(page).first).to_be_visible()
+    expect(page.get_by_role("navigation")).not_to_be_visible()
+    rows(page).first.click()
+    expect(page.locator(".detail h2")).to_contain_text("Merge scenic")
+    expect(page.get_by_role("listbox")).not_to_be_visible()
+    page.get_by_role("link", name="Back to the history").click()
+    expect(page.get_by_role("listbox")).to_be_visible()
+    page.get_by_role("link", name="All threads").click()
+    expect(page.get_by_role("navigation")).to_be_visible()
+    assert serious(page) == []
