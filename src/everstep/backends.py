@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
 from everstep.opening.addresses import Address, file_path
 from everstep.opening.options import resolved
+from everstep.repository.fences import Fence
 from everstep.repository.repository import Repository, copied, reclaim, to_checkpoint, to_metadata
 from everstep.repository.step import check_messages
 from everstep.runtime import checks
@@ -103,6 +104,10 @@ class StoreBackend(CheckpointBackend, Closing):
     def blocking(self) -> StoreBackend:
         """The same methods, never suspending."""
         return StoreBackend(self.store, self._repository.over(self.store.blocking))
+
+    def behind(self, fence: Fence) -> StoreBackend:
+        """Return the same as one whose saves a fence may stop: see `Repository.behind`."""
+        return StoreBackend(self.store, self._repository.behind(fence))
 
     @property
     def sync(self) -> SyncBackend:

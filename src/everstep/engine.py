@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Literal, ParamSpec
 
 from everstep.backends import CheckpointBackend, StoreBackend, SyncBackend
 from everstep.capture.decorators import Capture, F, Scope
+from everstep.capture.leasing import Lease, SyncLease
 from everstep.capture.live import LiveThread, SyncLiveThread
 from everstep.config import SnapshotConfig, SnapshotTrigger
 from everstep.errors import InvalidInput, UnsupportedByBackend
@@ -214,6 +215,16 @@ class CheckpointEngine(Closing):
         HeadMoved where both have changed the same value.
         """
         return LiveThread(self._capture, thread_id, interval_seconds)
+
+    def lease(self, thread_id: str, ttl_seconds: float = 30.0, *, wait_seconds: float = 0.0) -> Lease:
+        """Return the lease of a thread for an `async with` block: one owner at a time.
+
+        What `lease.engine` saves to the thread is refused with LeaseLost once somebody else has taken the lease over.
+        That happens if it was not renewed for `ttl_seconds`, which it is while the block runs, or at once if the
+        process of its owner has died on this machine. A lease that somebody else holds is waited for so long, and is
+        LeaseHeld then.
+        """
+        return Lease(self, thread_id, ttl_seconds, wait_seconds)
 
     @public_call("save")
     async def _amend(
@@ -584,6 +595,16 @@ class SyncEngine(SyncFace[CheckpointEngine]):
         HeadMoved where both have changed the same value.
         """
         return SyncLiveThread(self._driven._capture, thread_id, interval_seconds)
+
+    def lease(self, thread_id: str, ttl_seconds: float = 30.0, *, wait_seconds: float = 0.0) -> SyncLease:
+        """Return the lease of a thread for a `with` block: one owner at a time.
+
+        What `lease.engine` saves to the thread is refused with LeaseLost once somebody else has taken the lease over.
+        That happens if it was not renewed for `ttl_seconds`, which it is while the block runs, or at once if the
+        process of its owner has died on this machine. A lease that somebody else holds is waited for so long, and is
+        LeaseHeld then.
+        """
+        return SyncLease(self, thread_id, ttl_seconds, wait_seconds)
 
     def stats(self) -> Stats:
         """Return what this process has done on the backend so far: calls, errors, seconds, bytes, retries, by name."""

@@ -12,11 +12,13 @@
   x HeadMoved             another writer was first; nothing was written
   x MergeConflict         both sides changed the same paths; nothing was written
   x CannotUndo            nothing to undo or redo, or its data is gone (also a ValueError)
+  x LeaseHeld             somebody else has the lease of the thread
+  x LeaseLost             somebody else has taken it over; nothing was written since
   x TaskError             about a task of a TaskManager
     + TaskNotFound        (also a LookupError)
     + TaskExists          that id is taken; nothing was written
-    + TaskRunning         somebody else runs it
-    + TaskLost            somebody else has taken it over; nothing was written since
+    + TaskRunning         somebody else runs it (also a LeaseHeld)
+    + TaskLost            somebody else has taken it over; nothing was written since (also a LeaseLost)
   x SendError             about a call of `everstep.langgraph.send`
     + ThreadBusy          others ran the thread for too long; the input was not taken
     + ThreadLost          somebody else has taken the thread over; nothing was written since
@@ -214,11 +216,30 @@ class MergeConflict(EverstepError):
         self.conflicts = list(conflicts)
 
 
+class LeaseHeld(EverstepError):
+    """Another process, or another caller in this one, has the lease of the thread."""
+
+    def __init__(self, thread_id: str, host: str, pid: int) -> None:
+        Exception.__init__(self, f"thread {thread_id!r} is leased to process {pid} on {host}; try again later")
+        self.thread_id = thread_id
+        self.host = host
+        self.pid = pid
+
+
+class LeaseLost(EverstepError):
+    """The lease was taken over, or its thread deleted, while its owner did not renew it. Nothing was written since."""
+
+    def __init__(self, thread_id: str) -> None:
+        text = f"the lease of thread {thread_id!r} is not this owner's any more: it was taken over or deleted meanwhile"
+        Exception.__init__(self, text)
+        self.thread_id = thread_id
+
+
 class TaskError(EverstepError):
     """Something about a task of a TaskManager."""
 
     def __init__(self, task_id: str, what: str) -> None:
-        super().__init__(f"task {task_id!r} {what}")
+        Exception.__init__(self, f"task {task_id!r} {what}")
         self.task_id = task_id
 
 
@@ -236,20 +257,23 @@ class TaskExists(TaskError):
         super().__init__(task_id, "exists; resume_task goes on with it, a new task needs another id")
 
 
-class TaskRunning(TaskError):
+class TaskRunning(TaskError, LeaseHeld):
     """Another caller runs the task."""
 
     def __init__(self, task_id: str, host: str, pid: int) -> None:
-        super().__init__(task_id, f"is run by process {pid} on {host}; wait=True waits for its end")
+        TaskError.__init__(self, task_id, f"is run by process {pid} on {host}; wait=True waits for its end")
+        self.thread_id = task_id
         self.host = host
         self.pid = pid
 
 
-class TaskLost(TaskError):
+class TaskLost(TaskError, LeaseLost):
     """The task was taken over, or deleted, while this process was not renewing its claim. Nothing was written since."""
 
     def __init__(self, task_id: str) -> None:
-        super().__init__(task_id, "is not this process's any more: it was taken over or deleted meanwhile")
+        what = "is not this process's any more: it was taken over or deleted meanwhile"
+        TaskError.__init__(self, task_id, what)
+        self.thread_id = task_id
 
 
 class SendError(EverstepError):

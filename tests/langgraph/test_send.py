@@ -25,16 +25,17 @@ from langgraph.types import Command, GraphOutput, interrupt
 
 import everstep
 from everstep import errors
-from everstep.langgraph import HarnessCheckpointer, asend, claims, runs, send
+from everstep.langgraph import HarnessCheckpointer, asend, runs, send
 from everstep.langgraph.checkpoints import Threads
-from everstep.langgraph.claims import Claims, Found
 from everstep.langgraph.queues import Queues, queues
 from everstep.langgraph.tasks import TaskManager
+from everstep.repository import claims
+from everstep.repository.claims import Claims, Found
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Change, Query
 from everstep.types import TASK_NAMESPACE
 from tests.conftest import Place
-from tests.langgraph.tools import FacedSaver
+from tests.langgraph.tools import FacedSaver, task_claims
 from tests.tools import servers
 from tests.tools.between import Between
 
@@ -105,7 +106,7 @@ def post(face: str) -> Callable[..., Any]:
 
 
 def records_of(saver: FacedSaver | HarnessCheckpointer) -> Claims:
-    return Claims(getattr(saver, "whole", saver).backend.blocking.repository)
+    return task_claims(getattr(saver, "whole", saver).backend.blocking.repository)
 
 
 def record(saver: FacedSaver | HarnessCheckpointer) -> Found:

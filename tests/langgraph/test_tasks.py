@@ -29,15 +29,16 @@ from langgraph.types import Command, interrupt
 
 import everstep
 from everstep import errors
-from everstep.langgraph import HarnessCheckpointer, claims
-from everstep.langgraph.claims import Claims, Found, Owner
+from everstep.langgraph import HarnessCheckpointer
 from everstep.langgraph.tasks import TaskManager
+from everstep.repository import claims
+from everstep.repository.claims import Claims, Found, Owner
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Change, Query
 from everstep.types import TASK_NAMESPACE
 from tests.conftest import Place
 from tests.langgraph.task_worker import steps
-from tests.langgraph.tools import FacedSaver, at, checkpoint
+from tests.langgraph.tools import FacedSaver, at, checkpoint, task_claims
 from tests.tools import servers
 from tests.tools.between import Between
 
@@ -749,7 +750,7 @@ def test_a_task_that_is_deleted_by_force_stops_and_does_not_come_back(
 
 def owner_of(saver: HarnessCheckpointer, **changes: Any) -> None:
     """Change the owner of the task t."""
-    records = Claims(saver.backend.blocking.repository)
+    records = task_claims(saver.backend.blocking.repository)
     found = run_to_end(records.find("t"))
     assert found is not None
     until = changes.pop("until", found.task.until)
@@ -836,7 +837,7 @@ def later_than(records: Claims, first: Found) -> Found:
 def test_a_claim_is_renewed_while_a_node_runs(make: Callable[..., Faced], saver: FacedSaver) -> None:
     held = Held()
     tasks = make(Script(look=log("look"), hold=held, end=log("end")).graph(), lease_seconds=0.3).whole
-    records = Claims(saver.whole.backend.blocking.repository)
+    records = task_claims(saver.whole.backend.blocking.repository)
     with started(tasks, held):
         first = run_to_end(records.find("t"))
         assert first is not None
@@ -890,7 +891,7 @@ def test_who_was_paused_but_not_replaced_goes_on(make: Callable[..., Faced], sav
         owner_of(saver.whole, until=0.0)
         held.go.set()
         servers.wait_until(lambda: tasks.get_task_status("t")["status"] == "finished", "the end of the task")
-        records = Claims(saver.whole.backend.blocking.repository)
+        records = task_claims(saver.whole.backend.blocking.repository)
 
         def is_let_go() -> bool:
             found = run_to_end(records.find("t"))
@@ -927,7 +928,7 @@ async def test_what_somebody_finishes_before_it_is_claimed_is_not_run_again(
     assert script.ran == ["look", "ask", "ask", "act"]
     status = await tasks.get_task_status("t")
     assert (status["status"], status["logs"]) == ("finished", ["look", "early", "act"])
-    found = run_to_end(Claims(saver.whole.backend.blocking.repository).find("t"))
+    found = run_to_end(task_claims(saver.whole.backend.blocking.repository).find("t"))
     assert found is not None
     assert (found.task.owner, found.task.ended) == (None, claims.RETURNED)
 
@@ -937,7 +938,7 @@ async def test_what_somebody_begins_before_it_is_claimed_is_not_begun_again(
 ) -> None:
     script = Script(look=log("look"), act=log("act"))
     kept = make(script.graph()).whole._kept({"logs": []})
-    claim = run_to_end(Claims(saver.whole.backend.blocking.repository).take("t", None, 30.0, kept))
+    claim = run_to_end(task_claims(saver.whole.backend.blocking.repository).take("t", None, 30.0, kept))
     run_to_end(claim._blocking.swap("t", claim.task._replace(owner=None), claim._stored))  # it ended before it began
     other = script.graph().compile(checkpointer=saver.whole)
     between = Between(saver.whole.backend.store)
@@ -982,7 +983,7 @@ def test_a_claim_outlives_a_renewal_that_fails(saver: FacedSaver, caplog: pytest
         raise errors.StoreUnavailable("no network")
 
     between = Between(saver.whole.backend.store)
-    records = Claims(everstep.StoreBackend(between).repository.over(between.blocking))
+    records = task_claims(everstep.StoreBackend(between).repository.over(between.blocking))
     claim = run_to_end(records.take("t", None, 0.03))
     first = run_to_end(records.find("t"))
     assert first is not None
@@ -997,7 +998,7 @@ def test_a_claim_outlives_a_renewal_that_fails(saver: FacedSaver, caplog: pytest
 
 @pytest.mark.parametrize("face", ["blocking"], indirect=True)
 def test_a_renewal_that_comes_late_does_not_take_back_what_was_let_go(saver: FacedSaver) -> None:
-    records = Claims(saver.whole.backend.repository.over(saver.whole.backend.store.blocking))
+    records = task_claims(saver.whole.backend.repository.over(saver.whole.backend.store.blocking))
     claim = run_to_end(records.take("t", None, 30.0))
 
     class Late(threading.Event):
@@ -1021,7 +1022,7 @@ def test_a_renewal_that_comes_late_does_not_take_back_what_was_let_go(saver: Fac
 @pytest.mark.parametrize("face", ["blocking"], indirect=True)
 def test_what_is_lost_stays_lost(saver: FacedSaver) -> None:
     store = saver.whole.backend.store.blocking
-    records = Claims(saver.whole.backend.repository.over(store))
+    records = task_claims(saver.whole.backend.repository.over(store))
     claim = run_to_end(records.take("t", None, 30.0))
     assert claim.base
     owner_of(saver.whole, run="another")
@@ -1035,7 +1036,7 @@ def test_what_is_lost_stays_lost(saver: FacedSaver) -> None:
 def test_a_record_that_stayed_is_no_fence_for_its_owner(saver: FacedSaver) -> None:
     """As after a rewind of the whole thread, with which a record stays that the next one should have replaced."""
     repository = saver.whole.backend.repository.over(saver.whole.backend.store.blocking)
-    records = Claims(repository)
+    records = task_claims(repository)
     old = run_to_end(records.take("t", None, 30.0))
     found = run_to_end(records.find("t"))
     assert found is not None
@@ -1059,7 +1060,7 @@ def test_a_record_that_stayed_is_no_fence_for_its_owner(saver: FacedSaver) -> No
 def test_a_forked_child_does_not_own_what_its_parent_runs(make: Callable[..., Faced], monkeypatch: Any) -> None:
     held = Held()
     tasks = make(Script(look=log("look"), act=held).graph()).whole
-    records = Claims(tasks._saver.backend.blocking.repository)
+    records = task_claims(tasks._saver.backend.blocking.repository)
     claim = run_to_end(records.take("t", None, 30.0))
     assert claim.base
     pid = os.getpid()
@@ -1112,7 +1113,7 @@ async def test_records_of_a_thread_are_those_of_its_graph(tmp_path: Path) -> Non
         assert [record.checkpoint_ns for record in whole] == [""] * 3
         assert await records.alist("t", limit=1) == whole[:1]
         assert await records.alist("t", limit=3) == whole
-        found = await Claims(tasks._saver.backend.repository).find("t")
+        found = await task_claims(tasks._saver.backend.repository).find("t")
         assert found is not None
         assert await records.aget("t", found.stored.record.key.checkpoint_id) is None
         assert await records.adelete("t") == 3

@@ -7,7 +7,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from everstep.errors import TaskLost, TaskRunning
 from everstep.langgraph import HarnessCheckpointer
+from everstep.repository.claims import Claims
+from everstep.repository.repository import Repository
 
 
 class FacedSaver:
@@ -126,3 +129,8 @@ def run_without(names: Iterable[str], code: str, *arguments: str) -> subprocess.
     )
     command = [sys.executable, "-W", "error", "-c", finder + code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def task_claims(repository: Repository) -> Claims:
+    """Return the records of tasks, as tasks and turns look at them."""
+    return Claims(repository, TaskRunning, TaskLost)

@@ -41,7 +41,7 @@ FEATURES = {
     "what a merge is done against": "history/merge_base.py",
     "retention at work": "retention/keeper.py",
     "which checkpoints a policy keeps": "retention/policies.py",
-    "leases of LangGraph tasks": "langgraph/claims.py",
+    "leases": "repository/claims.py",
     "the SQL of SQLite": "stores/sqlite/rows.py",
     "the SQL of PostgreSQL": "stores/postgres/rows.py",
     "what happens on a Redis server": "stores/redis/redis-1.lua",

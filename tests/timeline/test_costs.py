@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import random
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from everstep.stores.covers import Covers
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Hidden, Key, Place
 from tests.tools import servers
+from tests.tools.between import is_call
 
 KEEP_ALL = SnapshotConfig(gc_policy="keep_all")
 HELLO = [{"role": "user", "content": "hello"}]
@@ -35,7 +35,7 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(method):
+        if not is_call(name):
             return method
 
         async def counted(*args: Any, **options: Any) -> Any:

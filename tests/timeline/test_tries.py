@@ -11,9 +11,9 @@ import everstep
 from everstep import StoreUnavailable
 from everstep.errors import HeadMoved
 from everstep.langgraph import HarnessCheckpointer
-from everstep.langgraph.claims import Claims
 from everstep.langgraph.tasks import TaskManager
 from everstep.repository import turns
+from everstep.repository.claims import Claims
 from everstep.runtime.blocking import run_to_end
 from everstep.stores import sweeping
 from everstep.stores.memory import MemoryStore
@@ -21,12 +21,13 @@ from everstep.stores.protocol import BaseRef, Key, Store, Stored
 from everstep.testing import follow
 from everstep.transfer import copying
 from tests.langgraph.test_tasks import Script, log
-from tests.langgraph.tools import at, checkpoint
+from tests.langgraph.tools import at, checkpoint, task_claims
 
 
 class Moving:
     """A fence that is never where it was."""
 
+    thread_id = "t"
     base = BaseRef(Key("t", "", "nowhere"), bytes(16))
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ def test_a_claim_that_others_always_take(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_renewal_that_is_always_beaten(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = everstep.MemoryCheckpointer()
-    claim = run_to_end(Claims(backend.repository).take("t", None, 60.0))
+    claim = run_to_end(task_claims(backend.repository).take("t", None, 60.0))
     tries: list[str] = []
 
     async def beaten(_self: Claims, task_id: str, *_: Any) -> None:

@@ -17,6 +17,11 @@ class _Act(NamedTuple):
     when: Callable[..., bool]
 
 
+def is_call(name: str) -> bool:
+    """Whether stores have a method of that name that is awaited. The store itself may only hand a coroutine on."""
+    return inspect.iscoroutinefunction(getattr(Store, name, None))
+
+
 class Between:
     """Hands every call on to a store. What is to happen before or after one of them happens once, and blocks."""
 
@@ -46,7 +51,7 @@ class Between:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(found):
+        if not is_call(name):
             return found
 
         async def call(*args: Any, **kwargs: Any) -> Any:

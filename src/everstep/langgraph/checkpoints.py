@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput, StoreUnavailable
 from everstep.langgraph.channels import (
@@ -28,6 +28,7 @@ from everstep.langgraph.channels import (
 from everstep.langgraph.configs import COUNTERS
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.last_written import Line, Lines
+from everstep.repository.fences import Fence
 from everstep.repository.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
 from everstep.repository.turns import BEATEN_MAX
 from everstep.runtime import calls, checks
@@ -42,7 +43,6 @@ from everstep.stores.protocol import (
     Query,
     ReadsPages,
     Record,
-    Store,
     Stored,
     Write,
 )
@@ -122,17 +122,6 @@ class _Opened(NamedTuple):
     """The envelope, if it is kept so."""
     rest: Mapping[str, tree.Node]
     """What delta channels are made from."""
-
-
-class Fence(Protocol):
-    """A checkpoint that must be stored for anything to be put: whoever takes it away stops the writer behind it."""
-
-    @property
-    def base(self) -> BaseRef:
-        """Where the fence stands now."""
-
-    async def find(self, store: Store) -> None:
-        """Look where it stands now; raise what the writer is to be told if it is gone."""
 
 
 class Threads:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from everstep.errors import StoreError, TaskLost
-from everstep.langgraph.claims import FAILED, RETURNED, Claim, Claims, Found
+from everstep.errors import StoreError, TaskLost, TaskRunning
 from everstep.langgraph.saver import HarnessCheckpointer
+from everstep.repository.claims import FAILED, RETURNED, Claim, Claims, Found
 
 logger = logging.getLogger("everstep")
 
@@ -38,7 +38,7 @@ class Blocking:
         self.saver = saver
         repository = saver.backend.blocking.repository
         self.store = repository.store
-        self.claims = Claims(repository)
+        self.claims = Claims(repository, TaskRunning, TaskLost)
 
     async def invoke(self, graph: Any, given: Any, config: Any, **options: Any) -> Any:
         return graph.invoke(given, config, **options)
@@ -81,7 +81,7 @@ class Awaiting:
     def __init__(self, saver: HarnessCheckpointer) -> None:
         self.saver = saver
         self.store = saver.backend.store
-        self.claims = Claims(saver.backend.repository)
+        self.claims = Claims(saver.backend.repository, TaskRunning, TaskLost)
 
     async def invoke(self, graph: Any, given: Any, config: Any, **options: Any) -> Any:
         return await graph.ainvoke(given, config, **options)

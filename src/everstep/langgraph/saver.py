@@ -28,7 +28,7 @@ from everstep.errors import InvalidInput
 from everstep.factory import backend_from_url
 from everstep.langgraph import configs
 from everstep.langgraph.channels import Channels
-from everstep.langgraph.checkpoints import Fence, Saved, Threads, is_call
+from everstep.langgraph.checkpoints import Saved, Threads, is_call
 from everstep.langgraph.classes import Kinds
 from everstep.langgraph.compat import (
     BaseCheckpointSaver,
@@ -47,6 +47,7 @@ from everstep.langgraph.models import (
 )
 from everstep.opening.addresses import Address
 from everstep.opening.options import StoreOptions
+from everstep.repository.fences import Fence
 from everstep.repository.new_names import under_new_name
 from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end

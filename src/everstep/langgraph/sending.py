@@ -24,10 +24,10 @@ from everstep.errors import (
     ThreadLost,
 )
 from everstep.langgraph import configs, runs
-from everstep.langgraph.claims import FAILED, Claim, Task
 from everstep.langgraph.queues import queues
 from everstep.langgraph.runs import Awaiting, Blocking, Face
 from everstep.langgraph.saver import HarnessCheckpointer
+from everstep.repository.claims import FAILED, Claim, Task
 from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Query, Stored

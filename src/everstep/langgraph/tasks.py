@@ -32,12 +32,12 @@ from everstep.errors import (
     UnstorableValue,
 )
 from everstep.langgraph import runs
-from everstep.langgraph.claims import FAILED, RETURNED, Claim, Found
 from everstep.langgraph.cleanup import cleanup_old_checkpoints, cleanup_old_checkpoints_sync
 from everstep.langgraph.graphs import Builder, Graph
 from everstep.langgraph.retries import asafe_invoke, safe_invoke
 from everstep.langgraph.runs import Face
 from everstep.langgraph.saver import HarnessCheckpointer
+from everstep.repository.claims import FAILED, RETURNED, Claim, Found
 from everstep.repository.new_names import under_new_name
 from everstep.repository.turns import BEATEN_MAX, overtaken
 from everstep.runtime import checks

@@ -26,6 +26,7 @@ from everstep.errors import (
 )
 from everstep.history.adapter import adapter_of, described
 from everstep.repository.cache import KnownHead, ObjectCache
+from everstep.repository.fences import Fence
 from everstep.repository.new_names import NewNames
 from everstep.repository.turns import Beaten, until_done
 from everstep.runtime import calls
@@ -123,15 +124,29 @@ class _Added:
 class Repository:
     """Saves and loads checkpoints over one face of a store."""
 
-    def __init__(self, store: Store, memory: ObjectCache | None = None, figures: Figures | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        memory: ObjectCache | None = None,
+        figures: Figures | None = None,
+        fence: Fence | None = None,
+    ) -> None:
         self.store = store
         self.memory = memory or ObjectCache()
         self.figures = figures or Figures(getattr(store, "address", None) or type(store).__name__)
         """What is done on the store, counted."""
+        self._fence = fence
 
     def over(self, store: Store) -> Repository:
         """Return the same repository over another face of the store, or over what a turn on it works on."""
-        return Repository(store, self.memory, self.figures) if store is not self.store else self
+        return Repository(store, self.memory, self.figures, self._fence) if store is not self.store else self
+
+    def behind(self, fence: Fence) -> Repository:
+        """Return the same as one that saves nothing to the thread of the fence once that is gone.
+
+        The store looks for it inside each commit.
+        """
+        return Repository(self.store, self.memory, self.figures, fence)
 
     async def save(
         self,
@@ -364,9 +379,14 @@ class Repository:
         make_new_id: Callable[[], None] | None,
         shared_states: Mapping[str, SharedState] = MappingProxyType({}),
     ) -> Stored:
+        fence = self._fence
+        if fence is not None and fence.thread_id != thread_id:
+            fence = None
+
         def build(head: Stored | None) -> Draft:
             _check_own(head)
-            return encoded.draft(record(head))
+            draft = encoded.draft(record(head))
+            return draft if fence is None else draft._replace(bases=(*draft.bases, fence.base))
 
         change = Change(
             thread_id=thread_id,
@@ -384,6 +404,10 @@ class Repository:
                 break
             except IdTaken as exc:
                 names.take_another(exc)
+            except BaseGone:
+                if fence is not None:
+                    await fence.find(self.store)  # its owner may have moved it, or somebody else taken it
+                raise
         if stored is None:
             raise RuntimeError("the store returned no checkpoint for a change that makes one")
         calls.added(stored.added_bytes, len(encoded.squeezed))

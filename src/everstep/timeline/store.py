@@ -30,8 +30,9 @@ from everstep.reports import (
     ThreadPage,
     TimeTravelResult,
 )
+from everstep.repository.fences import Fence
 from everstep.repository.ledger import Save
-from everstep.repository.repository import copied
+from everstep.repository.repository import Repository, copied
 from everstep.repository.step import Step
 from everstep.retention.keeper import Keeper
 from everstep.runtime import calls
@@ -63,6 +64,15 @@ class StoreTimeline:
     def store(self) -> Store:
         """The store, on this face."""
         return self._work.store
+
+    @property
+    def repository(self) -> Repository:
+        """How checkpoints get in and out of the store."""
+        return self._work.repository
+
+    def behind(self, fence: Fence) -> StoreTimeline:
+        """Return the same as one whose saves a fence may stop."""
+        return StoreTimeline(self._backend.behind(fence), self._work.config, self._work.keeper)
 
     @property
     def run(self) -> Callable[[Coroutine[Any, Any, Any]], Any]:

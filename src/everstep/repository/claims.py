@@ -1,4 +1,4 @@
-"""Who runs a thread, as a task or with `send`: one record in a namespace of its own of the thread, and its claim.
+"""Who runs a thread: one record in a namespace of its own of the thread, and its claim.
 
 A claim is a lease: `until` is renewed while the task runs. The head of the namespace is compared and swapped, and the
 record before goes in the same commit, so that there is one record, and the claim's own. Every checkpoint of the run is
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from everstep.errors import HeadMoved, TaskLost, TaskRunning
+from everstep.errors import HeadMoved, LeaseHeld, LeaseLost
 from everstep.repository.new_names import new_token
 from everstep.repository.repository import Repository
 from everstep.repository.step import new_record
@@ -125,11 +125,19 @@ class Found(NamedTuple):
 
 
 class Claims:
-    """The records of tasks over one face of a store."""
+    """The records of tasks over one face of a store. `held` and `lost` are what its users call these errors."""
 
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
+    def __init__(
+        self, repository: Repository, held: type[LeaseHeld] = LeaseHeld, lost: type[LeaseLost] = LeaseLost
+    ) -> None:
+        self.repository = repository
+        self.held = held
+        self.lost = lost
         self._store = repository.store
+
+    def over(self, repository: Repository) -> Claims:
+        """Return the same over another face of the store."""
+        return Claims(repository, self.held, self.lost)
 
     async def find(self, task_id: str) -> Found | None:
         """Return the record of a task, without its input."""
@@ -138,7 +146,7 @@ class Claims:
 
     async def given(self, found: Found) -> Mapping[str, Any] | None:
         """Return the input that is kept with the record."""
-        loaded = await self._repository.load(*found.stored.record.key)
+        loaded = await self.repository.load(*found.stored.record.key)
         return loaded[1][1].get("input") if loaded is not None else None
 
     async def take(
@@ -152,7 +160,7 @@ class Claims:
     ) -> Claim:
         """Claim a task: a new one (None), or one as it was found. HeadMoved if it is not so any more."""
         if found is not None and found.task.runs and found.task.owner is not None:
-            raise TaskRunning(task_id, found.task.owner.host, found.task.owner.pid)
+            raise self.held(task_id, found.task.owner.host, found.task.owner.pid)
         task = found.task if found is not None else Task(utc_now(), is_task=is_task)
         kept = given
         if found is not None:
@@ -168,7 +176,7 @@ class Claims:
         stored = await self.swap(task_id, task, found.stored if found is not None else None)
         if found is not None and found.task.owner is not None:
             logger.info("task %r is taken over from %s", task_id, found.task.owner)
-        claim = Claim(task_id, task, stored, lease_seconds, self._repository)
+        claim = Claim(task_id, task, stored, lease_seconds, self)
         # Mostly there is nothing: a record goes with the next one. What stayed would be a fence for its old owner.
         listed = await self._store.list_checkpoints(Query(thread_id=task_id, namespace=TASK_NAMESPACE, hidden="also"))
         stray = [other.record.key for other in listed if other.seq < stored.seq]
@@ -184,7 +192,7 @@ class Claims:
             nonlocal token
             token = new_token()
 
-        return await self._repository.save(
+        return await self.repository.save(
             task_id,
             ([], {"input": dict(task.input)} if task.input is not None else {}, {}),
             lambda head: _record(task_id, task, head, token),
@@ -198,13 +206,16 @@ class Claims:
 class Claim:
     """A task that this process runs: renewed by a thread until it is let go, and a fence around what the run puts."""
 
-    def __init__(self, task_id: str, task: Task, stored: Stored, lease_seconds: float, repository: Repository) -> None:
+    def __init__(self, task_id: str, task: Task, stored: Stored, lease_seconds: float, claims: Claims) -> None:
         self.task_id = task_id
         self.task = task
+        self.epoch = stored.record.step
+        """Greater than that of every claim of the thread before."""
         self._stored = stored
         self._lease = lease_seconds
-        self._claims = Claims(repository)
-        self._blocking = Claims(repository.over(repository.store.blocking))
+        self._claims = claims
+        repository = claims.repository
+        self._blocking = claims.over(repository.over(repository.store.blocking))
         self._ended = threading.Event()
         self._lost = False
         self._pid = os.getpid()
@@ -212,18 +223,23 @@ class Claim:
     # -- as a fence
 
     @property
+    def thread_id(self) -> str:
+        """The thread that is claimed."""
+        return self.task_id
+
+    @property
     def base(self) -> BaseRef:
         """Where the claim stands now."""
         if self._lost or os.getpid() != self._pid:
-            raise TaskLost(self.task_id)
+            raise self._claims.lost(self.task_id)
         return BaseRef(self._stored.record.key, self._stored.digest)
 
     async def find(self, store: Store) -> None:
-        """Look where it stands now; TaskLost if it is not this run's any more."""
+        """Look where it stands now; LeaseLost if it is not this run's any more."""
         loaded = await store.read(self.task_id, TASK_NAMESPACE)
         if loaded is None or _task(loaded.stored.record).owner != self.task.owner or os.getpid() != self._pid:
             self._lost = True
-            raise TaskLost(self.task_id)
+            raise self._claims.lost(self.task_id)
         self._stored = loaded.stored
 
     # -- as a lease
@@ -244,7 +260,7 @@ class Claim:
             try:
                 task = self.task._replace(until=time.time() + self._lease)
                 self._stored = run_to_end(self._swapped(self._blocking, task))
-            except TaskLost:
+            except LeaseLost:
                 if self._ended.is_set():
                     return
                 logger.warning("task %r was taken over while this process was not renewing its claim", self.task_id)
@@ -256,10 +272,19 @@ class Claim:
     async def release(
         self, ended: str, error: Mapping[str, Any] | None, *, begun: bool, last: str | None = None
     ) -> None:
-        """Let the task go: it may be run by others from now on. TaskLost if it is."""
+        """Let the task go: it may be run by others from now on. LeaseLost if it is."""
         task = self.task._replace(owner=None, until=0.0, ended=ended, error=error, last=last)
         # Where the record is from now on is not remembered: a renewal on its way must not take it for the claim's own.
         await self._swapped(self._claims, task._replace(input=None) if begun else task)
+
+    async def give_back(self) -> None:
+        """Let the thread go as it was before, and leave nothing where there is nothing else. LeaseLost as above."""
+        task = self.task._replace(owner=None, until=0.0)
+        stored = await self._swapped(self._claims, task)
+        is_empty = await self._claims._store.read(self.task_id) is None
+        if is_empty and not task.is_task and task.input is None:
+            # By its name: if somebody has claimed the thread meanwhile, that record is another one, and stays.
+            await self._claims._store.delete(self.task_id, keys=[stored.record.key])
 
     async def _swapped(self, claims: Claims, task: Task) -> Stored:
         """Put another record in the place of this claim's, wherever that is by now, and return it."""
@@ -272,7 +297,8 @@ class Claim:
 
 
 def _record(task_id: str, task: Task, head: Stored | None, token: str) -> Record:
-    step = head.record.step + 1 if head is not None else 1
+    # Where nothing is left of earlier claims their numbers are not known. The time is greater than all of them.
+    step = head.record.step + 1 if head is not None else int(time.time() * 1000)
     kept = {
         "created_at": task.created_at,
         "owner": list(task.owner) if task.owner is not None else None,
