@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Concatenate, Literal, ParamSpec
@@ -27,6 +28,7 @@ from everstep.reports import (
     GCReport,
     Operation,
     Reference,
+    RepairReport,
     Sizes,
     Stats,
     ThreadPage,
@@ -43,6 +45,7 @@ from everstep.stores.protocol import ANY, AnyHead, Key, Store
 from everstep.timeline.protocol import Resolve, Timeline
 from everstep.timeline.store import StoreTimeline
 from everstep.types import Checkpoint, CheckpointMetadata
+from everstep.upkeep import repair as repairing
 from everstep.upkeep import verify as upkeep
 
 logger = logging.getLogger("everstep")
@@ -524,6 +527,31 @@ class CheckpointEngine(Closing):
         logger.log(logging.INFO if report.ok else logging.WARNING, "verified: %s", report)
         return report
 
+    @public_call("repair", has_deadline=False)
+    async def repair(
+        self,
+        thread_id: str | None = None,
+        *,
+        dry_run: bool = False,
+        keep: str | os.PathLike[str] | None = None,
+        progress: Callable[[UpkeepProgress], None] | None = None,
+    ) -> RepairReport:
+        """Set aside what is damaged of a thread, or (None) of all of them, so that all the rest can be used.
+
+        Damaged checkpoints are removed, heads move to the newest that is whole, and tables and indexes are made to
+        agree. What is removed is first written to the file `keep` as it is stored; if none is named, to
+        `everstep-repair-<time>.jsonl` beside a SQLite file or in the current folder. With `dry_run` only tell. Nobody
+        else should use the store meanwhile.
+        """
+        named = checks.thread_id(thread_id) if thread_id is not None else None
+        store = self._timeline_store("repair")
+        report = await repairing.repair(store, named, dry_run=dry_run, keep=keep, progress=progress)
+        if isinstance(self._timeline, StoreTimeline):
+            for name in report.threads:
+                self._timeline.forget(name)
+        logger.warning("repaired: %s", report)
+        return report
+
     def _timeline_store(self, what: str) -> Store:
         """Return the store on the face that is used, if there is one."""
         if not isinstance(self._timeline, StoreTimeline):
@@ -564,6 +592,7 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     unpin = blocking(CheckpointEngine.unpin)
     collect = blocking(CheckpointEngine.collect)
     verify = blocking(CheckpointEngine.verify)
+    repair = blocking(CheckpointEngine.repair)
     close = blocking(CheckpointEngine.close)
 
     def snapshot_on(self, trigger: SnapshotTrigger | str) -> Callable[[F], F]:

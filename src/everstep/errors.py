@@ -156,6 +156,9 @@ class AmbiguousCheckpoint(EverstepError, LookupError):
         self.candidates = list(candidates[:5])
 
 
+_HELP_WITH_DAMAGE = "`everstep verify` tells what is damaged, `everstep repair` sets it aside"
+
+
 class CheckpointCorrupted(EverstepError):
     """Stored bytes do not match their checksum or cannot be decoded."""
 
@@ -164,7 +167,8 @@ class CheckpointCorrupted(EverstepError):
     ) -> None:
         named = (("thread", thread_id), ("checkpoint", checkpoint_id), ("at", path))
         where = ", ".join(f"{word} {value!r}" for word, value in named if value is not None)
-        super().__init__(f"{reason} ({where})" if where else reason)
+        help_ = f"; {_HELP_WITH_DAMAGE}" if thread_id is not None else ""
+        super().__init__(f"{reason} ({where}){help_}" if where else reason)
         self.reason = reason
         self.thread_id = thread_id
         self.checkpoint_id = checkpoint_id

@@ -279,7 +279,7 @@ def _changed(value: Any) -> Any:
     if value is None:
         return 1
     if isinstance(value, int):
-        return value + 1
+        return value + 1000
     if isinstance(value, str):
         return chr(ord(value[0]) ^ 1) + value[1:] if value else "x"
     flipped = bytearray(value)

@@ -18,7 +18,7 @@ UNNOTICED = {
     # Entries of the log that hide nothing, pending writes and common states are told of by nothing else.
     "memory": r"[ew]\slost",
     "sealed": r"[ew]\slost",
-    "sqlite": r"families\.swept|operations\slost|writes\slost|shared_states\slost|facts\.key",
+    "sqlite": r"families\.swept|objects\.id|operations\slost|writes\slost|shared_states\slost|facts\.key",
     # Its rows have no checksums of their own: the server has those, of pages.
     "postgres": r"""families\.(format|sweeps|live|generation|shift|swept)|threads\.note|lines\.(head_was_moved
                     |generation|active|unreferenced|incoming)|checkpoints\.(seq|added|pinned)|objects\.id|writes(\slost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from everstep.stores.protocol import Hidden
 
@@ -43,6 +43,12 @@ class Covers:
         """Return between which numbers all that is covered of a namespace is: the first is not, the last may be."""
         own = [spans for (name, _), spans in self._spans.items() if name == namespace]
         return min((starts[0] for starts, _ in own), default=0), max((ends[-1] for _, ends in own), default=0)
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """Yield what is covered of all namespaces as segment (0: of all), after, and up to."""
+        for (_, segment), (starts, ends) in self._spans.items():
+            for after, to in zip(starts, ends, strict=True):
+                yield segment, after, to
 
     def _has(self, namespace: str, segment: int, seq: int) -> bool:
         spans = self._spans.get((namespace, segment))

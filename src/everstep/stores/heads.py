@@ -116,6 +116,12 @@ class Heads(Generic[K]):
             for namespace in list(self._namespaces.get(thread_id, ())):
                 self._drop((thread_id, namespace))
 
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._seen.clear()
+            self._namespaces.clear()
+
     def _drop(self, line: tuple[str, str]) -> None:
         if self._seen.pop(line, None) is None:
             return

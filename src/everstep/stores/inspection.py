@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from everstep.reports import Finding
-from everstep.stores.protocol import Part, RawThread, Stored
+from everstep.stores.protocol import Key
 
 
 @runtime_checkable
@@ -37,31 +37,18 @@ class Lost(NamedTuple):
     """The row or the value, as far as it could be had."""
 
 
-class Salvage(NamedTuple):
-    """All that can be read of a thread, row by row."""
-
-    raw: RawThread
-    """With what could not be read left out; heads may name checkpoints that are not among these."""
-    checkpoints: Sequence[Stored]
-    """Those that are whole, but for their objects; with roots."""
-    lost: Sequence[Lost]
-
-
 @runtime_checkable
 class Mending(Protocol):
-    """A store that can read around what is damaged, and put a thread in the place of what is there of it."""
+    """A store that can put its tables right."""
 
-    async def salvage(self, thread_id: str) -> Salvage | None:
-        """Return what can be read of a thread; None: nothing is there."""
-        ...
+    async def mend_tables(self, *, dry_run: bool) -> list[Lost]:
+        """Make tables and indexes agree, and return what went for it; with `dry_run` only tell.
 
-    async def replace_thread(self, part: Part) -> None:
-        """Remove every row of thread `part.thread_id`, and take the part over in its place: all of it, or nothing.
-
-        What the part names besides it (other threads of the family) is adopted as it is, see `Store.adopt`.
+        What cannot be read goes, but for checkpoints that others can name and delete, and so does what belongs to
+        nothing. What follows from other rows is made from them anew. Whatever is whole stays.
         """
         ...
 
-    async def mend_tables(self, *, dry_run: bool) -> list[Lost]:
-        """Remove what belongs to nothing, make indexes anew, and return what went; with `dry_run` only tell."""
+    async def stored_rows(self, keys: Sequence[Key]) -> list[Lost]:
+        """Return these checkpoints as they are stored, to be kept elsewhere before they go."""
         ...

@@ -65,6 +65,10 @@ class StoreTimeline:
         """The store, on this face."""
         return self._work.store
 
+    def forget(self, thread_id: str) -> None:
+        """Forget what is remembered of a thread that was changed behind our back."""
+        self._work.forget(thread_id)
+
     @property
     def repository(self) -> Repository:
         """How checkpoints get in and out of the store."""

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from everstep.errors import CheckpointCorrupted, StoreMismatch
+from everstep.errors import CheckpointCorrupted, HeadRegressed, StoreMismatch
 from everstep.reports import Finding
 from everstep.stores.protocol import Key, Loaded, Query, RawThread, Store, Stored, Thread
 
 PAGE = 500
 _SEQ_MAX = 1 << 62
 
-DAMAGE = (CheckpointCorrupted, StoreMismatch)
+DAMAGE = (CheckpointCorrupted, StoreMismatch, HeadRegressed)
 """What a store raises where it meets damage: one whose first bytes are wrong may look like another's."""
 
 
@@ -43,6 +43,8 @@ class Look(NamedTuple):
     is_steady: bool
     """Nobody changed it meanwhile, so that its parts can be compared."""
     family: str | None
+    unreadable: Sequence[Key] = ()
+    """Checkpoints that are there and cannot be read, as far as their names are known."""
 
 
 def finding_of(error: Exception, kind: str, thread_id: str | None) -> Finding:
@@ -80,7 +82,7 @@ async def look_at(store: Store, thread_id: str) -> Look:
             findings.append(found)
     family = raw.family if raw is not None else getattr(thread, "family", None) or reader.family
     is_steady = raw is not None and thread is not None and await _is_as_before(store, raw)
-    return Look(thread_id, raw, thread, reader.entries, findings, reader.bytes, is_steady, family)
+    return Look(thread_id, raw, thread, reader.entries, findings, reader.bytes, is_steady, family, reader.unreadable)
 
 
 def _namespaces(raw: RawThread | None, thread: Thread | None) -> Sequence[str]:
@@ -108,7 +110,7 @@ class _Reader:
         self.entries: list[Entry] = []
         self.bytes = 0
         self.family: str | None = None
-        self._unreadable: set[Key] = set()
+        self.unreadable: list[Key] = []
 
     async def read(self, namespace: str) -> None:
         async for page in self._pages(namespace):
@@ -152,6 +154,9 @@ class _Reader:
                 self._findings.append(finding_of(exc, "checkpoint" if seq else "thread", self._thread_id))
                 if seq is None:
                     return  # nothing of it can be listed
+                name = getattr(exc, "checkpoint_id", None)
+                if name is not None:
+                    self.unreadable.append(Key(self._thread_id, namespace, name))
                 after = seq
                 continue
             if page:
@@ -194,7 +199,7 @@ class _Reader:
         loaded = {each.stored.record.key: each for each in found}
         if len(loaded) < len(keys):
             for key in keys:
-                if key not in loaded and key not in self._unreadable:
+                if key not in loaded and key not in self.unreadable:
                     self._tell("index", "it is listed, and not found by its id", key)
         return loaded
 
@@ -204,7 +209,7 @@ class _Reader:
         except DAMAGE as exc:
             found = finding_of(exc, "checkpoint", self._thread_id)
             self._tell("checkpoint", found.what, key)
-            self._unreadable.add(key)
+            self.unreadable.append(key)
             return []
 
     def _tell(self, kind: str, what: str, key: Key) -> None:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding, UpkeepProgress, VerifyReport
 from everstep.stores.inspection import Checking
-from everstep.stores.protocol import Key, Object, Query, Search, Store
+from everstep.stores.protocol import Key, Object, Query, RawThread, Search, Store
 from everstep.upkeep.looking import DAMAGE, Look, finding_of, look_at
 from everstep.upkeep.relations import family_findings, thread_findings
 from everstep.values import compress, tree
@@ -94,12 +94,12 @@ class _Verifier:
 
     async def _verify_family(self, name: str, seen: Collection[str]) -> set[str]:
         """Look at the family of a thread, and return the threads that were looked at."""
-        family = await _Family.read(self._store, name, seen)
+        family = await Family.read(self._store, name, seen)
         findings = await family.findings()
         for _ in range(_LOOKS - 1):
             if not findings:
                 break
-            again = await _Family.read(self._store, name, seen)
+            again = await Family.read(self._store, name, seen)
             found = {_identity(finding) for finding in await again.findings()}
             findings = [finding for finding in findings if _identity(finding) in found]
         self._report.threads += len(family.looks)
@@ -160,16 +160,22 @@ def _identity(finding: Finding) -> tuple[str, str, str | None, str | None]:
     return finding.kind, finding.what, finding.thread_id, finding.checkpoint_id
 
 
-class _Family:
+class Family:
     """The threads of a family as they were read."""
 
     def __init__(self, store: Store, looks: dict[str, Look]) -> None:
         self._store = store
         self.looks = looks
         self.objects = self.bytes = 0
+        self.tainted: set[bytes] = set()
+        """Objects that are damaged or missing, and all that lead to them."""
+
+    def raws(self) -> dict[str, RawThread]:
+        """Return its threads, as far as they can be read."""
+        return {name: look.raw for name, look in self.looks.items() if look.raw is not None}
 
     @classmethod
-    async def read(cls, store: Store, name: str, seen: Collection[str]) -> _Family:
+    async def read(cls, store: Store, name: str, seen: Collection[str]) -> Family:
         looks: dict[str, Look] = {}
         pending = [name]
         while pending:
@@ -195,6 +201,7 @@ class _Family:
             found += await walk.findings()
             self.objects += walk.objects
             self.bytes += walk.bytes
+            self.tainted |= walk.tainted()
         return found
 
     async def _count_findings(self, look: Look) -> list[Finding]:
@@ -280,6 +287,10 @@ class _Walk:
         contents = {obj.hash: (obj.children, body) for obj, body in zip(found, bodies, strict=True)}
         for key in tree.mismatched(contents):
             self._bad[key] = "does not match its hash"
+
+    def tainted(self) -> set[bytes]:
+        """Return the objects that are damaged or missing, and all that lead to them."""
+        return tainted(self._bad, self._children) if self._bad else set()
 
     def _touched(self, bad: bytes, what: str) -> list[Finding]:
         """Return the finding about an object, with the threads that need it."""

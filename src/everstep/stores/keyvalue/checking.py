@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding
+from everstep.stores.covers import Covers
 from everstep.stores.facts import is_noted, kept, new_facts
 from everstep.stores.inspection import Lost
 from everstep.stores.keyvalue import keys
-from everstep.stores.keyvalue.interface import Reading, unchecked
+from everstep.stores.keyvalue.interface import Reading, Writing, unchecked
 from everstep.stores.keyvalue.keys import number, numbers
 from everstep.stores.keyvalue.rows import (
     ACTIVITY,
@@ -50,10 +51,11 @@ from everstep.stores.keyvalue.rows import (
     pack,
     unpack,
 )
-from everstep.stores.protocol import Key
+from everstep.stores.protocol import Hidden, Key
 from everstep.stores.records import unpack_operation, unpack_record, unpack_segment
 
 _TABLES = b"taNlLciPpwhekfmbrgodx"
+_ROUNDS_MAX = 10
 _UNREADABLE = (CheckpointCorrupted, TypeError, ValueError, AttributeError, IndexError, KeyError, OverflowError)
 
 
@@ -140,6 +142,17 @@ class Inspection:
         """Return what stands at a key, to be kept elsewhere before it goes."""
         found = next(unchecked(self._tx).scan(key, key + b"\0"), None)
         return Lost(f"key {key!r}", stored=found[1] if found is not None else None)
+
+    def stored(self, key: Key) -> list[Lost]:
+        """Return a checkpoint as it is stored, with what leads to it."""
+        found: list[Lost] = []
+        for line, row, _ in self._rows(LINE_NAMES):
+            if row == [key.thread_id, key.namespace]:
+                seq = self._get(IDS + keys.name(key.checkpoint_id) + line[1:])
+                if seq is not None:
+                    lost = self.lost(CHECKPOINTS + line[1:] + seq)
+                    found.append(lost._replace(thread_id=key[0], namespace=key[1], checkpoint_id=key[2]))
+        return found
 
     # -- families, threads and what they are found by
 
@@ -301,11 +314,29 @@ class Inspection:
             row = self._get(prefix + number(line.head))
             head = _checkpoint(line.head, row) if row is not None else None
             if head is None:
-                yield Problem(_finding("head", "the head is not stored", name, line.head_id))
+                finding = _finding("head", "the head is not stored", name, line.head_id)
+                self._fall_back(line)
+                yield Problem(finding, [(place, _packed_line(line))])
             elif head.checkpoint_id != line.head_id:
                 line.head_id = head.checkpoint_id
                 fix = [(place, _packed_line(line))]
                 yield Problem(_finding("head", "the head has another id than is noted", name, line.head_id), fix)
+
+    def _fall_back(self, line: LineRow) -> None:
+        """Move a head that is gone to the newest checkpoint that can be read and is not hidden."""
+        covers = Covers(self._stretches(line.thread.number))
+        line.head, line.head_id, line.head_was_moved = 0, "", True
+        line.generation += 1
+        for key, value in self._values(CHECKPOINTS + number(line.number)):
+            row = _checkpoint(keys.last_number(key), value) if value is not None else None
+            if row is not None and not covers.hide(line.namespace, row.seq, row.segment):
+                line.head, line.head_id = row.seq, row.checkpoint_id
+
+    def _stretches(self, thread: int) -> Iterator[Hidden]:
+        for key, row, _ in self._rows(STRETCHES + number(thread)):
+            if type(row) is list and len(row) == 5:
+                namespace, after, to, segment, writes_of = row
+                yield Hidden(namespace, after, to, segment, writes_of, keys.number_at(key, 9))
 
     # -- checkpoints
 
@@ -322,7 +353,7 @@ class Inspection:
             row = _checkpoint(seq, value) if value is not None else None
             if row is None:
                 what = "a checkpoint does not match its checksum" if value is None else "a checkpoint cannot be read"
-                yield Problem(_finding("checkpoint", what, thread_id))
+                yield Problem(_finding("checkpoint", what, thread_id), [(key, None)])
                 continue
             yield from self._found_checkpoint(line, row, thread_id)
             try:
@@ -366,15 +397,13 @@ class Inspection:
             if owner is None:
                 yield Problem(_finding(kind, f"{what} of something that is not there", None), [(key, None)])
             elif value is None:
-                fix = [(key, None)] if table != OBJECTS else []
-                yield Problem(_finding(kind, f"{what} does not match its checksum", owner), fix)
+                yield Problem(_finding(kind, f"{what} does not match its checksum", owner), [(key, None)])
             else:
                 try:
                     reads(self, key, value)
                 except _UNREADABLE as exc:
                     reason = exc.reason if isinstance(exc, CheckpointCorrupted) else f"cannot be read: {exc!r:.100}"
-                    fix = [(key, None)] if table != OBJECTS else []
-                    yield Problem(_finding(kind, f"{what}: {reason}", owner), fix)
+                    yield Problem(_finding(kind, f"{what}: {reason}", owner), [(key, None)])
 
     def line_owner(self, key: bytes) -> str | None:
         found = self._lines.get(keys.number_at(key, 1))
@@ -495,6 +524,28 @@ class Inspection:
         for key, _ in unchecked(self._tx).scan(b"\0", b"\xff"):
             if key[:1] not in known or (key[:1] in (LAST_SEQ, LAST_NUMBER, IDENTITY) and len(key) > 1):
                 yield Problem(_finding("row", f"a key of no table: {key!r:.80}", None), [(key, None)])
+
+
+def mend(tx: Writing, *, dry_run: bool) -> list[Lost]:
+    """Put right what can be, until there is nothing more, and return what went."""
+    lost: list[Lost] = []
+    for _ in range(_ROUNDS_MAX):
+        inspection = Inspection(tx)
+        fixes: dict[bytes, tuple[bytes | None, str | None]] = {}
+        for problem in inspection.problems():
+            for key, value in problem.fix:
+                fixes[key] = value, problem.finding.thread_id
+        for key, (value, thread_id) in fixes.items():
+            if value is None:
+                lost.append(inspection.lost(key)._replace(thread_id=thread_id))
+        if dry_run or not fixes:
+            break
+        for key, (value, _) in fixes.items():
+            if value is None:
+                tx.delete(key)
+            else:
+                tx.put(key, value)
+    return lost
 
 
 _Dependent = tuple[Callable[[Inspection, bytes], str | None], str, str, Callable[[Inspection, bytes, bytes], None]]

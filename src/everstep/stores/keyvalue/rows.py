@@ -146,6 +146,11 @@ class Seen:
         self._covers: dict[tuple[int, int], Covers] = {}
         self._records: dict[tuple[Key, bytes], Record] = {}
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._covers.clear()
+        self._records.clear()
+
     def covers(self, thread: ThreadRow) -> Covers | None:
         """Return what is hidden of a thread. Its veil stands for one state."""
         return self._covers.get((thread.number, thread.veil))
@@ -170,7 +175,7 @@ class Rows:
     """Finds rows inside one transaction. A thread or line that was found is one and the same object from then on."""
 
     def __init__(self, tx: Reading, seen: Seen) -> None:
-        self._tx = self.tx = tx
+        self._tx = tx
         self._seen = seen
         self._get = tx.get
         self._threads: dict[str, ThreadRow] = {}

@@ -8,9 +8,10 @@ from typing import Any, Self, TypeVar
 from everstep.reports import Finding
 from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.stores.inside import Inside
+from everstep.stores.inspection import Lost
 from everstep.stores.keyvalue.changing import ChangeRows
-from everstep.stores.keyvalue.checking import Inspection
-from everstep.stores.keyvalue.interface import KeyValues, SealedReading, SealedWriting
+from everstep.stores.keyvalue.checking import Inspection, mend
+from everstep.stores.keyvalue.interface import KeyValues, Reading, SealedReading, SealedWriting
 from everstep.stores.keyvalue.reading import ReadRows
 from everstep.stores.keyvalue.rows import Seen
 from everstep.stores.protocol import (
@@ -211,11 +212,35 @@ class KeyValueStore:
 
     async def thread_names(self) -> list[str]:
         """Return the name of every thread, damaged ones included: see `Checking`."""
-        return await self._read(lambda rows: Inspection(rows.tx).names())
+        return await self._inspect(lambda tx: Inspection(tx).names())
 
     async def check_tables(self) -> list[Finding]:
         """Return what is wrong with tables and indexes: see `Checking`."""
-        return await self._read(lambda rows: [found.finding for found in Inspection(rows.tx).problems()])
+        return await self._inspect(lambda tx: [found.finding for found in Inspection(tx).problems()])
+
+    async def mend_tables(self, *, dry_run: bool) -> list[Lost]:
+        """Make tables and indexes agree: see `Mending`."""
+
+        def inside(deadline: float) -> list[Lost]:
+            with self._backend.write(deadline) as tx:
+                return mend(tx if self._backend.finds_damage else SealedWriting(tx), dry_run=dry_run)
+
+        lost = await self._driver.run(inside)
+        self._seen.clear()
+        return lost
+
+    async def stored_rows(self, keys: Sequence[Key]) -> list[Lost]:
+        """Return checkpoints as they are stored: see `Mending`."""
+        return await self._inspect(lambda tx: [found for key in keys for found in Inspection(tx).stored(key)])
+
+    async def _inspect(self, work: Callable[[Reading], T]) -> T:
+        """Run `work` on whatever is there."""
+
+        def inside(deadline: float) -> T:
+            with self._backend.read(deadline) as tx:
+                return work(tx if self._backend.finds_damage else SealedReading(tx))
+
+        return await self._driver.run(inside)
 
     async def close(self) -> None:
         self._backend.close()

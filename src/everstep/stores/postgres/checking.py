@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding
+from everstep.stores.covers import Covers
 from everstep.stores.inspection import Lost
-from everstep.stores.postgres.rows import Rows, labels
-from everstep.stores.protocol import Key
+from everstep.stores.postgres.rows import Rows, labels, unpacked_id
+from everstep.stores.protocol import Hidden, Key
 from everstep.stores.records import (
     unpack_common,
     unpack_operation,
     unpack_origin,
     unpack_record,
     unpack_segment,
+    unpack_write,
 )
 
 _FINDINGS_MAX = 1000  # of one kind
@@ -146,19 +149,132 @@ def problems(rows: Rows) -> list[Finding]:
 
 
 def mend(rows: Rows, *, dry_run: bool) -> list[Lost]:
-    """Put right what can be, rule by rule, and return the rows that went."""
+    """Put right what can be, rule by rule, until nothing more goes, and return the rows that went."""
     lost: list[Lost] = []
-    for rule in _RULES:
-        if rule.fix == "delete":
-            gone = rows._all(f"SELECT x.* FROM {{{rule.table}}} x WHERE {rule.condition}")
-            lost += [Lost(rule.what, stored=[rule.table, *row]) for row in gone]
-            if gone and not dry_run:
-                rows._do(f"DELETE FROM {{{rule.table}}} x WHERE {rule.condition}")
-        elif rule.fix and not dry_run:
-            rows._do(rule.fix)
-    for key, wanted in [] if dry_run else _checked_labels(rows):
-        rows._do("UPDATE {checkpoints} SET labels = %s WHERE family = %s AND line = %s AND seq = %s", (wanted, *key))
+    for _ in range(_ROUNDS_MAX):
+        gone = _take_unreadable(rows, dry_run=dry_run)
+        for rule in _RULES:
+            if rule.fix == "delete":
+                gone += _take(rows, rule.table, rule.what, rule.condition, (), dry_run=dry_run)
+            elif rule.fix and not dry_run:
+                rows._do(rule.fix)
+        lost += gone
+        if dry_run:
+            break
+        _cover_again(rows)
+        for statement in _HEADS:
+            rows._do(statement)
+        if not gone:
+            break
+    for _, place, wanted in [] if dry_run else _labels_to_set(rows):
+        rows._do("UPDATE {checkpoints} SET labels = %s WHERE family = %s AND line = %s AND seq = %s", (wanted, *place))
     return lost
+
+
+_ROUNDS_MAX = 4
+_VISIBLE = """NOT EXISTS (SELECT 1 FROM {covers} v WHERE v.family = c.family AND v.line = c.line
+              AND v.segment IN (0, c.segment) AND c.seq > v.after AND c.seq <= v.upto)"""
+_HEADS = (
+    f"""UPDATE {{lines}} x SET generation = generation + 1, head_was_moved = true, head =
+        (SELECT max(c.seq) FROM {{checkpoints}} c WHERE c.family = x.family AND c.line = x.id AND {_VISIBLE})
+        WHERE head IS NOT NULL AND NOT EXISTS
+        (SELECT 1 FROM {{checkpoints}} c WHERE c.family = x.family AND c.line = x.id AND c.seq = x.head)""",
+    """UPDATE {lines} x SET generation = generation + 1, head = n.newest FROM
+       (SELECT h.family, h.line, h.seq, max(c.seq) AS newest FROM {checkpoints} h JOIN {checkpoints} c
+        ON c.family = h.family AND c.line = h.line AND c.segment = h.segment GROUP BY h.family, h.line, h.seq) n
+       WHERE n.family = x.family AND n.line = x.id AND n.seq = x.head AND n.newest > x.head
+       AND NOT x.head_was_moved AND NOT x.incoming""",
+)
+
+
+def stored_rows(rows: Rows, keys: Sequence[Key]) -> list[Lost]:
+    """Return checkpoints as they are stored."""
+    found: list[Lost] = []
+    for key in keys:
+        for row in rows._all(
+            """SELECT c.* FROM {checkpoints} c JOIN {lines} l ON l.family = c.family AND l.id = c.line
+               JOIN {threads} t ON t.family = l.family AND t.id = l.thread
+               WHERE c.id = %s AND t.name = %s AND l.namespace = %s""",
+            (key.checkpoint_id.encode(), key.thread_id.encode(), key.namespace.encode()),
+        ):
+            found.append(Lost("a checkpoint", *key, stored=["checkpoints", *row]))
+    return found
+
+
+def _take(rows: Rows, table: str, what: str, condition: str, values: Sequence[Any], *, dry_run: bool) -> list[Lost]:
+    """Delete rows, and return them."""
+    gone = rows._all(f"SELECT x.* FROM {{{table}}} x WHERE {condition}", values)
+    if gone and not dry_run:
+        rows._do(f"DELETE FROM {{{table}}} x WHERE {condition}", values)
+    return [Lost(what, stored=[table, *row]) for row in gone]
+
+
+def _take_unreadable(rows: Rows, *, dry_run: bool) -> list[Lost]:
+    lost: list[Lost] = []
+
+    def check(query: str, read: Callable[..., Any], table: str, *keys: str) -> None:
+        for row in rows._all(query):
+            place = row[: len(keys)]
+            try:
+                read(*row)
+            except _UNREADABLE:
+                condition = " AND ".join(f"x.{key} = %s" for key in keys)
+                what = f"a row of {table} that cannot be read"
+                lost.extend(_take(rows, table, what, condition, place, dry_run=dry_run))
+
+    check(
+        "SELECT family, thread, seq, data FROM {operations}",
+        lambda _f, _t, seq, data: unpack_operation(data, seq, False),
+        "operations", "family", "thread", "seq",
+    )  # fmt: skip
+    check(
+        "SELECT family, segment, data FROM {segments}",
+        lambda _, segment, data: unpack_segment(segment, data),
+        "segments", "family", "segment",
+    )  # fmt: skip
+    check(
+        "SELECT family, line, checkpoint, task, idx, seq, info, children FROM {writes}",
+        lambda _f, _l, name, task, idx, seq, info, children: unpack_write(
+            unpacked_id(name), seq, unpacked_id(task), idx, info, children
+        ),
+        "writes", "family", "line", "checkpoint", "task", "idx",
+    )  # fmt: skip
+    check(
+        """SELECT c.family, c.low, c.high, c.seq, a.name, b.name, c.data, c.children FROM {shared_states} c
+           JOIN {threads} a ON a.family = c.family AND a.id = c.low
+           JOIN {threads} b ON b.family = c.family AND b.id = c.high""",
+        lambda _f, _l, _h, seq, one, two, data, children: _read_common(_text(one), _text(two), seq, data, children),
+        "shared_states", "family", "low", "high", "seq",
+    )  # fmt: skip
+    for name, origin in rows._all("SELECT name, origin FROM {threads} WHERE origin IS NOT NULL"):
+        try:
+            unpack_origin(origin, _text(name))
+        except _UNREADABLE:
+            lost.append(Lost("where a branch began", _text(name), stored=origin))
+            if not dry_run:
+                rows._do("UPDATE {threads} SET origin = NULL, began = NULL WHERE name = %s", (name,))
+    return lost
+
+
+def _cover_again(rows: Rows) -> None:
+    """Make what hidden stretches cover together anew, where it is not that."""
+    lines: dict[tuple[int, int], list[Hidden]] = {}
+    for family, line, after, upto, segment in rows._all(
+        "SELECT family, line, after, upto, segment FROM {hidden} WHERE writes_of IS NULL"
+    ):
+        lines.setdefault((family, line), []).append(Hidden("", after, upto, segment))
+    covered: dict[tuple[int, int], set[tuple[int, int, int]]] = {}
+    for family, line, segment, after, upto in rows._all("SELECT family, line, segment, after, upto FROM {covers}"):
+        covered.setdefault((family, line), set()).add((segment, after, upto))
+    for place in {*lines, *covered}:
+        expected = set(Covers(lines.get(place, ())).spans())
+        if covered.get(place, set()) != expected:
+            rows._do("DELETE FROM {covers} WHERE family = %s AND line = %s", place)
+            for segment, after, upto in expected:
+                rows._do(
+                    "INSERT INTO {covers} (family, line, segment, after, upto) VALUES (%s, %s, %s, %s, %s)",
+                    (*place, segment, after, upto),
+                )
 
 
 def _wrong_content(rows: Rows) -> list[Finding]:
@@ -197,10 +313,6 @@ def _wrong_labels(rows: Rows) -> list[Finding]:
         _finding("index", "it would not be found by its metadata or tags", key.thread_id, key.checkpoint_id)
         for key, _, _ in _labels_to_set(rows)
     ]
-
-
-def _checked_labels(rows: Rows) -> list[tuple[tuple[int, int, int], list[int] | None]]:
-    return [(place, wanted) for _, place, wanted in _labels_to_set(rows)]
 
 
 def _labels_to_set(rows: Rows) -> list[tuple[Key, tuple[int, int, int], list[int] | None]]:

@@ -35,6 +35,7 @@ from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.runtime.calls import tried_again
 from everstep.stores.heads import Heads, Seen
 from everstep.stores.inside import Inside
+from everstep.stores.inspection import Lost
 from everstep.stores.protocol import (
     ANY,
     BaseRef,
@@ -68,7 +69,7 @@ try:
     import psycopg
 
     from everstep.stores.postgres.adopt import AdoptingRows as Rows
-    from everstep.stores.postgres.checking import problems, thread_names
+    from everstep.stores.postgres.checking import mend, problems, stored_rows, thread_names
     from everstep.stores.postgres.pool import (
         RACES,
         Connection,
@@ -292,6 +293,16 @@ class PostgresStore:
         """Return what is wrong with tables and indexes: see `Checking`."""
         return await self._driver.run(lambda deadline: self._database.view(problems, deadline))
 
+    async def mend_tables(self, *, dry_run: bool) -> list[Lost]:
+        """Make tables and indexes agree: see `Mending`."""
+        lost = await self._write(lambda rows: mend(rows, dry_run=dry_run), "")
+        self._database.forget_heads()
+        return lost
+
+    async def stored_rows(self, keys: Sequence[Key]) -> list[Lost]:
+        """Return checkpoints as they are stored: see `Mending`."""
+        return await self._read(lambda rows: stored_rows(rows, keys))
+
     async def close(self) -> None:
         await self._driver.run(lambda _: self._database.close())
         self._workers.dismiss()
@@ -502,6 +513,10 @@ class _Database:
     def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
         self._heads.after_fork()
         self._lock.release()
+
+    def forget_heads(self) -> None:
+        """Forget what was seen: tables were changed behind it."""
+        self._heads.clear()
 
     # -- work
 

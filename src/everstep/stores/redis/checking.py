@@ -7,16 +7,35 @@ have been right a moment later: who tells it looks again (`confirmed`).
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding
 from everstep.stores.facts import EVERYTHING, is_noted, new_facts
+from everstep.stores.inspection import Lost
 from everstep.stores.protocol import Key
-from everstep.stores.redis.items import bucket_of, escaped, line_name, line_of, pack_facts, unpack_facts, unpack_item
+from everstep.stores.records import unpack_origin
+from everstep.stores.redis.items import (
+    bucket_of,
+    escaped,
+    line_name,
+    line_of,
+    pack_facts,
+    raw_writes,
+    unpack_commons,
+    unpack_facts,
+    unpack_hidden,
+    unpack_item,
+    unpack_log,
+    unpack_segment,
+)
 from everstep.stores.redis.plan import LineState
+from everstep.stores.transaction import now_micros
+from everstep.values.tree import FORMAT
 
 Send = Callable[..., Any]
 """Sends a command (its name, the key within the bucket, arguments) to the bucket it is called with."""
@@ -27,6 +46,7 @@ _OF_CHECKPOINT = re.compile(rb"thread:([^:]*):([^:]*):(item|writes):(.*)", re.DO
 _OF_FAMILY = re.compile(rb"family:([^:]*)(:objects|:threads|:segments|:shared_states)?")
 _OF_BUCKET = re.compile(rb"active|names|facts|fact:\d+|counts|ids|alias:.*|aliases|gone|life", re.DOTALL)
 _LOOKS = 2
+_NO_HEAD = f"{1 << 40} t - "  # a line whose head is not known; no generation was higher
 
 
 class Problem(NamedTuple):
@@ -52,7 +72,7 @@ class Bucket:
     """The keys of one bucket, as a scan found them, and what they hold."""
 
     def __init__(self, number: int, send: Send, keys: Sequence[bytes], aliases: Callable[[str], bytes]) -> None:
-        self._number = number
+        self._number = self.number = number
         self._send = send
         self._alias = aliases
         self._unknown: list[bytes] = []
@@ -99,7 +119,8 @@ class Bucket:
                     place = began[1], began[2]
                     self._branches[place] = self._branches.get(place, 0) + 1
             elif not ends:
-                yield self._problem("thread", "the head of the thread is missing", _name(name))
+                fix = self._heads_again(name)
+                yield self._problem("thread", "the head of the thread is missing", _name(name), None, fix)
         for name, heads in self._heads.items():
             yield from self._thread(name, heads, bool(ends))
         if not ends:
@@ -109,21 +130,39 @@ class Bucket:
             if self._ask("EXISTS", key):
                 yield self._problem("row", f"a key of no kind: {key!r:.100}", None, None, [("UNLINK", key)])
 
+    def _heads_again(self, name: bytes) -> list[tuple[Any, ...]]:
+        """Return the commands that make the head of a thread anew from its other keys, if its family knows it."""
+        thread_id = _name(name)
+        family = next((f for f in self._families if self._ask("SISMEMBER", _family(f, ":threads"), thread_id)), None)
+        indexes = [found for key in self._threads[name] if (found := _OF_LINE.fullmatch(key)) and found[3] == b"index"]
+        if family is None or not indexes:
+            return [("UNLINK", key) for key in self._threads[name]]
+        heads = f"thread:{escaped(thread_id)}:heads"
+        fix: list[tuple[Any, ...]] = [("HSET", heads, "family", family, "name", thread_id, "made", 0, "version", 0)]
+        fix += [("HSET", heads, b"@" + _name(found[2]).encode(), _NO_HEAD) for found in indexes]
+        return fix
+
     # -- threads
 
     def _thread(self, name: bytes, heads: dict[bytes, bytes], ends: bool) -> Iterator[Problem]:
         thread_id = _name(name)
         family = heads.get(b"family", b"")
         if heads.get(b"name", thread_id.encode()) != thread_id.encode():
-            yield self._problem("thread", f"it says that its name is {heads[b'name']!r:.100}", thread_id)
+            fixed = [("HSET", f"thread:{name.decode()}:heads", "name", thread_id)]
+            yield self._problem("thread", f"it says that its name is {heads[b'name']!r:.100}", thread_id, None, fixed)
         if b"" not in self._families.get(family, ()) and not ends and not self._ask("EXISTS", _family(family, "")):
-            yield self._problem("thread", "its family is missing", thread_id)
+            fix: list[tuple[Any, ...]] = [("HSET", _family(family, ""), "seq", now_micros(), "format", FORMAT)]
+            yield self._problem("thread", "its family is missing", thread_id, None, fix)
         elif not self._ask("SISMEMBER", _family(family, ":threads"), thread_id):
-            yield self._problem("thread", "its family does not know it", thread_id)
+            fix = [("SADD", _family(family, ":threads"), thread_id)]
+            yield self._problem("thread", "its family does not know it", thread_id, None, fix)
         if bucket_of(thread_id) != self._number:
             leads = self._alias(thread_id).split(b" ")[0]
             if leads != b"%d" % self._number:
-                yield self._problem("index", "no alias leads to where it is kept", thread_id)
+                alias = ("SET", f"alias:{escaped(thread_id)}", f"{self._number} {secrets.token_hex(16)}")
+                noted = ("SADD", "aliases", thread_id)
+                lost = self._problem("index", "no alias leads to where it is kept", thread_id, None, [alias, noted])
+                yield lost._replace(bucket=bucket_of(thread_id))
         facts = unpack_facts(self._ask("HGET", "facts", thread_id) or b"")
         labels = {label for held in facts.values() for label in held} if facts else set[int]()
         for field, value in heads.items():
@@ -140,6 +179,7 @@ class Bucket:
     def _line(
         self, thread_id: str, namespace: str, value: bytes, heads: dict[bytes, bytes], labels: set[int]
     ) -> Iterator[Problem]:
+        fix: list[tuple[Any, ...]]
         line = f"thread:{line_name(thread_id, namespace)}"
         own = escaped(thread_id).encode(), escaped(namespace).encode()
         flat = self._ask("ZRANGE", f"{line}:index", 0, -1, "WITHSCORES")
@@ -147,7 +187,8 @@ class Bucket:
         try:
             state = LineState(value)
         except CheckpointCorrupted as exc:
-            yield self._problem("head", exc.reason, thread_id)
+            fix = [("HSET", f"thread:{escaped(thread_id)}:heads", b"@" + namespace.encode(), _NO_HEAD)]
+            yield self._problem("head", exc.reason, thread_id, None, fix)
             return
         if state.digest is not None:
             yield from self._head(thread_id, namespace, state, index, labels)
@@ -159,25 +200,30 @@ class Bucket:
         for lost in sorted(set(index) - items):
             key = f"{line}:item:".encode() + lost
             if not self._ask("EXISTS", key) and self._ask("ZSCORE", f"{line}:index", lost):
-                yield self._problem("checkpoint", "its item is missing", thread_id, _text(lost))
+                fix = [("ZREM", f"{line}:index", lost)]
+                yield self._problem("checkpoint", "its item is missing", thread_id, _text(lost), fix)
         for extra in sorted(items - set(index)):
             key = f"{line}:item:".encode() + extra
             if self._ask("EXISTS", key) and not self._ask("ZSCORE", f"{line}:index", extra):
-                yield self._problem("index", "it is not in the index of its namespace", thread_id, _text(extra))
+                what = "it is not in the index of its namespace"
+                yield self._problem("index", what, thread_id, _text(extra), [("UNLINK", key)])
         for pin in set(self._ask("SMEMBERS", f"{line}:pins")) - set(index):
-            yield self._problem("pin", "it is pinned, and not stored", thread_id, _text(pin))
+            fix = [("SREM", f"{line}:pins", pin)]
+            yield self._problem("pin", "it is pinned, and not stored", thread_id, _text(pin), fix)
         written = set(self._ask("SMEMBERS", f"{line}:written"))
         attached = self._items.get((*own, b"writes"), set())
         for lost in sorted(written - attached):
             if not self._ask("EXISTS", f"{line}:writes:".encode() + lost) and self._ask(
                 "SISMEMBER", f"{line}:written", lost
             ):
-                yield self._problem("write", "its pending writes are missing", thread_id, _text(lost))
+                fix = [("SREM", f"{line}:written", lost)]
+                yield self._problem("write", "its pending writes are missing", thread_id, _text(lost), fix)
         for extra in sorted(attached - written):
             if self._ask("EXISTS", f"{line}:writes:".encode() + extra) and not self._ask(
                 "SISMEMBER", f"{line}:written", extra
             ):
-                yield self._problem("write", "its pending writes are not noted", thread_id, _text(extra))
+                fix = [("SADD", f"{line}:written", extra)]
+                yield self._problem("write", "its pending writes are not noted", thread_id, _text(extra), fix)
         yield from self._began(thread_id, line, index)
         for name in index:
             held = (self._ask("HGET", "ids", name) or b"").split(b"\n")
@@ -192,9 +238,12 @@ class Bucket:
     def _head(
         self, thread_id: str, namespace: str, state: LineState, index: dict[bytes, bytes], labels: set[int]
     ) -> Iterator[Problem]:
+        fix: list[tuple[Any, ...]]
         name = state.checkpoint_id.encode()
         if name not in index:
-            yield self._problem("head", "the head is not stored", thread_id, state.checkpoint_id)
+            value = f"{state.generation + 1} t - "
+            fix = [("HSET", f"thread:{escaped(thread_id)}:heads", b"@" + namespace.encode(), value)]
+            yield self._problem("head", "the head is not stored", thread_id, state.checkpoint_id, fix)
             return
         item = self._ask("GET", f"thread:{line_name(thread_id, namespace)}:item:".encode() + name)
         if item is None:
@@ -204,7 +253,11 @@ class Bucket:
         except CheckpointCorrupted:
             return  # told by those who read it
         if stored.digest.hex() != state.digest:
-            yield self._problem("head", "the head is not the one that its line names", thread_id, state.checkpoint_id)
+            moved = "t" if state.head_was_moved else "-"
+            value = f"{state.generation + 1} {moved} {stored.digest.hex()} {state.checkpoint_id}"
+            fix = [("HSET", f"thread:{escaped(thread_id)}:heads", b"@" + namespace.encode(), value)]
+            what = "the head is not the one that its line names"
+            yield self._problem("head", what, thread_id, state.checkpoint_id, fix)
         if not all(is_noted(fact, labels) for fact in new_facts(stored.record, None)):
             fix = [
                 ("HSET", "facts", thread_id, pack_facts({EVERYTHING: {EVERYTHING}})),
@@ -224,6 +277,64 @@ class Bucket:
                     fix = [("HSET", f"{line}:began", name, expected[name])]
                 what = f"{int(counts.get(name, b'0'))} branches are counted there, and {expected.get(name, 0)} say so"
                 yield self._problem("origin", what, thread_id, _text(name), fix)
+
+    # -- what cannot be read
+
+    def unreadable(self) -> Iterator[Problem]:
+        """Yield what has a checksum of its own and does not match it, but for checkpoints and objects."""
+        read: Callable[[], Any]
+        for name in self._threads:
+            thread = f"thread:{name.decode()}"
+            for seq, value in self._hash(f"{thread}:log").items():
+                yield from self._checked(f"{thread}:log", seq, "operation", name, partial(_read_log, seq, value))
+            for field, value in self._hash(f"{thread}:hidden").items():
+                yield from self._checked(f"{thread}:hidden", field, "hidden", name, partial(unpack_hidden, value))
+            heads = self._hash(f"{thread}:heads")
+            if b"origin" in heads:
+                read = partial(unpack_origin, heads[b"origin"], _name(name))
+                for problem in self._checked(f"{thread}:heads", b"origin", "origin", name, read):
+                    yield problem._replace(fix=[*problem.fix, ("HDEL", f"{thread}:heads", "began")])
+            if b"began" in heads and not re.fullmatch(rb"\d+ [^\n]*\n.*", heads[b"began"], re.DOTALL):
+                yield self._problem(
+                    "origin", "where it began", _name(name), None, [("HDEL", f"{thread}:heads", "began")]
+                )
+        for (name, namespace, kind), ids in self._items.items():
+            for checkpoint_id in ids if kind == b"writes" else ():
+                key = b"thread:" + name + b":" + namespace + b":writes:" + checkpoint_id
+                for field, value in self._hash(key).items():
+                    read = partial(raw_writes, _text(checkpoint_id), [field, value])
+                    yield from self._checked(key, field, "write", name, read)
+        for family in self._families:
+            for segment, value in self._hash(_family(family, ":segments")).items():
+                read = partial(_read_segment, segment, value)
+                yield from self._checked(_family(family, ":segments"), segment, "segment", None, read)
+            for field, value in self._hash(_family(family, ":shared_states")).items():
+                read = partial(_read_common, field, value)
+                yield from self._checked(_family(family, ":shared_states"), field, "shared state", None, read)
+
+    def _checked(
+        self, key: str | bytes, field: bytes, kind: str, name: bytes | None, read: Callable[[], Any]
+    ) -> Iterator[Problem]:
+        try:
+            read()
+        except (CheckpointCorrupted, ValueError, TypeError, IndexError, KeyError) as exc:
+            owner = _name(name) if name is not None else None
+            yield self._problem(kind, f"it cannot be read: {exc}", owner, None, [("HDEL", key, field)])
+
+    def stored(self, command: Sequence[Any]) -> Lost | None:
+        """Return what a command would delete, to be kept elsewhere before; None: nothing."""
+        verb, key, *fields = command
+        if verb == "HDEL":
+            return Lost(f"field {fields[0]!r} of {key!r}", stored=self._ask("HGET", key, fields[0]))
+        if verb == "UNLINK":
+            return Lost(f"key {key!r}", stored=self._ask("DUMP", key))
+        if verb in ("ZREM", "SREM"):
+            return Lost(f"member {fields[0]!r} of {key!r}")
+        return None
+
+    def thread_ids(self) -> list[str]:
+        """Return the names of the threads that are kept here."""
+        return [_name(name) for name in self._threads]
 
     # -- indexes of the bucket
 
@@ -303,7 +414,7 @@ class Bucket:
     def _ask(self, *command: Any) -> Any:
         return self._send(self._number, *command)
 
-    def _hash(self, key: str) -> dict[bytes, bytes]:
+    def _hash(self, key: str | bytes) -> dict[bytes, bytes]:
         flat = self._ask("HGETALL", key)
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
@@ -317,6 +428,22 @@ class Bucket:
     ) -> Problem:
         threads = (thread_id,) if thread_id is not None else ()
         return Problem(Finding(kind, what, thread_id, checkpoint_id, threads), fix, self._number)
+
+
+def _read_log(seq: bytes, value: bytes) -> None:
+    unpack_log(value, int(seq))
+
+
+def _read_segment(segment: bytes, value: bytes) -> None:
+    unpack_segment(int(segment), value)
+
+
+def _read_common(field: bytes, value: bytes) -> None:
+    seq, size, names = field.split(b" ", 2)
+    one = names[: int(size)].decode()
+    (states,) = unpack_commons([field, value], one).values()
+    if states[0].place.seq != int(seq):
+        raise CheckpointCorrupted("it has another number")
 
 
 def _family(family: bytes, part: str) -> str:

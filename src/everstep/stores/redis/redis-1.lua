@@ -2010,3 +2010,15 @@ function verbs.unalias()
   return { "done" }
 end
 
+-- Note anew what a thread has, after it was put right.
+function verbs.mend()
+  local name = take()
+  local thread = thread_key(name)
+  local family = call("HGET", thread .. ":heads", "family")
+  if not family then return { "absent" } end
+  cover_again(thread)
+  for _, namespace in ipairs(namespaces(name)) do note_line(thread, namespace) end
+  note_sizes(thread)
+  note_family_sizes(family_key(family))
+  return { "done" }
+end

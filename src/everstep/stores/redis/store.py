@@ -38,6 +38,7 @@ from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.runtime.calls import tried_again
 from everstep.stores.facts import Wanted, is_noted, new_facts, prefix_end
 from everstep.stores.heads import Heads, Seen
+from everstep.stores.inspection import Lost as LostRow
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
     ANY,
@@ -114,6 +115,9 @@ _PAGE = 200
 _FOUND_GROWTH, _FOUND_MAX = 4, 1000  # how the number of threads grows that are looked at once, and up to what
 _SCORE_MAX = 1 << 53
 _ALIASES_MAX = 10_000
+
+
+_MENDING_ROUNDS = 4
 
 
 class RedisStore:
@@ -290,6 +294,14 @@ class RedisStore:
         """Return what is wrong with keys and indexes: see `Checking`."""
         found = await self._run(lambda at: confirmed(lambda: self._server.problems(at)))
         return [problem.finding for problem in found]
+
+    async def mend_tables(self, *, dry_run: bool) -> list[LostRow]:
+        """Make keys and indexes agree: see `Mending`."""
+        return await self._run(lambda at: self._server.mend(at, dry_run=dry_run))
+
+    async def stored_rows(self, keys: Sequence[Key]) -> list[LostRow]:
+        """Return checkpoints as they are stored: see `Mending`."""
+        return await self._run(lambda at: self._server.stored_rows(keys, at))
 
     async def close(self) -> None:
         if isinstance(self._driver, AsyncDriver):
@@ -1119,6 +1131,36 @@ class _Server:
                 found += bucket.problems()
             except (StoreError, ValueError, TypeError) as exc:  # a key of another type than it should have
                 found.append(Problem(Finding("row", f"a bucket cannot be read: {exc}", None, None, ()), (), 0))
+        return found
+
+    def mend(self, at: float, *, dry_run: bool) -> list[LostRow]:
+        """Put right what can be, until nothing more is found, and return what went."""
+        lost: list[LostRow] = []
+        for _ in range(_MENDING_ROUNDS):
+            done = 0
+            for bucket in self.buckets(at):
+                for problem in [*bucket.unreadable(), *bucket.problems()]:
+                    for command in problem.fix:
+                        kept = bucket.stored(command)
+                        if kept is not None:
+                            lost.append(kept._replace(thread_id=problem.finding.thread_id))
+                        if not dry_run:
+                            self.send_raw(problem.bucket, *command)
+                            done += 1
+                for thread_id in [] if dry_run else bucket.thread_ids():
+                    at = time.monotonic() + self._link.timeout_seconds
+                    self._call(bucket.number, at, "mend", thread_id, writes=True)
+            if not done:
+                break
+        self._heads.clear()
+        return lost
+
+    def stored_rows(self, keys: Sequence[Key], at: float) -> list[LostRow]:
+        found: list[LostRow] = []
+        for bucket, held in self._everywhere(at, "has", keys[0].thread_id) if keys else ():
+            for key in keys if held else ():
+                item = self.send_raw(bucket, "GET", f"thread:{line_name(*key[:2])}:item:{key.checkpoint_id}")
+                found.append(LostRow("a checkpoint", *key, stored=item))
         return found
 
     def _delete(

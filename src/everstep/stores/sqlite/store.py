@@ -11,6 +11,7 @@ both sides when needed. Driver errors are translated in `_translated`, and nowhe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import ctypes
 import logging
@@ -48,6 +49,7 @@ from everstep.runtime import deadlines, forks
 from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.runtime.interrupts import deferred
 from everstep.stores.inside import Inside
+from everstep.stores.inspection import Lost
 from everstep.stores.protocol import (
     BaseRef,
     Change,
@@ -74,6 +76,7 @@ from everstep.stores.sqlite import schema
 from everstep.stores.sqlite.files import can_write, has_space, is_unchanging, why_not_opened
 from everstep.stores.sqlite.full_disk import Reserve, Steps
 from everstep.stores.sqlite.guard import FileGuard
+from everstep.stores.sqlite.mending import BrokenStructure, copy_rows, mend, restore_schema, stored_rows
 from everstep.stores.sqlite.queue import CommitQueue, Job
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.rows import Rows
@@ -195,7 +198,9 @@ class SQLiteStore:
         objects: bool = False,
         writes: bool = False,
     ) -> Coroutine[Any, Any, Loaded | None]:
-        return self._driver.read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes))
+        return self._driver.read(
+            lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes), thread_id
+        )
 
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
         return await self._driver.read(lambda rows: rows.load_many(keys, writes)) if keys else []
@@ -210,7 +215,7 @@ class SQLiteStore:
         return await self._driver.read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
 
     async def list_checkpoints(self, query: Query) -> list[Stored]:
-        return await self._driver.read(lambda rows: rows.list_checkpoints(query))
+        return await self._driver.read(lambda rows: rows.list_checkpoints(query), query.thread_id)
 
     async def count(self, query: Query) -> int:
         return await self._driver.read(lambda rows: rows.count(query))
@@ -224,7 +229,7 @@ class SQLiteStore:
     async def thread(
         self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
     ) -> Thread | None:
-        return await self._driver.read(lambda rows: rows.thread(thread_id, branches, ancestry, brief))
+        return await self._driver.read(lambda rows: rows.thread(thread_id, branches, ancestry, brief), thread_id)
 
     async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
         return await self._driver.read(lambda rows: rows.started(thread_id, namespace, after))
@@ -243,7 +248,7 @@ class SQLiteStore:
         return await self._driver.read(lambda rows: rows.outlines(position))
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
-        return await self._driver.read(lambda rows: rows.operations(thread_id, limit))
+        return await self._driver.read(lambda rows: rows.operations(thread_id, limit), thread_id)
 
     async def delete(
         self,
@@ -317,7 +322,7 @@ class SQLiteStore:
             _log.warning("%s: the disk is too full to shorten the file; a later collection does it", self.path)
 
     async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
-        return await self._driver.read(lambda rows: rows.raw(thread_id, family_threads))
+        return await self._driver.read(lambda rows: rows.raw(thread_id, family_threads), thread_id)
 
     async def adopt(self, part: Part) -> int:
         return await self._driver.write(lambda tx: adopt(tx, part), part.thread_id)
@@ -332,11 +337,25 @@ class SQLiteStore:
 
     async def thread_names(self) -> list[str]:
         """Return the name of every thread, damaged ones included: see `Checking`."""
-        return await self._driver.do(lambda database: database.inspect(thread_names))
+        return await self._behind(lambda: self._database.inspect(thread_names))
 
     async def check_tables(self) -> list[Finding]:
         """Return what is wrong with the file, its tables and indexes: see `Checking`."""
-        return await self._driver.do(lambda database: database.inspect(problems))
+        return await self._behind(lambda: self._database.inspect(problems))
+
+    async def mend_tables(self, *, dry_run: bool) -> list[Lost]:
+        """Make tables and indexes agree, in a new file if need be: see `Mending`."""
+        return await self._behind(lambda: self._database.mend(dry_run=dry_run))
+
+    async def stored_rows(self, keys: Sequence[Key]) -> list[Lost]:
+        """Return checkpoints as they are stored: see `Mending`."""
+        return await self._behind(lambda: self._database.inspect(lambda connection: stored_rows(connection, keys)))
+
+    async def _behind(self, work: Callable[[], T]) -> T:
+        """Do something with the file itself, which may be too damaged to be opened as a store."""
+        if isinstance(self._driver, _AsyncDriver):
+            return await _offloaded(work)
+        return work()
 
     async def close(self) -> None:
         await self._driver.close()
@@ -361,7 +380,7 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
 
 
 class _Driver(Protocol):
-    def read(self, work: Callable[[Rows], T]) -> Coroutine[Any, Any, T]: ...
+    def read(self, work: Callable[[Rows], T], thread_id: str | None = None) -> Coroutine[Any, Any, T]: ...
     def write(self, work: Callable[[Rows], T], thread_id: str) -> Coroutine[Any, Any, T]: ...
     async def do(self, work: Callable[[_Database], T]) -> T: ...
     async def close(self) -> None: ...
@@ -373,9 +392,9 @@ class _BlockingDriver:
     def __init__(self, handle: _Handle) -> None:
         self._handle = handle
 
-    async def read(self, work: Callable[[Rows], T]) -> T:
+    async def read(self, work: Callable[[Rows], T], thread_id: str | None = None) -> T:
         with deferred():
-            return self._handle.get().read(work)
+            return self._handle.get().read(work, thread_id)
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
         with deferred():
@@ -397,8 +416,8 @@ class _AsyncDriver:
     def __init__(self, handle: _Handle) -> None:
         self._handle = handle
 
-    async def read(self, work: Callable[[Rows], T]) -> T:
-        return await _offloaded(lambda: self._handle.get().read(work))
+    async def read(self, work: Callable[[Rows], T], thread_id: str | None = None) -> T:
+        return await _offloaded(lambda: self._handle.get().read(work, thread_id))
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
         job = Job(work, thread_id, deadlines.end_of(self._handle.busy_seconds))
@@ -493,6 +512,48 @@ class _Handle:
             if self._database is None:
                 self._database = _open_shared(self.path, self._synchronous, self.busy_seconds)
             return self._database
+
+    def inspect(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Run `work` on a connection that reads pages whatever their checksums are, as of one moment."""
+        self._check_open()
+        with _translated(self.path), closing(_connection(self.path, int(self.busy_seconds * 1000))) as connection:
+            connection.pragma("checksum_verification", 0)
+            connection.execute("PRAGMA query_only=1")
+            connection.execute("BEGIN")
+            return work(connection)
+
+    def mend(self, *, dry_run: bool) -> list[Lost]:
+        """Make tables agree, and give pages their checksums; see `mending`."""
+        self._check_open()
+        busy_ms = int(self.busy_seconds * 1000)
+        with _translated(self.path):
+            try:
+                lost = _mended(self.path, busy_ms, dry_run=dry_run)
+            except (BrokenStructure, apsw.CorruptError, apsw.SQLError, UnicodeDecodeError) as exc:
+                if dry_run:
+                    return [Lost(f"the structure of the file is broken ({exc}): its rows would be copied to a new one")]
+                self._let_go()
+                aside = _rebuild(self.path, busy_ms)
+                lost = [Lost(f"the structure of the file was broken; it is kept as {aside}")]
+                lost += _mended(self.path, busy_ms, dry_run=False)
+        if not dry_run:
+            self._let_go()  # what is remembered of it may be wrong
+        return lost
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"the store {self.path} is closed")
+
+    def _let_go(self) -> None:
+        """Close the file; the next call opens it anew."""
+        with self._lock:
+            database, self._database = self._database, None
+        if database is not None:
+            with _shared_lock:
+                for key, shared in list(_shared.items()):
+                    if shared is database:
+                        del _shared[key]
+            database.release()
 
     def close(self) -> None:
         with self._lock:
@@ -625,16 +686,20 @@ class _Database:
                 self._disconnect()
                 _workers.dismiss(f"commit {self._path}")
 
-    def read(self, work: Callable[[Rows], T]) -> T:
-        """Run `work` on a consistent view of the file."""
+    def read(self, work: Callable[[Rows], T], thread_id: str | None = None) -> T:
+        """Run `work`, which may be about a thread, on a consistent view of the file."""
         try:
             return self._read(work)
         except _ChecksumMismatch as exc:
-            self._renew_checksums(exc)
+            mismatch = exc
+        except CheckpointCorrupted as exc:
+            raise _about(exc, thread_id) from exc
         try:
+            self._renew_checksums(mismatch)
             return self._read(work)
-        except _ChecksumMismatch as exc:
-            raise CheckpointCorrupted(exc.reason) from exc
+        except CheckpointCorrupted as exc:
+            told = CheckpointCorrupted(exc.reason) if isinstance(exc, _ChecksumMismatch) else exc
+            raise _about(told, thread_id) from exc
 
     def _read(self, work: Callable[[Rows], T]) -> T:
         with _translated(self._path), self as connections:
@@ -654,14 +719,6 @@ class _Database:
                 raise CheckpointCorrupted(f"{self._path} holds something impossible: {exc!r}") from exc
             finally:
                 self._put_reader(connections, connection)
-
-    def inspect(self, work: Callable[[apsw.Connection], T]) -> T:
-        """Run `work` on a connection that reads pages whatever their checksums are, as of one moment."""
-        with _translated(self._path), closing(_connection(self._path, self._busy_ms)) as connection:
-            connection.pragma("checksum_verification", 0)
-            connection.execute("PRAGMA query_only=1")
-            connection.execute("BEGIN")
-            return work(connection)
 
     def _renew_checksums(self, met: _ChecksumMismatch) -> None:
         """Find out whether the file is damaged, or only written by another program; raise or mend."""
@@ -917,6 +974,11 @@ class _Database:
         self._reserve.keep(size_bytes, leaving_bytes=_STEP_PAGES * _PAGE_BYTES)
 
 
+def _about(error: CheckpointCorrupted, thread_id: str | None) -> CheckpointCorrupted:
+    """Return an error that names the thread which could not be read, if that is known."""
+    return error if thread_id is None or error.thread_id is not None else error.located(thread_id, None)
+
+
 def _wal_pages_for(pages: int) -> int:
     """Return how long the WAL of a file of so many pages may get before it is moved into it."""
     return max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages // _WAL_SHARE))
@@ -1089,6 +1151,54 @@ def _renew_checksums(path: Path, busy_ms: int) -> None:
         pages,
         time.monotonic() - started,
     )
+
+
+def _mended(path: Path, busy_ms: int, *, dry_run: bool) -> list[Lost]:
+    """Make the tables of a file agree, and give its pages their checksums, whatever is on them."""
+    with closing(_connection(path, busy_ms)) as connection:
+        connection.pragma("checksum_verification", 0)
+        connection.execute("BEGIN IMMEDIATE")
+        lost = mend(connection)
+        if dry_run:
+            connection.execute("ROLLBACK")
+            return lost
+        connection.execute("COMMIT")
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        connection.execute("BEGIN IMMEDIATE")
+        raw = RawFile(connection)
+        pages = list(raw.unsealed_pages())
+        for at, page in pages:
+            raw.seal_page(at, page)
+        raw.sync()
+        if pages:
+            connection.execute(
+                """INSERT INTO counters (name, value) VALUES ('renewals', 1)
+                   ON CONFLICT DO UPDATE SET value = value + 1"""
+            )
+        connection.execute("COMMIT")
+        return lost
+
+
+def _rebuild(path: Path, busy_ms: int) -> Path:
+    """Copy what can be read of a file into a new one in its place, and return where the old one is kept."""
+    with contextlib.suppress(BrokenStructure, apsw.Error), closing(_connection(path, busy_ms)) as connection:
+        connection.pragma("checksum_verification", 0)
+        restore_schema(connection)
+    stamp = time.time_ns()
+    fresh = Path(f"{path}.{stamp}.new")
+    aside = Path(f"{path}.{stamp}.damaged")
+    with closing(_opened(fresh, busy_ms)) as target:
+        with closing(_connection(path, busy_ms)) as source:
+            source.execute("PRAGMA writable_schema = ON")  # else a file that is shorter than it says is not read
+            source.pragma("checksum_verification", 0)
+            copy_rows(source, target)
+        target.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    os.rename(path, aside)
+    for end in ("-wal", "-shm"):
+        if os.path.exists(f"{path}{end}"):
+            os.rename(f"{path}{end}", f"{aside}{end}")
+    os.rename(fresh, path)
+    return aside
 
 
 def _make_private(path: Path) -> None:

@@ -83,13 +83,23 @@ def thread_names(connection: apsw.Connection) -> list[str]:
     return found
 
 
-def _check_schema(connection: apsw.Connection) -> list[Finding]:
+def check_schema(connection: apsw.Connection) -> list[Finding]:
     """What others have added (an index, a view) does no harm; what is ours must be there as it was made."""
     found = set(connection.execute(_SCHEMA))
     return [_finding("file", f"{kind} {name} is not as it was made", None) for kind, name, sql in _schema() - found]
 
 
 _SCHEMA = "SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
+
+
+@cache
+def schema_rows() -> tuple[tuple[Any, ...], ...]:
+    """Return what the table of tables holds, by rowid: the same in every file, but for where the tables are."""
+    connection = apsw.Connection(":memory:")
+    add_functions(connection)
+    for _ in migrate(connection, 0):
+        pass
+    return tuple(connection.execute("SELECT type, name, tbl_name, sql, rowid FROM sqlite_schema"))
 
 
 @cache
@@ -286,7 +296,16 @@ def _read_common(low: str, high: str, seq: int, data: bytes, children: bytes) ->
 
 def _check_noted(connection: apsw.Connection) -> list[Finding]:
     """A checkpoint must be found by what it has. A line may be found by more: see `facts`."""
-    found: list[Finding] = []
+    what = "the checkpoint would not be found by its metadata or tags"
+    return [_finding("index", what, key.thread_id, key.checkpoint_id) for _, key in _unnoted(connection)]
+
+
+def unnoted_lines(connection: apsw.Connection) -> set[int]:
+    """Return the namespaces that would not be found by what they have."""
+    return {line for line, _ in _unnoted(connection)}
+
+
+def _unnoted(connection: apsw.Connection) -> Iterator[tuple[int, Key]]:
     labels: dict[int, set[int]] = {}
     for line, label in connection.execute("SELECT line, label FROM facts"):
         labels.setdefault(line, set()).add(label)
@@ -301,9 +320,7 @@ def _check_noted(connection: apsw.Connection) -> list[Finding]:
             continue  # told elsewhere
         held = labels.get(line, ())
         if not all(is_noted(fact, held) for fact in new_facts(record, None)):
-            what = "the checkpoint would not be found by its metadata or tags"
-            found.append(_finding("index", what, thread_id, key.checkpoint_id))
-    return found
+            yield line, key
 
 
 def _wrong_objects(connection: apsw.Connection) -> list[Finding]:
@@ -328,7 +345,7 @@ def _expanded(body: bytes) -> bytes:
 
 
 _CHECKS: dict[str, Callable[[apsw.Connection], list[Finding]]] = {
-    "its tables are not those of a store": _check_schema,
+    "its tables are not those of a store": check_schema,
     "its structure is damaged": check_structure,
     "rows are damaged": _check_seals,
     "rows contradict each other": _check_references,

@@ -1,0 +1,366 @@
+"""Puts a damaged store right: `engine.repair`.
+
+What is damaged is set aside: written to a file as it is stored, then removed. Everything that is whole stays as it is.
+The store makes its tables agree first (`stores/inspection.py`); then checkpoints that cannot be read, or whose objects
+are damaged, go as a deletion would take them; then each thread gets back what must be true of it: a head that is
+stored, segments that follow something, pins and hidden stretches of what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64encode
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.errors import InvalidInput
+from everstep.reports import RepairReport, UpkeepProgress
+from everstep.stores.covers import Covers
+from everstep.stores.inspection import Lost, Mending
+from everstep.stores.protocol import Hidden, Key, Part, Place, RawLine, RawThread, Root, SharedState, Store, Stored
+from everstep.upkeep.looking import Entry, Look
+from everstep.upkeep.verify import Family, Progress, verify
+from everstep.values import tree
+
+_ROUNDS_MAX = 4  # what was put right may show what else is wrong
+
+
+async def repair(
+    store: Store,
+    thread_id: str | None,
+    *,
+    dry_run: bool = False,
+    keep: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> RepairReport:
+    """Put a thread, or (None) the whole store, right, and return what was done."""
+    return await _Repair(store, thread_id, dry_run, _keep_path(store, keep), progress).run()
+
+
+def _keep_path(store: Store, keep: str | os.PathLike[str] | None) -> Path:
+    if keep is not None:
+        return Path(keep)
+    beside = getattr(store, "path", None)
+    folder = Path(beside).parent if beside is not None else Path.cwd()
+    return folder / f"everstep-repair-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.jsonl"
+
+
+class _Repair:
+    def __init__(
+        self, store: Store, thread_id: str | None, dry_run: bool, keep: Path, progress: Progress | None
+    ) -> None:
+        self._store = store
+        self._only = thread_id
+        self._progress = progress
+        self._kept = _KeptRows(keep, is_written=not dry_run)
+        self._report = RepairReport(dry_run=dry_run)
+
+    async def run(self) -> RepairReport:
+        report = self._report
+        found = await verify(self._store, self._only, self._progress)
+        report.found = list(found.findings)
+        report.left = list(found.findings)
+        if found.ok:
+            return report
+        for _ in range(1 if report.dry_run else _ROUNDS_MAX):
+            before = list(report.actions)
+            await self._mend_tables()
+            damaged = found.damaged_threads if report.dry_run else await self._damaged()
+            families: set[str] = set()
+            for number, name in enumerate(damaged):
+                self._tell(number, len(damaged))
+                families |= await self._repair_family(name)
+            if report.dry_run:
+                break
+            for family in families:
+                await self._store.sweep(family)
+            await self._mend_tables()
+            report.left = list((await verify(self._store, self._only)).findings)
+            if not report.left or report.actions == before:
+                break
+        report.threads = sorted(set(report.threads))
+        report.kept_in = await self._kept.close()
+        return report
+
+    async def _damaged(self) -> list[str]:
+        return (await verify(self._store, self._only)).damaged_threads
+
+    def _tell(self, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(UpkeepProgress("repair", done, total, len(self._report.removed), 0))
+
+    async def _mend_tables(self) -> None:
+        if not isinstance(self._store, Mending):
+            return
+        lost = await self._store.mend_tables(dry_run=True)
+        await self._kept.write(lost)
+        if not self._report.dry_run:
+            done = await self._store.mend_tables(dry_run=False)
+            told = {repr(each) for each in lost}
+            lost = [*lost, *(each for each in done if repr(each) not in told)]
+            await self._kept.write(lost[len(told) :])
+        for each in lost:
+            self._act(f"set aside: {each.what}", each.thread_id)
+
+    def _act(self, what: str, thread_id: str | None) -> None:
+        where = f"thread {thread_id!r}: " if thread_id is not None else ""
+        self._report.actions.append(where + what)
+        if thread_id is not None and thread_id not in self._report.threads:
+            self._report.threads.append(thread_id)
+
+    # -- a family
+
+    async def _repair_family(self, name: str) -> set[str]:
+        """Put the threads of a family right, and return its name if objects may have lost their last reader."""
+        family = await Family.read(self._store, name, ())
+        await family.findings()
+        gone: set[str] = set()
+        for look in family.looks.values():
+            if look.raw is None:
+                continue  # what is left of it is told as not repaired
+            bad = _bad_keys(look, family.tainted)
+            if bad:
+                await self._remove(look.thread_id, bad)
+                gone.add(look.raw.family)
+        if self._report.dry_run:
+            return gone
+        tainted = family.tainted
+        family = await Family.read(self._store, name, ())
+        for look in family.looks.values():
+            if look.raw is not None:
+                await self._settle(look, look.raw, family, tainted)
+        return gone
+
+    async def _remove(self, thread_id: str, bad: Sequence[Key]) -> None:
+        if isinstance(self._store, Mending):
+            await self._kept.write(await self._store.stored_rows(bad))
+        if not self._report.dry_run:
+            await self._store.delete(thread_id, keys=bad)
+        for key in bad:
+            self._report.removed.append((key.thread_id, key.namespace, key.checkpoint_id))
+            self._act(f"checkpoint {key.checkpoint_id!r} is set aside", thread_id)
+
+    async def _settle(self, look: Look, raw: RawThread, family: Family, tainted: Collection[bytes]) -> None:
+        """Give a thread what must be true of it."""
+        entries = [entry for each in family.looks.values() for entry in each.entries]
+        settled = settle(raw, look.entries, entries, tainted, family.raws())
+        segments = await self._segments(raw, settled.entries, entries)
+        changed = [entry for entry in settled.entries if entry not in look.entries]
+        if settled.raw == raw and not segments and not changed:
+            return
+        stored = [await self._with_segment(entry) for entry in changed]
+        lines: dict[str, RawLine] = {}
+        for namespace, line in settled.raw.lines.items():
+            known = line.segments | _own(segments, settled.entries, namespace)
+            lines[namespace] = line._replace(segments=frozenset(known))
+        part = Part(
+            raw.thread_id,
+            checkpoints=[each for each in stored if each is not None],
+            segments=segments,
+            threads=[settled.raw._replace(lines=lines)],
+        )
+        await self._store.adopt(part)
+        for what in settled.actions or ["what its parts follow is put right"]:
+            self._act(what, raw.thread_id)
+
+    async def _with_segment(self, entry: Entry) -> Stored | None:
+        loaded = await self._store.read(*entry.key)
+        return None if loaded is None else loaded.stored._replace(segment=entry.segment)
+
+    async def _segments(
+        self, raw: RawThread, entries: Sequence[Entry], family: Sequence[Entry]
+    ) -> dict[int, tuple[Place, ...]]:
+        """Return what segments follow of which that is not stored: the parents of their first checkpoints."""
+        places = {entry.key: Place(entry.key, entry.segment, entry.seq) for entry in [*family, *entries]}
+        firsts: dict[tuple[str, int], Entry] = {}
+        for entry in entries:
+            firsts.setdefault((entry.key.namespace, entry.segment), entry)
+        found: dict[int, tuple[Place, ...]] = {}
+        for (namespace, segment), first in firsts.items():
+            line = raw.lines.get(namespace)
+            if line is None or segment in line.segments:
+                continue
+            own = [each for name, each in firsts if name == namespace]
+            is_branch = raw.origin is not None and raw.origin.namespace == namespace
+            if segment == min([*own, *line.segments]) and not is_branch:
+                continue  # the first of a namespace follows nothing
+            parents = [places[key] for key in first.parents if key in places and first.seq == segment]
+            found[segment] = tuple(place for place in parents if place.seq < segment)
+        return found
+
+
+def _own(segments: Mapping[int, Any], entries: Sequence[Entry], namespace: str) -> set[int]:
+    return {entry.segment for entry in entries if entry.key.namespace == namespace and entry.segment in segments}
+
+
+def _bad_keys(look: Look, tainted: Collection[bytes]) -> list[Key]:
+    """Return the checkpoints that cannot be read, or that need objects which cannot."""
+    bad = list(dict.fromkeys(look.unreadable))
+    for entry in look.entries:
+        if entry.key not in bad and any(key in tainted for key in tree.hashes(entry.children)):
+            bad.append(entry.key)
+    return bad
+
+
+class Settled(NamedTuple):
+    """A thread as it must be, and what was changed for it."""
+
+    raw: RawThread
+    entries: list[Entry]
+    actions: list[str]
+
+
+def settle(
+    raw: RawThread,
+    own: Sequence[Entry],
+    family: Sequence[Entry],
+    tainted: Collection[bytes],
+    raws: Mapping[str, RawThread],
+) -> Settled:
+    """Return a thread with nothing in it that names what is not there. Pure."""
+    actions: list[str] = []
+    entries = _in_segments(own)
+    if entries != list(own):
+        actions.append("checkpoints are put into segments of their own")
+    logged = {operation.seq for other in raws.values() for operation in other.operations}
+    hidden = [stretch for stretch in raw.hidden if _has_sense(stretch, raw, logged)]
+    if len(hidden) != len(raw.hidden):
+        actions.append("hidden stretches that no operation accounts for are lifted")
+    covers = Covers(hidden)
+    lines: dict[str, RawLine] = {}
+    for namespace, line in raw.lines.items():
+        mine = [entry for entry in entries if entry.key.namespace == namespace]
+        lines[namespace] = _line(line, mine, covers, is_copy=bool(raw.note))
+        if lines[namespace].head != line.head:
+            where = f" of namespace {namespace!r}" if namespace else ""
+            actions.append(f"the head{where} is {lines[namespace].head!r} now, and was {line.head!r}")
+    seqs = {entry.seq for entry in entries}
+    pinned = frozenset(raw.pinned & seqs)
+    if pinned != raw.pinned:
+        actions.append("pins of what is not stored are dropped")
+    writes = [(key, write) for key, write in raw.writes if not _needs(write.children, tainted)]
+    writes = [(key, write) for key, write in writes if key.namespace in raw.lines]
+    if len(writes) != len(raw.writes):
+        actions.append(f"{len(raw.writes) - len(writes)} pending writes whose values are damaged are dropped")
+    states = _states(raw, tainted, raws)
+    if states != {name: list(held) for name, held in raw.shared_states.items()}:
+        actions.append("states in common with others that are damaged are dropped")
+    began = raw.began
+    if raw.origin is not None and began:
+        places = {entry.key: entry.seq for entry in family}
+        began = began if places.get(raw.origin) == began else 0
+        if not began:
+            actions.append("its beginning is not stored any more")
+    changed = raw._replace(lines=lines, hidden=hidden, pinned=pinned, writes=writes, shared_states=states, began=began)
+    return Settled(changed if actions else raw, entries, actions)
+
+
+def _needs(children: bytes, tainted: Collection[bytes]) -> bool:
+    return bool(children) and any(key in tainted for key in tree.hashes(children))
+
+
+def _states(raw: RawThread, tainted: Collection[bytes], raws: Mapping[str, RawThread]) -> dict[str, list[SharedState]]:
+    """Return the states in common with others that both have, and that are whole."""
+    found: dict[str, list[SharedState]] = {}
+    for other, states in raw.shared_states.items():
+        if other in raws:
+            theirs = list(raws[other].shared_states.get(raw.thread_id, ()))
+            found[other] = [
+                state for state in states if state in theirs and not _needs(Root(*state.root).children, tainted)
+            ]
+    return found
+
+
+def _has_sense(stretch: Hidden, raw: RawThread, logged: Collection[int]) -> bool:
+    """Whether a stretch hides something that can be, and (but for a branch, see `relations`) somebody can lift it."""
+    is_order = 0 <= stretch.after <= stretch.to and (stretch.segment or 0) <= stretch.to
+    is_logged = raw.origin is not None or stretch.operation in logged
+    return stretch.namespace in raw.lines and is_order and is_logged
+
+
+def _line(line: RawLine, entries: Sequence[Entry], covers: Covers, *, is_copy: bool) -> RawLine:
+    """Return a namespace with a head that is stored, and that nothing follows which should be the head."""
+    by_id = {entry.key.checkpoint_id: entry for entry in entries}
+    head = by_id.get(line.head) if line.head is not None else None
+    visible = [e for e in entries if not covers.hide(e.key.namespace, e.seq, e.segment)]
+    if head is not None:
+        later = [entry for entry in entries if entry.segment == head.segment and entry.seq > head.seq]
+        if line.head_was_moved or is_copy or not later:
+            return line
+        newest = later[-1]
+        return line._replace(head=newest.key.checkpoint_id, generation=line.generation + 1)
+    if line.head is None and (not visible or not line.generation or is_copy):
+        return line
+    name = visible[-1].key.checkpoint_id if visible else None
+    return line._replace(head=name, head_was_moved=True, generation=line.generation + 1)
+
+
+def _in_segments(entries: Sequence[Entry]) -> list[Entry]:
+    """Return checkpoints so that within a segment each follows the one before; others begin segments of their own."""
+    found: list[Entry] = []
+    by_key = {entry.key: entry for entry in entries}
+    last: dict[tuple[str, int], Key] = {}
+    given: dict[Key, int] = {}
+    for entry in entries:
+        line = entry.key.namespace
+        segment = entry.segment
+        parent = by_key.get(entry.parents[0]) if len(entry.parents) == 1 else None
+        if segment > entry.seq:
+            segment = entry.seq
+        elif not entry.kind and parent is not None and segment != entry.seq and parent.key != entry.key:
+            previous = last.get((line, segment))
+            if previous is not None and previous != parent.key:
+                of_parent = given.get(parent.key, 0)
+                segment = of_parent if last.get((line, of_parent)) == parent.key else entry.seq
+        last[line, segment] = entry.key
+        given[entry.key] = segment
+        found.append(entry._replace(segment=segment))
+    return found
+
+
+class _KeptRows:
+    """A file of JSON lines with what was set aside; made when there is something."""
+
+    def __init__(self, path: Path, *, is_written: bool) -> None:
+        self._path = path
+        self._is_written = is_written
+        self._is_there = False
+        if is_written and path.exists():
+            raise InvalidInput(f"{path} exists already; name another file to keep what is set aside in")
+
+    async def write(self, rows: Sequence[Lost]) -> None:
+        if not rows or not self._is_written:
+            return
+        text = "".join(json.dumps(_as_json(row)) + "\n" for row in rows)
+        self._append(text)
+
+    def _append(self, text: str) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(descriptor, "a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        self._is_there = True
+
+    async def close(self) -> str | None:
+        """Return where the file is, if there is one."""
+        return str(self._path) if self._is_there else None
+
+
+def _as_json(row: Lost) -> dict[str, Any]:
+    found = {"what": row.what, "thread_id": row.thread_id, "namespace": row.namespace}
+    return {**found, "checkpoint_id": row.checkpoint_id, "stored": _plain(row.stored)}
+
+
+def _plain(value: Any) -> Any:
+    """Return a row as JSON: bytes as base64, what JSON does not have as text."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"base64": b64encode(bytes(value)).decode()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return str(value).encode("utf-8", "backslashreplace").decode()
