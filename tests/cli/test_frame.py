@@ -24,6 +24,14 @@ def test_help_names_every_command_and_is_printed_without_click() -> None:
     assert done.stdout.endswith("False\n")
 
 
+@pytest.mark.parametrize("words", [["gc", "--help"], ["threads", "--nonsense"], ["doktor"], ["completion", "fish"]])
+def test_help_and_mistakes_do_not_load_the_engine(words: list[str]) -> None:
+    code = f"import sys; from everstep.cli.start import main; main({words!r}); print('everstep.engine' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.endswith("False\n")
+
+
 def test_help_and_version_in_a_process() -> None:
     assert start_process("--help").out == catalog.help_text()
     assert start_process("--version").out.startswith("everstep 0.")

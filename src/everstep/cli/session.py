@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from everstep import factory
-from everstep.backends import StoreBackend
 from everstep.cli import text
 from everstep.cli.failures import NeedsYes, StoreNotThere
 from everstep.cli.output import Output
 from everstep.cli.settings import Settings, find_settings
 from everstep.config import SnapshotConfig
-from everstep.engine import CheckpointEngine, SyncEngine
 from everstep.errors import UnsupportedByBackend
 from everstep.opening.addresses import Place, is_in_memory, place_of
-from everstep.runtime.blocking import run_to_end
+
+if TYPE_CHECKING:
+    from everstep.backends import StoreBackend
+    from everstep.engine import CheckpointEngine, SyncEngine
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,6 +34,8 @@ class Session:
 
     def __init__(self, engine: CheckpointEngine) -> None:
         self.engine: SyncEngine = engine.sync
+        from everstep.engine import CheckpointEngine
+
         # Views are coroutine functions of an engine: on one over the blocking face of the store they never suspend.
         self._driven = CheckpointEngine(blocking_backend(engine), engine.config)
 
@@ -44,6 +46,8 @@ class Session:
         **kwargs: P.kwargs,
     ) -> R:
         """Return what a view, or another coroutine function of an engine, gives. It never waits for an event loop."""
+        from everstep.runtime.blocking import run_to_end
+
         return run_to_end(view(self._driven, *args, **kwargs))
 
     def newest_thread(self) -> str | None:
@@ -54,6 +58,8 @@ class Session:
 
 def blocking_backend(engine: CheckpointEngine) -> StoreBackend:
     """Return the backend of an engine on the face that never suspends."""
+    from everstep.backends import StoreBackend
+
     backend = engine.checkpointer
     if not isinstance(backend, StoreBackend):
         raise UnsupportedByBackend(f"{type(backend).__name__} is not a store of Everstep")
@@ -84,6 +90,8 @@ class Common:
     @contextmanager
     def opened(self, *, create: bool = False, config: SnapshotConfig | None = None) -> Iterator[Session]:
         """Open the store, and close it in the end. Only with `create` a file that is not there is made."""
+        from everstep import factory  # takes a while, and help and mistakes need no store
+
         settings = self.settings
         if not create:
             require_store(settings.store, settings.source)

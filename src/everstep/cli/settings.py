@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.errors import InvalidInput
-from everstep.factory import DEFAULT_URL
 from everstep.opening.addresses import place_of
 
 STORE_VARIABLE = "EVERSTEP_STORE"
@@ -64,6 +63,8 @@ def find_settings(store: str | None, profile: str | None, folder: Path | None = 
         found = _settings_of(file)
         if found.store:
             return found
+    from everstep.factory import DEFAULT_URL
+
     return Settings(DEFAULT_URL, "default", *_how(near))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,10 +13,11 @@ from everstep.cli.asking import Assignment, Moment, thread_argument, yes_options
 from everstep.cli.group import command, group
 from everstep.cli.session import Common, Session, confirm
 from everstep.config import CheckpointGC, SnapshotConfig
-from everstep.engine import CheckpointEngine
 from everstep.errors import CheckpointNotFound, InvalidInput
 from everstep.reports import GCReport
-from everstep.views.reading import repository_of
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
 
 _POLICIES = [policy.value for policy in CheckpointGC]
 
@@ -249,6 +250,7 @@ def _show_deleted(common: Common, threads: Sequence[str], checkpoints: int, dry_
 
 async def _count(engine: CheckpointEngine, thread: str) -> int:
     from everstep.stores.protocol import Query
+    from everstep.views.reading import repository_of
 
     query = Query(thread_id=thread, namespace=None, hidden="also")
     return await repository_of(engine).store.count(query)

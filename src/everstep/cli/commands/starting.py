@@ -14,7 +14,6 @@ from everstep.cli.settings import find_files, profiles_of, user_file
 from everstep.cli.start import COMPLETE_VARIABLE
 from everstep.config import SnapshotConfig
 from everstep.errors import InvalidInput, MissingDependency
-from everstep.factory import open as open_engine
 from everstep.opening.addresses import place_of
 
 
@@ -46,6 +45,7 @@ def demo(common: Common, path: Path) -> None:
     that waits for an answer, into a new file (demo.db unless you name one).
     """
     from everstep.cli.session import Session
+    from everstep.factory import open as open_engine
     from everstep.views import demo as demo_data
 
     if path.exists():
