@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -182,6 +187,36 @@ def test_ui_serves_the_store_that_was_named(run: Run, demo_file: Path, monkeypat
     assert calls[1][0] is None
     assert calls[1][1]["demo"] is True
     assert calls[1][1]["token"] == "auto"
+
+
+def test_ui_serves_the_page_until_it_is_interrupted(demo_file: Path) -> None:
+    command = [sys.executable, "-m", "everstep", "ui", "--no-open", "--port", "0", "--store", str(demo_file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            link = process.stderr.readline().split()[-1]
+            found = read_when_ready(f"{link}api/v1/threads")
+            process.send_signal(signal.SIGINT)
+            printed, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+
+    assert "trip-to-oslo" in [thread["thread_id"] for thread in found["threads"]]
+    assert process.returncode in (0, 130)
+    assert printed == ""
+
+
+def read_when_ready(link: str) -> Any:
+    """Return the JSON at a link, once the server listens."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(link, timeout=30) as answer:
+                return json.load(answer)
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 # -- mistakes
