@@ -150,6 +150,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         ok=FLAG, threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, damaged_threads=TEXTS,
         findings=listed(fields(kind=TEXT, what=TEXT, thread_id=maybe(TEXT), checkpoint_id=maybe(TEXT), threads=TEXTS)),
     ),
+    "repair": document(ok=FLAG, found=listed(OBJECT), actions=TEXTS, threads=TEXTS, left=listed(OBJECT), dry_run=FLAG),
     "doctor": document(
         status={"enum": ["ok", "warn", "fail"]},
         checks=listed(fields(check=TEXT, status={"enum": ["ok", "warn", "fail"]}, message=TEXT, advice=TEXT)),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import everstep
+from everstep.stores.sqlite import store as sqlite
 from tests.cli import schemas
 from tests.cli.conftest import Run
 
@@ -136,3 +139,36 @@ def test_verify_of_a_whole_store_and_of_a_damaged_one(run: Run, own_file: Path) 
 
     assert done.code in (1, 5)
     assert done.out == "" or not done.json["ok"]
+
+
+def test_repair_asks_first_then_leaves_all_that_is_whole(run: Run, own_file: Path, tmp_path: Path) -> None:
+    spoil_an_object(own_file)
+    found = run("verify", "--store", own_file, "--json")
+    assert found.code == 1, found.err
+    damaged = set(found.json["damaged_threads"])
+
+    plan = run("repair", "--dry-run", "--store", own_file, "--json")
+    refused = run("repair", "--store", own_file)
+    kept = tmp_path / "kept.jsonl"
+    done = run("repair", "--yes", "--keep", kept, "--store", own_file, "--json")
+
+    assert plan.code == 0
+    assert plan.json["found"]
+    assert refused.code == 2
+    assert done.code == 0, done.err
+    schemas.check("repair", done.json)
+    assert set(done.json["threads"]) == damaged
+    assert kept.stat().st_size
+    assert run("verify", "--store", own_file, "--json").json["ok"]
+    assert run("repair", "--store", own_file).out == "nothing to repair\n"
+
+
+def spoil_an_object(path: Path) -> None:
+    """Change a byte in one stored object, as a failing disk does, behind the back of everything that checks pages."""
+    with closing(sqlite._connection(path, 1000)) as connection:
+        largest = "SELECT id, body FROM objects ORDER BY length(body) DESC LIMIT 1"
+        rows: list[Any] = connection.execute(largest).fetchall()
+        for number, stored in rows:
+            body = bytearray(stored)
+            body[len(body) // 2] ^= 1
+            connection.execute("UPDATE objects SET body = ? WHERE id = ?", (bytes(body), number))

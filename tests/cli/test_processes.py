@@ -44,6 +44,7 @@ CHANGING: dict[str, list[str]] = {
     "unpin": ["unpin", "invoice-run-2026-11"],
     "retention apply": ["retention", "apply", "support-4711", "--policy", "keep_last_n", "--keep", "10", "--yes"],
     "gc": ["gc"],
+    "repair": ["repair", "trip-to-oslo"],
     "rm": ["rm", "onboarding-ada", "--yes"],
     "purge": ["purge", "--prefix", "trip-to-oslo-branch", "--yes"],
     "copy": ["copy", "own.db", "other.db"],

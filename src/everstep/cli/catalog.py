@@ -45,6 +45,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "retention": ("care", "Show, try or apply which checkpoints are kept."),
         "gc": ("care", "Give back the space of what nothing needs any more."),
         "verify": ("upkeep", "Check everything that is stored, and name what is damaged."),
+        "repair": ("upkeep", "Set aside what is damaged, and keep all that is whole."),
         "migrate": ("care", "Tell whether the store has the newest format."),
         "rm": ("care", "Delete threads."),
         "purge": ("care", "Delete all threads that match, physically and for good."),

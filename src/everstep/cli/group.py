@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -139,11 +140,15 @@ def _dedent(docstring: str) -> str:
 
 # -- running
 
+_NO_LOG = logging.NullHandler()
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     common = Common()
     given = list(arguments)
+    # What the library logs is for applications: here the answer says it. Without a handler Python would print it.
+    logging.getLogger("everstep").addHandler(_NO_LOG)
     try:
         result = root.main(
             given, prog_name="everstep", complete_var=COMPLETE_VARIABLE, standalone_mode=False, obj=common

@@ -1,19 +1,20 @@
-"""Is everything whole? `verify` tells."""
+"""Is everything whole? `verify` tells, `repair` mends."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from everstep.cli import text
-from everstep.cli.asking import thread_argument
+from everstep.cli.asking import thread_argument, yes_options
 from everstep.cli.failures import FAILURE
 from everstep.cli.group import command
 from everstep.cli.progress import show_progress
-from everstep.cli.session import Common
-from everstep.reports import Finding
+from everstep.cli.session import Common, confirm
+from everstep.reports import Finding, UpkeepProgress
 
 
 @command("verify")
@@ -54,4 +55,34 @@ def _show_findings(common: Common, findings: Sequence[Finding]) -> None:
         common.output.table(("kind", "thread", "checkpoint", "what"), rows, wide="what")
 
 
-COMMANDS: dict[str, click.Command] = {"verify": verify}
+@command("repair")
+@thread_argument("thread", required=False)
+@click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="The file that gets what is set aside.")
+@yes_options
+@click.pass_obj
+def repair(common: Common, thread: str | None, keep: Path | None, yes: bool, dry_run: bool) -> int:
+    """What is damaged is set aside, in a file, by name; all that is whole stays readable, and heads move to the newest
+    whole checkpoint. Nobody else should use the store meanwhile. The exit code is 1 if something is still wrong.
+    """
+    output = common.output
+    with common.opened() as session, show_progress(output, "repairing") as progress:
+
+        def tell(at: UpkeepProgress) -> None:
+            progress.update(at.threads_done, at.threads_total, "threads")
+
+        report = session.engine.repair(thread, dry_run=True, progress=tell)
+        progress.clear()
+        if report.found and not dry_run:
+            what = f"change {text.describe_count(len(report.threads), 'thread')}"
+            plan = [text.clean(line) for line in str(report).splitlines()]
+            confirm(common, what, plan, yes=yes, dry_run=False)
+            report = session.engine.repair(thread, keep=keep, progress=tell)
+    if output.is_json:
+        output.document({"ok": report.ok, **dataclasses.asdict(report), "dry_run": dry_run})
+    else:
+        for line in str(report).splitlines():
+            output.line(text.clean(line))
+    return 0 if report.ok or dry_run else FAILURE
+
+
+COMMANDS: dict[str, click.Command] = {"verify": verify, "repair": repair}
