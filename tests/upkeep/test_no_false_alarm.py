@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -32,4 +33,28 @@ def test_random_histories_are_whole(place: Place, kind: str, seed: int) -> None:
         report = verified(store)
         assert report.findings == [], (seed, str(report))
     assert report.checkpoints
+    run_to_end(store.blocking.close())
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_writers_at_work_are_no_damage(place: Place, kind: str) -> None:
+    store = place.open()
+    backend = everstep.StoreBackend(store)
+
+    def write(name: str) -> None:
+        engine = everstep.CheckpointEngine(backend, everstep.SnapshotConfig(gc_param=10)).sync
+        for n in range(1, 80):
+            made = engine.append(name, [{"role": "user", "content": f"{n}"}], {"n": n})
+            if n % 7 == 0:
+                back = engine.list_time_travel_points(name, 5)[2].checkpoint_id
+                engine.rewind(back, thread_id=name)
+            if n % 13 == 0:
+                engine.branch(made, "b", thread_id=name)
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in ("one", "two")]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert verified(store).findings == []
+    assert verified(store).findings == []
     run_to_end(store.blocking.close())

@@ -155,7 +155,6 @@ def family_findings(looks: Mapping[str, Look]) -> Iterator[Finding]:
     if len(raws) < len(looks):
         return
     entries = {entry.key: entry for look in looks.values() for entry in look.entries}
-    operations = {operation.seq for raw in raws.values() for operation in raw.operations}
     for raw in raws.values():
         yield from _relative_findings(raw, raws)
         yield from _state_findings(raw, raws)
@@ -163,22 +162,7 @@ def family_findings(looks: Mapping[str, Look]) -> Iterator[Finding]:
             origin = entries.get(raw.origin)
             if origin is None or origin.seq != raw.began:
                 yield _finding("origin", f"it began at {raw.origin.checkpoint_id!r}, which has another number", raw)
-        for stretch in raw.hidden:
-            # What a branch has hidden may be in the log of the thread that it came from, which may be gone.
-            if raw.origin is None and stretch.operation not in operations and _is_used(stretch, looks[raw.thread_id]):
-                yield _finding("operation", f"operation {stretch.operation}, which hides something, is not stored", raw)
     yield from _protection_findings(looks, raws)
-
-
-def _is_used(stretch: Hidden, look: Look) -> bool:
-    """Whether a stretch has checkpoints to hide."""
-    return any(
-        entry.key.namespace == stretch.namespace
-        and stretch.after < entry.seq <= stretch.to
-        and stretch.segment in (None, entry.segment)
-        for entry in look.entries
-        if stretch.writes_of is None
-    )
 
 
 def _relative_findings(raw: RawThread, raws: Mapping[str, RawThread]) -> Iterator[Finding]:

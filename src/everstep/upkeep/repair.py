@@ -225,10 +225,9 @@ def settle(
     entries = _in_segments(own)
     if entries != list(own):
         actions.append("checkpoints are put into segments of their own")
-    logged = {operation.seq for other in raws.values() for operation in other.operations}
-    hidden = [stretch for stretch in raw.hidden if _has_sense(stretch, raw, logged)]
+    hidden = [stretch for stretch in raw.hidden if _has_sense(stretch, raw)]
     if len(hidden) != len(raw.hidden):
-        actions.append("hidden stretches that no operation accounts for are lifted")
+        actions.append("hidden stretches without sense are lifted")
     covers = Covers(hidden)
     lines: dict[str, RawLine] = {}
     for namespace, line in raw.lines.items():
@@ -274,11 +273,10 @@ def _states(raw: RawThread, tainted: Collection[bytes], raws: Mapping[str, RawTh
     return found
 
 
-def _has_sense(stretch: Hidden, raw: RawThread, logged: Collection[int]) -> bool:
-    """Whether a stretch hides something that can be, and (but for a branch, see `relations`) somebody can lift it."""
+def _has_sense(stretch: Hidden, raw: RawThread) -> bool:
+    """Whether a stretch hides something that can be."""
     is_order = 0 <= stretch.after <= stretch.to and (stretch.segment or 0) <= stretch.to
-    is_logged = raw.origin is not None or stretch.operation in logged
-    return stretch.namespace in raw.lines and is_order and is_logged
+    return stretch.namespace in raw.lines and is_order
 
 
 def _line(line: RawLine, entries: Sequence[Entry], covers: Covers, *, is_copy: bool) -> RawLine:
