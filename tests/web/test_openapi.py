@@ -102,6 +102,7 @@ SENSIBLE: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("GET", "/blame"): [{"thread": STORY, "path": "state.hotel"}],
     ("GET", "/operations"): [{"thread": STORY}],
     ("GET", "/storage"): [{}, {"thread": STORY}],
+    ("GET", "/verify"): [{}, {"thread": STORY}],
     ("GET", "/rewind"): [{"ref": f"{STORY}~2"}],
     ("POST", "/rewind"): [{"ref": f"{STORY}~2"}],
     ("POST", "/undo"): [{"thread": STORY}],

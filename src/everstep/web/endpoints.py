@@ -13,6 +13,7 @@ from typing import Any
 
 from everstep import version
 from everstep.errors import InvalidInput
+from everstep.reports import Finding
 from everstep.views import (
     actions,
     blame,
@@ -31,6 +32,7 @@ from everstep.web.service import Service
 Values = dict[str, Any]
 Work = Callable[[Service, Values], Awaitable[dict[str, Any]]]
 
+FINDINGS_MAX = 200
 KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
 
 THREAD = Text(name="thread", about="The name of a thread.", required=True, can_be_empty=False)
@@ -166,6 +168,29 @@ async def _operations(service: Service, values: Values) -> dict[str, Any]:
 
 async def _storage(service: Service, values: Values) -> dict[str, Any]:
     return await storage.sizes(service.engine, values["thread"], plan=False)
+
+
+async def _verify(service: Service, values: Values) -> dict[str, Any]:
+    report = await service.engine.verify(values["thread"])
+    return {
+        "ok": report.ok,
+        "threads": report.threads,
+        "checkpoints": report.checkpoints,
+        "objects": report.objects,
+        "bytes": report.bytes,
+        "findings": [_finding(finding) for finding in report.findings[:FINDINGS_MAX]],
+        "more": max(0, len(report.findings) - FINDINGS_MAX),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind,
+        "thread_id": finding.thread_id,
+        "checkpoint_id": finding.checkpoint_id,
+        "what": finding.what,
+        "threads": list(finding.threads),
+    }
 
 
 async def _plan_rewind(service: Service, values: Values) -> dict[str, Any]:
@@ -379,6 +404,14 @@ ENDPOINTS = (
         (Text(name="thread", about="One thread; else all.", can_be_empty=False),),
         "Storage",
         "What is stored, and what retention would remove.",
+    ),
+    Endpoint(
+        "GET",
+        "/verify",
+        _verify,
+        (Text(name="thread", about="One thread; else all.", can_be_empty=False),),
+        "Verified",
+        "Every hash, checksum and reference looked at; what is wrong, if anything is.",
     ),
     Endpoint("GET", "/rewind", _plan_rewind, (REF, OPEN_THREAD), "RewindPlan", "What a rewind would do."),
     Endpoint(

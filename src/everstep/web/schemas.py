@@ -175,6 +175,25 @@ SCHEMAS: dict[str, Schema] = {
         total_bytes=COUNT,
         full_bytes=COUNT,
     ),
+    "Verified": _answer(
+        "What was looked at, and what is wrong.",
+        ok=FLAG,
+        threads=COUNT,
+        checkpoints=COUNT,
+        objects=COUNT,
+        bytes=COUNT,
+        findings=_list(
+            _object(
+                "Something wrong.",
+                kind=TEXT,
+                thread_id=_or_null(TEXT),
+                checkpoint_id=_or_null(TEXT),
+                what=TEXT,
+                threads=_list(TEXT),
+            )
+        ),
+        more=COUNT,
+    ),
     "RewindPlan": _answer("What a rewind would do.", id=TEXT, hidden=COUNT, which=_list(OBJECT), text=TEXT),
     "Rewound": _answer("Done.", thread_id=TEXT, id=TEXT, step=WHOLE, left_behind=COUNT),
     "Done": _answer("Done.", operation=_is("Operation")),

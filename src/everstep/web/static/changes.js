@@ -60,6 +60,19 @@ const textOf = (message) => {
   return json(content);
 };
 
+// Some models write arguments as a text of JSON: they are shown as what they mean.
+function argumentsOf(call) {
+  let args = call.args ?? call.arguments ?? call.function?.arguments ?? call.input ?? {};
+  if (typeof args === "string") {
+    try {
+      args = JSON.parse(args);
+    } catch {
+      return visible(args);
+    }
+  }
+  return json(args).replace(/^\{|\}$/g, "");
+}
+
 const OPS = { added: "added", removed: "removed", changed: "edited", edited: "edited" };
 
 function MessageChange({ change }) {
@@ -74,7 +87,7 @@ function MessageChange({ change }) {
     </div>
     ${words ? html`<${Words} words=${words} />` : html`<${LongText} text=${textOf(message)} mono=${role === "tool"} />`}
     ${Array.isArray(calls) &&
-    calls.map((call) => html`<div class="call-line mono">${visible(call.name ?? call.function?.name ?? "call")}(${json(call.args ?? call.arguments ?? call.function?.arguments ?? call.input ?? {})})</div>`)}
+    calls.map((call) => html`<div class="call-line mono">${visible(call.name ?? call.function?.name ?? "call")}(${argumentsOf(call)})</div>`)}
   </div>`;
 }
 
@@ -84,7 +97,7 @@ function counted(changes) {
   return Object.entries(counts).map(([op, n]) => `${n} ${op}`).join(", ");
 }
 
-const Section = ({ title, changes }) => changes.length > 0 && html`<h3 class="section">${title} <span>${counted(changes).replace("edited", "changed")}</span></h3>
+const Section = ({ title, changes }) => changes.length > 0 && html`${title && html`<h3 class="section">${title} <span>${counted(changes).replace("edited", "changed")}</span></h3>`}
   ${form.value === "sides" ? html`<${SideBySide} changes=${changes} />` : changes.map((change) => html`<${StateChange} key=${change.path} change=${change} />`)}`;
 
 export function ChangeList({ found }) {
@@ -100,7 +113,9 @@ export function ChangeList({ found }) {
     ${messages.length > 0 &&
     html`<h3 class="section">Messages <span>${counted(messages)}</span></h3>
       ${messages.map((change, number) => html`<${MessageChange} key=${number} change=${change} />`)}`}
-    <${Section} title="Results" changes=${results} />
+    ${results.length > 0 && (state.length || messages.length)
+      ? html`<details class="results"><summary>Results <span>${counted(results).replace("edited", "changed")}</span></summary><${Section} title="" changes=${results} /></details>`
+      : html`<${Section} title="Results" changes=${results} />`}
     ${found.more && html`<p class="hint">More was changed than is shown here.</p>`}
   `;
 }

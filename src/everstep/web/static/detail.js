@@ -1,7 +1,7 @@
 // The checkpoint that is selected: what it is, what can be done with it, and its four tabs.
 import { html, useRef } from "./vendor/ui.js";
 import { bytes, count, duration, oneLine, plural, shortId, visible, whole } from "./format.js";
-import { TABS, address, canWrite, copy, detail, dialog, follow, go, pin, route, select, selectedId, toggleCompare } from "./model.js";
+import { TABS, address, canWrite, copy, detail, dialog, follow, go, labelOf, pin, route, select, selectedId, toggleCompare } from "./model.js";
 import { Chip, Icon, Loading, Menu, NAMES, Trouble } from "./parts.js";
 import { Changes } from "./changes.js";
 import { Messages } from "./messages.js";
@@ -26,7 +26,7 @@ function Facts({ data }) {
     ${data.tokens != null && html`<span>${count(data.tokens)} tokens</span>`}
     ${data.cost != null && html`<span>${typeof data.cost === "number" ? `$${data.cost.toFixed(4)}` : visible(data.cost)}</span>`}
     ${data.added_bytes != null && html`<span>+${bytes(data.added_bytes)}</span>`}
-    ${data.thread_id !== route.value.thread && html`<span dir="auto">in ${visible(data.thread_id)}</span>`}
+    ${data.thread_id !== route.value.thread && html`<span dir="auto" title=${data.thread_id}>in ${visible(labelOf(data.thread_id))}</span>`}
     ${(data.chips ?? []).slice(0, 8).map((chip) => html`<${Chip} key=${chip.text} text=${chip.text} tone=${chip.tone} lane=${chip.lane} />`)}
   </div>`;
 }

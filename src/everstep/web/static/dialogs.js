@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
 import { ago, clock, oneLine, plural, quoteShell, visible, whole } from "./format.js";
-import { address, canWrite, describe, dialog, follow, go, openThread, pin, redo, rewindTo, route, rows, undo } from "./model.js";
+import { address, canWrite, describe, dialog, follow, go, labelOf, openThread, pin, redo, rewindTo, route, rows, undo } from "./model.js";
 import { Chip, Command, Dialog, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
 import { familyOf } from "./graph.js";
 import { Fork } from "./editing.js";
@@ -120,7 +120,7 @@ function Branches() {
       ${family.map(
         (row) => html`<li key=${row.thread_id}>
           <span class=${`lane-mark lane-${row.lane % 6}`} aria-hidden="true"></span>
-          <a href=${address({ thread: row.thread_id })} dir="auto" onClick=${follow(() => (openThread(row.thread_id), close()))}>${visible(row.thread_id)}</a>
+          <a href=${address({ thread: row.thread_id })} dir="auto" title=${row.thread_id} onClick=${follow(() => (openThread(row.thread_id), close()))}>${visible(labelOf(row.thread_id))}</a>
           <span class="faint">#${row.step} · ${ago(row.created_at)}</span><span class="spacer"></span>
           ${canWrite.value && row.thread_id !== route.value.thread && html`<button type="button" class="small" onClick=${() => (dialog.value = { name: "merge", source: row.thread_id })}>Merge…</button>`}
           <button type="button" class="small" aria-pressed=${a?.id === row.id} onClick=${() => choose(row)}>Compare</button>

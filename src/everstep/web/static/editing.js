@@ -129,7 +129,7 @@ export function Fork({ data, withEditor = false }) {
       if (patch.length) body.patch = patch;
       const made = await post("fork", body);
       dialog.value = null;
-      say(`Forked at step ${data.step}: ${made.thread_id}${patch.length ? `, with ${plural(patch.length, "edit")}` : ""}.`);
+      say(`Forked at step ${data.step}: ${name.trim()}${patch.length ? `, with ${plural(patch.length, "edit")}` : ""}.`);
       openThread(made.thread_id);
       await renew();
       if (made.id && patch.length) select(made.id, { replace: true });

@@ -1,5 +1,6 @@
 // The history as a graph: rows of one height, of which only those in view exist, with their lanes drawn beside them.
 import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
+import { get } from "./api.js";
 import { branchName, bytes, clock, count, duration, oneLine, plural, visible, whole } from "./format.js";
 import {
   NO_FILTER, address, canWrite, compareWith, dialog, filter, follow, fresh, isFiltered, openThread, route, rows, select, selectedId,
@@ -208,6 +209,24 @@ function List({ made }) {
     pending.by = 0;
   });
 
+  // What is selected by a link or the back button comes into view, wherever in the history it is.
+  useEffect(() => {
+    if (!shown || made.isFiltered) return undefined;
+    const known = made.placeOf(shown);
+    if (known !== undefined) {
+      show(known);
+      return undefined;
+    }
+    const stop = new AbortController();
+    get("place", { thread: made.thread, id: shown }, stop.signal)
+      .then(async ({ place }) => {
+        if (place === null || stop.signal.aborted) return;
+        show(place);
+        await made.at(place);
+      })
+      .catch(() => {}); // it is shown beside the history all the same
+    return () => stop.abort();
+  }, [made, shown]);
   useEffect(() => made.want(first, last), [made, first, last, made.version.value]);
   useEffect(() => {
     const timer = setTimeout(() => {

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useState } from "./vendor/ui.js";
 import { get, latest, post } from "./api.js";
 import { plural, quoteShell, shortId, visible } from "./format.js";
-import { complain, dialog, openThread, renew, route, rows, say, select, undo } from "./model.js";
+import { complain, dialog, labelOf, openThread, renew, route, rows, say, select, undo } from "./model.js";
 import { familyOf } from "./graph.js";
 import { ChangeList } from "./changes.js";
 import { Chip, Command, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
@@ -42,8 +42,8 @@ function ConflictBox({ conflict, choice, onChoose, names }) {
     <legend class="mono" dir="auto">${visible(path)}</legend>
     <div class="conflict-base"><span class="faint">was</span> <${Side} value=${base} /></div>
     <div class="sides-grid">
-      ${option("ours", html`ours <span class="faint">${visible(names.into)}</span>`, html`<${Side} value=${ours} />`)}
-      ${option("theirs", html`theirs <span class="faint">${visible(names.source)}</span>`, html`<${Side} value=${theirs} />`)}
+      ${option("ours", html`ours <span class="faint">${visible(labelOf(names.into))}</span>`, html`<${Side} value=${ours} />`)}
+      ${option("theirs", html`theirs <span class="faint">${visible(labelOf(names.source))}</span>`, html`<${Side} value=${theirs} />`)}
       ${isLists && option("both", "both, one after the other", html`<${Value} value=${both(ours, theirs)} />`)}
       ${option(
         "edit",
@@ -88,7 +88,7 @@ export function Merge({ source: given = null }) {
       const done = await post("merge", { source, into, ...(conflicts.length ? { resolve } : {}) });
       dialog.value = null;
       if (route.peek().thread !== into) openThread(into);
-      say(`Merged ${source} into ${into}${conflicts.length ? `, ${plural(conflicts.length, "conflict")} settled` : ""}.`, { undo: () => undo(into) });
+      say(`Merged ${labelOf(source)} into ${labelOf(into)}${conflicts.length ? `, ${plural(conflicts.length, "conflict")} settled` : ""}.`, { undo: () => undo(into) });
       await renew();
       select(done.id);
     } catch (failure) {
@@ -98,7 +98,7 @@ export function Merge({ source: given = null }) {
     }
   };
   const picker = (label, value, onChange, others) => html`<label class="field">${label}
-    <select value=${value} onChange=${(event) => onChange(event.target.value)}>${others.map((name) => html`<option key=${name} value=${name} selected=${name === value}>${visible(name)}</option>`)}</select></label>`;
+    <select value=${value} onChange=${(event) => onChange(event.target.value)}>${others.map((name) => html`<option key=${name} value=${name} selected=${name === value} title=${name}>${visible(labelOf(name))}</option>`)}</select></label>`;
   if (names.length < 2) {
     return html`<${Dialog} title="Merge"><${Empty} title="Nothing to merge"><p>This thread has no branches. Fork it first.</p><//><//>`;
   }
@@ -118,7 +118,7 @@ export function Merge({ source: given = null }) {
       : "Nothing was changed on both sides."}</p>
       ${conflicts.length > 1 && html`<div class="actions"><button type="button" class="small" onClick=${() => chooseAll("ours")}>All ours</button><button type="button" class="small" onClick=${() => chooseAll("theirs")}>All theirs</button></div>`}
       ${conflicts.map((conflict) => html`<${ConflictBox} key=${conflict.path} conflict=${conflict} choice=${choices[conflict.path]} names=${{ source, into }} onChoose=${(choice) => setChoices({ ...choices, [conflict.path]: choice })} />`)}
-      <h3 class="section">Outcome <span>against ${visible(into)} as it is now</span></h3>
+      <h3 class="section">Outcome <span>against ${visible(labelOf(into))} as it is now</span></h3>
       <div><${ChangeList} found=${outcome} /></div>`}
     <${Command} text=${`everstep merge ${quoteShell(source)} --into ${quoteShell(into)}${conflicts.length ? " --resolve choices.json" : ""}`} />
   <//>`;

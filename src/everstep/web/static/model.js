@@ -1,7 +1,7 @@
 // What the page knows and where it is: signals, the address bar, and the things that can be done.
 import { batch, computed, effect, signal } from "./vendor/ui.js";
 import { get, latest, listen, post } from "./api.js";
-import { plural } from "./format.js";
+import { branchName, plural } from "./format.js";
 import { Rows } from "./rows.js";
 
 export const TABS = ["changes", "messages", "state", "step"];
@@ -91,6 +91,9 @@ export async function loadThreads({ more = false } = {}) {
     threads.value = { ...before, isReady: true, error };
   }
 }
+
+// What a person calls a thread: a branch by its own name.
+export const labelOf = (name) => branchName(name, threadOf(name)?.origin).name;
 
 export const threadOf = (name) => threads.value.items.find((item) => item.thread_id === name);
 

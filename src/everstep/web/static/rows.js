@@ -16,6 +16,7 @@ export class Rows {
     this.places = new Map(); // id -> place
     this.fresh = new Set(); // numbers of pages that are as the server has them
     this.loading = new Map(); // number of a page -> how to stop it
+    this.held = new Set(); // numbers of pages that somebody waits for, whatever is in view
     this.changed = new Map(); // id -> what it changed, in words
     this.asked = new Set();
     this.total = null;
@@ -57,7 +58,7 @@ export class Rows {
     const first = Math.floor(Math.max(0, from) / PAGE);
     const last = Math.floor(Math.min(to, Math.max(0, this.count - 1)) / PAGE);
     for (const [number, stop] of this.loading) {
-      if (number !== 0 && (number < first || number > last)) stop.abort();
+      if (number !== 0 && !this.held.has(number) && (number < first || number > last)) stop.abort();
     }
     for (let number = first; number <= last; number++) {
       if (!this.fresh.has(number)) this.load(number);
@@ -70,7 +71,9 @@ export class Rows {
       return this.items.get(Math.min(place, this.items.size - 1));
     }
     const number = Math.floor(place / PAGE);
-    if (!this.items.has(place)) await this.load(number);
+    this.held.add(number);
+    for (let tries = 0; tries < 3 && !this.items.has(place); tries++) await this.load(number);
+    this.held.delete(number);
     return this.items.get(place);
   }
 

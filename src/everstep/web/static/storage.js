@@ -1,9 +1,9 @@
 // What the store holds and takes, and what retention would remove.
 import { html, useEffect, useState } from "./vendor/ui.js";
 import { get, post } from "./api.js";
-import { bytes, count, plural } from "./format.js";
+import { bytes, count, plural, visible } from "./format.js";
 import { canWrite, complain, info, say } from "./model.js";
-import { Loading, Trouble } from "./parts.js";
+import { Chip, Loading, Trouble } from "./parts.js";
 
 const Figure = ({ label, value, note }) => html`<div class="figure"><span class="figure-value">${value}</span><span class="figure-label">${label}</span>${note && html`<span class="figure-note">${note}</span>`}</div>`;
 
@@ -72,7 +72,29 @@ export function Sizes({ thread = null }) {
       : "Nothing is removed before you have seen what would go."}</p>
     ${canWrite.value && html`<div class="actions">
       ${plan && (plan.checkpoints > 0 || plan.objects > 0) && html`<button type="button" class="danger" disabled=${isBusy} onClick=${() => collect(false)}>Remove ${plural(plan.checkpoints, "checkpoint")}</button>`}</div>`}
+    <${Health} thread=${thread} />
   </div>`;
+}
+
+// Every byte looked at once: nothing is changed by it.
+function Health({ thread = null }) {
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState(null);
+  const [isBusy, setBusy] = useState(false);
+  const check = () => {
+    setBusy(true);
+    setError(null);
+    get("verify", { thread }).then(setFound).catch(setError).finally(() => setBusy(false));
+  };
+  return html`<h3 class="section">Health</h3>
+    ${error && html`<${Trouble} error=${error} />`}
+    <p role="status">${found
+      ? found.ok
+        ? html`<b class="good">All is as it was written:</b> ${plural(found.checkpoints, "checkpoint")}, ${plural(found.objects, "object")}, ${bytes(found.bytes)} read.`
+        : html`<b class="bad">${plural(found.findings.length + found.more, "thing")} wrong.</b> <code>everstep repair --dry-run</code> tells what can be saved.`
+      : "Looks at every hash, checksum and reference. It reads all that is stored."}</p>
+    ${found && !found.ok && html`<ul class="findings">${found.findings.map((one, number) => html`<li key=${number}><${Chip} text=${one.kind} tone="error" /> <span dir="auto">${visible(one.what)}</span></li>`)}${found.more > 0 && html`<li>and ${count(found.more)} more</li>`}</ul>`}
+    <div class="actions"><button type="button" disabled=${isBusy} onClick=${check}>${isBusy ? "Looking…" : "Verify now"}</button></div>`;
 }
 
 export const StoragePage = () => html`<main class="storage-page" aria-label="Storage">
