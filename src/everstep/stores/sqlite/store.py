@@ -516,6 +516,8 @@ class _Handle:
     def inspect(self, work: Callable[[apsw.Connection], T]) -> T:
         """Run `work` on a connection that reads pages whatever their checksums are, as of one moment."""
         self._check_open()
+        with contextlib.suppress(CheckpointCorrupted, StoreMismatch):
+            self.get()  # a new file is made a store first
         with _translated(self.path), closing(_connection(self.path, int(self.busy_seconds * 1000))) as connection:
             connection.pragma("checksum_verification", 0)
             connection.execute("PRAGMA query_only=1")
