@@ -62,6 +62,7 @@ def test_purge_removes_what_matches(run: Run, own_file: Path) -> None:
     names = [thread["thread_id"] for thread in run("threads", "--store", own_file, "--json").json["threads"]]
     assert "trip-to-oslo" in names
     assert not [name for name in names if "branch" in name]
+    assert count(own_file, "support-4711") == 412  # no policy of retention came along
 
 
 def test_retention_applies_the_policy_of_a_file(run: Run, own_file: Path, tmp_path: Path) -> None:
