@@ -270,6 +270,14 @@ class UpkeepProgress:
     bytes_done: int
 
 
+_NAMED_MAX = 5
+
+
+def set_aside(thread_id: str, checkpoint_id: str) -> str:
+    """Return the sentence that says that a repair has removed a checkpoint."""
+    return f"thread {thread_id!r}: checkpoint {checkpoint_id!r} is set aside"
+
+
 @dataclass
 class RepairReport:
     """What `repair` did, or (`dry_run`) would do."""
@@ -297,11 +305,26 @@ class RepairReport:
         if not self.found:
             return "nothing to repair"
         word = "would be done" if self.dry_run else "done"
-        lines = [f"{len(self.found)} findings, {len(self.actions)} actions {word}", *self.actions]
+        lines = [f"{len(self.found)} findings, {len(self.actions)} actions {word}", *self._short_actions()]
         if self.kept_in is not None:
             lines.append(f"what was set aside is in {self.kept_in}")
         lines += [f"still wrong: {finding}" for finding in self.left]
         return "\n".join(lines)
+
+    def _short_actions(self) -> list[str]:
+        """Return the actions; where many checkpoints of a thread are set aside, one line tells of all of them."""
+        by_thread: dict[str, list[str]] = {}
+        for thread_id, _, checkpoint_id in self.removed:
+            by_thread.setdefault(thread_id, []).append(checkpoint_id)
+        lines = []
+        told = set[str]()
+        for thread_id, ids in by_thread.items():
+            if len(ids) > _NAMED_MAX:
+                lines.append(
+                    f"thread {thread_id!r}: {len(ids):,} checkpoints are set aside, from {ids[0]!r} to {ids[-1]!r}"
+                )
+                told |= {set_aside(thread_id, checkpoint_id) for checkpoint_id in ids}
+        return lines + [action for action in self.actions if action not in told]
 
 
 @dataclass(frozen=True)

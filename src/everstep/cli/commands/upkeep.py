@@ -47,12 +47,24 @@ def verify(common: Common, thread: str | None) -> int:
 
 
 def _show_findings(common: Common, findings: Sequence[Finding]) -> None:
-    rows = []
+    """Show what is wrong, once for all checkpoints of a thread of which it says the same."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for finding in findings:
         where = text.clean(finding.thread_id or ", ".join(finding.threads))
-        rows.append([finding.kind, where, text.clean(finding.checkpoint_id or ""), text.clean(finding.what)])
+        checkpoints = alike.setdefault((finding.kind, where, text.clean(finding.what)), [])
+        if finding.checkpoint_id is not None:
+            checkpoints.append(text.clean(finding.checkpoint_id))
+    rows = []
+    for (kind, where, what), checkpoints in alike.items():
+        rows.append([kind, where, _describe_checkpoints(checkpoints), what])
     if rows:
         common.output.table(("kind", "thread", "checkpoint", "what"), rows, wide="what")
+
+
+def _describe_checkpoints(ids: Sequence[str]) -> str:
+    if len(ids) < 2:
+        return "".join(ids)
+    return f"{text.describe_count(len(ids), 'checkpoint')}, the first {ids[0]}"
 
 
 @command("repair")
