@@ -5,10 +5,11 @@ The row above is found by counting, and the only line that leads on from it is i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from everstep.runtime import checks
-from everstep.stores.protocol import Query
+from everstep.stores.protocol import Query, Store, Stored
 from everstep.views.history import Begin
 from everstep.views.listing import Listing
 from everstep.views.reading import repository_of
@@ -25,17 +26,26 @@ async def straight(engine: CheckpointEngine, thread_id: str, offset: int, *, bra
     head = await store.read(thread_id)
     if offset < 1 or head is None or len(listing.heads) != 1:
         return None
-    above = await store.list_checkpoints(Query(thread_id=thread_id, namespace=None, offset=offset - 1, limit=1))
-    if not above:
+    row = await _row_above(store, thread_id, head.stored.seq, offset)
+    if row is None or row.seq == row.segment or row.segment != head.stored.segment:
         return None
-    row = above[0]
     # If as many rows of its segment are that new, then all the rows above are of its segment, and follow one another.
-    segment = Query(thread_id=thread_id, namespace=None, segment=row.segment, after_seq=row.seq - 1)
-    is_straight = head.stored.segment == row.segment and await store.count(segment) == offset
-    if not is_straight or row.seq == row.segment:
+    own = Query(thread_id=thread_id, namespace=None, segment=row.segment, after_seq=row.seq - 1)
+    if await store.count(own) != offset:
         return None
     parent = row.record.parents[0].checkpoint_id if row.record.parents else ""
     return Begin(row.seq, [[0, row.segment, row.seq - 1, parent, False]])
+
+
+async def _row_above(store: Store, thread_id: str, newest: int, offset: int) -> Stored | None:
+    """Return the last of the first `offset` rows of a thread."""
+    # Where nobody else wrote meanwhile the numbers are without gaps: then counting is enough, which is far quicker.
+    guess = Query(thread_id=thread_id, namespace=None, after_seq=newest - offset)
+    if await store.count(guess) == offset:
+        found = await store.list_checkpoints(replace(guess, order="oldest", limit=1))
+    else:
+        found = await store.list_checkpoints(Query(thread_id=thread_id, namespace=None, offset=offset - 1, limit=1))
+    return found[0] if found else None
 
 
 async def place_of(engine: CheckpointEngine, thread_id: str, checkpoint_id: str) -> int | None:

@@ -56,9 +56,12 @@ def app(
     """
     if isinstance(allowed_hosts, str):
         raise InvalidInput(f"allowed_hosts is a list of names; write [{allowed_hosts!r}]")
-    if token is not None and (not token or not token.isascii() or not token.isprintable()):
-        raise InvalidInput("a token is a text of printable ASCII characters")
     service = Service(store, read_only=read_only, demo=demo)
+    return Guard(application(service), allowed_hosts=allowed_hosts, any_address=any_address, token=token)
+
+
+def application(service: Service) -> ASGIApp:
+    """Return the application over a service, as it is behind the guard."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -76,8 +79,7 @@ def app(
         Route("/t/{rest:path}", _page(service), methods=["GET"]),
     ]
     inner = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
-    packed = GZipMiddleware(inner, minimum_size=2000, compresslevel=4)
-    return Guard(packed, allowed_hosts=allowed_hosts, any_address=any_address, token=token)
+    return GZipMiddleware(inner, minimum_size=2000, compresslevel=4)
 
 
 # -- the interface -----------------------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def _events(service: Service) -> Handler:
         except EverstepError as exc:
             return _failure(exc)
         last_id = request.headers.get("last-event-id")
-        found = events.stream(service.engine, thread_id, last_id)
+        found = events.stream(service.engine, thread_id, last_id, lambda: service.is_stopping)
         return StreamingResponse(found, media_type="text/event-stream")
 
     return answer

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from everstep.engine import CheckpointEngine
@@ -64,14 +64,19 @@ class Watcher:
         return hashlib.blake2b(to_bytes(seen), digest_size=8).hexdigest()
 
 
-async def stream(engine: CheckpointEngine, thread_id: str | None, last_id: str | None) -> AsyncIterator[bytes]:
-    """Yield an event for every change, and a sign of life where there is none."""
+async def stream(
+    engine: CheckpointEngine,
+    thread_id: str | None,
+    last_id: str | None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> AsyncIterator[bytes]:
+    """Yield an event for every change, and a sign of life where there is none, until the server stops."""
     watcher = Watcher(engine, thread_id)
     yield b"retry: 1000\n\n"
     seen: str | None = last_id
     silent_since = time.monotonic()
     is_first = True
-    while True:
+    while not is_stopping():
         if watcher.may_have_changed():
             try:
                 now = await watcher.look()

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from everstep.errors import InvalidInput
 from everstep.web.answers import error_response
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -59,6 +60,8 @@ class Guard:
         token: str | None = None,
     ) -> None:
         """`any_address` also lets addresses in numbers pass: no rebinding can forge those."""
+        if token is not None and (not token or not token.isascii() or not token.isprintable()):
+            raise InvalidInput("a token is a text of printable ASCII characters")
         self._app = app
         self._names = {name.lower().strip("[]") for name in allowed_hosts}
         self._any_address = any_address

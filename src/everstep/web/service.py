@@ -28,6 +28,8 @@ class Service:
         self.read_only = read_only or not _is_writable(self.engine)
         self.demo = demo
         self.places = Places(self.engine)
+        self.is_stopping = False
+        """Whether the server is about to end: live updates, which never end by themselves, then do."""
 
     @property
     def _store(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -18,7 +19,7 @@ from everstep.errors import InvalidInput, MissingDependency, StoreUnavailable
 from everstep.factory import DEFAULT_URL
 from everstep.factory import open as open_store
 from everstep.opening.addresses import Address
-from everstep.web.guard import LOOPBACK_NAMES, is_loopback
+from everstep.web.guard import LOOPBACK_NAMES, Guard, is_loopback
 
 if TYPE_CHECKING:
     import uvicorn
@@ -48,7 +49,8 @@ def serve(
         import uvicorn
     except ImportError as exc:
         raise MissingDependency("uvicorn", "ui") from exc
-    from everstep.web.application import app
+    from everstep.web.application import application
+    from everstep.web.service import Service
 
     token = _checked_token(host, token)
     listening = _listen(host, port)
@@ -58,30 +60,32 @@ def serve(
         names.append(socket.gethostname())
     else:
         names.append(host)
-    application = app(
-        _store(store_url, demo=demo),
-        read_only=read_only,
-        token=token,
-        allowed_hosts=names,
-        any_address=host in _EVERYWHERE,
-        demo=demo,
-    )
+    service = Service(_store(store_url, demo=demo), read_only=read_only, demo=demo)
+    guarded = Guard(application(service), allowed_hosts=names, any_address=host in _EVERYWHERE, token=token)
     link = _link(host, port, token)
     print(f"Everstep is at {link}", file=sys.stderr, flush=True)  # noqa: T201  # what the person waits for
     config = uvicorn.Config(
-        application,
+        guarded,
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=1,  # live updates never end by themselves
+        timeout_graceful_shutdown=3,
         limit_concurrency=500,
         h11_max_incomplete_event_size=64 * 1024,
     )
     server = uvicorn.Server(config)
+    shut_down = server.shutdown
+
+    async def stop(sockets: list[socket.socket] | None = None) -> None:
+        service.is_stopping = True  # else live updates would be waited for, and then be torn off
+        await shut_down(sockets)
+
+    server.shutdown = stop  # type: ignore[method-assign]
     if open_browser:
         threading.Thread(target=_open_when_ready, args=(server, link), daemon=True).start()
-    server.run(sockets=[listening])
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
 
 
 def _checked_token(host: str, token: str | None) -> str | None:
@@ -112,6 +116,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(128)  # whoever follows the link at once waits, and is not refused
     except OSError as exc:
         listening.close()
         raise StoreUnavailable(

@@ -15,6 +15,7 @@ export class Rows {
     this.items = new Map(); // place -> row
     this.places = new Map(); // id -> place
     this.fresh = new Set(); // numbers of pages that are as the server has them
+    this.cursors = new Map(); // number of a page -> where the next one begins
     this.loading = new Map(); // number of a page -> how to stop it
     this.held = new Set(); // numbers of pages that somebody waits for, whatever is in view
     this.changed = new Map(); // id -> what it changed, in words
@@ -90,12 +91,20 @@ export class Rows {
 
   async fetchPage(number, signal) {
     const query = { thread: this.thread, limit: PAGE, ...this.filter };
-    if (!this.isFiltered && number > 0) query.offset = number * PAGE;
+    if (!this.isFiltered && number > 0) {
+      // Whoever scrolls on goes on where the page before ended; only a jump has to find its place.
+      const before = this.fresh.has(number - 1) ? this.cursors.get(number - 1) : null;
+      if (before) query.cursor = before;
+      else query.offset = number * PAGE;
+    }
     try {
       const page = await get("history", query, signal);
       this.take(page, number * PAGE);
       if (this.isFiltered) this.cursor = page.cursor;
-      else this.fresh.add(number);
+      else {
+        this.fresh.add(number);
+        this.cursors.set(number, page.cursor);
+      }
       this.error = null;
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -161,6 +170,7 @@ export class Rows {
       this.places.set(row.id, place + by);
     }
     this.fresh.clear();
+    this.cursors.clear();
     this.onShift?.(by);
   }
 
