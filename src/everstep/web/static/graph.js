@@ -276,13 +276,13 @@ function List({ made }) {
 
 // -- filters
 
-const FILTERS = [["input", "inputs"], ["llm", "models"], ["tool", "tools"], ["state", "state"], ["fork", "forks"], ["merge", "merges"], ["interrupt", "waits"]];
+const FILTERS = [["input", "turns"], ["llm", "models"], ["tool", "tools"], ["state", "state"], ["fork", "forks"], ["merge", "merges"], ["interrupt", "waits"]];
 
 const set = (change) => (filter.value = { ...filter.value, ...change });
 
 function Filters({ made }) {
   made.version.value;
-  const { kind, errors, user_turns: turns, hidden } = filter.value;
+  const { kind, errors, hidden } = filter.value;
   const counts = useRef({});
   if (!made.isFiltered && made.isReady) counts.current = made.counts;
   const known = counts.current;
@@ -300,8 +300,6 @@ function Filters({ made }) {
     html`<button type="button" class="filter" aria-pressed=${errors} onClick=${() => set({ errors: !errors })}>
       errors <span>${count(known.error)}</span>
     </button>`}
-    ${(known.input > 0 || turns) &&
-    html`<button type="button" class="filter" title="Only what a person said" aria-pressed=${turns} onClick=${() => set({ user_turns: !turns })}>turns</button>`}
     <button type="button" class="filter" title="Also what a rewind has hidden" aria-pressed=${hidden} onClick=${() => set({ hidden: !hidden })}>
       <${Icon} name="eye" /> hidden
     </button>
