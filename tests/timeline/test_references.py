@@ -10,6 +10,7 @@ import pytest
 
 import everstep
 from everstep import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
+from tests.tools.between import Between
 
 pytestmark = pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres", "redis"], indirect=True)
 
@@ -146,3 +147,14 @@ async def test_an_id_that_several_threads_hold_is_not_guessed(engine: Any, backe
     with pytest.raises(AmbiguousCheckpoint, match=r"one@same, two@same|two@same, one@same"):
         await engine.resolve("same")
     assert (await engine.resolve("two@same")).thread_id == "two"
+
+
+@pytest.mark.parametrize("face", ["async"], indirect=True)
+async def test_a_whole_reference_reads_no_list_in_a_known_thread(store: Any) -> None:
+    between = Between(store)
+    engine = everstep.CheckpointEngine(everstep.StoreBackend(between))
+    made = await written(engine, "trip", 3)
+    between.calls.clear()
+    assert await ids(engine, f"trip@{made[1]}", "trip@~1", thread_id="trip") == [made[1], made[1]]
+    assert await ids(engine, f"trip@{made[1]}", thread_id="trip") == [made[1]]
+    assert between.calls.count("list_checkpoints") == 1  # for the parent

@@ -44,8 +44,11 @@ async def resolve(store: Store, ref: str, thread_id: str | None = None) -> Refer
     thread = await _thread(store, thread_id)
     if thread is None:
         raise await _no_thread(store, thread_id)
+    rest = ref.removeprefix(thread_id)
+    is_named = rest != ref and _SIGNS.match(rest) is not None
     try:
-        return _reference(await _inside(store, thread, ref))
+        # With its name a reference is whole. To look for all of it among tags and ids would read the whole thread.
+        return _reference(await _inside(store, thread, rest if is_named else ref))
     except CheckpointNotFound as exc:
         try:
             return _reference(await _anywhere(store, ref))
