@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Route, e
 
 import everstep
 from everstep import SnapshotConfig
+from everstep.engine import SyncEngine
 from tests.web import browser as browsers
 from tests.web import long_history
 from tests.web.serving import served
@@ -31,7 +32,8 @@ SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(told: Path) -> Iterator[Browser]:
+    """A browser; the demo data are made before, since Playwright keeps a loop running in this thread."""
     with sync_playwright() as playwright:
         found = browsers.launch(playwright)
         yield found
@@ -211,6 +213,109 @@ def test_filters_say_how_many_and_what_they_hide(shared: str, visit: Visit) -> N
     expect(rows(page).first).to_contain_text("Merge scenic")
     page.get_by_role("button", name="hidden").click()
     expect(page.locator(".hidden-row").first).to_be_visible()
+
+
+# -- folding
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Steps with a tag, a pin and an error among them; a branch of eight begins at the tenth."""
+    path = tmp_path_factory.mktemp("forked") / "agent.db"
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all"), synchronous="off").sync as engine:
+        made = [_step(engine, "run", number) for number in range(1, 31)]
+        engine.pin(made[25])
+        branch = engine.branch(made[9], "other")
+        for number in range(1, 9):
+            _step(engine, branch, number)
+        _step(engine, "run", 31)
+    with served(path) as address:
+        yield address
+
+
+def _step(engine: SyncEngine, thread_id: str, number: int) -> str:
+    message = {"role": "assistant", "content": f"step {number} is done"}
+    tags = ["release"] if number == 20 else []
+    metadata = {"error": {"type": "ValueError", "message": "no"}} if number == 15 else {}
+    return engine.append(thread_id, [message], {"step": number}, trigger="llm_call", tags=tags, metadata=metadata)
+
+
+def folded(page: Page) -> Locator:
+    return page.locator(".row.run")
+
+
+def test_runs_of_steps_are_folded_and_opened(forked: str, visit: Visit) -> None:
+    page = visit(f"{forked}/t/run")
+    expect(rows(page).first).to_be_visible()
+    expect(selected(page).locator(".row-step")).to_have_text("#31")
+    page.keyboard.press("z")
+    # Of the branch and of the thread: what is a head, selected, pinned, tagged, failed or forked from has its own row.
+    told = ["7 steps", "4 steps", "5 steps", "4 steps", "4 steps", "8 steps"]
+    expect(folded(page).locator(".row-title")).to_have_text(told)
+    expect(folded(page).nth(2)).to_contain_text("#21 to #25 · 5 models")
+    expect(page.get_by_role("button", name="fold", exact=True)).to_have_attribute("aria-pressed", "true")
+    for text in ("#26", "#20", "#15", "#10", "#31"):
+        expect(page.get_by_text(text, exact=True)).to_be_visible()
+    # The lines: of the branch beside the thread and of the thread beside it, one that goes through and one that passes.
+    for number, edges in enumerate((3, 3, 3, 3, 3, 2)):
+        expect(folded(page).nth(number).locator(".edge")).to_have_count(edges)
+    colour = folded(page).nth(0).locator("rect").evaluate("(dot) => getComputedStyle(dot).stroke")
+    assert folded(page).nth(1).locator("rect").evaluate("(dot) => getComputedStyle(dot).stroke") != colour
+    assert serious(page) == []
+
+    folded(page).nth(2).click()
+    expect(folded(page)).to_have_count(5)
+    expect(page.get_by_text("#23", exact=True)).to_be_visible()
+    expect(selected(page).locator(".row-step")).to_have_text("#31")
+    page.keyboard.press("End")  # the oldest has a chip of its own
+    expect(selected(page).locator(".row-step")).to_have_text("#1")
+    page.keyboard.press("k")
+    expect(page.locator(".row.pointed .row-title")).to_have_text("8 steps")
+    expect(page.get_by_role("listbox")).to_have_attribute("aria-activedescendant", re.compile(r"^row-\d+$"))
+    page.keyboard.press("k")
+    expect(selected(page).locator(".row-step")).to_have_text("#10")
+    expect(page.locator(".row.pointed")).to_have_count(0)
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(folded(page)).to_have_count(4)
+    expect(selected(page).locator(".row-step")).to_have_text("#9")
+    page.keyboard.press("z")
+    expect(folded(page)).to_have_count(0)
+    expect(selected(page)).to_be_in_viewport()
+
+
+def test_what_is_selected_is_never_folded_away(forked: str, visit: Visit) -> None:
+    page = visit(f"{forked}/t/run")
+    page.get_by_role("option", name=re.compile("^step 23, model")).click()
+    place = page.url
+    page.keyboard.press("Home")
+    page.get_by_role("button", name="fold", exact=True).click()
+    expect(folded(page)).to_have_count(6)
+    page.evaluate("(url) => { history.pushState(null, '', url); dispatchEvent(new PopStateEvent('popstate')) }", place)
+    expect(selected(page).locator(".row-step")).to_have_text("#23")
+    expect(folded(page)).to_have_count(5)
+    page.keyboard.press("z")
+    page.keyboard.press("z")
+    expect(selected(page).locator(".row-step")).to_have_text("#23")
+    expect(folded(page)).to_have_count(5)
+
+
+def test_runs_stay_folded_while_others_write(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/support-4711")
+    expect(rows(page).first).to_be_visible()
+    page.keyboard.press("z")
+    expect(folded(page).first).to_contain_text("199 steps")
+    expect(page.locator("#row-200")).to_be_visible()  # what comes after the run is fetched
+    expect(page.locator("#row-200 .row-step")).to_have_text("#212")
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        engine.append("support-4711", [{"role": "assistant", "content": "once more"}])
+    expect(rows(page).first).to_contain_text("once more")
+    expect(folded(page).first).to_contain_text("199 steps")
+    expect(page.locator("#row-201 .row-step")).to_have_text("#212")
+    folded(page).first.click()
+    expect(folded(page)).to_have_count(0)
+    expect(page.locator("#row-2 .row-step")).to_have_text("#411")
+    page.context.close()
 
 
 def test_two_checkpoints_are_compared(shared: str, visit: Visit) -> None:

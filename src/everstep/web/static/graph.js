@@ -1,9 +1,10 @@
 // The history as a graph: rows of one height, of which only those in view exist, with their lanes drawn beside them.
 import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
+import { summed } from "./folds.js";
 import { branchName, bytes, clock, count, duration, oneLine, plural, visible, whole } from "./format.js";
 import {
-  NO_FILTER, address, canWrite, compareWith, dialog, filter, follow, fresh, isFiltered, openThread, route, rows, select, selectedId,
+  NO_FILTER, address, canWrite, compareWith, dialog, filter, follow, fresh, isFiltered, openThread, route, rows, say, select, selectedId,
   threadOf, undo,
 } from "./model.js";
 import { Chip, Empty, Icon, IconButton, Loading, Menu, NAMES, Trouble, laneOf } from "./parts.js";
@@ -13,17 +14,19 @@ const AHEAD = 12; // rows above and below those in view
 const LANE_ROOM = 132; // how wide the lanes may get before they move closer together
 const HEIGHT_MAX = 15_000_000; // browsers end elements near 33 million pixels: longer lists have a scaled scroll bar
 const view = signal({ top: 0, height: 600 });
+const pointed = signal(null); // the id of a row in the run that the keyboard has come to
 let box = null; // the scrolling element
+let anchor = null; // a place, and how far from the top of the view it has to stay
 
 // -- moving
 
-const scale = (made) => Math.max(1, (made.count * ROW) / HEIGHT_MAX);
+const scale = (made) => Math.max(1, (made.lines * ROW) / HEIGHT_MAX);
 
 export function show(place) {
   const made = rows.peek();
   if (!box || !made) return;
   const by = scale(made);
-  const top = (place * ROW) / by;
+  const top = (made.folds.lineOf(place) * ROW) / by;
   const room = box.clientHeight;
   if (by > 1) box.scrollTop = top - room / 2;
   else if (top < box.scrollTop) box.scrollTop = top;
@@ -39,6 +42,7 @@ export async function selectPlace(place) {
   if (!made?.count) return;
   const wanted = Math.max(0, Math.min(place, made.count - 1));
   const number = ++walking;
+  pointed.value = null;
   show(wanted);
   const row = made.row(wanted) ?? (await made.at(wanted));
   if (!row || number !== walking || rows.peek() !== made) return;
@@ -48,31 +52,93 @@ export async function selectPlace(place) {
 
 export const selectedPlace = () => rows.peek()?.placeOf(selectedId.peek());
 
+// The run that the keyboard has come to, if it is still there.
+export function pointedRun(made = rows.peek()) {
+  const place = pointed.value === null ? undefined : made?.placeOf(pointed.value);
+  return place === undefined ? undefined : made.folds.runAt(place);
+}
+
+const currentPlace = () => pointedRun()?.first ?? selectedPlace();
+
+async function moveToLine(line) {
+  const made = rows.peek();
+  const { run, place } = made.folds.at(Math.max(0, Math.min(line, made.lines - 1)));
+  if (!run) {
+    await selectPlace(place);
+    return;
+  }
+  walking++;
+  pointed.value = made.row(place).id;
+  box?.focus({ preventScroll: true }); // so that Enter is for the run, and not for a button that was used before
+  show(place);
+}
+
 export async function move(by) {
   const made = rows.peek();
   if (!made) return;
-  const place = selectedPlace();
+  const place = currentPlace();
   if (place === undefined) {
-    await selectPlace(Math.floor(view.peek().top / ROW));
+    await moveToLine(Math.floor((view.peek().top * scale(made)) / ROW));
     return;
   }
-  if (made.isFiltered && place + by >= made.count && made.cursor) await made.loadNext();
-  await selectPlace(place + by);
+  const line = made.folds.lineOf(place) + by;
+  if (made.isFiltered && line >= made.lines && made.cursor) await made.loadNext();
+  await moveToLine(line);
 }
+
+export const moveToStart = () => rows.peek() && moveToLine(0);
 
 export async function moveToEnd() {
   const made = rows.peek();
-  while (made?.isFiltered && made.cursor) await made.loadNext();
-  await selectPlace((made?.count ?? 1) - 1);
+  if (!made) return;
+  while (made.isFiltered && made.cursor) await made.loadNext();
+  await moveToLine(made.lines - 1);
 }
 
 // To the next head of another branch, above or below.
 export function moveToBranch(step) {
   const made = rows.peek();
-  const from = selectedPlace() ?? 0;
+  const from = currentPlace() ?? 0;
   const heads = [...made.items].filter(([, row]) => row.head && !row.hidden).map(([place]) => place).sort((a, b) => a - b);
   const next = step > 0 ? heads.find((place) => place > from) : heads.findLast((place) => place < from);
   if (next !== undefined) selectPlace(next);
+}
+
+// -- folding
+
+// Changes which rows are folded, while a place stays where it is in the view.
+function refold(made, place, change) {
+  const by = scale(made);
+  const top = box?.scrollTop ?? 0;
+  anchor = { place, top: (made.folds.lineOf(place) * ROW) / by - top };
+  return change();
+}
+
+export function toggleFolds() {
+  const made = rows.peek();
+  if (!made) return;
+  const { top, height } = view.peek();
+  const first = Math.ceil((top * scale(made)) / ROW);
+  const selected = selectedPlace();
+  const line = selected === undefined ? -1 : made.folds.lineOf(selected);
+  const isInView = line >= first && line < first + Math.floor(height / ROW);
+  const place = isInView ? selected : made.folds.at(first).place;
+  pointed.value = null;
+  if (made.folds.runs.length) refold(made, place, () => made.unfoldAll());
+  else if (!refold(made, place, () => made.fold(new Set([selectedId.peek(), route.peek().vs])))) {
+    say("There is nothing to fold: no four plain steps follow each other in what is loaded.");
+  }
+}
+
+const unfold = (made, run) => refold(made, run.first, () => made.unfold(run));
+
+// Opens the run that the keyboard has come to, and goes on from its newest row.
+export function openPointed() {
+  const made = rows.peek();
+  const run = pointedRun(made);
+  if (!run) return;
+  unfold(made, run);
+  selectPlace(run.first);
 }
 
 // -- lanes
@@ -90,14 +156,15 @@ export function Lanes({ row, lanes, isSelected }) {
       const lane = Math.max(edge.from ?? row.lane, edge.to ?? row.lane);
       return html`<path key=${number} class=${`edge ${laneOf(lane)} ${edge.gap ? "gap" : ""}`} d=${paths} />`;
     })}
-    ${row.hidden
+    ${row.count && html`<rect class=${`dot run ${laneOf(row.lane)}`} x=${dot - 4} y=${middle - 8} width="8" height="16" rx="4" />`}
+    ${!row.count && (row.hidden
       ? html`<circle class=${`dot hollow ${laneOf(row.lane)}`} cx=${dot} cy=${middle} r=${SIZE.dot - 0.6} />`
       : html`<circle
           class=${`dot ${laneOf(row.lane)} ${row.active || isSelected ? "ring" : ""}`}
           cx=${dot}
           cy=${middle}
           r=${row.active || isSelected ? SIZE.head : SIZE.dot}
-        />`}
+        />`)}
   </svg>`;
 }
 
@@ -126,6 +193,7 @@ function Row({ row, place, top, made, isSelected, isCompared }) {
     .filter(Boolean)
     .join(" · ");
   const choose = (event) => {
+    pointed.value = null;
     if (event.ctrlKey || event.metaKey) compareWith(row.id);
     else select(row.id);
   };
@@ -159,13 +227,44 @@ function Row({ row, place, top, made, isSelected, isCompared }) {
   </div>`;
 }
 
+function Run({ run, top, made, isPointed }) {
+  const row = summed(made.items, run);
+  const kinds = [...row.kinds].map(([kind, number]) => plural(number, NAMES[kind])).join(", ");
+  return html`<div
+    id=${`row-${run.first}`}
+    class=${`row run ${isPointed ? "pointed" : ""}`}
+    role="option"
+    aria-selected="false"
+    aria-posinset=${run.first + 1}
+    aria-setsize=${made.count}
+    aria-label=${`${plural(row.count, "step")}, ${row.oldest.step} to ${row.newest.step}, folded; Enter opens them`}
+    title="Open these steps"
+    style=${{ transform: `translateY(${top}px)` }}
+    onClick=${() => unfold(made, run)}
+  >
+    <${Lanes} row=${row} lanes=${made.lanes} />
+    <span class="row-step"></span>
+    <span class="row-what">
+      <span class="row-kind"><${Icon} name="right" /></span>
+      <span class="row-text">
+        <span class="row-title">${plural(row.count, "step")}</span>
+        <span class="row-changed">#${row.oldest.step} to #${row.newest.step} · ${kinds}</span>
+      </span>
+    </span>
+    <span class="row-chips"></span>
+    <span class="row-facts"></span>
+    <time class="row-time" datetime=${row.newest.created_at} title=${whole(row.newest.created_at)}>${clock(row.newest.created_at)}</time>
+    <span class="row-bytes">${row.added_bytes == null ? "" : `+${bytes(row.added_bytes)}`}</span>
+  </div>`;
+}
+
 function List({ made }) {
   const element = useRef(null);
   made.version.value;
   const { top, height } = view.value;
   const by = scale(made);
   const first = Math.max(0, Math.floor((top * by) / ROW) - AHEAD);
-  const last = Math.min(made.count - 1, Math.ceil((top * by + height) / ROW) + AHEAD);
+  const last = Math.min(made.lines - 1, Math.ceil((top * by + height) / ROW) + AHEAD);
   const shown = selectedId.value;
   const other = route.value.vs;
 
@@ -195,9 +294,9 @@ function List({ made }) {
 
   // What came in above must not move what is in view, unless the top itself is in view.
   useLayoutEffect(() => {
-    made.onShift = (rowsAbove) => {
+    made.onShift = (rowsAbove, linesAbove) => {
       if (!element.current || element.current.scrollTop < ROW) return;
-      pending.by += rowsAbove;
+      pending.by += linesAbove;
       if (rowsAbove > 0) fresh.value += rowsAbove;
     };
     return () => (made.onShift = null);
@@ -208,11 +307,21 @@ function List({ made }) {
     element.current.scrollTop += (pending.by * ROW) / by;
     pending.by = 0;
   });
+  useLayoutEffect(() => {
+    if (!anchor) return;
+    element.current.scrollTop = (made.folds.lineOf(anchor.place) * ROW) / by - anchor.top;
+    anchor = null;
+    view.value = { top: element.current.scrollTop, height: element.current.clientHeight };
+  });
 
   // What is selected by a link or the back button comes into view, wherever in the history it is.
   useEffect(() => {
-    if (!shown || made.isFiltered) return undefined;
+    pointed.value = null;
+    if (!shown) return undefined;
     const known = made.placeOf(shown);
+    const run = known === undefined ? undefined : made.folds.runAt(known);
+    if (run) unfold(made, run); // what is selected can be seen
+    if (made.isFiltered) return undefined;
     if (known !== undefined) {
       show(known);
       return undefined;
@@ -227,20 +336,30 @@ function List({ made }) {
       .catch(() => {}); // it is shown beside the history all the same
     return () => stop.abort();
   }, [made, shown]);
-  useEffect(() => made.want(first, last), [made, first, last, made.version.value]);
+  const places = [];
+  for (let line = first; line <= last; line++) {
+    const { run, place } = made.folds.at(line);
+    if (!run) places.push(place); // what is in a run need not be fetched again, nor told what it changed
+  }
+  const end = made.folds.at(last + 1).place - 1;
+  useEffect(() => made.want(places, end), [made, first, last, made.version.value]);
   useEffect(() => {
     const timer = setTimeout(() => {
-      const ids = [];
-      for (let place = first; place <= last; place++) if (made.row(place)) ids.push(made.row(place).id);
-      made.describe(ids);
+      made.describe(places.map((place) => made.row(place)?.id).filter(Boolean));
     }, 60);
     return () => clearTimeout(timer);
   }, [made, first, last, made.version.value]);
 
   const items = [];
-  for (let place = first; place <= last; place++) {
+  const pointedAt = pointedRun(made);
+  for (let line = first; line <= last; line++) {
+    const { run, place } = made.folds.at(line);
     const row = made.row(place);
-    const offset = by > 1 ? top + (place - (top * by) / ROW) * ROW : place * ROW;
+    const offset = by > 1 ? top + (line - (top * by) / ROW) * ROW : line * ROW;
+    if (run) {
+      items.push(html`<${Run} key=${`run ${row.id}`} run=${run} top=${offset} made=${made} isPointed=${run === pointedAt} />`);
+      continue;
+    }
     items.push(
       row
         ? html`<${Row}
@@ -257,8 +376,9 @@ function List({ made }) {
           </div>`,
     );
   }
-  const active = made.placeOf(shown);
-  const isInView = active !== undefined && active >= first && active <= last;
+  const active = pointedAt?.first ?? made.placeOf(shown);
+  const activeLine = active === undefined ? -1 : made.folds.lineOf(active);
+  const isInView = activeLine >= first && activeLine <= last;
   return html`<div
     class="rows"
     id="rows"
@@ -270,7 +390,7 @@ function List({ made }) {
     data-count=${made.count}
     style=${{ "--lanes": `${width(made.lanes)}px` }}
   >
-    <div class="rows-all" role="presentation" style=${{ height: `${Math.min(HEIGHT_MAX, made.count * ROW)}px` }}>${items}</div>
+    <div class="rows-all" role="presentation" style=${{ height: `${Math.min(HEIGHT_MAX, made.lines * ROW)}px` }}>${items}</div>
   </div>`;
 }
 
@@ -302,6 +422,9 @@ function Filters({ made }) {
     </button>`}
     <button type="button" class="filter" title="Also what a rewind has hidden" aria-pressed=${hidden} onClick=${() => set({ hidden: !hidden })}>
       <${Icon} name="eye" /> hidden
+    </button>
+    <button type="button" class="filter" title="Fold runs of plain steps that are loaded into one row each (z)" aria-pressed=${made.folds.runs.length > 0} onClick=${toggleFolds}>
+      <${Icon} name="fold" /> fold
     </button>
   </div>`;
 }

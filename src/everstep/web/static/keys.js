@@ -1,9 +1,9 @@
 // The keyboard: one key for each thing that is done often. None of them works while somebody types.
 import { canWrite, detail, dialog, go, openFor, redo, route, rows, select, selectedId, toggleCompare, undo } from "./model.js";
-import { move, moveToBranch, moveToEnd, perPage, selectPlace } from "./graph.js";
+import { move, moveToBranch, moveToEnd, moveToStart, openPointed, perPage, pointedRun, selectPlace, toggleFolds } from "./graph.js";
 
 export const KEYS = [
-  ["Rows", [["j k", "next, previous (also the arrow keys)"], ["Home End", "newest, oldest"], ["PageUp PageDown", "a page"], ["Ctrl ↑ ↓", "child, parent"], ["[ ]", "branch above, below"]]],
+  ["Rows", [["j k", "next, previous (also the arrow keys)"], ["Home End", "newest, oldest"], ["PageUp PageDown", "a page"], ["Ctrl ↑ ↓", "child, parent"], ["[ ]", "branch above, below"], ["z", "fold runs of steps, open all"], ["Enter", "open a folded run"]]],
   ["Tabs", [["d", "changes"], ["m", "messages"], ["s", "state"], ["i", "step: input and output"]]],
   ["Compare", [["c", "keep this one, then choose another"], ["Ctrl click", "compare a row with the selected one"], ["x", "the other way round"]]],
   ["Change", [["f", "fork"], ["e", "edit the state and fork"], ["r", "rewind"], ["M", "merge a branch"], ["p", "pin"], ["u", "undo"], ["U", "redo"]]],
@@ -50,8 +50,8 @@ const MOVES = {
   ArrowUp: () => move(-1),
   PageDown: () => move(perPage()),
   PageUp: () => move(-perPage()),
-  Home: () => selectPlace(0),
-  End: () => moveToEnd(),
+  Home: moveToStart,
+  End: moveToEnd,
   "[": () => moveToBranch(-1),
   "]": () => moveToBranch(1),
 };
@@ -67,6 +67,8 @@ const WRITES = {
 };
 
 const OTHERS = {
+  z: toggleFolds,
+  Enter: openPointed,
   c: toggleCompare,
   x: () => route.peek().vs && selectedId.peek() && go({ id: route.peek().vs, vs: selectedId.peek() }),
   y: () => open("copy"),
@@ -102,7 +104,8 @@ function onKey(event) {
   if (!route.peek().thread) return;
   const isPlain = !event.target.closest?.("button, a, [role=tab], .body");
   const isArrow = event.key.startsWith("Arrow") || /^(Home|End|Page)/.test(event.key);
-  if (isArrow && (isInMenu || !isPlain)) return;
+  if ((isArrow || event.key === "Enter") && (isInMenu || !isPlain)) return;
+  if (event.key === "Enter" && !pointedRun()) return;
   const act = MOVES[event.key] ?? (TAB_OF[event.key] && (() => go({ tab: TAB_OF[event.key] }, { replace: true }))) ??
     (canWrite.peek() ? WRITES[event.key] : null) ?? OTHERS[event.key];
   if (!act) return;

@@ -21,6 +21,7 @@ const PATHS = {
   copy: '<rect x="4.500" y="4.500" width="7.500" height="7.500" rx="1.200"/><path d="M9.500 4.500V3.200A1.200 1.200 0 0 0 8.300 2H3.200A1.200 1.200 0 0 0 2 3.200v5.100a1.200 1.200 0 0 0 1.200 1.200h1.300"/>',
   history: '<path d="M2 7a5 5 0 1 0 1.500-3.500L2 5M2 2v3h3M7 4.500V7l2 1.500"/>',
   eye: '<path d="M1.500 7c2.500-4.600 8.500-4.600 11 0-2.500 4.600-8.500 4.600-11 0z"/><circle cx="7" cy="7" r="1.700"/>',
+  fold: '<path d="M2 7h10M7 1v3.500M5.200 3L7 4.800 8.800 3M7 13V9.500M5.200 11L7 9.200 8.800 11"/>',
   more: '<circle cx="3" cy="7" r=".7" fill="currentColor"/><circle cx="7" cy="7" r=".7" fill="currentColor"/><circle cx="11" cy="7" r=".7" fill="currentColor"/>',
   back: '<path d="M8.500 3L4.500 7l4 4"/>',
   right: '<path d="M5 3l4 4-4 4"/>',

@@ -1,6 +1,7 @@
 // The rows of one history: fetched in pages where somebody looks, kept by their place, renewed without a jump.
 import { signal } from "./vendor/ui.js";
 import { get } from "./api.js";
+import { Folds, LEAST, runsOf } from "./folds.js";
 
 export const PAGE = 200;
 const CHANGED_AT_ONCE = 60;
@@ -20,6 +21,8 @@ export class Rows {
     this.held = new Set(); // numbers of pages that somebody waits for, whatever is in view
     this.changed = new Map(); // id -> what it changed, in words
     this.asked = new Set();
+    this.folded = new Set(); // ids of rows that are folded into runs
+    this.layout = null; // the runs and their lines, as long as they are right
     this.total = null;
     this.lanes = 1;
     this.counts = {};
@@ -50,18 +53,55 @@ export class Rows {
     return place === undefined ? undefined : this.items.get(place);
   }
 
-  // Loads what is missing between two places, and gives up on what nobody looks at any more.
-  want(from, to) {
+  // -- folding
+
+  get folds() {
+    this.layout ??= new Folds(this.folded.size ? runsOf(this.items, 2, (row) => this.folded.has(row.id)) : []);
+    return this.layout;
+  }
+
+  get lines() {
+    return this.count - this.folds.left;
+  }
+
+  // Folds the runs among the rows that are here, and says how many there are; rows that `kept` names stay as they are.
+  fold(kept) {
+    const runs = runsOf(this.items, LEAST, (row) => !kept.has(row.id));
+    for (const { first, last } of runs) {
+      for (let place = first; place <= last; place++) this.folded.add(this.items.get(place).id);
+    }
+    this.changeLines();
+    return runs.length;
+  }
+
+  unfold({ first, last }) {
+    for (let place = first; place <= last; place++) this.folded.delete(this.items.get(place)?.id);
+    this.changeLines();
+  }
+
+  unfoldAll() {
+    this.folded.clear();
+    this.changeLines();
+  }
+
+  changeLines() {
+    this.layout = null;
+    this.version.value++;
+  }
+
+  // -- loading
+
+  // Loads the pages of these places (the last is where the view ends), and gives up on what nobody looks at any more.
+  want(places, end) {
     if (this.isFiltered) {
-      if (this.cursor && to >= this.items.size - 20) this.loadNext();
+      if (this.cursor && end >= this.items.size - 20) this.loadNext();
       return;
     }
-    const first = Math.floor(Math.max(0, from) / PAGE);
-    const last = Math.floor(Math.min(to, Math.max(0, this.count - 1)) / PAGE);
+    const pages = new Set(places.map((place) => Math.floor(place / PAGE)));
     for (const [number, stop] of this.loading) {
-      if (number !== 0 && !this.held.has(number) && (number < first || number > last)) stop.abort();
+      if (number !== 0 && !this.held.has(number) && !pages.has(number)) stop.abort();
     }
-    for (let number = first; number <= last; number++) {
+    for (const number of pages) {
       if (!this.fresh.has(number)) this.load(number);
     }
   }
@@ -141,6 +181,7 @@ export class Rows {
     this.hiddenByFilter = page.hidden_by_filter ?? 0;
     this.lanes = Math.max(offset === 0 ? 1 : this.lanes, page.lanes ?? 1);
     page.rows.forEach((row, number) => this.put(offset + number, row));
+    this.layout = null;
   }
 
   put(place, row) {
@@ -162,6 +203,8 @@ export class Rows {
     const by = page.total - this.total;
     const isSame = by === 0 && page.rows.every((row, place) => this.items.get(place)?.id === row.id);
     if (isSame) return;
+    const folded = this.folds.left;
+    if (!this.hasGrown(page, by)) this.folded.clear();
     const old = [...this.items].filter(([place]) => place + by >= 0 && place + by < page.total);
     this.items = new Map();
     this.places = new Map();
@@ -171,7 +214,17 @@ export class Rows {
     }
     this.fresh.clear();
     this.cursors.clear();
-    this.onShift?.(by);
+    this.layout = null;
+    this.onShift?.(by, by - (this.folds.left - folded));
+  }
+
+  // Whether rows came in above and all else is as it was: the last row of the page is the same, beside the same lines.
+  // Only then are rows below it right that nobody looks at, such as those in runs.
+  hasGrown(page, by) {
+    const before = this.items.get(page.rows.length - 1 - by);
+    const last = page.rows.at(-1);
+    const isLike = (row) => row && last && row.id === last.id && JSON.stringify(row.edges) === JSON.stringify(last.edges);
+    return page.rows.length === page.total || (by >= 0 && isLike(before));
   }
 
   // Something has changed: the first page shows what.
