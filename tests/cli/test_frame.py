@@ -182,11 +182,32 @@ def test_ui_serves_the_store_that_was_named(run: Run, demo_file: Path, monkeypat
 
     assert calls[0] == (
         str(demo_file),
-        {"host": "127.0.0.1", "port": 0, "read_only": True, "token": None, "open_browser": False, "demo": False},
+        {
+            "host": "127.0.0.1",
+            "port": 0,
+            "read_only": True,
+            "token": None,
+            "open_browser": False,
+            "demo": False,
+            "options": {},
+        },
     )
     assert calls[1][0] is None
     assert calls[1][1]["demo"] is True
     assert calls[1][1]["token"] == "auto"
+
+
+def test_ui_opens_the_store_with_the_options_of_the_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, object]] = []
+    monkeypatch.setattr("everstep.web.serve", lambda _, **options: calls.append(options), raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "everstep.toml").write_text('store = "agent.db"\noptions = { synchronous = "normal" }\n')
+
+    assert run("ui").code == 0
+
+    assert calls[0]["options"] == {"synchronous": "normal"}
 
 
 def test_ui_serves_the_page_until_it_is_interrupted(demo_file: Path) -> None:

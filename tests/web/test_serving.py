@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep import StoreUnavailable
+from everstep import InvalidInput, StoreUnavailable
 from everstep.web import serve
 
 PROGRAM = """
@@ -65,6 +65,11 @@ def test_a_token_is_made_and_is_in_the_link(path: Path) -> None:
             connection.request("GET", "/api/v1/info", headers={"Cookie": cookie})
             with connection.getresponse() as answer:
                 assert answer.status == 200
+
+
+def test_the_store_is_opened_with_its_options(path: Path) -> None:
+    with pytest.raises(InvalidInput, match="synchronous is 'full', 'normal' or 'off', not 'sometimes'"):
+        serve(path, port=0, open_browser=False, options={"synchronous": "sometimes"})
 
 
 def test_a_port_that_is_taken(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from everstep.backends import CheckpointBackend
@@ -21,8 +22,10 @@ Store = Address | CheckpointEngine | CheckpointBackend
 class Service:
     """A store behind the page."""
 
-    def __init__(self, store: Store, *, read_only: bool, demo: bool = False) -> None:
-        self.engine = open_engine(store)
+    def __init__(
+        self, store: Store, *, read_only: bool, demo: bool = False, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.engine = open_engine(store, options)
         self.is_own = is_address(store)
         """Whether it was opened here, and is closed here."""
         self.read_only = read_only or not _is_writable(self.engine)
@@ -65,8 +68,8 @@ class Service:
             await self.engine.close()
 
 
-def open_engine(store: Store) -> CheckpointEngine:
-    """Return the engine on a store that is given by its address, as a backend, or as an engine.
+def open_engine(store: Store, options: Mapping[str, Any] | None = None) -> CheckpointEngine:
+    """Return the engine on a store that is given by its address (with options), as a backend, or as an engine.
 
     Nothing that is done on the page may start a retention that an application has chosen otherwise: it keeps all.
     """
@@ -75,7 +78,7 @@ def open_engine(store: Store) -> CheckpointEngine:
     if isinstance(store, CheckpointBackend):
         return CheckpointEngine(store, SnapshotConfig(gc_policy="keep_all"))
     if is_address(store):
-        return open_store(store, SnapshotConfig(gc_policy="keep_all"))
+        return open_store(store, SnapshotConfig(gc_policy="keep_all"), **(options or {}))
     raise InvalidInput(f"a store is a URL, a path, an engine or a backend, not {type(store).__name__}")
 
 

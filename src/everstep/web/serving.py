@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import webbrowser
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from everstep.config import SnapshotConfig
@@ -39,11 +40,13 @@ def serve(
     token: str | None = None,
     open_browser: bool = True,
     demo: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Serve the page over a store until Ctrl-C.
 
     On another address than this machine's own it asks for `token`; "auto" makes one and prints it. `demo` shows a
-    store in memory, filled with examples. A port of 0 takes any that is free.
+    store in memory, filled with examples. A port of 0 takes any that is free. `options` are those that `everstep.open`
+    takes besides the URL.
     """
     try:
         import uvicorn
@@ -53,39 +56,41 @@ def serve(
     from everstep.web.service import Service
 
     token = _checked_token(host, token)
-    listening = _listen(host, port)
-    port = listening.getsockname()[1]
-    names = list(LOOPBACK_NAMES)
-    if host in _EVERYWHERE:
-        names.append(socket.gethostname())
-    else:
-        names.append(host)
-    service = Service(_store(store_url, demo=demo), read_only=read_only, demo=demo)
-    guarded = Guard(application(service), allowed_hosts=names, any_address=host in _EVERYWHERE, token=token)
-    link = _link(host, port, token)
-    print(f"Everstep is at {link}", file=sys.stderr, flush=True)  # noqa: T201  # what the person waits for
-    config = uvicorn.Config(
-        guarded,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=3,
-        limit_concurrency=500,
-        h11_max_incomplete_event_size=64 * 1024,
-    )
-    server = uvicorn.Server(config)
-    shut_down = server.shutdown
+    with _listen(host, port) as listening:
+        port = listening.getsockname()[1]
+        names = list(LOOPBACK_NAMES)
+        if host in _EVERYWHERE:
+            names.append(socket.gethostname())
+        else:
+            names.append(host)
+        service = Service(
+            _store(store_url, demo=demo), read_only=read_only, demo=demo, options=None if demo else options
+        )
+        guarded = Guard(application(service), allowed_hosts=names, any_address=host in _EVERYWHERE, token=token)
+        link = _link(host, port, token)
+        print(f"Everstep is at {link}", file=sys.stderr, flush=True)  # noqa: T201  # what the person waits for
+        config = uvicorn.Config(
+            guarded,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=3,
+            limit_concurrency=500,
+            h11_max_incomplete_event_size=64 * 1024,
+        )
+        server = uvicorn.Server(config)
+        shut_down = server.shutdown
 
-    async def stop(sockets: list[socket.socket] | None = None) -> None:
-        service.is_stopping = True  # else live updates would be waited for, and then be torn off
-        await shut_down(sockets)
+        async def stop(sockets: list[socket.socket] | None = None) -> None:
+            service.is_stopping = True  # else live updates would be waited for, and then be torn off
+            await shut_down(sockets)
 
-    server.shutdown = stop  # type: ignore[method-assign]
-    if open_browser:
-        threading.Thread(target=_open_when_ready, args=(server, link), daemon=True).start()
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listening])
+        server.shutdown = stop  # type: ignore[method-assign]
+        if open_browser:
+            threading.Thread(target=_open_when_ready, args=(server, link), daemon=True).start()
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])
 
 
 def _checked_token(host: str, token: str | None) -> str | None:

@@ -33,8 +33,17 @@ def ui(
         serve = import_module("everstep.web").serve  # it needs the extra `ui`
     except ImportError as exc:
         raise MissingDependency(exc.name or "starlette", "ui") from exc
-    store = None if demo else common.settings.store
-    serve(store, host=host, port=port, read_only=read_only, token=token, open_browser=open_browser, demo=demo)
+    settings = None if demo else common.settings
+    serve(
+        settings.store if settings is not None else None,
+        host=host,
+        port=port,
+        read_only=read_only,
+        token=token,
+        open_browser=open_browser,
+        demo=demo,
+        options=settings.options if settings is not None else None,
+    )
 
 
 @command("demo")
