@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,60 @@ def test_threads_are_found_by_their_name_and_state(shared: str, visit: Visit) ->
     page.get_by_role("button", name="waiting", exact=True).click()
     expect(page.locator(".thread")).to_have_count(1)
     expect(page.locator(".thread")).to_contain_text("refund-0093")
+
+
+def test_threads_are_sorted_by_name_too(shared: str, visit: Visit) -> None:
+    page = visit(shared)
+    names = page.locator(".thread")
+    expect(names.first).to_be_visible()
+    listed = addresses(names)
+    assert listed != sorted(listed)
+    page.get_by_role("button", name="Sort by name").click()
+    expect(names.first).to_have_attribute("href", min(listed))
+    assert addresses(names) == sorted(listed)
+    page.get_by_role("button", name="Sort by name").click()
+    expect(names.first).to_have_attribute("href", listed[0])
+
+
+def addresses(links: Locator) -> list[str]:
+    return [link.get_attribute("href") or "" for link in links.all()]
+
+
+def test_threads_show_their_sizes_and_nothing_moves(shared: str, visit: Visit) -> None:
+    asked: list[Route] = []
+
+    def hold_the_first(route: Route) -> None:
+        asked.append(route)
+        if len(asked) > 1:
+            route.continue_()
+
+    page = visit(f"{shared}/static/icon.svg")
+    page.clock.set_fixed_time(datetime.now(UTC))  # else "now" may become "10 s", which is wider
+    page.route("**/api/v1/storage?*", hold_the_first)
+    with page.expect_request("**/api/v1/storage?*"):
+        page.goto(shared)
+    size = page.locator(".thread").filter(has_text="412 steps").locator(".thread-size")
+    expect(size).to_be_empty()
+    before = [fact.bounding_box() for fact in page.locator(".thread-facts > *").all()]
+    assert len(asked) == 1  # one after the other
+    asked[0].continue_()
+    for each in page.locator(".thread-size").all():
+        expect(each).to_have_text(re.compile(r"^[\d.]+ [kM]?B$"))
+    assert [fact.bounding_box() for fact in page.locator(".thread-facts > *").all()] == before
+    told = page.request.get(f"{shared}/api/v1/storage?thread=support-4711").json()["total_bytes"]
+    expect(size).to_have_text(f"{told / 1000:.0f} kB")
+
+
+def test_very_long_threads_are_not_measured(long: str, visit: Visit) -> None:
+    asked: list[str] = []
+    page = visit(f"{long}/static/icon.svg")
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(long)
+    sizes = page.locator(".thread-size")
+    expect(page.locator(".thread-name")).to_have_text(["nightly-eval", "short"])
+    expect(sizes.last).not_to_be_empty()
+    expect(sizes.first).to_be_empty()
+    assert len([url for url in asked if "/storage?" in url]) == 1
 
 
 def test_the_graph_is_walked_with_the_keyboard(shared: str, visit: Visit) -> None:
@@ -315,6 +370,17 @@ def test_runs_stay_folded_while_others_write(own: str, path: Path, visit: Visit)
     folded(page).first.click()
     expect(folded(page)).to_have_count(0)
     expect(page.locator("#row-2 .row-step")).to_have_text("#411")
+
+    # A branch that begins below what is fetched again: its line would be missing beside the run.
+    page.keyboard.press("z")
+    expect(folded(page).first).to_be_visible()
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        points = engine.list_time_travel_points("support-4711", 300)
+        branch = engine.branch(points[-1].checkpoint_id, "deep")
+        engine.append(branch, [{"role": "assistant", "content": "from elsewhere"}])
+    expect(rows(page).first).to_contain_text("from elsewhere")
+    expect(folded(page)).to_have_count(0)
+    expect(page.locator("#row-9 .edge")).to_have_count(3)
     page.context.close()
 
 
@@ -582,6 +648,8 @@ def test_the_first_checkpoints_of_an_empty_store_appear(tmp_path: Path, visit: V
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path = tmp_path_factory.mktemp("long") / "nightly.db"
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all"), synchronous="off").sync as engine:
+        engine.append("short", [{"role": "user", "content": "hello"}])
     long_history.fill(path, "nightly-eval", 100_000)
     with served(path) as address:
         yield address

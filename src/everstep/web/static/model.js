@@ -92,6 +92,50 @@ export async function loadThreads({ more = false } = {}) {
   }
 }
 
+// By activity as the server lists them, or by name: then only those that are loaded.
+export const order = signal("activity");
+
+export const sortedThreads = computed(() => {
+  const { items } = threads.value;
+  if (order.value === "activity") return items;
+  return items.toSorted((a, b) => a.thread_id.localeCompare(b.thread_id, "en", { numeric: true }));
+});
+
+// A size is the sum of all that a thread is made of: it is asked for where somebody looks, one after the other, once
+// the rest of the page is there, and not again with each step of an agent that works.
+const SIZED_STEPS_MAX = 5000;
+const SIZED_AGAIN_MS = 30_000;
+const SIZED_AFTER_MS = 400;
+export const sizes = signal({}); // by thread: { head, bytes, at }
+const unsized = new Map(); // threads in view whose size is not known yet
+let isSizing = false;
+
+export function wantSize({ thread_id: name, head, steps }) {
+  const known = sizes.peek()[name];
+  if (steps > SIZED_STEPS_MAX || known?.head === head || (known && Date.now() - known.at < SIZED_AGAIN_MS)) return;
+  unsized.set(name, head);
+  if (isSizing) return;
+  isSizing = true;
+  setTimeout(measure, SIZED_AFTER_MS);
+}
+
+export const leaveSize = (name) => unsized.delete(name);
+
+async function measure() {
+  while (unsized.size) {
+    const [name, head] = unsized.entries().next().value;
+    unsized.delete(name);
+    let size = null;
+    try {
+      size = (await get("storage", { thread: name })).total_bytes;
+    } catch {
+      // It is gone or damaged: whoever opens it is told.
+    }
+    sizes.value = { ...sizes.peek(), [name]: { head, bytes: size, at: Date.now() } };
+  }
+  isSizing = false;
+}
+
 // What a person calls a thread: a branch by its own name.
 export const labelOf = (name) => branchName(name, threadOf(name)?.origin).name;
 

@@ -28,6 +28,7 @@ const PATHS = {
   down: '<path d="M3 5l4 4 4-4"/>',
   close: '<path d="M3.500 3.500l7 7M10.500 3.500l-7 7"/>',
   undo: '<path d="M3 5.500h5.500a3 3 0 0 1 0 6H6M5.500 3L3 5.500 5.500 8"/>',
+  sort: '<path d="M2 3.500h8M2 7h5.500M2 10.500h3M10.500 6.500v5M8.800 9.800l1.700 1.700 1.700-1.700"/>',
   swap: '<path d="M2.500 5h9L9 2.500M11.500 9h-9L5 11.500"/>',
   download: '<path d="M7 2v7M4 6.500L7 9.500l3-3M2.500 12h9"/>',
   tag: '<path d="M2 2h4.500L12 7.500 7.500 12 2 6.500z"/><circle cx="4.500" cy="4.500" r=".6" fill="currentColor"/>',

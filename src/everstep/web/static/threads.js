@@ -1,8 +1,10 @@
 // The list of threads: searched, filtered, and read on where one scrolls.
 import { html, useEffect, useRef } from "./vendor/ui.js";
-import { ago, branchName, count, oneLine, plural, visible, whole } from "./format.js";
-import { address, follow, info, loadThreads, openThread, route, search, threads } from "./model.js";
-import { Chip, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
+import { ago, branchName, bytes, count, oneLine, plural, visible, whole } from "./format.js";
+import {
+  address, follow, info, leaveSize, loadThreads, openThread, order, route, search, sizes, sortedThreads, threads, wantSize,
+} from "./model.js";
+import { Chip, Empty, Icon, IconButton, Key, Loading, Trouble } from "./parts.js";
 
 const STATUS = { failed: "error", waiting: "warn", interrupted: "warn" };
 const STATES = [["", "all"], ["failed", "failed"], ["waiting", "waiting"], ["interrupted", "interrupted"]];
@@ -16,8 +18,10 @@ function look(change) {
 }
 
 export function ThreadList() {
-  const { items, cursor, isReady, more, error } = threads.value;
+  const { cursor, isReady, more, error } = threads.value;
+  const items = sortedThreads.value;
   const { text, status } = search.value;
+  const isByName = order.value === "name";
   const isAsked = Boolean(text || status);
   return html`<nav class="threads" aria-label="Threads">
     <div class="threads-top">
@@ -46,6 +50,14 @@ export function ThreadList() {
             ${label}
           </button>`,
         )}
+        <span class="spacer"></span>
+        <${IconButton}
+          icon="sort"
+          className="quiet"
+          label=${cursor ? "Sort by name, those that are loaded" : "Sort by name"}
+          pressed=${isByName}
+          onClick=${() => (order.value = isByName ? "activity" : "name")}
+        />
       </div>
     </div>
     <div class="threads-list" onKeyDown=${walk}>
@@ -60,10 +72,24 @@ export function ThreadList() {
 }
 
 function Thread({ item }) {
+  const element = useRef(null);
+  useEffect(() => {
+    const observer = new IntersectionObserver((seen) => {
+      if (seen.at(-1).isIntersecting) wantSize(item);
+      else leaveSize(item.thread_id);
+    });
+    observer.observe(element.current);
+    return () => {
+      observer.disconnect();
+      leaveSize(item.thread_id);
+    };
+  }, [item.thread_id, item.head]);
+  const size = sizes.value[item.thread_id]?.bytes;
   const isOpen = route.value.thread === item.thread_id;
   const { name, from } = branchName(item.thread_id, item.origin);
   const label = `${visible(item.thread_id)}${item.status ? `, ${item.status}` : ""}`;
   return html`<a
+    ref=${element}
     class=${`thread ${isOpen ? "on" : ""}`}
     href=${address({ thread: item.thread_id })}
     aria-current=${isOpen ? "page" : null}
@@ -79,6 +105,7 @@ function Thread({ item }) {
     <span class="thread-facts">
       <time datetime=${item.updated_at} title=${whole(item.updated_at)}>${ago(item.updated_at)}</time>
       <span>${plural(item.steps, "step")}</span>
+      <span class="thread-size">${bytes(size)}</span>
       ${from && html`<span class="thread-from" dir="auto">of ${visible(from)}</span>`}
       ${item.branches > 0 && html`<span>${plural(item.branches, "branch", "branches")}</span>`}
       ${item.kind && item.kind !== "engine" && html`<span>${item.kind === "langgraph" ? "LangGraph" : item.kind}</span>`}
