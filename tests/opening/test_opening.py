@@ -239,7 +239,7 @@ def texts_of_errors() -> Iterator[tuple[str, str]]:
     for file in sorted(Path(everstep.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             raised = node.exc if isinstance(node, ast.Raise) else None
-            is_message = isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__"
+            is_message = isinstance(node, ast.FunctionDef) and node.name == "__init__" and file.name == "errors.py"
             if raised is not None or is_message:
                 parts = [part.value for part in ast.walk(raised or node) if isinstance(part, ast.Constant)]
                 yield file.name, " ".join(part for part in parts if isinstance(part, str))

@@ -22,7 +22,7 @@ UNNOTICED = {
     # Its rows have no checksums of their own: the server has those, of pages.
     "postgres": r"""families\.(format|sweeps|live|generation|shift|swept)|threads\.note|lines\.(head_was_moved
                     |generation|active|unreferenced|incoming)|checkpoints\.(seq|added|pinned)|objects\.id|writes(\slost
-                    |\.seq)|operations\.undone|hidden\.after|covers\.upto|shared_states\slost""",
+                    |\.seq)|operations\.undone|hidden\.(after|operation)|covers\.upto|shared_states\slost""",
     "redis": r".*:heads\sb'(made|version|sizes)'|family:\S+\sb'(format|seq|sizes)'",
 }
 ELSEWHERE = {

@@ -25,6 +25,7 @@ from everstep.errors import (
     BaseGone,
     CheckpointCorrupted,
     CommitUnknown,
+    EverstepError,
     HeadMoved,
     InvalidInput,
     StoreError,
@@ -1273,7 +1274,15 @@ class _Server:
     def about_thread(self, thread_id: str | None, work: Callable[[float], T], at: float) -> T:
         """Read something about a thread. If there is nothing, and there was something before, look for a loss."""
         seen = self._heads.any_of(thread_id) if thread_id is not None else None
-        found = work(at)
+        try:
+            found = work(at)
+        except (ValueError, TypeError, LookupError) as exc:
+            if isinstance(exc, EverstepError) or thread_id is None:
+                raise
+            # No number, no text, no pair: whatever was written there was something else.
+            raise CheckpointCorrupted(
+                f"what the server keeps of it cannot be read: {exc}", thread_id=thread_id
+            ) from exc
         if found or thread_id is None or seen is None:
             return found
         namespace, since = seen
