@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ def start_on_terminal(
     """Run the command on a pseudo-terminal 120 characters wide, and type `answers` once `after` is seen."""
     process, terminal = pty.fork()
     if process == 0:  # pragma: no cover  # in the child
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs the tests in the background has it ignored
         os.environ.update({"TERM": "xterm", "COLUMNS": "120", "LINES": "50", **(environment or {})})
         os.execv(sys.executable, [sys.executable, "-m", "everstep", *map(str, arguments)])
     seen = b""
