@@ -230,16 +230,17 @@ def lose_replies(proxy: Proxy, engine: CheckpointEngine, call: Call, *, onwards:
         example = make_example(engine, f"{call.name} {name}")
         proxy.asked.clear()
         answers.append(perform(engine, "blocking", call, example))
-    lost = 0
-    for nth, face in zip(_chosen(list(proxy.asked), onwards), itertools.cycle(FACES), strict=False):
+    chosen = _chosen(list(proxy.asked), onwards)
+    reached = 0
+    for nth, face in zip(chosen, itertools.cycle(FACES), strict=False):
         example = make_example(engine, f"{call.name} {nth}")
         before = proxy.counts
         proxy.lose_reply(nth, onwards=onwards)
         answers.append(perform(engine, face, call, example))
-        lost += (proxy.counts - before).lost
+        reached += (proxy.counts - before).lost >= 1
         proxy.heal()
         wait_for_recovery(engine, "recovery")
-    assert lost >= 1
+    assert reached >= max(len(chosen) - 2, 1)
     return answers
 
 
