@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS := $(if $(EVERSTEP_TEST_POSTGRES),0,2)  # a server that is given has one set of tables
 
+# Tests start hundreds of processes: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test lint bench langgraph-tests lock clean
 
 help:

@@ -22,7 +22,7 @@ from everstep.stores.redis.store import RedisStore
 from everstep.stores.sqlite import store as sqlite
 from everstep.stores.sqlite import verify as sqlite_verify
 from everstep.stores.sqlite.store import SQLiteStore
-from tests.tools import examples, servers
+from tests.tools import examples, memory_files, servers
 
 # The same examples in every run, so that a red run is red everywhere; EVERSTEP_TEST_RANDOM=1 looks for new ones.
 settings.register_profile(
@@ -46,6 +46,10 @@ REDIS_AND_FACE = {("redis", "async"), ("cluster", "blocking")}
 
 WORKERS_AND_FACE = {("sqlite", "blocking"), ("postgres", "async")}
 """Where tests start processes of their own, which is slow, each other store has one face."""
+
+
+def pytest_configure() -> None:
+    memory_files.use_memory()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
