@@ -34,4 +34,5 @@ def _is_fit(folder: Path) -> bool:
         return False
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         return False
-    return min(shutil.disk_usage(folder).free, psutil.virtual_memory().available) >= ROOM_BYTES
+    room_bytes: int = min(shutil.disk_usage(folder).free, psutil.virtual_memory().available)
+    return room_bytes >= ROOM_BYTES

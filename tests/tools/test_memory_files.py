@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
-from tests.tools import memory_files
 from tests.tools.memory_files import ROOM_BYTES, use_memory
 
 
@@ -25,7 +25,7 @@ def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def has(monkeypatch: pytest.MonkeyPatch, *, disk_bytes: int, memory_bytes: int, flags: int = 0) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=disk_bytes))
-    monkeypatch.setattr(memory_files.psutil, "virtual_memory", lambda: SimpleNamespace(available=memory_bytes))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=memory_bytes))
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
 
 
