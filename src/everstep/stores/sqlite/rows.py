@@ -129,6 +129,7 @@ class Rows:
         self._facts: dict[int, dict[int, set[int]]] = {}
         self._next_seq: int | None = None
         self._next_object: int | None = None
+        self._write_numbers: Iterator[int] = iter(())
 
     def begin(self) -> None:
         """Start a write transaction; what is remembered stays only if no other connection wrote since."""
@@ -145,6 +146,7 @@ class Rows:
     def forget(self) -> None:
         """Drop what is remembered: after a rollback, a deletion, or somebody else's change."""
         self._version, self._next_seq, self._next_object = -1, None, None
+        self._write_numbers = iter(())
         self._lines.clear()
         self._facts.clear()
         self._forget_heads()
@@ -924,8 +926,7 @@ class Rows:
 
     def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
         self._execute(
-            """UPDATE lines SET head = ?, head_was_moved = ?, generation = generation + 1, active = ?, total = total + ?
-               WHERE id = ?""",
+            _SET_HEAD,
             (stored.seq if stored is not None else None, head_was_moved, now_micros(), not head_was_moved, line.ref),
         )
         self._remember_head(line.ref, stored, head_was_moved)
@@ -999,13 +1000,21 @@ class Rows:
         return found
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
+        place = line.ref, pack_id(checkpoint_id), pack_id(write.task_id), write.idx, self._next_write()
         self._execute(
-            f"{_INSERT_WRITE} ON CONFLICT DO {_REPLACE_WRITE if write.idx < 0 else 'NOTHING'}",
-            (
-                line.ref, pack_id(checkpoint_id), pack_id(write.task_id), write.idx,
-                pack_write(checkpoint_id, write), write.children,
-            ),
-        )  # fmt: skip
+            _REPLACE_WRITE if write.idx < 0 else _INSERT_WRITE,
+            (*place, pack_write(checkpoint_id, write), write.children, seal(*place)),
+        )
+
+    def _next_write(self) -> int:
+        """Return a number that no write had. They are taken by the hundred, so that most writes change no counter."""
+        number = next(self._write_numbers, None)
+        if number is None:
+            number = int(self._execute(f"SELECT {_NEXT_WRITE}").get)
+            end = number + _NUMBERS_AT_ONCE
+            self._execute("UPDATE counters SET value = ? WHERE name = 'writes'", (end - 1,))
+            self._write_numbers = iter(range(number + 1, end))
+        return number
 
     def writes(self, line: Line, checkpoint_id: str) -> list[Write]:
         return self._written(line.ref, checkpoint_id)
@@ -1286,6 +1295,8 @@ class Rows:
                 for key, w in raw.writes
             ],
         )  # fmt: skip
+        highest = max([write.seq for _, write in raw.writes], default=0)
+        self._execute("UPDATE counters SET value = ?1 WHERE name = 'writes' AND value < ?1", (highest,))
 
     def _restore_commons(self, thread_id: str, other: str, shared_states: Sequence[SharedState]) -> None:
         low, high = (
@@ -1404,16 +1415,22 @@ _NUMBER_MAX = (1 << 63) - 1
 _HEADS_BYTES_MAX = 32 << 20
 _INSERT = """INSERT INTO checkpoints (seq, line, id, step, segment, pinned, branches, added, info, children, root, seal)
              VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?)"""
+# The seal is set here, not by the trigger, which would be a second statement for every checkpoint.
+_SET_HEAD = """UPDATE lines SET head = ?1, head_was_moved = ?2, generation = generation + 1, active = ?3,
+               total = total + ?4, seal = seal(id, thread, namespace, ?1, ?2, generation + 1, ?3, unreferenced)
+               WHERE id = ?5"""
 _KEEP_COUNTERS = """UPDATE counters SET value = highest.number FROM
                     (SELECT 'checkpoints' AS name, (SELECT max(seq) FROM checkpoints) AS number
                      UNION ALL SELECT 'operations', (SELECT max(seq) FROM operations)
                      UNION ALL SELECT 'objects', (SELECT max(id) FROM objects)) AS highest
                     WHERE counters.name = highest.name AND counters.value < highest.number"""
 _NEXT_WRITE = "(SELECT 1 + value FROM counters WHERE name = 'writes')"
-_INSERT_WRITE = f"""INSERT INTO writes (line, checkpoint, task, idx, seq, info, children, seal)
-                    SELECT ?1, ?2, ?3, ?4, n, ?5, ?6, seal(?1, ?2, ?3, ?4, n)
-                    FROM (SELECT {_NEXT_WRITE} AS n) WHERE 1"""
-_REPLACE_WRITE = "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
+_NUMBERS_AT_ONCE = 100
+_INSERT_WRITE = """INSERT INTO writes (line, checkpoint, task, idx, seq, info, children, seal)
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+_REPLACE_WRITE = _INSERT_WRITE.replace(
+    "NOTHING", "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
+)
 _FROM_CHECKPOINTS = "FROM checkpoints c JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread"
 _LINES_OF_NAME = "SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = ?"
 

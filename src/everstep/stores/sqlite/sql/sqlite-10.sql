@@ -70,6 +70,7 @@ CREATE TRIGGER lines_made AFTER INSERT ON lines
           seal(NEW.id, NEW.thread, NEW.namespace, NEW.head, NEW.head_was_moved, NEW.generation, NEW.active, NEW.unreferenced)
           WHERE id = NEW.id; END;
 CREATE TRIGGER lines_changed AFTER UPDATE OF id, thread, namespace, head, head_was_moved, generation, active, unreferenced ON lines
+    WHEN NEW.seal IS OLD.seal
     BEGIN UPDATE lines SET seal =
           seal(NEW.id, NEW.thread, NEW.namespace, NEW.head, NEW.head_was_moved, NEW.generation, NEW.active, NEW.unreferenced)
           WHERE id = NEW.id; END;
@@ -135,17 +136,13 @@ CREATE TABLE writes (                           -- rows are small: what is long 
     checkpoint  TEXT NOT NULL,                  -- need not be stored yet
     task        TEXT NOT NULL,
     idx         INTEGER NOT NULL,
-    seq         INTEGER NOT NULL,               -- never used twice: the highest is always in counters
+    seq         INTEGER NOT NULL,               -- never used twice: counters has it, or a higher one
     info        BLOB NOT NULL,
     children    BLOB NOT NULL,
     seal        INTEGER,
     PRIMARY KEY (line, checkpoint, task, idx)
 ) WITHOUT ROWID;
-CREATE TRIGGER writes_made AFTER INSERT ON writes BEGIN
-    UPDATE counters SET value = NEW.seq, seal = seal('writes', NEW.seq) WHERE name = 'writes' AND value < NEW.seq;
-END;
 CREATE TRIGGER writes_changed AFTER UPDATE OF line, checkpoint, task, idx, seq ON writes BEGIN
-    UPDATE counters SET value = NEW.seq, seal = seal('writes', NEW.seq) WHERE name = 'writes' AND value < NEW.seq;
     UPDATE writes SET seal = seal(NEW.line, NEW.checkpoint, NEW.task, NEW.idx, NEW.seq)
     WHERE line = NEW.line AND checkpoint = NEW.checkpoint AND task = NEW.task AND idx = NEW.idx;
 END;
