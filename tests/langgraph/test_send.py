@@ -38,6 +38,7 @@ from tests.conftest import Place
 from tests.langgraph.tools import FacedSaver, task_claims
 from tests.tools import servers
 from tests.tools.between import Between
+from tests.tools.nursery import Child
 
 T: Any = {"configurable": {"thread_id": "t"}}
 
@@ -1044,29 +1045,12 @@ def test_a_thread_of_the_engine_is_left_alone() -> None:
 # -- processes
 
 
-class Worker:
+class Worker(Child):
     """Another process that sends to the same thread, and holds in its node until it gets a line."""
 
     def __init__(self, place: tuple[str, dict[str, Any]], *arguments: str) -> None:
         url, options = place
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.langgraph.send_worker", url, json.dumps(options), *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.pid = self._process.pid
-
-    def line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().rstrip("\n")
-
-    def go_on(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        super().__init__("tests.langgraph.send_worker", url, json.dumps(options), *arguments)
 
 
 @pytest.fixture

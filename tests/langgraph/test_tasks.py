@@ -41,6 +41,7 @@ from tests.langgraph.task_worker import steps
 from tests.langgraph.tools import FacedSaver, at, checkpoint, task_claims
 from tests.tools import servers
 from tests.tools.between import Between
+from tests.tools.nursery import Child
 
 
 class Faced:
@@ -1139,7 +1140,7 @@ async def test_a_task_moves_to_another_store(make: Callable[..., Faced], saver: 
 # -- processes
 
 
-class Worker:
+class Worker(Child):
     """Another process with the same graph on the same store."""
 
     def __init__(
@@ -1148,28 +1149,8 @@ class Worker:
         url, options = place
         lease, face = more.get("lease", 30.0), more.get("face", "blocking")
         arguments = [url, json.dumps(options), str(ran), verb, holds, str(lease), face]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.langgraph.task_worker", *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.pid = self._process.pid
+        super().__init__("tests.langgraph.task_worker", *arguments)
         assert self.line() == "ready"
-
-    def line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().rstrip("\n")
-
-    def go_on(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-
-    def send(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 @pytest.fixture
@@ -1317,7 +1298,7 @@ if sys.argv[3] == "goes on":
 """
 
 
-@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(("kind", "face"), [("sqlite", "blocking")], indirect=True)
 @pytest.mark.parametrize(("node", "ends"), [("holds", ["stopped"]), ("goes on", ["stopped", "finished"])])
 def test_a_process_that_ends_leaves_what_it_started_to_be_resumed(
     saver: FacedSaver, shared: Any, tmp_path: Path, node: str, ends: list[str]

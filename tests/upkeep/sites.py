@@ -304,6 +304,7 @@ class PostgresSite(Site):
         self._connection = psycopg.connect(servers.postgres(), autocommit=True)
         self._connection.execute("SET session_replication_role = replica")  # a row that is lost fires no trigger
         self._kept: dict[str, list[tuple[Any, ...]]] = {}
+        self._columns: dict[str, list[str]] = {}
 
     def make(self) -> Any:
         return PostgresStore(servers.postgres(), max_size=2)
@@ -313,12 +314,14 @@ class PostgresSite(Site):
         return done.fetchall() if done.description else []
 
     def columns(self, table: str) -> list[str]:
-        rows = self.do(
-            """SELECT column_name FROM information_schema.columns WHERE table_name = %s AND is_generated = 'NEVER'
-               ORDER BY ordinal_position""",
-            (f"everstep_{table}",),
-        )
-        return [name for (name,) in rows]
+        if table not in self._columns:
+            rows = self.do(
+                """SELECT column_name FROM information_schema.columns WHERE table_name = %s AND is_generated = 'NEVER'
+                   ORDER BY ordinal_position""",
+                (f"everstep_{table}",),
+            )
+            self._columns[table] = [name for (name,) in rows]
+        return self._columns[table]
 
     def keep(self) -> None:
         for table in self.TABLES:
@@ -326,12 +329,13 @@ class PostgresSite(Site):
 
     def put_back(self) -> None:
         self.close_stores()
-        with self._connection.transaction():
+        with self._connection.transaction(), self._connection.cursor() as cursor:
             for table, rows in self._kept.items():
                 self.do(f"DELETE FROM everstep_{table}")
-                places = ", ".join(["%s"] * len(self.columns(table)))
-                for row in rows:
-                    self.do(f"INSERT INTO everstep_{table} ({', '.join(self.columns(table))}) VALUES ({places})", row)
+                columns = self.columns(table)
+                places = ", ".join(["%s"] * len(columns))
+                text = f"INSERT INTO everstep_{table} ({', '.join(columns)}) VALUES ({places})"
+                cursor.executemany(text.encode(), rows)
 
     def harms(self) -> Iterator[tuple[str, Harm]]:
         family = self.do("SELECT family FROM everstep_names WHERE name = 't'")[0][0]
@@ -398,10 +402,12 @@ class RedisSite(Site):
 
     def put_back(self) -> None:
         self.close_stores()
-        for name in set(self.names()) - set(self._kept):
-            self.client.delete(name)
-        for name, value in self._kept.items():
-            self.client.restore(name, 0, value, replace=True)
+        with self.client.pipeline(transaction=False) as pipeline:
+            for name in set(self.names()) - set(self._kept):
+                pipeline.delete(name)
+            for name, value in self._kept.items():
+                pipeline.restore(name, 0, value, replace=True)
+            pipeline.execute()
 
     def harms(self) -> Iterator[tuple[str, Harm]]:
         (family,) = {self.client.hget(name, "family") for name in self._kept if name.endswith(b"thread:t:heads")}
