@@ -13,13 +13,14 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Concatenate, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from everstep.backends import CheckpointBackend, StoreBackend, SyncBackend
 from everstep.capture.decorators import Capture, F, Scope
 from everstep.capture.leasing import Lease, SyncLease
 from everstep.capture.live import LiveThread, SyncLiveThread
 from everstep.config import SnapshotConfig, SnapshotTrigger
+from everstep.durable.programs import Programs
 from everstep.errors import InvalidInput, UnsupportedByBackend
 from everstep.reports import (
     CheckpointTree,
@@ -29,6 +30,7 @@ from everstep.reports import (
     Operation,
     Reference,
     RepairReport,
+    RunInfo,
     Sizes,
     Stats,
     ThreadPage,
@@ -48,9 +50,15 @@ from everstep.types import Checkpoint, CheckpointMetadata
 from everstep.upkeep import repair as repairing
 from everstep.upkeep import verify as upkeep
 
+if TYPE_CHECKING:  # few engines have durable runs: what these need is loaded when it is used
+    from everstep.durable.functions import DurableFunction, SyncDurableFunction
+    from everstep.durable.run import Run, SyncRun
+
 logger = logging.getLogger("everstep")
 
 P = ParamSpec("P")
+R = TypeVar("R")
+OnChange = Literal["error", "fork", "rerun"]
 
 
 def _logged(
@@ -85,6 +93,8 @@ class CheckpointEngine(Closing):
         self._limit = checkpointer.limit_seconds if isinstance(checkpointer, StoreBackend) else None
         self._figures = _figures(checkpointer)
         self._capture = Capture(self)
+        self._programs = Programs()
+        self._is_blocking = False
 
     def __repr__(self) -> str:
         return describe_on_store(self, self._store)
@@ -120,6 +130,7 @@ class CheckpointEngine(Closing):
         twin = object.__new__(CheckpointEngine)
         twin.__dict__.update(self.__dict__)
         twin._timeline = self._timeline.blocking
+        twin._is_blocking = True
         return SyncEngine(twin, twin._timeline.run)
 
     # -- saving
@@ -229,6 +240,77 @@ class CheckpointEngine(Closing):
         """
         return Lease(self, thread_id, ttl_seconds, wait_seconds)
 
+    # -- durable runs
+
+    @overload
+    def durable(self, function: Callable[Concatenate[Run, P], Coroutine[Any, Any, R]], /) -> DurableFunction[R]: ...
+
+    @overload
+    def durable(
+        self, function: None = None, /, *, name: str | None = None, on_change: OnChange = "error"
+    ) -> Callable[[Callable[Concatenate[Run, ...], Coroutine[Any, Any, R]]], DurableFunction[R]]: ...
+
+    def durable(self, function: Any = None, /, *, name: str | None = None, on_change: OnChange = "error") -> Any:
+        """Make a coroutine function durable: a run of it goes on after a crash, and no recorded step is done again.
+
+        Its first parameter is the run (`everstep.Run`). Runs are recorded under its name, or `name`. `on_change` says
+        what happens if a run that is taken up asks for something else than what it has recorded: "error"
+        (ReplayMismatch), "fork" (it goes on in a branch that begins before that step), or "rerun" (steps with
+        effect="none" are done anew).
+        """
+        from everstep.durable.functions import DurableFunction, program_of
+
+        def decorate(found: Callable[..., Any]) -> DurableFunction[Any]:
+            program = program_of(found, name, on_change, is_async=True)
+            self._programs.add(program)
+            return DurableFunction(self, program)
+
+        return decorate if function is None else decorate(function)
+
+    async def resume(self, thread_id: str, *, on_change: OnChange | None = None) -> Any:
+        """Take a run up, whatever process began it, and return its result; wait for what it waits for.
+
+        Its function must be known here: import the module that has it. A run that failed is tried again at the step
+        that failed. If somebody else runs it, wait for that. `on_change` counts in place of the function's own.
+        """
+        from everstep.durable import lists
+
+        return await lists.resume(self, self._programs, thread_id, on_change)
+
+    async def recover(self, *, concurrency: int = 8) -> list[RunInfo]:
+        """Take up every run whose owner has died, or that waited for what has come; return how they stand then.
+
+        Only runs of functions that are known here. Each is run until it ends or has to wait again. What goes wrong in
+        one is recorded there.
+        """
+        from everstep.durable import lists
+
+        return await lists.recover(self, self._programs, concurrency)
+
+    @public_call("runs", has_deadline=False)
+    async def runs(self, status: str | None = None) -> list[RunInfo]:
+        """Return the durable runs of the store, or those of that status, the one that was active last first."""
+        from everstep.durable import lists
+
+        return await lists.list_runs(self, status)
+
+    @public_call("answer")
+    async def answer(self, thread_id: str, value: Any, *, key: str | None = None) -> str:
+        """Answer a question of a run (`run.ask`); if it has asked several, say which one. Return the checkpoint's id.
+
+        The run goes on when it is taken up: by whoever waits for its result, by `recover`, or by `resume`.
+        """
+        from everstep.durable import lists
+
+        return await lists.answer(self, thread_id, value, key)
+
+    @public_call("signal")
+    async def signal(self, thread_id: str, event: str, value: Any = None) -> str:
+        """Tell a run of an event (`run.wait_for`), whether it waits for it yet or not. Return the checkpoint's id."""
+        from everstep.durable import lists
+
+        return await lists.signal(self, thread_id, event, value)
+
     @public_call("save")
     async def _amend(
         self,
@@ -263,11 +345,12 @@ class CheckpointEngine(Closing):
         tags: Iterable[str] = (),
         summary: str | None = None,
         metadata: dict[str, Any] | None = None,
+        kind: str = "",
     ) -> str:
         """Save what a live thread holds, on top of a head that it knows, or together with what others did."""
         messages, state, tools_result, next_node = save.values
         check_values(messages, state, tools_result)
-        step = Step(thread_id, "", trigger, next_node, tags, summary, metadata, messages, state)
+        step = Step(thread_id, "", trigger, next_node, tags, summary, metadata, messages, state, kind)
         if step.trigger not in self._config.triggers:
             return ""
         save.begin(step)
@@ -393,7 +476,6 @@ class CheckpointEngine(Closing):
 
     # -- going back
 
-    @public_call("rewind")
     async def rewind(
         self,
         checkpoint_id: str,
@@ -401,13 +483,30 @@ class CheckpointEngine(Closing):
         later: Literal["hide", "delete", "keep"] = "hide",
         thread_id: str | None = None,
         namespace: str | None = None,
+        compensate: bool = False,
     ) -> TimeTravelResult:
         """Make that checkpoint the head. What came later on its line is hidden, deleted or kept.
 
-        Hidden checkpoints stay readable by id and come back with `undo`, until retention takes them.
+        Hidden checkpoints stay readable by id and come back with `undo`, until retention takes them. On the thread of
+        a durable run the effects that are left behind have happened all the same: `compensate` calls the functions
+        that take them back (`undo` of their steps) first, the newest effect first.
         """
         if later not in ("hide", "delete", "keep"):
             raise InvalidInput(f"later is 'hide', 'delete' or 'keep', not {checks.shown(later)}")
+        undone: list[str] = []
+        if compensate:
+            from everstep.durable import undoing
+
+            key = await self._timeline.locate(checkpoint_id, thread_id, namespace)
+            undone = await undoing.compensate(self, key, is_blocking=self._is_blocking)
+        done = await self._rewind_to(checkpoint_id, later, thread_id, namespace)
+        done.compensated = undone
+        return done
+
+    @public_call("rewind")
+    async def _rewind_to(
+        self, checkpoint_id: str, later: str, thread_id: str | None, namespace: str | None
+    ) -> TimeTravelResult:
         key = await self._timeline.locate(checkpoint_id, thread_id, namespace)
         return await self._rewind(key, later)
 
@@ -456,12 +555,19 @@ class CheckpointEngine(Closing):
         *,
         thread_id: str | None = None,
         namespace: str | None = None,
+        effects: Literal["share", "allow"] = "share",
     ) -> str:
-        """Start a new thread at that checkpoint and return its id. Copies no state."""
+        """Start a new thread at that checkpoint and return its id. Copies no state.
+
+        A branch of a durable run shares the effects of its family: what was performed there is not performed again.
+        With `effects="allow"` it may perform them once more.
+        """
         if not checks.text(branch_name, "branch_name", 512):
             raise InvalidInput("branch_name is empty; give the branch a name")
+        if effects not in ("share", "allow"):
+            raise InvalidInput(f"effects is 'share' or 'allow', not {checks.shown(effects)}")
         source = await self._timeline.locate(from_checkpoint_id, thread_id, namespace)
-        made = await self._timeline.branch(source, branch_name)
+        made = await self._timeline.branch(source, branch_name, effects)
         logger.info("thread %r begins at %s of thread %r", made, source.checkpoint_id, source.thread_id)
         return made
 
@@ -591,6 +697,9 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     pin = blocking(CheckpointEngine.pin)
     unpin = blocking(CheckpointEngine.unpin)
     collect = blocking(CheckpointEngine.collect)
+    runs = blocking(CheckpointEngine.runs)
+    answer = blocking(CheckpointEngine.answer)
+    signal = blocking(CheckpointEngine.signal)
     verify = blocking(CheckpointEngine.verify)
     repair = blocking(CheckpointEngine.repair)
     close = blocking(CheckpointEngine.close)
@@ -634,6 +743,38 @@ class SyncEngine(SyncFace[CheckpointEngine]):
         LeaseHeld then.
         """
         return SyncLease(self, thread_id, ttl_seconds, wait_seconds)
+
+    @overload
+    def durable(self, function: Callable[Concatenate[SyncRun, P], R], /) -> SyncDurableFunction[R]: ...
+
+    @overload
+    def durable(
+        self, function: None = None, /, *, name: str | None = None, on_change: OnChange = "error"
+    ) -> Callable[[Callable[Concatenate[SyncRun, ...], R]], SyncDurableFunction[R]]: ...
+
+    def durable(self, function: Any = None, /, *, name: str | None = None, on_change: OnChange = "error") -> Any:
+        """Make a plain function durable, whose first parameter is an `everstep.SyncRun`: see `CheckpointEngine`."""
+        from everstep.durable.functions import SyncDurableFunction, program_of
+
+        def decorate(found: Callable[..., Any]) -> SyncDurableFunction[Any]:
+            program = program_of(found, name, on_change, is_async=False)
+            self._driven._programs.add(program)
+            return SyncDurableFunction(self, program)
+
+        return decorate if function is None else decorate(function)
+
+    def resume(self, thread_id: str, *, on_change: OnChange | None = None) -> Any:
+        """Take a run of a plain function up and return its result. See `CheckpointEngine.resume`."""
+        from everstep.durable import lists
+
+        return self._run(lists.resume_blocking(self._driven, self._driven._programs, thread_id, on_change))
+
+    def recover(self) -> list[RunInfo]:
+        """Take up every run of a plain function that has something to do. See `CheckpointEngine.recover`."""
+        from everstep.durable import lists
+
+        found: list[RunInfo] = self._run(lists.recover_one_by_one(self._driven, self._driven._programs))
+        return found
 
     def stats(self) -> Stats:
         """Return what this process has done on the backend so far: calls, errors, seconds, bytes, retries, by name."""

@@ -23,6 +23,16 @@
     + ThreadBusy          others ran the thread for too long; the input was not taken
     + ThreadLost          somebody else has taken the thread over; nothing was written since
     + PendingTurnFailed   the turn before failed while it was finished; the input was not taken
+  x RunError              about a durable run
+    + RunNotFound         there is no run in that thread (also a LookupError)
+    + RunExists           the thread has another run, or the same with other arguments; nothing was written
+    + RunHeld             somebody else runs it (also a LeaseHeld)
+    + RunLost             somebody else has taken it over; nothing was written since (also a LeaseLost)
+    + NotWaiting          the run waits for nothing of that kind; nothing was written
+    + ReplayMismatch      the code does not ask for what the run has recorded
+    + StepFailed          a recorded failure whose class is not known here
+    + EffectConflict      an effect was performed before, with other arguments
+    + EffectUnknown       an effect was begun, and nobody knows whether it happened
   x UnsupportedByBackend  this backend cannot do that
   x MissingDependency     an optional package is not installed (also an ImportError)
   x StoreError            the store said no; the driver's error is `__cause__`
@@ -47,7 +57,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everstep.reports import Conflict
+    from everstep.reports import Conflict, Difference
 
 
 class EverstepError(Exception):
@@ -326,6 +336,99 @@ class PendingTurnFailed(SendError):
             f"had an unfinished turn, which failed ({type(error).__name__}), and the input was not taken; send it "
             "again to go past that turn, or send None to try that turn again",
         )
+
+
+class RunError(EverstepError):
+    """Something about a durable run."""
+
+    def __init__(self, thread_id: str, what: str) -> None:
+        Exception.__init__(self, f"run {thread_id!r} {what}")
+        self.thread_id = thread_id
+
+
+class RunNotFound(RunError, LookupError):
+    """There is no run in the thread."""
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__(thread_id, "does not exist; engine.runs() shows what there is")
+
+
+class RunExists(RunError):
+    """The thread has a run of another function, or of the same with other arguments. Nothing was written."""
+
+    def __init__(self, thread_id: str, found: str, asked: str) -> None:
+        super().__init__(
+            thread_id,
+            f"is there already, as {found}, and was started as {asked}; use another thread id, or start it with the "
+            "arguments it has",
+        )
+
+
+class RunHeld(RunError, LeaseHeld):
+    """Another process, or another caller in this one, runs it."""
+
+    def __init__(self, thread_id: str, host: str, pid: int) -> None:
+        super().__init__(thread_id, f"is run by process {pid} on {host}; wait for its end, or try again later")
+        self.host = host
+        self.pid = pid
+
+
+class RunLost(RunError, LeaseLost):
+    """The run was taken over, or deleted, while this process was not renewing its lease. Nothing was written since."""
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__(thread_id, "is not this process's any more: it was taken over or deleted meanwhile")
+
+
+class NotWaiting(RunError):
+    """The run waits for no answer of that kind. Nothing was written."""
+
+
+class ReplayMismatch(RunError):
+    """The code asks for something else than what the run has recorded. `differences` says what."""
+
+    def __init__(self, thread_id: str, key: str, what: str, differences: Sequence[Difference] = ()) -> None:
+        shown = "".join([f"\n  {difference}" for difference in differences])
+        super().__init__(
+            thread_id,
+            f"{what}{shown}\nGo on in a branch with on_change='fork', or with the code that recorded it",
+        )
+        self.key = key
+        self.differences = list(differences)
+
+
+class StepFailed(RunError):
+    """A step failed, as was recorded; the class of its error is not known in this process."""
+
+    def __init__(self, thread_id: str, key: str, kind: str, text: str) -> None:
+        super().__init__(thread_id, f"failed in step {key!r}: {kind}: {text}")
+        self.key = key
+        self.kind = kind
+        self.text = text
+
+
+class EffectConflict(RunError):
+    """An effect of the same name was performed in this family of threads, with other arguments."""
+
+    def __init__(self, thread_id: str, key: str, elsewhere: str) -> None:
+        super().__init__(
+            thread_id,
+            f"comes to the effect {key!r}, which thread {elsewhere!r} has performed with other arguments; make the "
+            "branch with effects='allow' to perform it once more",
+        )
+        self.key = key
+
+
+class EffectUnknown(RunError):
+    """An effect was begun, and nobody knows whether it happened."""
+
+    def __init__(self, thread_id: str, key: str) -> None:
+        super().__init__(
+            thread_id,
+            f"was cut off while it performed the effect {key!r}: nobody knows whether it happened. Find out, and let "
+            "on_unknown='ask' or a function say so",
+        )
+        self.key = key
 
 
 class UnsupportedByBackend(EverstepError):

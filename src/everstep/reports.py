@@ -40,6 +40,8 @@ class TimeTravelResult:
     snapshot_count_before: int
     """Visible checkpoints of the thread before."""
     can_replay: bool = True
+    compensated: list[str] = field(default_factory=list)
+    """The effects of a durable run that were taken back, by their keys, the newest first."""
 
 
 @dataclass
@@ -440,3 +442,31 @@ class CheckpointTree(TypedDict):
     nodes: list[TreeNode]
     """The newest first."""
     edges: list[TreeEdge]
+
+
+@dataclass(frozen=True)
+class RunWait:
+    """Something that a run waits for."""
+
+    kind: str
+    """"ask", "event" or "sleep"."""
+    key: str
+    question: str | None = None
+    event: str | None = None
+    until: float | None = None
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run, and how it stands."""
+
+    thread_id: str
+    name: str
+    """The function."""
+    status: str
+    """running; interrupted (nobody runs it, and it is not at its end); waiting; ready (what it waited for has come);
+    done; failed; paused (a branch that nobody has taken up yet)."""
+    checkpoint_id: str
+    updated_at: str
+    waits: list[RunWait] = field(default_factory=list)

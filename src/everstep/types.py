@@ -16,6 +16,12 @@ T = TypeVar("T")
 TASK_NAMESPACE = "everstep:task"
 """Of a thread that is a task: what is known of it besides its checkpoints, and no part of its history."""
 
+RUN_KIND = "run"
+"""The kind of the checkpoints of a durable run. They are the engine's own, and retention keeps them all."""
+
+RUN_METADATA = ("run", "run_status", "run_waits", "run_effects")
+"""Of a durable run: its name, how it stands, what it waits for, and whether it may repeat effects of its family."""
+
 
 CLOCK: ContextVar[Callable[[], datetime] | None] = ContextVar("everstep_clock", default=None)
 """What tells the time instead of the clock, for data that shall look the same each time it is made."""

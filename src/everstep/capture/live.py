@@ -142,7 +142,7 @@ class Live:
         trigger = SnapshotTrigger.TASK_BOUNDARY if boundary else SnapshotTrigger.STATE_CHANGE
         about = noted(error, boundary="end") if boundary else noted(error)
         try:
-            await self._write(_unfiltered(engine)._save_live, now, trigger, about)
+            await self._write(unfiltered(engine)._save_live, now, trigger, about)
         except Exception:
             if error is None:
                 raise
@@ -321,7 +321,7 @@ def _open_from(live: Live | None) -> Live | None:
     return live
 
 
-def _unfiltered(engine: CheckpointEngine) -> CheckpointEngine:
+def unfiltered(engine: CheckpointEngine) -> CheckpointEngine:
     """Return the engine with every trigger configured: a change is not dropped because of the name it has."""
     twin = copy.copy(engine)
     twin._config = dataclasses.replace(engine.config, triggers=frozenset(SnapshotTrigger))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from everstep.errors import InvalidInput
 from everstep.stores.protocol import Draft, Hidden, Key, Loaded, Place, Record, Store, Stored, Thread, Write
+from everstep.types import RUN_KIND
 from everstep.values.codec import Codec
 from everstep.values.tree import Content
 
@@ -107,9 +108,14 @@ class Adapter(Protocol):
         ...
 
 
+def is_own(kind: str) -> bool:
+    """Whether checkpoints of this kind hold what the engine's own do."""
+    return kind in ("", RUN_KIND)
+
+
 def adapter_of(kind: str) -> Adapter | None:
     """Return who knows about threads of this kind; None: they are the engine's own."""
-    if not kind:
+    if is_own(kind):
         return None
     if kind == "langgraph":
         from everstep.langgraph.adapter import ADAPTER  # loaded when such a thread is met

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from everstep.history.adapter import described
+from everstep.history.adapter import described, is_own
 from everstep.reports import CheckpointTree, TreeEdge, TreeNode
 from everstep.stores.protocol import Hidden, Key, Place, Stored, Thread, Write
 
@@ -295,7 +295,7 @@ def _node(stored: Stored, heads: Collection[Key]) -> TreeNode:
         "parents": [parent.checkpoint_id for parent in record.parents],
         "size_bytes": sum(record.sizes),
         "head": record.key in heads,
-        "branch": branch_name(record.tags) if record.step == 0 or record.kind else None,
+        "branch": branch_name(record.tags) if record.step == 0 or not is_own(record.kind) else None,
         "pinned": stored.pinned,
         "hidden": stored.hidden,
     }

@@ -179,7 +179,7 @@ class Claims:
         claim = Claim(task_id, task, stored, lease_seconds, self)
         # Mostly there is nothing: a record goes with the next one. What stayed would be a fence for its old owner.
         listed = await self._store.list_checkpoints(Query(thread_id=task_id, namespace=TASK_NAMESPACE, hidden="also"))
-        stray = [other.record.key for other in listed if other.seq < stored.seq]
+        stray = [other.record.key for other in listed if other.seq < stored.seq and not other.record.kind]
         if stray:
             await self._store.delete(task_id, keys=stray)
         return claim

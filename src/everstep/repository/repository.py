@@ -24,7 +24,7 @@ from everstep.errors import (
     StoreError,
     UnstorableValue,
 )
-from everstep.history.adapter import adapter_of, described
+from everstep.history.adapter import adapter_of, described, is_own
 from everstep.repository.cache import KnownHead, ObjectCache
 from everstep.repository.fences import Fence
 from everstep.repository.new_names import NewNames
@@ -321,6 +321,48 @@ class Repository:
         except CheckpointCorrupted as exc:
             raise exc.located(*loaded.stored.record.key[::2]) from exc
 
+    async def keep_beside(
+        self, record: Record, values: Sequence[Any], *, before: Stored | None = None, rests_on: Sequence[BaseRef] = ()
+    ) -> Stored:
+        """Keep a checkpoint that is no part of a history, under the name it has: no head moves.
+
+        It takes the place of `before`, BaseGone if that is not there any more; or (None) it must be new, else IdTaken.
+        BaseGone also if something that it rests on is gone.
+        """
+        writer = tree.Writer()
+        packed = self._pack(values, None, split=True)
+        nodes = await self._written_over(writer, packed, None)
+        bases = [BaseRef(before.record.key, before.digest)] if before is not None else []
+        draft = encoded(nodes, writer, None).draft(record)._replace(bases=(*bases, *rests_on))
+        change = Change(
+            thread_id=record.key.thread_id,
+            namespace=record.key.namespace,
+            build=lambda _: draft,
+            head="never",
+            fresh=before is None,
+        )
+        stored = await self.store.commit(change)
+        if stored is None:
+            raise RuntimeError("the store returned no checkpoint for a change that makes one")
+        return stored
+
+    async def tools_results(self, records: Sequence[Stored]) -> list[Any]:
+        """Return the results of tools of several checkpoints of one family, and read nothing else of them.
+
+        They may be as they were listed, without their values.
+        """
+        loaded = await self.store.read_many([stored.record.key for stored in records])
+        if len(loaded) != len(records):
+            raise CheckpointCorrupted("checkpoints went while they were read")
+        nodes = [_results_node(each.stored.record) for each in loaded]
+        children = b"".join([node.children for node in nodes])
+        objects = await self.objects(records[0].family, children) if children else {}
+        values = []
+        for stored, node in zip(records, nodes, strict=True):
+            found = self._unpack(node, objects)
+            values.append(found if len(stored.record.sizes) == len(_FIELDS) else found[-1])
+        return values
+
     async def walk(
         self, need: Need[R], families: Sequence[str], at_hand: Mapping[bytes, tree.Content] = MappingProxyType({})
     ) -> R:
@@ -449,7 +491,7 @@ class Repository:
 
     async def _written_over(self, writer: tree.Writer, packed: _Packed, head: Stored | None) -> list[tree.Node]:
         """Write values over those of the head, of which is kept what is still the same."""
-        if head is not None and not head.record.kind and len(head.record.sizes) == len(_FIELDS):
+        if head is not None and is_own(head.record.kind) and len(head.record.sizes) == len(_FIELDS):
             try:
                 return await self._kept_and_written(writer, packed, head)
             except tree.MissingObject:
@@ -688,8 +730,13 @@ class Repository:
             return b"".join(tree.Reader(objects, node.size).fields(node.children, node.body, 1)[0])
 
 
+def _results_node(record: Record) -> tree.Node:
+    """Return the node of the results of tools, or that of all values if they are kept as one."""
+    return tree.nodes(record.children, record.body, record.sizes)[-1]
+
+
 def _check_own(head: Stored | None) -> None:
-    if head is not None and head.record.kind:
+    if head is not None and not is_own(head.record.kind):
         raise InvalidInput(
             f"thread {head.record.key.thread_id!r} was written by the adapter for {head.record.kind}; "
             "go on with it there, or use another thread id"

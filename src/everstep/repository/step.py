@@ -11,7 +11,7 @@ from everstep.repository.new_names import new_token
 from everstep.repository.repository import copied
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Record, Stored
-from everstep.types import CheckpointMetadata, utc_now
+from everstep.types import RUN_KIND, RUN_METADATA, CheckpointMetadata, utc_now
 
 
 class Step:
@@ -28,7 +28,9 @@ class Step:
         metadata: dict[str, Any] | None,
         messages: Sequence[Any],
         state: dict[str, Any],
+        kind: str = "",
     ) -> None:
+        self._kind = kind
         self.thread_id = checks.thread_id(thread_id)
         self.namespace = checks.namespace(namespace)
         self.trigger = as_trigger(trigger)
@@ -70,8 +72,14 @@ class Step:
             summary=self._summary,
             next_node=self.next_node(parent.record.next_node if parent is not None else ""),
             trigger=self.trigger.value,
-            metadata=self._metadata,
+            **self._kind_and_metadata(parent),
         )
+
+    def _kind_and_metadata(self, parent: Stored | None) -> dict[str, Any]:
+        if self._kind:
+            return {"kind": self._kind, "metadata": self._metadata}
+        carried = run_fields(parent.record) if parent is not None else {}
+        return carried | {"metadata": carried.get("metadata", {}) | self._metadata}
 
     def metadata(self, parent: CheckpointMetadata | None) -> CheckpointMetadata:
         """Return the same for a backend that takes whole checkpoints."""
@@ -93,6 +101,17 @@ class Step:
 def checkpoint_id(thread_id: str, step: int, token: str | None = None) -> str:
     """Return a new id for a checkpoint of that step."""
     return f"ckpt-{thread_id}-{step}-{token or new_token()}"
+
+
+def run_fields(before: Record) -> dict[str, Any]:
+    """Return what a checkpoint takes over from the one before if that belongs to a durable run: that it does, too.
+
+    Whoever writes it: retention then keeps it, and the run is found by the metadata of the thread's head.
+    """
+    if before.kind != RUN_KIND:
+        return {"kind": before.kind} if before.kind else {}
+    carried = {name: before.metadata[name] for name in RUN_METADATA if name in before.metadata}
+    return {"kind": RUN_KIND, "metadata": carried}
 
 
 def new_record(key: Key, step: int, parents: tuple[Key, ...], **fields: Any) -> Record:

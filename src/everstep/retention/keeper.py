@@ -27,6 +27,7 @@ from everstep.retention.policies import Grid, Item, grid_of, is_older, let_go, m
 from everstep.runtime import forks
 from everstep.stores.protocol import Erasing, Key, Outline, Query, Store, Stored, Thread
 from everstep.stores.records import pack_record
+from everstep.types import RUN_KIND
 
 logger = logging.getLogger("everstep")
 
@@ -222,7 +223,7 @@ class Keeper:
 
     async def upkeep(self, store: Store, stored: Stored) -> None:
         """After a commit: note the new checkpoint, look at the store again if it is time, sweep a little."""
-        if self._policy is CheckpointGC.KEEP_ALL:
+        if self._policy is CheckpointGC.KEEP_ALL or stored.record.kind == RUN_KIND:
             return
         if stored.segment == stored.seq:
             self.forget(stored.record.key.thread_id)  # the head was moved, maybe by somebody else: plan anew

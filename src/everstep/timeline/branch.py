@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from everstep.errors import BaseGone, InvalidInput, StoreUnavailable
 from everstep.history import operation_log
 from everstep.history.adapter import adapter_of
 from everstep.repository.new_names import new_token, under_new_name
-from everstep.repository.step import checkpoint_id, new_record
+from everstep.repository.step import checkpoint_id, new_record, run_fields
 from everstep.runtime import checks
-from everstep.stores.protocol import BaseRef, Change, Draft, Key, SharedState, Stored
+from everstep.stores.protocol import BaseRef, Change, Draft, Key, Record, SharedState, Stored
 from everstep.timeline.workspace import Workspace
+from everstep.types import RUN_KIND
 
 _TRIES = 10  # from a checkpoint that others replace meanwhile
 
 
-async def branch(work: Workspace, source: Key, name: str) -> str:
+async def branch(work: Workspace, source: Key, name: str, effects: str = "share") -> str:
     """Start a thread at a checkpoint and return the new thread's id."""
     for _ in range(_TRIES):
         try:
-            return await under_new_name(lambda: _branch(work, source, name))
+            return await under_new_name(lambda: _branch(work, source, name, effects))
         except BaseGone:
             continue  # it was replaced meanwhile: begin with what is there now
     raise StoreUnavailable(f"checkpoint {source.checkpoint_id!r} changes faster than a branch begins; try again")
 
 
-async def _branch(work: Workspace, source: Key, name: str) -> str:
+async def _branch(work: Workspace, source: Key, name: str, effects: str) -> str:
     thread_id = branch_id(source.thread_id, name)
     origin = await work.require(source)
     adapter = adapter_of(origin.record.kind)
     if adapter is not None:
         origin, drafts, writes = await adapter.beginning(work.repository, origin, thread_id, name)
     else:
-        drafts = [_first_of_branch(origin, thread_id, name)]
+        drafts = [_first_of_branch(origin, thread_id, name, effects)]
         writes = []
     namespaces = [draft.record.key.namespace for draft in drafts]
     undo = operation_log.Undo(
@@ -72,7 +75,7 @@ def branch_id(thread_id: str, name: str) -> str:
     return made
 
 
-def _first_of_branch(origin: Stored, thread_id: str, name: str) -> Draft:
+def _first_of_branch(origin: Stored, thread_id: str, name: str, effects: str) -> Draft:
     source = origin.record.key
     record = new_record(
         Key(thread_id, source.namespace, checkpoint_id(thread_id, 0)),
@@ -81,6 +84,16 @@ def _first_of_branch(origin: Stored, thread_id: str, name: str) -> Draft:
         tags=("branch", name),
         summary=f"Branch '{name}' from {source.checkpoint_id}",
         next_node=origin.record.next_node,
+        **_fields(origin.record, effects),
     )
     record = record.with_root(origin.record.root)._replace(repeats=origin.record.repeats)
     return Draft(record, (), (BaseRef(source, origin.digest),))
+
+
+def _fields(origin: Record, effects: str) -> dict[str, Any]:
+    """Return the kind and the metadata of the first checkpoint. A branch of a durable run waits to be taken up."""
+    fields = run_fields(origin)
+    if fields.get("kind") == RUN_KIND:
+        shared = {"run_effects": effects} if effects == "allow" else {}
+        fields["metadata"] = {**fields["metadata"], "run_status": "paused", **shared}
+    return fields

@@ -304,7 +304,7 @@ class PlainTimeline:
 
     # -- branching and merging
 
-    async def branch(self, source: Key, name: str) -> str:
+    async def branch(self, source: Key, name: str, effects: str = "share") -> str:  # noqa: ARG002  # no runs here
         """Start a thread with a copy of a checkpoint."""
         origin = await self._required(source.checkpoint_id, source.thread_id)
         return await under_new_name(lambda: self._branch(origin, source, name))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, HeadMoved, InvalidInput, MergeConflict
 from everstep.history import checkpoint_tree, operation_log
-from everstep.history.adapter import Adapter, adapter_of
+from everstep.history.adapter import Adapter, adapter_of, is_own
 from everstep.history.ancestry import Ancestry, ancestry_of
 from everstep.history.merge_base import MergeBase, MergeBaseFinder, root_of_nodes, shown_root
 from everstep.history.three_way import Merged
@@ -18,7 +18,7 @@ from everstep.history.three_way import merge as merge_roots
 from everstep.reports import Conflict
 from everstep.repository.new_names import under_new_name
 from everstep.repository.repository import packed_whole, verified
-from everstep.repository.step import checkpoint_id, new_record
+from everstep.repository.step import checkpoint_id, new_record, run_fields
 from everstep.runtime import calls
 from everstep.runtime.deadlines import held_by_caller
 from everstep.stores.protocol import (
@@ -104,7 +104,7 @@ async def merge(work: Workspace, branch: str, into: str, resolve: Resolve, names
     if isinstance(stored, str):
         return stored  # everything is merged already
     work.forget(into)
-    if not stored.record.kind:  # an adapter's thread is kept as its own policy says
+    if is_own(stored.record.kind):  # an adapter's thread is kept as its own policy says
         await work.keeper.upkeep(work.store, stored)
     return stored.record.key.checkpoint_id
 
@@ -220,7 +220,7 @@ def _merge_record(sides: _Sides) -> Record:
         tags=("merge",),
         summary=f"Merge {theirs.record.key.thread_id} into {into}",
         next_node=goes_on.record.next_node,
-        kind=ours.record.kind,
+        **run_fields(ours.record),
     )
 
 
@@ -328,7 +328,7 @@ async def _commit(work: Workspace, sides: _Sides, drafts: Sequence[Draft]) -> St
         {namespace: head},
         [],
         {namespace: newest},
-        since=max(thread.newest.values()) if record.kind else None,
+        since=None if is_own(record.kind) else max(thread.newest.values()),
     )
     details = {"from": theirs.record.key.thread_id, "checkpoint_id": record.key.checkpoint_id}
     top = await work.top_operation(into)

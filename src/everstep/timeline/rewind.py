@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointNotFound, InvalidInput
 from everstep.history import checkpoint_tree, operation_log
-from everstep.history.adapter import WayBack, adapter_of
+from everstep.history.adapter import WayBack, adapter_of, is_own
 from everstep.history.ancestry import ancestry_of
 from everstep.reports import TimeTravelResult
 from everstep.repository.repository import reclaim, to_checkpoint, to_metadata
@@ -122,7 +122,7 @@ async def _target(work: Workspace, key: Key, later: str) -> tuple[Loaded, Thread
     if loaded is None:
         raise CheckpointNotFound(key.checkpoint_id, key.thread_id)
     # What grows with the number of operations is read only where it is needed.
-    is_simple = not loaded.stored.record.kind and not loaded.writes and later != "delete"
+    is_simple = is_own(loaded.stored.record.kind) and not loaded.writes and later != "delete"
     thread = await work.store.thread(key.thread_id, brief=is_simple)
     if thread is None:
         raise CheckpointNotFound(key.checkpoint_id, key.thread_id)
@@ -196,7 +196,7 @@ def shared_states_after(thread: Thread, target: Stored) -> dict[str, SharedState
 
 async def _checkpoint(work: Workspace, stored: Stored) -> Checkpoint:
     """Return a checkpoint; a large one is read when it is looked at."""
-    if sum(stored.record.sizes) > _EAGER_BYTES and not stored.record.kind:
+    if sum(stored.record.sizes) > _EAGER_BYTES and is_own(stored.record.kind):
         return _unread(work, stored)
     loaded = await work.repository.load(*stored.record.key)
     if loaded is None:

@@ -14,7 +14,7 @@ from everstep.backends import StoreBackend
 from everstep.config import SnapshotConfig
 from everstep.errors import CheckpointCorrupted
 from everstep.history import checkpoint_tree, operation_log
-from everstep.history.adapter import WayBack, adapter_of
+from everstep.history.adapter import WayBack, adapter_of, is_own
 from everstep.history.ancestry import ancestry_of
 from everstep.history.diff import compare
 from everstep.history.merge_base import shown_root
@@ -264,9 +264,9 @@ class StoreTimeline:
         """Return the log, newest first."""
         return await operations(self._work, thread_id, limit)
 
-    async def branch(self, source: Key, name: str) -> str:
+    async def branch(self, source: Key, name: str, effects: str = "share") -> str:
         """Start a thread at a checkpoint and return the new thread's id."""
-        return await branch(self._work, source, name)
+        return await branch(self._work, source, name, effects)
 
     async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str:
         """Merge the head of one thread into another and return the merge's id."""
@@ -309,4 +309,4 @@ def next_node_change(before: str, after: str) -> list[Difference]:
 
 def _root_to_show(stored: Stored) -> Root:
     """Return the values of a checkpoint; of an adapter's, what people are shown."""
-    return shown_root(stored.record.root) if stored.record.kind else stored.record.root
+    return stored.record.root if is_own(stored.record.kind) else shown_root(stored.record.root)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.backends import StoreBackend
 from everstep.errors import InvalidInput, UnsupportedByBackend
+from everstep.history.adapter import is_own
 from everstep.reports import Conflict
 from everstep.repository.step import check_messages
 from everstep.runtime import checks
@@ -153,7 +154,7 @@ async def _edited(
     patch: Sequence[Mapping[str, Any]],
     messages: Sequence[Mapping[str, Any]] | None,
 ) -> Values:
-    if stored.record.kind:
+    if not is_own(stored.record.kind):
         raise InvalidInput(
             f"thread {stored.record.key.thread_id!r} was written by LangGraph, whose graph alone knows its channels: "
             "fork it without edits, and change the branch with graph.update_state(config, values)"

@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import InvalidInput
+from everstep.history.adapter import is_own
 from everstep.history.merge_base import shown_root
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
@@ -154,7 +155,7 @@ def _values(walker: Walker, nodes: Sequence[Node | None]) -> Generator[Any, Any,
 
 def _node_at(walker: Walker, stored: Stored, parts: Sequence[str]) -> Need[Node | None]:
     """Return the node at a path; None if there is nothing."""
-    root = shown_root(stored.record.root) if stored.record.kind else stored.record.root
+    root = stored.record.root if is_own(stored.record.kind) else shown_root(stored.record.root)
     node: Node | None = (yield from walker.values(root))[_TOPS[parts[0]]]
     for part in parts[1:]:
         if node is None:

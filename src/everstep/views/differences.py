@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, InvalidInput
-from everstep.history.adapter import adapter_of
+from everstep.history.adapter import adapter_of, is_own
 from everstep.history.diff import compare
 from everstep.history.merge_base import root_of_nodes, shown_root
 from everstep.reports import Difference
@@ -95,7 +95,9 @@ def _compared(before: Root, after: Root, reader: codec.Codec) -> Need[list[Diffe
 
 async def differences(repository: Repository, before: Stored | None, after: Stored) -> list[Difference]:
     """Return what changed from one checkpoint to another, with the values as plain data; None: from nothing."""
-    kind = after.record.kind or (before.record.kind if before is not None else "")
+    kind = after.record.kind
+    if is_own(kind) and before is not None:
+        kind = before.record.kind
     families = [after.family] if before is None else [before.family, after.family]
     root = _root(before) if before is not None else _EMPTY
     changes = await repository.walk(compare(root, _root(after), reader_of(kind)), families)
@@ -112,14 +114,14 @@ async def differences_of_roots(
     if after is None:
         return []
     kind = before.record.kind
-    shown = shown_root(after) if kind else after
+    shown = after if is_own(kind) else shown_root(after)
     need = compare(_root(before), shown, reader_of(kind))
     return _seen_by_people(kind, await repository.walk(need, [before.family], objects))
 
 
 def _seen_by_people(kind: str, changes: Sequence[Difference]) -> list[Difference]:
     """Leave out what only the framework is interested in."""
-    if not kind:
+    if is_own(kind):
         return list(changes)
     from everstep.langgraph.display import is_internal_path  # loaded when such a thread is met
 
@@ -133,7 +135,7 @@ def reader_of(kind: str) -> codec.Codec:
 
 
 def _root(stored: Stored) -> Root:
-    return shown_root(stored.record.root) if stored.record.kind else stored.record.root
+    return stored.record.root if is_own(stored.record.kind) else shown_root(stored.record.root)
 
 
 async def _with_roots(repository: Repository, stored: Sequence[Stored]) -> list[Stored]:
@@ -157,7 +159,7 @@ async def first_parents(repository: Repository, stored: Sequence[Stored]) -> Map
 def _parent_root(stored: Stored, parents: Mapping[Key, Stored]) -> Root:
     """Return the values of the first parent; those of nothing if there is none, or if retention took it."""
     before = parents.get(stored.record.parents[0]) if stored.record.parents else None
-    if before is not None and bool(before.record.kind) == bool(stored.record.kind):
+    if before is not None and is_own(before.record.kind) == is_own(stored.record.kind):
         return _root(before)
     return _EMPTY if not stored.record.parents else _root(stored)
 

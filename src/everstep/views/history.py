@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.errors import CheckpointNotFound, InvalidInput
+from everstep.history.adapter import is_own
 from everstep.history.ancestry import Ancestry, ancestry_of
 from everstep.history.checkpoint_tree import Segments
 from everstep.repository.repository import Repository
@@ -287,7 +288,7 @@ def _unpack_cursor(cursor: str, wanted: _Wanted) -> Begin:
 
 async def look(repository: Repository, listed: Sequence[Stored]) -> dict[Key, Seen]:
     """Return what is known of checkpoints besides their records: what a tool is called, which nodes ran, and so on."""
-    graphs = [stored for stored in listed if stored.record.kind]
+    graphs = [stored for stored in listed if not is_own(stored.record.kind)]
     tools = [stored.record.key for stored in listed if rows_of.needs_message(stored)]
     found: dict[Key, Seen] = {}
     if tools:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.backends import StoreBackend
 from everstep.errors import CheckpointCorrupted, CheckpointNotFound, UnsupportedByBackend
-from everstep.history.adapter import adapter_of
+from everstep.history.adapter import adapter_of, is_own
 from everstep.history.merge_base import shown_root
 from everstep.reports import Reference
 from everstep.repository.repository import Repository
@@ -84,7 +84,7 @@ async def values_of(repository: Repository, stored: Stored) -> Values:
 
 async def _values(repository: Repository, stored: Stored) -> Values:
     record = stored.record
-    if record.kind:
+    if not is_own(record.kind):
         loaded = await repository.load(*record.key)
         if loaded is None:
             raise CheckpointNotFound(record.key.checkpoint_id, record.key.thread_id)

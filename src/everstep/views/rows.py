@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.config import SnapshotTrigger
-from everstep.history.adapter import described
+from everstep.history.adapter import described, is_own
 from everstep.history.checkpoint_tree import branch_name
 from everstep.stores.protocol import Key, Stored, Write
 from everstep.views.texts import as_text, branch_of, one_line
@@ -104,11 +104,11 @@ def kind_of(stored: Stored, seen: Seen = NOTHING) -> str:
         return "error"
     if seen.question is not None:
         return "interrupt"
-    if branch_name(record.tags) is not None and (record.step == 0 or record.kind):
+    if branch_name(record.tags) is not None and (record.step == 0 or not is_own(record.kind)):
         return "fork"
     if "merge" in record.tags and len(record.parents) > 1:
         return "merge"
-    return _kind_of_graph(stored, seen) if record.kind else _kind_of_step(stored)
+    return _kind_of_step(stored) if is_own(record.kind) else _kind_of_graph(stored, seen)
 
 
 def _kind_of_step(stored: Stored) -> str:
@@ -139,7 +139,7 @@ def _kind_of_graph(stored: Stored, seen: Seen) -> str:
 def needs_message(stored: Stored) -> bool:
     """Whether only the newest message tells what a step is called: the answer of a tool, by its name."""
     record = stored.record
-    if record.kind or (record.trigger and record.trigger not in ("tool_call", "manual")):
+    if not is_own(record.kind) or (record.trigger and record.trigger not in ("tool_call", "manual")):
         return False
     said = _MESSAGE.match(record.summary)
     return said is not None and _ROLES.get(said[1]) == "tool"
@@ -167,7 +167,7 @@ def title_of(stored: Stored, seen: Seen, kind: str) -> str:
         return one_line(f"Branch {name}") if name is not None else "Fork"
     if kind == "merge":
         return one_line(f"Merge {branch_of(record.parents[1].thread_id)}")
-    if record.kind:
+    if not is_own(record.kind):
         return _title_of_graph(stored, seen)
     error = _error(record.metadata)
     call = _CALL.fullmatch(record.summary)
@@ -271,7 +271,7 @@ def _chips(stored: Stored, seen: Seen, *, is_head: bool, asked: str, kind: str) 
     if stored.hidden:
         chips.append(_chip("hidden", "plain"))
     name = branch_name(record.tags)
-    own = _OWN_TAGS if not record.kind else _OWN_TAGS | _SOURCES
+    own = _OWN_TAGS if is_own(record.kind) else _OWN_TAGS | _SOURCES
     others = [tag for tag in record.tags if tag not in own and tag != name]
     return chips + [_chip(one_line(tag, 40), "plain") for tag in others]
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, InvalidInput
-from everstep.history.adapter import described
+from everstep.history.adapter import described, is_own
 from everstep.repository.finding import make_search, pack_cursor
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
@@ -118,7 +118,7 @@ class _About(NamedTuple):
 
 async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[Hit, dict[str, Any]]]:
     store = repository.store
-    graphs = [hit.stored.record.key for hit in hits if hit.stored.record.kind]
+    graphs = [hit.stored.record.key for hit in hits if not is_own(hit.stored.record.kind)]
     loaded = {each.stored.record.key: each for each in await store.read_many(graphs, writes=True)} if graphs else {}
     found: list[tuple[Hit, dict[str, Any]]] = []
     for hit in hits:

@@ -1,0 +1,643 @@
+"""One process's part in a run: from taking it up until it ends, has to wait, or is taken over by somebody else."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from everstep.config import SnapshotTrigger
+from everstep.durable import calling, failures, journal, undoing
+from everstep.durable.calling import Face, Options
+from everstep.durable.effects import Effect, Effects, host_of
+from everstep.durable.entries import ENTRIES, Arguments, Draft, Entry, as_results
+from everstep.durable.live import RunLive
+from everstep.durable.programs import Program
+from everstep.errors import (
+    EffectConflict,
+    EffectUnknown,
+    IdTaken,
+    InvalidInput,
+    LeaseLost,
+    ReplayMismatch,
+    StoreError,
+)
+from everstep.reports import Difference
+from everstep.repository.claims import Claim
+from everstep.repository.repository import Repository
+from everstep.runtime import checks
+from everstep.stores.protocol import Key
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+logger = logging.getLogger("everstep")
+
+RUNNING = "running"
+WAITING = "waiting"
+READY = "ready"
+DONE = "done"
+FAILED = "failed"
+
+_LINGER_SECONDS = 1.0  # shorter sleeps are slept here
+_KEY_MAX = 500
+_scope: contextvars.ContextVar[str] = contextvars.ContextVar("everstep_run_scope", default="")
+
+
+class Suspended(BaseException):
+    """The run waits for something, and there is nothing left to do for it here. Let it pass."""
+
+
+class Forked(BaseException):
+    """The run goes on in a branch that begins at a checkpoint. Let it pass."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(entry.key)
+        self.entry = entry
+
+
+class Unknown(NamedTuple):
+    """An effect that was begun, and of which nobody knows whether it happened. For the function of `on_unknown`."""
+
+    thread_id: str
+    key: str
+    step_key: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+def happened(result: Any = None) -> dict[str, Any]:
+    """Return the answer to whether an effect happened: it did, and this is its result."""
+    return {"happened": True, "result": result}
+
+
+def did_not_happen() -> dict[str, Any]:
+    """Return the answer to whether an effect happened: it did not, so it may be performed now."""
+    return {"happened": False}
+
+
+class Attempt:
+    """What the code of a run works with. `everstep.Run` and `everstep.SyncRun` are its faces."""
+
+    def __init__(
+        self, engine: CheckpointEngine, repository: Repository, program: Program, claim: Claim, face: Face
+    ) -> None:
+        self.thread_id = claim.thread_id
+        self.program = program
+        self.journal = journal.Journal()
+        self.live = RunLive(engine._capture, self.thread_id, claim)
+        self._engine = engine
+        self._repository = repository
+        self._claim = claim
+        self._face = face
+        self._lock = face.lock()
+        self._keys = _Keys()
+        self._pending: list[Draft] = []
+        self._waits: dict[str, dict[str, Any]] = {}
+        self._active = 0
+        self._failed: list[tuple[BaseException, str]] = []
+        self._mismatch: ReplayMismatch | None = None
+        self._saved: tuple[str, list[Any]] | None = None
+        """The status and the waits that the last checkpoint tells of."""
+        self._last_id: str | None = None
+        self._effects: Effects | None = None
+        self._repeats_effects = False
+
+    # -- beginning
+
+    async def start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Begin a new run: record what it is to be called with."""
+        found = await self._repository.load(self.thread_id)
+        if found is not None:
+            stored, values = found
+            self.live.begin(values, stored.record.next_node)
+            self.live.follow(stored.record.key.checkpoint_id, stored.record.step)
+            self._last_id = stored.record.key.checkpoint_id
+            self.journal.last_seq = stored.seq
+        else:
+            self.live.follow(None, 0)
+        about = {
+            "op": "start",
+            "key": "start",
+            "name": self.program.name,
+            "args": Arguments.of(args, kwargs).digest,
+            "seed": secrets.randbits(62),
+        }
+        values_ = {"name": self.program.name, "args": list(args), "kwargs": dict(kwargs), "status": "started"}
+        draft = Draft(about, values_, f"{self.program.name}: started", ("start",))
+        await self.record(draft)
+        made = Key(self.thread_id, "", self.live.checkpoint_id or "")
+        self.journal.add(Entry(about, values_, made, None))
+
+    async def take_up(self, found: journal.Journal, metadata: Mapping[str, Any]) -> None:
+        """Go on with a run that was begun before."""
+        self.journal = found
+        start = found.beginning
+        begun = await self._repository.load(*start.checkpoint)
+        if begun is None:
+            raise InvalidInput(f"the beginning of run {self.thread_id!r} is not stored any more")
+        stored, values = begun
+        self.live.begin(values, stored.record.next_node)
+        self.live.is_replaying = True
+        self._repeats_effects = metadata.get("run_effects") == "allow"
+        self._saved = (str(metadata.get("run_status")), list(metadata.get("run_waits", [])))
+        if found.end is not None:
+            again = list(found.end.about.get("failed", []))
+            about = {"op": "resume", "key": "resume", "again": again}
+            self._waits.clear()
+            found.add(Entry(about, {}, start.checkpoint, None))
+            await self.record(Draft(about, None, f"{self.program.name}: taken up again"))
+
+    async def run(self, call: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+        """Run the code to its end and return its result. Suspended if it has to wait."""
+        start = self.journal.beginning
+        self.live.open()
+        try:
+            result = await call(*start.values["args"], **start.values["kwargs"])
+            await self._check_all_asked_for()
+        except Suspended:
+            await self._go_waiting()
+            raise
+        except Forked:
+            raise
+        except Exception as error:
+            await self._fail(error)
+            raise
+        finally:
+            self.live.leave(self._engine)
+        about = {"op": "end", "key": "end", "status": DONE}
+        values = {"name": self.program.name, "status": "returned", "result": result}
+        self._waits.clear()
+        await self.record(Draft(about, values, f"{self.program.name}: done", ("done",)), status=DONE)
+        return result
+
+    async def _fail(self, error: Exception) -> None:
+        """Record that the run has failed, if that can be done: what ended it is tried again when it is resumed."""
+        if isinstance(error, (LeaseLost, StoreError)):
+            return
+        kept = failures.recorded(error)
+        chain = set(map(id, _chain(error)))
+        failed = [key for raised, key in self._failed if id(raised) in chain]
+        about = {
+            "op": "end",
+            "key": "end",
+            "status": FAILED,
+            "failed": failed,
+            "error": f"{type(error).__name__}: {kept['text']}"[:500],
+        }
+        values = {"name": self.program.name, "status": "error", "error": kept}
+        self._waits.clear()
+        try:
+            draft = Draft(about, values, f"{self.program.name}: {about['error']}"[:200], ("error",))
+            await self.record(draft, status=FAILED)
+        except Exception:
+            logger.exception("run %r: that it failed could not be recorded", self.thread_id)
+
+    async def _go_waiting(self) -> None:
+        if self._pending or self._saved != (WAITING, list(self._waits.values())):
+            await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: waiting"))
+        if not self._waits:  # what it waited for came while that was recorded
+            await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: ready"), status=READY)
+
+    async def _check_all_asked_for(self) -> None:
+        """Raise if the code has come to its end without some of the steps that are recorded."""
+        if self._mismatch is not None:
+            raise self._mismatch
+        left = self.journal.not_asked_for()
+        if self.program.on_change == "rerun":
+            left = [entry for entry in left if entry.about.get("effect") != "none"]
+        if not left:
+            return
+        if self.program.on_change == "fork":
+            raise Forked(left[0])
+        names = ", ".join([repr(entry.key) for entry in left[:5]])
+        raise ReplayMismatch(
+            self.thread_id, left[0].key, f"has recorded steps that the code does not ask for any more: {names}"
+        )
+
+    # -- recording
+
+    async def record(self, *drafts: Draft, status: str | None = None) -> None:
+        """Record entries, together with what else there is to record by now: one commit."""
+        self._pending += drafts
+        if drafts:
+            await self._face.let_others()  # what ends at the same moment comes along
+        async with self._lock:
+            if drafts and not any(draft is waiting for waiting in self._pending for draft in drafts):
+                return  # another commit has taken them along
+            batch = self._pending
+            self._pending = []
+            try:
+                await self._save(batch, status)
+            except BaseException:
+                self._pending = batch + self._pending
+                raise
+
+    async def _save(self, batch: Sequence[Draft], status: str | None) -> None:
+        waits = list(self._waits.values())
+        if status is None:
+            status = WAITING if waits and not self._active else RUNNING
+        self.live.run_metadata = {"run": self.program.name, "run_status": status, "run_waits": waits}
+        if self._repeats_effects:
+            self.live.run_metadata = {**self.live.run_metadata, "run_effects": "allow"}
+        entries = [draft.about for draft in batch]
+        has_values = any(draft.values is not None for draft in batch)
+        made = await self.live.record(
+            self._engine,
+            _trigger(batch),
+            as_results(batch) if has_values else None,
+            metadata={ENTRIES: entries},
+            summary="; ".join([draft.summary for draft in batch if draft.summary])[:200],
+            tags=[tag for draft in batch for tag in draft.tags],
+        )
+        self._saved = (status, waits)
+        await self._look_for_others(made)
+
+    async def _look_for_others(self, made: str) -> None:
+        """Note what others have recorded in the thread meanwhile: answers, events."""
+        stored = self._repository.memory.head(self.thread_id, "")
+        is_next = stored is not None and stored.record.key.checkpoint_id == made
+        if is_next and stored is not None:
+            parents = [parent.checkpoint_id for parent in stored.record.parents]
+            is_next = parents == ([self._last_id] if self._last_id is not None else [])
+        self._last_id = made
+        if is_next and stored is not None:
+            self.journal.last_seq = stored.seq
+            return
+        entries, seq = await journal.load_since(self._repository, self.thread_id, self.journal.last_seq)
+        self.journal.last_seq = seq
+        for entry in entries:
+            if entry.op in ("answer", "event"):
+                self.journal.add(entry)
+                self._waits.pop(entry.about.get("wait", entry.key), None)
+
+    # -- steps
+
+    def step(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        key: str | None,
+        options: Options,
+        undo: Callable[..., Any] | None = None,
+        on_unknown: Any = "ask",
+    ) -> Coroutine[Any, Any, Any]:
+        """Return the coroutine of a step. Its key is given now: in the order in which the code asks for steps."""
+        if not callable(function):
+            raise InvalidInput(f"a step is a function and its arguments, not {checks.shown(function)}")
+        name = _name(function)
+        full = self._keys.take(name, key)
+        return self._step(full, name, function, args, kwargs, options, undo, on_unknown)
+
+    async def _step(
+        self,
+        key: str,
+        name: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        undo: Callable[..., Any] | None,
+        on_unknown: Any,
+    ) -> Any:
+        arguments = Arguments.of(args, kwargs)
+        entry = self._find("step", key)
+        if entry is not None and self._is_replayed(entry, arguments, options):
+            return self._replayed(entry)
+        made = self.step_key(key, arguments)
+        call = _Call(key, name, function, args, kwargs, arguments, options, made)
+        if options.effect == "once":
+            return await self._perform(call, undo, on_unknown)
+        outcome = await self._called(call)
+        await self.record(_step_draft(call, outcome))
+        return self._given(key, outcome)
+
+    async def _called(self, call: _Call) -> calling.Outcome:
+        self._active += 1
+        try:
+            return await calling.call(self._face, call.function, call.args, call.kwargs, call.options, call.step_key)
+        finally:
+            self._active -= 1
+
+    def _given(self, key: str, outcome: calling.Outcome) -> Any:
+        if outcome.error is None:
+            return outcome.result
+        self._failed.append((outcome.error, key))
+        raise outcome.error
+
+    def _find(self, op: str, key: str) -> Entry | None:
+        found = self.journal.find(op, key)
+        if self.live.is_replaying and not self.journal.has_more():
+            self.live.is_replaying = False
+        return found
+
+    def _replayed(self, entry: Entry) -> Any:
+        if entry.about["status"] == "ok":
+            return entry.values.get("result")
+        error = failures.made_again(self.thread_id, entry.key, entry.values.get("error", {}))
+        self._failed.append((error, entry.key))
+        raise error
+
+    def _is_replayed(self, entry: Entry, arguments: Arguments, options: Options) -> bool:
+        """Whether what is recorded is what is asked for; False: it may be done anew."""
+        if entry.about["args"] == arguments.digest:
+            return True
+        if self.program.on_change == "fork":
+            raise Forked(entry)
+        if self.program.on_change == "rerun" and options.effect == "none" and entry.about["effect"] == "none":
+            return False
+        differences = _differences(entry.values, arguments.shown)
+        what = f"has recorded step {entry.key!r} with other arguments than the code asks for now"
+        self._mismatch = ReplayMismatch(self.thread_id, entry.key, what, differences)
+        raise self._mismatch
+
+    def step_key(self, key: str, arguments: Arguments) -> str:
+        """Return the idempotency key of a step: the same in every try, process and branch."""
+        start = self.journal.beginning
+        return f"{start.checkpoint.checkpoint_id}/{key}/{arguments.digest[:16]}"
+
+    # -- effects
+
+    async def _perform(self, call: _Call, undo: Callable[..., Any] | None, on_unknown: Any) -> Any:
+        """Perform an effect once, or give what became of it when it was performed before."""
+        effects = await self._family()
+        key = call.key if not self._repeats_effects else f"{self.thread_id}\n{call.key}"
+        before = await effects.find(key)
+        if before is not None and before.about["status"] == "failed" and call.key not in self.journal.again:
+            self._check_same(call, before)
+            error = failures.made_again(self.thread_id, call.key, before.values.get("error", {}))
+            outcome = calling.Outcome(None, error, [str(error)], 0.0)
+            await self.record(_step_draft(call, outcome))
+            return self._given(call.key, outcome)
+        if before is not None and before.about["status"] in ("begun", "failed", "done"):
+            known = await self._known(call, before, on_unknown)
+            if known is not None:
+                return await self._taken_over(call, known)
+        path = undoing.remember(undo) if undo is not None else None
+        about = {"args": call.arguments.digest, "thread": self.thread_id, "name": call.name, "undo": path}
+        values = {"step": call.key, "args": list(call.args), "kwargs": dict(call.kwargs), "step_key": call.step_key}
+        try:
+            effect = await effects.begin(key, about, values, before)
+        except IdTaken:
+            raise EffectUnknown(self.thread_id, call.key) from None
+        outcome = await self._called(call)
+        if isinstance(outcome.error, calling.TimedOut):
+            raise EffectUnknown(self.thread_id, call.key) from outcome.error
+        if outcome.error is None:
+            await effects.end(effect, "done", {"result": outcome.result})
+        else:
+            await effects.end(effect, "failed", {"error": failures.recorded(outcome.error)})
+        self._pending.append(_step_draft(call, outcome))
+        return self._given(call.key, outcome)
+
+    async def _known(self, call: _Call, found: Effect, on_unknown: Any) -> dict[str, Any] | None:
+        """Return `{"result": ...}` of an effect that happened; None: it did not, and may be performed."""
+        self._check_same(call, found)
+        if found.about["status"] == "done":
+            return {"result": found.values.get("result")}
+        if on_unknown == "fail":
+            raise EffectUnknown(self.thread_id, call.key)
+        if on_unknown == "ask":
+            question = f"Did {call.name} happen? It was begun, and its outcome is not known."
+            answer = await self._asked(f"{call.key}?", question, {"args": list(call.args), "kwargs": dict(call.kwargs)})
+        else:
+            unknown = Unknown(self.thread_id, call.key, call.step_key, call.args, call.kwargs)
+            answer = await self._face.call(lambda: on_unknown(unknown), None)
+        if not isinstance(answer, dict) or not isinstance(answer.get("happened"), bool):
+            raise InvalidInput(
+                f"whether {call.key!r} happened is answered by everstep.happened(result) or everstep.did_not_happen(), "
+                f"not {checks.shown(answer)}"
+            )
+        return {"result": answer.get("result")} if answer["happened"] else None
+
+    def _check_same(self, call: _Call, found: Effect) -> None:
+        if found.about["args"] != call.arguments.digest:
+            raise EffectConflict(self.thread_id, call.key, str(found.about["thread"]))
+
+    async def _taken_over(self, call: _Call, known: Mapping[str, Any]) -> Any:
+        outcome = calling.Outcome(known["result"], None, [], 0.0)
+        await self.record(_step_draft(call, outcome))
+        return outcome.result
+
+    async def _family(self) -> Effects:
+        if self._effects is None:
+            host = await host_of(self._repository, self.thread_id)
+            self._effects = Effects(self._repository, host, self._claim)
+        return self._effects
+
+    # -- waiting
+
+    def ask(self, question: str, details: Any, key: str | None) -> Coroutine[Any, Any, Any]:
+        """Return the coroutine of a question to a person."""
+        return self._asked(self._keys.take("ask", key), checks.text(question, "question", 10_000), details)
+
+    async def _asked(self, key: str, question: str, details: Any) -> Any:
+        asked = self._find("ask", key)
+        if key not in self.journal.answers:
+            self._waits[key] = {"kind": "ask", "key": key, "question": question}
+            if asked is None:
+                values = {"question": question, "details": details, "status": "waiting"}
+                about = {"op": "ask", "key": key, "question": question}
+                await self.record(Draft(about, values, f"Waits for an answer: {question}"[:200]))
+        answer = self.journal.answers.get(key)
+        if answer is None:
+            raise Suspended
+        return answer.values.get("answer")
+
+    def wait_for(self, event: str) -> Coroutine[Any, Any, Any]:
+        """Return the coroutine that waits for an event."""
+        name = checks.text(event, "event", _KEY_MAX)
+        return self._waited_for(name, self._keys.count(f"\nevent {name}"))
+
+    async def _waited_for(self, event: str, number: int) -> Any:
+        key = f"{event}#{number + 1}"
+        asked = self._find("wait", key)
+        if self.journal.event(event, number) is None:
+            self._waits[key] = {"kind": "event", "key": key, "event": event}
+            if asked is None:
+                about = {"op": "wait", "key": key, "event": event}
+                await self.record(Draft(about, None, f"Waits for the event {event}"[:200]))
+        found = self.journal.event(event, number)
+        if found is None:
+            raise Suspended
+        return found.values.get("value")
+
+    def sleep(self, seconds: float, key: str | None) -> Coroutine[Any, Any, None]:
+        """Return the coroutine of a sleep."""
+        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < 1e10:
+            raise InvalidInput(f"a run sleeps for a number of seconds, not {checks.shown(seconds)}")
+        return self._slept(self._keys.take("sleep", key), float(seconds))
+
+    async def _slept(self, key: str, seconds: float) -> None:
+        entry = self._find("sleep", key)
+        until = float(entry.about["until"]) if entry is not None else time.time() + seconds
+        is_long = until - time.time() > _LINGER_SECONDS
+        if is_long:
+            self._waits[key] = {"kind": "sleep", "key": key, "until": until}
+        if entry is None:
+            await self.record(Draft({"op": "sleep", "key": key, "until": until}, None, f"Sleeps for {seconds:g} s"))
+        if is_long:
+            raise Suspended
+        await self._face.sleep(max(0.0, until - time.time()))
+
+    # -- what is recorded of the world
+
+    def now(self) -> datetime:
+        """Return the time, the same whenever the run is replayed."""
+        key = self._keys.take("now", None)
+        entry = self._find("now", key)
+        if entry is not None:
+            return datetime.fromisoformat(entry.about["value"])
+        moment = datetime.now(UTC)
+        self._pending.append(Draft({"op": "now", "key": key, "value": moment.isoformat()}))
+        return moment
+
+    def random(self) -> float:
+        """Return a number from 0 up to 1, the same whenever the run is replayed."""
+        return self._chance("random").random()
+
+    def uuid(self) -> UUID:
+        """Return a UUID made by chance, the same whenever the run is replayed."""
+        return UUID(int=self._chance("uuid").getrandbits(128), version=4)
+
+    def _chance(self, name: str) -> Random:
+        seed = self.journal.beginning.about["seed"]
+        return Random(f"{seed}/{self._keys.take(name, None)}")  # noqa: S311  # nothing rests on its being secret
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Give the steps inside keys of their own."""
+        before = _scope.get()
+        _scope.set(f"{before}{checks.text(name, 'the name of a scope', _KEY_MAX)}/")
+        try:
+            yield
+        finally:
+            _scope.set(before)
+
+
+class _Call(NamedTuple):
+    """A step that is to be called."""
+
+    key: str
+    name: str
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    arguments: Arguments
+    options: Options
+    step_key: str
+
+
+class _Keys:
+    """The keys of the steps that the code has asked for."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def take(self, name: str, chosen: str | None) -> str:
+        """Return the key of the next step of that name, or the one that was chosen."""
+        scope = _scope.get()
+        with self._lock:
+            if chosen is not None:
+                key = scope + checks.text(chosen, "key", _KEY_MAX)
+                if key in self._taken:
+                    raise InvalidInput(f"the key {key!r} is taken by another step of this run; choose one for each")
+                self._taken.add(key)
+                return key
+            while True:
+                number = self._next(scope + name)
+                key = f"{scope}{name}" if number == 0 else f"{scope}{name}#{number + 1}"
+                if key not in self._taken:
+                    self._taken.add(key)
+                    return key
+
+    def count(self, name: str) -> int:
+        """Return how often that was asked before."""
+        with self._lock:
+            return self._next(name)
+
+    def _next(self, name: str) -> int:
+        number = self._counts.get(name, 0)
+        self._counts[name] = number + 1
+        return number
+
+
+def _step_draft(call: _Call, outcome: calling.Outcome) -> Draft:
+    status = "ok" if outcome.error is None else "error"
+    about = {
+        "op": "step",
+        "key": call.key,
+        "name": call.name,
+        "args": call.arguments.digest,
+        "effect": call.options.effect,
+        "status": status,
+        "tries": len(outcome.tries) + (outcome.error is None),
+        "seconds": round(outcome.seconds, 6),
+    }
+    if outcome.tries:
+        about["failures"] = list(outcome.tries)
+    values: dict[str, Any] = {"name": call.name, **call.arguments.shown, "status": status}
+    if outcome.error is None:
+        values["result"] = outcome.result
+    else:
+        values["error"] = failures.recorded(outcome.error)
+    return Draft(about, values, f"{call.key}: {status}", () if outcome.error is None else ("error",))
+
+
+def _trigger(batch: Sequence[Draft]) -> SnapshotTrigger:
+    ops = {draft.about["op"] for draft in batch}
+    if "step" in ops:
+        return SnapshotTrigger.TOOL_CALL
+    return SnapshotTrigger.TASK_BOUNDARY if ops & {"start", "end"} else SnapshotTrigger.STATE_CHANGE
+
+
+def _differences(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Difference]:
+    """Return in what the arguments of two calls differ."""
+    before = _by_path(recorded)
+    after = _by_path(asked)
+    found: list[Difference] = []
+    for path in dict.fromkeys([*before, *after]):
+        if path not in after:
+            found.append(Difference(path, "removed", before[path], None))
+        elif path not in before:
+            found.append(Difference(path, "added", None, after[path]))
+        elif before[path] != after[path]:
+            found.append(Difference(path, "changed", before[path], after[path]))
+    return found
+
+
+def _by_path(shown: Mapping[str, Any]) -> dict[str, Any]:
+    positional = {f"args[{place}]": value for place, value in enumerate(shown.get("args", []))}
+    return positional | {f"kwargs.{name}": value for name, value in shown.get("kwargs", {}).items()}
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those it came from."""
+    seen: set[int] = set()
+    found: list[BaseException] = [error]
+    while found:
+        each = found.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        found += [other for other in (each.__cause__, each.__context__) if other is not None]
+        if isinstance(each, BaseExceptionGroup):
+            found += each.exceptions
+
+
+def _name(function: Any) -> str:
+    while hasattr(function, "func"):
+        function = function.func
+    return str(getattr(function, "__name__", None) or type(function).__name__)

@@ -1,0 +1,259 @@
+"""Calling the functions of steps, on both faces: with a time limit, again after a failure, and with their key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import inspect
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from everstep.errors import InvalidInput
+from everstep.runtime import checks
+
+Effect = Literal["none", "retry", "once"]
+
+_BACKOFF_SECONDS_MAX = 60.0
+_key: contextvars.ContextVar[str | None] = contextvars.ContextVar("everstep_step_key", default=None)
+
+
+def step_key() -> str:
+    """Return the key of the step that is being called: the same in every try of it, also after a crash.
+
+    Hand it to a service as an idempotency key: the service then does once what it is asked for twice.
+    """
+    key = _key.get()
+    if key is None:
+        raise InvalidInput("step_key() is called inside a step of a durable run")
+    return key
+
+
+class Options(NamedTuple):
+    """How a step is called."""
+
+    retries: int = 0
+    """How often it is tried again after a failure."""
+    backoff: float = 1.0
+    """Seconds before the first of these tries; twice as long before each one after it."""
+    timeout: float | None = None
+    """Seconds that one try may take."""
+    retry_on: tuple[type[Exception], ...] = (Exception,)
+    effect: Effect = "retry"
+
+
+def checked(retries: object, backoff: object, timeout: object, retry_on: object, effect: object) -> Options:
+    """Return the options of a step; InvalidInput says what is wrong with them."""
+    if effect != "none" and effect != "retry" and effect != "once":
+        raise InvalidInput(f"effect is 'none', 'retry' or 'once', not {checks.shown(effect)}")
+    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+        raise InvalidInput(f"retries is a whole number from 0 on, not {checks.shown(retries)}")
+    if retries and effect == "once":
+        raise InvalidInput("a step with effect='once' is tried once; retries are for effect='retry' and 'none'")
+    kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+    if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+        raise InvalidInput(f"retry_on is a class of errors, or a tuple of them, not {checks.shown(retry_on)}")
+    limit = _seconds(timeout, "timeout") if timeout is not None else None
+    pause = 0.0 if backoff == 0 else _seconds(backoff, "backoff")
+    return Options(retries, pause, limit, kinds, effect)
+
+
+def _seconds(value: object, name: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e9:
+        raise InvalidInput(f"{name} is a number of seconds above 0, not {checks.shown(value)}")
+    return float(value)
+
+
+class TimedOut(TimeoutError):
+    """A step took longer than its time limit."""
+
+
+class Face(Protocol):
+    """How the code of a run is run: in an event loop, or in the thread of its caller."""
+
+    def lock(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Return a lock: one task or thread at a time."""
+        ...
+
+    async def call(self, function: Callable[[], Any], timeout: float | None) -> Any:
+        """Return what a function returns, or what it returns gives when it is awaited."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+    async def let_others(self) -> None:
+        """Let others go on who can."""
+        ...
+
+
+class AsyncFace:
+    """In an event loop. Plain functions are called in a thread, so that they do not hold up the loop."""
+
+    def lock(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return asyncio.Lock()
+
+    async def call(self, function: Callable[[], Any], timeout: float | None) -> Any:
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                if _is_async(function):
+                    return await function()
+                found = await asyncio.to_thread(function)
+                return await found if inspect.isawaitable(found) else found
+        except TimeoutError as exc:
+            if limit.expired():
+                raise TimedOut(f"the step took longer than {timeout} seconds") from exc
+            raise
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def let_others(self) -> None:
+        await asyncio.sleep(0)
+
+
+class BlockingFace:
+    """In the thread of the caller. Coroutine functions get a loop of their own."""
+
+    def lock(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return _ThreadLock()
+
+    async def call(self, function: Callable[[], Any], timeout: float | None) -> Any:
+        if timeout is None and not _is_async(function):
+            return function()
+        return _in_thread(functools.partial(_to_the_end, function, timeout), timeout)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def let_others(self) -> None:
+        pass
+
+
+class _ThreadLock(contextlib.AbstractAsyncContextManager[None]):
+    """A lock of threads for coroutines that never suspend."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _to_the_end(function: Callable[[], Any], timeout: float | None) -> Any:
+    if not _is_async(function):
+        return function()
+
+    async def limited() -> Any:
+        async with asyncio.timeout(timeout):
+            return await function()
+
+    return asyncio.run(limited())
+
+
+def _in_thread(function: Callable[[], Any], timeout: float | None) -> Any:
+    """Return what a function returns in another thread. One that takes too long goes on there, and nobody listens."""
+    outcome: list[Any] = []
+    ended = threading.Event()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            outcome[:] = [context.run(function), None]
+        except BaseException as exc:
+            outcome[:] = [None, exc]
+        finally:
+            ended.set()
+
+    threading.Thread(target=work, name="everstep step", daemon=True).start()
+    if not ended.wait(timeout):
+        raise TimedOut(f"the step took longer than {timeout} seconds")
+    result, error = outcome
+    if isinstance(error, TimeoutError) and timeout is not None and not isinstance(error, TimedOut):
+        raise TimedOut(f"the step took longer than {timeout} seconds") from error
+    if error is not None:
+        raise error
+    return result
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
+
+
+class Outcome(NamedTuple):
+    """How a call ended."""
+
+    result: Any
+    error: Exception | None
+    tries: Sequence[str]
+    """What went wrong in each try that failed."""
+    seconds: float
+
+
+async def call(
+    face: Face, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, key: str
+) -> Outcome:
+    """Call the function of a step until it succeeds or its tries are used up."""
+    failed: list[str] = []
+    began = time.monotonic()
+    token = _key.set(key)
+    try:
+        while True:
+            try:
+                result = await face.call(functools.partial(function, *args, **kwargs), options.timeout)
+                return Outcome(result, None, failed, time.monotonic() - began)
+            except Exception as exc:
+                failed.append(f"{type(exc).__name__}: {exc}"[:500])
+                if len(failed) > options.retries or not isinstance(exc, options.retry_on):
+                    return Outcome(None, exc, failed, time.monotonic() - began)
+            await face.sleep(_pause(options.backoff, len(failed)))
+    finally:
+        _key.reset(token)
+
+
+def _pause(backoff: float, failures: int) -> float:
+    """Return how long to wait after so many failures; a little by chance, so that not all come back at once."""
+    seconds = min(backoff * 2.0 ** (failures - 1), _BACKOFF_SECONDS_MAX)
+    return seconds * random.uniform(0.9, 1.1)  # noqa: S311  # nothing rests on its being secret
+
+
+async def gathered(work: Sequence[Awaitable[Any]]) -> list[Any]:
+    """Return the results of coroutines that run side by side. Each comes to its end, then the first error is raised.
+
+    A run that is to wait waits when none of them has anything left to do.
+    """
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        if tasks:
+            await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+    return results_of(
+        [task.exception() if not task.cancelled() else asyncio.CancelledError() for task in tasks],
+        [None if task.cancelled() or task.exception() else task.result() for task in tasks],
+    )
+
+
+def results_of(errors: Sequence[BaseException | None], results: Sequence[Any]) -> list[Any]:
+    """Return results, or raise: an error of one of them first, and that the run is to wait after that."""
+    raised = [error for error in errors if error is not None]
+    for error in raised:
+        if isinstance(error, Exception):
+            raise error
+    for error in raised:
+        raise error
+    return list(results)

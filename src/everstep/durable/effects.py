@@ -1,0 +1,122 @@
+"""Effects on the world: what the threads of a family have begun and performed, kept beside their history.
+
+A rewind does not undo the world, so effects do not stand on the line of a thread. Each is a checkpoint of its own in
+the thread that the family began with, named by its key: whoever begins the same effect finds it. The intent is stored
+before the call, the outcome takes its place afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from everstep.errors import BaseGone, IdTaken
+from everstep.repository.claims import Claim
+from everstep.repository.repository import Repository
+from everstep.repository.step import new_record
+from everstep.stores.protocol import Key, Query, Record, Stored
+from everstep.types import RUN_KIND, TASK_NAMESPACE, utc_now
+
+PREFIX = "!effect-"
+"""What the ids of effects begin with."""
+
+
+class Effect(NamedTuple):
+    """An effect as it is stored."""
+
+    stored: Stored
+    values: Mapping[str, Any]
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """`key`, `args` (their digest), `thread`, `status` (begun, done, failed or undone), and maybe `undo`."""
+        found: Mapping[str, Any] = self.stored.record.metadata["effect"]
+        return found
+
+
+class Effects:
+    """The effects of one family of threads."""
+
+    def __init__(self, repository: Repository, host: str, claim: Claim | None = None) -> None:
+        self._repository = repository
+        self._host = host
+        self._claim = claim
+
+    async def find(self, key: str) -> Effect | None:
+        """Return an effect by its key."""
+        loaded = await self._repository.load(*self._name(key))
+        if loaded is None:
+            return None
+        stored, (_, _, values) = loaded
+        return Effect(stored, values)
+
+    async def begin(
+        self, key: str, about: Mapping[str, Any], values: Mapping[str, Any], before: Effect | None
+    ) -> Effect:
+        """Store the intent to perform an effect; IdTaken if somebody else has begun it since it was looked for."""
+        return await self._keep(key, {**about, "key": key, "status": "begun"}, values, before)
+
+    async def end(self, effect: Effect, status: str, values: Mapping[str, Any]) -> Effect:
+        """Store how an effect ended; IdTaken if somebody else has done that."""
+        key = effect.about["key"]
+        return await self._keep(key, {**effect.about, "status": status}, {**effect.values, **values}, effect)
+
+    async def list(self) -> list[Effect]:
+        """Return all of them, the newest first."""
+        query = Query(thread_id=self._host, namespace=TASK_NAMESPACE, hidden="also")
+        listed = [
+            stored
+            for stored in await self._repository.store.list_checkpoints(query)
+            if stored.record.key.checkpoint_id.startswith(PREFIX)
+        ]
+        values = await self._repository.tools_results(listed) if listed else []
+        return [Effect(stored, held) for stored, held in zip(listed, values, strict=True)]
+
+    async def _keep(
+        self, key: str, about: Mapping[str, Any], values: Mapping[str, Any], before: Effect | None
+    ) -> Effect:
+        claim = self._claim
+        while True:
+            record = self._record(key, about)
+            rests_on = [claim.base] if claim is not None else []
+            try:
+                stored = await self._repository.keep_beside(
+                    record,
+                    ([], {}, dict(values)),
+                    before=before.stored if before is not None else None,
+                    rests_on=rests_on,
+                )
+                return Effect(stored, values)
+            except BaseGone:
+                if claim is not None:
+                    stood = claim.base
+                    await claim.find(self._repository.store)  # RunLost if it is not this run's any more
+                    if claim.base != stood:
+                        continue  # it was renewed meanwhile
+                raise IdTaken(f"the effect {key!r} was changed by somebody else") from None
+
+    def _record(self, key: str, about: Mapping[str, Any]) -> Record:
+        return new_record(
+            self._name(key),
+            0,
+            (),
+            summary=f"Effect {key}: {about['status']}",
+            kind=RUN_KIND,
+            metadata={"effect": {**about, "at": utc_now()}},
+        )
+
+    def _name(self, key: str) -> Key:
+        return Key(self._host, TASK_NAMESPACE, PREFIX + hashlib.sha256(key.encode()).hexdigest()[:40])
+
+
+async def host_of(repository: Repository, thread_id: str) -> str:
+    """Return the thread that a family began with, or the nearest to it that is there."""
+    found = thread_id
+    while True:
+        thread = await repository.store.thread(found, brief=True)
+        if thread is None or thread.origin is None:
+            return found
+        if await repository.store.thread(thread.origin.thread_id, brief=True) is None:
+            return found
+        found = thread.origin.thread_id

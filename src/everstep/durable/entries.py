@@ -1,0 +1,93 @@
+"""What a run records: entries in the metadata of its checkpoints, with their values in the results of tools.
+
+A checkpoint of a run holds one entry or more: steps that end together share a commit. The metadata tells what happened,
+so that a list of checkpoints shows it; the values (arguments, results, answers) are read when a run is taken up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from everstep.stores.protocol import Key
+from everstep.values import codec
+from everstep.values.storable import UNSTORABLE, storable
+
+ENTRIES = "run_entries"
+"""Where the entries of a checkpoint stand in its metadata."""
+
+_ARGUMENTS_BYTES_MAX = 64_000
+
+
+class Entry(NamedTuple):
+    """One thing that a run has done, or that was done to it."""
+
+    about: Mapping[str, Any]
+    """`op` and `key`, and what belongs to that kind of entry."""
+    values: Mapping[str, Any]
+    checkpoint: Key
+    parent: Key | None
+    """The checkpoint before."""
+
+    @property
+    def op(self) -> str:
+        """What kind of entry it is: start, step, ask, answer, event, sleep, now, end."""
+        return str(self.about["op"])
+
+    @property
+    def key(self) -> str:
+        """Which one of its kind."""
+        return str(self.about["key"])
+
+
+class Draft(NamedTuple):
+    """An entry that is to be recorded."""
+
+    about: dict[str, Any]
+    values: dict[str, Any] | None = None
+    summary: str = ""
+    tags: tuple[str, ...] = ()
+
+
+def as_results(drafts: Sequence[Draft]) -> dict[str, Any]:
+    """Return the results of tools of the checkpoint that records these."""
+    held = [{"key": draft.about["key"], **draft.values} for draft in drafts if draft.values is not None]
+    return held[0] if len(held) == 1 else {"steps": held}
+
+
+def values_by_key(results: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the values of the entries of a checkpoint; empty if somebody has put something else in their place."""
+    if not isinstance(results, dict):
+        return {}
+    held = results.get("steps", [results])
+    if not isinstance(held, list):
+        return {}
+    return {str(each["key"]): each for each in held if isinstance(each, dict) and "key" in each}
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call, as they are recorded."""
+
+    digest: str
+    """Equal arguments have equal ones."""
+    shown: Mapping[str, Any]
+    """`args` and `kwargs`; empty if they are too large to be kept a second time."""
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """Return the arguments as they are now."""
+        shown = {"args": _lasting(storable(list(args), 2)), "kwargs": _lasting(storable(dict(kwargs), 2))}
+        packed = codec.pack(shown)
+        return cls(hashlib.sha256(packed).hexdigest()[:32], shown if len(packed) <= _ARGUMENTS_BYTES_MAX else {})
+
+
+def _lasting(value: Any) -> Any:
+    """Return a value in which what could not be stored is named by its class alone: a repr may hold an address."""
+    if isinstance(value, dict):
+        if value.keys() == {UNSTORABLE}:
+            return {UNSTORABLE: str(value[UNSTORABLE]).partition(" object at ")[0]}
+        return {key: _lasting(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_lasting(held) for held in value])
+    return value

@@ -1,0 +1,234 @@
+"""Which runs there are and how they stand; their answers and events; taking up those that have something to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from everstep.config import SnapshotTrigger
+from everstep.durable import functions, running
+from everstep.durable.attempt import DONE, FAILED, READY, RUNNING, WAITING
+from everstep.durable.entries import ENTRIES
+from everstep.durable.live import repository_of, timeline_of
+from everstep.durable.programs import Programs
+from everstep.durable.running import Runner
+from everstep.errors import HeadMoved, InvalidInput, NotWaiting, RunHeld, RunLost, RunNotFound
+from everstep.reports import RunInfo, RunWait
+from everstep.repository.claims import Claims
+from everstep.repository.new_names import new_token
+from everstep.repository.repository import Repository
+from everstep.repository.step import Step
+from everstep.repository.turns import BEATEN_MAX, overtaken
+from everstep.runtime import checks
+from everstep.stores.protocol import Stored
+from everstep.types import RUN_KIND, RUN_METADATA
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+logger = logging.getLogger("everstep")
+
+INTERRUPTED = "interrupted"
+PAUSED = "paused"
+STATUSES = (RUNNING, INTERRUPTED, WAITING, READY, DONE, FAILED, PAUSED)
+_PAGE = 100
+_STORED_AS: dict[str | None, list[str]] = {
+    None: [RUNNING, WAITING, READY, DONE, FAILED, PAUSED],
+    INTERRUPTED: [RUNNING],
+    READY: [READY, WAITING],  # a sleep that is over makes a run ready without a write
+}
+"""What the head of a run says that has a status, where that is something else."""
+
+
+async def info_of(repository: Repository, thread_id: str) -> RunInfo:
+    """Return how a run stands."""
+    return await _info(repository, await _head(repository, thread_id))
+
+
+async def list_runs(engine: CheckpointEngine, status: str | None) -> list[RunInfo]:
+    """Return the runs of a store, the one that was active last first."""
+    if status is not None and status not in STATUSES:
+        raise InvalidInput(f"status is one of {', '.join(STATUSES)}, not {checks.shown(status)}")
+    repository = repository_of(engine)
+    found: list[RunInfo] = []
+    for each in _STORED_AS.get(status) or [str(status)]:
+        for thread_id in await _threads(engine, each):
+            try:
+                info = await info_of(repository, thread_id)
+            except RunNotFound:
+                continue  # it was deleted meanwhile
+            if status is None or info.status == status:
+                found.append(info)
+    return sorted(found, key=lambda info: info.updated_at, reverse=True)
+
+
+async def _threads(engine: CheckpointEngine, status: str) -> list[str]:
+    names: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = await engine.list_threads(_PAGE, filter={"run_status": status}, cursor=cursor)
+        names += [each.thread_id for each in page]
+        cursor = page.cursor
+        if cursor is None:
+            return names
+
+
+async def _head(repository: Repository, thread_id: str) -> Stored:
+    loaded = await repository.store.read(checks.thread_id(thread_id))
+    if loaded is None or loaded.stored.record.kind != RUN_KIND:
+        raise RunNotFound(thread_id)
+    return loaded.stored
+
+
+async def _info(repository: Repository, head: Stored) -> RunInfo:
+    record = head.record
+    metadata = record.metadata
+    status = str(metadata.get("run_status"))
+    if status == RUNNING:
+        claimed = await Claims(repository).find(record.key.thread_id)
+        if claimed is None or not claimed.task.runs:
+            status = INTERRUPTED
+    if status == WAITING and running.is_ready(metadata):
+        status = READY
+    return RunInfo(
+        record.key.thread_id,
+        str(metadata.get("run")),
+        status,
+        record.key.checkpoint_id,
+        record.created_at,
+        [RunWait(**wait) for wait in metadata.get("run_waits", ())],
+    )
+
+
+# -- answers and events
+
+
+async def answer(engine: CheckpointEngine, thread_id: str, value: Any, key: str | None) -> str:
+    """Record the answer to a question, and return the checkpoint that has it."""
+
+    def entry(waits: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any], str]:
+        asked = _question(thread_id, waits, key)
+        about = {"op": "answer", "key": asked["key"]}
+        return about, {"key": asked["key"], "question": asked["question"], "answer": value}, asked["key"]
+
+    return await _add(engine, thread_id, entry, "answer")
+
+
+async def signal(engine: CheckpointEngine, thread_id: str, event: str, value: Any) -> str:
+    """Record an event, and return the checkpoint that has it."""
+    name = checks.text(event, "event", 500)
+
+    def entry(waits: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any], str]:
+        waiting = next((str(wait["key"]) for wait in waits if wait.get("event") == name), "")
+        about = {"op": "event", "key": f"event {new_token()}", "event": name, "wait": waiting}
+        return about, {"key": about["key"], "event": name, "value": value}, waiting
+
+    return await _add(engine, thread_id, entry, "event")
+
+
+_Entry = tuple[dict[str, Any], dict[str, Any], str]
+
+
+async def _add(
+    engine: CheckpointEngine, thread_id: str, entry: Callable[[Sequence[Mapping[str, Any]]], _Entry], tag: str
+) -> str:
+    """Add something to a run, whoever runs it meanwhile."""
+    repository = repository_of(engine)
+    for _ in range(BEATEN_MAX):
+        head = await _head(repository, thread_id)
+        metadata = {name: head.record.metadata[name] for name in RUN_METADATA if name in head.record.metadata}
+        if metadata.get("run_status") in (DONE, FAILED):
+            raise NotWaiting(thread_id, f"has ended ({metadata['run_status']})")
+        waits = list(metadata.get("run_waits", []))
+        about, values, answered = entry(waits)
+        metadata["run_waits"] = [wait for wait in waits if wait["key"] != answered]
+        if answered and metadata.get("run_status") == WAITING:
+            metadata["run_status"] = READY
+        step = Step(
+            thread_id,
+            "",
+            SnapshotTrigger.STATE_CHANGE,
+            None,
+            [tag],
+            f"{tag}: {answered or about['key']}"[:200],
+            metadata | {ENTRIES: [about]},
+            (),
+            {},
+            RUN_KIND,
+        )
+        try:
+            return await timeline_of(engine).append(step, [], None, values, head.record.key.checkpoint_id, replace=True)
+        except HeadMoved:
+            continue
+    raise overtaken(f"an {tag}", thread_id)
+
+
+def _question(thread_id: str, waits: Sequence[Mapping[str, Any]], key: str | None) -> Mapping[str, Any]:
+    """Return the question that is answered."""
+    asked = [wait for wait in waits if wait["kind"] == "ask"]
+    fitting = [wait for wait in asked if key is None or wait["key"] == key]
+    if len(fitting) == 1:
+        return fitting[0]
+    shown = "; ".join([f"{wait['key']!r}: {wait['question']}" for wait in asked])
+    if not fitting:
+        raise NotWaiting(thread_id, f"does not wait for that answer; it waits for: {shown or 'none'}")
+    raise NotWaiting(thread_id, f"waits for several answers; say which one with key=: {shown}")
+
+
+# -- taking up
+
+
+async def resume(engine: CheckpointEngine, programs: Programs, thread_id: str, on_change: str | None) -> Any:
+    """Take a run up and return its result."""
+    info = await info_of(repository_of(engine), thread_id)
+    program = programs.find(info.name, on_change)
+    return await functions.take(engine, program, lambda runner: running.to_the_end(runner, thread_id, None))
+
+
+async def resume_blocking(engine: CheckpointEngine, programs: Programs, thread_id: str, on_change: str | None) -> Any:
+    """Take a run of a plain function up, on the blocking face, and return its result."""
+    info = await info_of(repository_of(engine), thread_id)
+    runner = functions.runner_of(engine, programs.find(info.name, on_change))
+    return await running.to_the_end(runner, thread_id, None)
+
+
+async def recoverable(engine: CheckpointEngine, programs: Programs) -> list[RunInfo]:
+    """Return the runs that somebody should take up, and that this process can."""
+    known = set(programs.names())
+    listed = [*await list_runs(engine, READY), *await list_runs(engine, INTERRUPTED)]
+    return [info for info in listed if info.name in known]
+
+
+async def recover(engine: CheckpointEngine, programs: Programs, concurrency: int) -> list[RunInfo]:
+    """Take up every run that has something to do, side by side, and return how they stand after that."""
+    places = asyncio.Semaphore(checks.count(concurrency, "concurrency"))
+
+    async def take(info: RunInfo) -> None:
+        async with places:
+            program = programs.find(info.name)
+            await functions.take(engine, program, lambda runner: _take_part(runner, info.thread_id))
+
+    found = await recoverable(engine, programs)
+    await asyncio.gather(*(take(info) for info in found))
+    return [await info_of(repository_of(engine), info.thread_id) for info in found]
+
+
+async def recover_one_by_one(engine: CheckpointEngine, programs: Programs) -> list[RunInfo]:
+    """Take up every run that has something to do, one after the other, on the blocking face."""
+    found = [info for info in await recoverable(engine, programs) if programs.find(info.name).is_blocking]
+    for info in found:
+        runner = functions.runner_of(engine, programs.find(info.name))
+        await _take_part(runner, info.thread_id)
+    return [await info_of(repository_of(engine), info.thread_id) for info in found]
+
+
+async def _take_part(runner: Runner, thread_id: str) -> None:
+    """Take a run up; what goes wrong in it is recorded there, and is nobody else's concern."""
+    try:
+        await running.take_part(runner, thread_id, None)
+    except (RunHeld, RunLost):
+        logger.info("run %r was taken up by somebody else", thread_id)
+    except Exception as error:
+        logger.warning("run %r has failed: %s: %s", thread_id, type(error).__name__, error)

@@ -1,0 +1,230 @@
+"""Taking runs up: the claim, the journal, one attempt after the other, and waiting for what a run waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from everstep.capture.live import to_its_end
+from everstep.durable import failures, journal
+from everstep.durable.attempt import DONE, FAILED, WAITING, Attempt, Forked, Suspended
+from everstep.durable.calling import Face
+from everstep.durable.entries import Arguments
+from everstep.durable.journal import Journal
+from everstep.durable.live import repository_of
+from everstep.durable.programs import Program
+from everstep.errors import (
+    HeadMoved,
+    LeaseLost,
+    RunExists,
+    RunHeld,
+    RunLost,
+    RunNotFound,
+    StoreError,
+)
+from everstep.repository.claims import Claim, Claims
+from everstep.repository.repository import Repository
+from everstep.stores.protocol import Stored
+from everstep.types import RUN_KIND
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+logger = logging.getLogger("everstep")
+
+_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS_MAX = 1.0
+
+Call = Callable[..., Coroutine[Any, Any, Any]]
+"""The code of a run: called with the attempt and its arguments."""
+Asked = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+class Part(NamedTuple):
+    """What came of one attempt."""
+
+    thread_id: str
+    """Another one if the run went on in a branch."""
+    is_done: bool
+    result: Any = None
+
+
+class Runner(NamedTuple):
+    """How runs of one program are run, on one face of an engine."""
+
+    engine: CheckpointEngine
+    program: Program
+    face: Face
+    call: Call
+    lease_seconds: float = 30.0
+
+
+class Taken:
+    """A run that this process has taken up."""
+
+    def __init__(self, runner: Runner, claim: Claim, attempt: Attempt) -> None:
+        self._runner = runner
+        self._claim = claim
+        self._attempt = attempt
+        self._renewing = contextlib.ExitStack()
+        self._renewing.enter_context(claim.renewed())
+        self._ended: Part | None = None
+
+    async def begin(self, asked: Asked | None) -> None:
+        """Begin it, or find what is recorded of it; let it go if that fails."""
+        try:
+            await self._begin(asked)
+        except BaseException:
+            await self._let_go()
+            raise
+
+    async def _begin(self, asked: Asked | None) -> None:
+        thread_id = self._attempt.thread_id
+        repository = repository_of(self._runner.engine)
+        found = await find(repository, thread_id)
+        if found is None:
+            if asked is None:
+                raise RunNotFound(thread_id)
+            await self._attempt.start(*asked)
+            return
+        head, recorded = found
+        check_same(self._runner.program, thread_id, recorded, asked)
+        end = recorded.end
+        if end is not None and end.about["status"] == DONE:
+            self._ended = Part(thread_id, True, end.values.get("result"))
+        else:
+            await self._attempt.take_up(recorded, head.record.metadata)
+
+    async def finish(self) -> Part:
+        """Run it until it ends or has to wait, and let it go."""
+        try:
+            if self._ended is not None:
+                return self._ended
+            result = await self._attempt.run(lambda *args, **kwargs: self._runner.call(self._attempt, *args, **kwargs))
+            return Part(self._attempt.thread_id, True, result)
+        except Suspended:
+            return Part(self._attempt.thread_id, False)
+        except Forked as fork:
+            forked = fork
+        finally:
+            await self._let_go()
+        return await self._go_on_in_branch(forked)
+
+    async def _go_on_in_branch(self, fork: Forked) -> Part:
+        engine = self._runner.engine
+        before = fork.entry.parent or fork.entry.checkpoint
+        name = f"before {fork.entry.key}".replace("\n", " ")[:80]
+        branch = await engine.branch(before.checkpoint_id, name, thread_id=before.thread_id)
+        logger.info("run %r goes on in branch %r, before step %r", self._attempt.thread_id, branch, fork.entry.key)
+        return await take_part(self._runner, branch, None)
+
+    async def _let_go(self) -> None:
+        self._renewing.close()
+        try:
+            await to_its_end(self._claim.release("", None, begun=True))
+        except LeaseLost:
+            pass  # whoever has it now goes on with it
+        except StoreError:
+            logger.warning(
+                "run %r: its claim could not be given back; it runs out", self._claim.thread_id, exc_info=True
+            )
+
+
+async def find(repository: Repository, thread_id: str) -> tuple[Stored, Journal] | None:
+    """Return the head of a run and its journal; None: there is no run in that thread."""
+    loaded = await repository.store.read(thread_id)
+    if loaded is None or loaded.stored.record.kind != RUN_KIND:
+        return None
+    found = await journal.load(repository, loaded.stored)
+    return (loaded.stored, found) if found.start is not None else None
+
+
+def check_same(program: Program, thread_id: str, found: Journal, asked: Asked | None) -> None:
+    """Raise RunExists if the run in a thread is not the one that is asked for."""
+    start = found.beginning
+    name = start.about["name"]
+    if name != program.name:
+        raise RunExists(thread_id, f"a run of {name!r}", f"one of {program.name!r}")
+    if asked is not None and Arguments.of(*asked).digest != start.about["args"]:
+        recorded = _shown(start.values.get("args", ()), start.values.get("kwargs", {}))
+        raise RunExists(thread_id, f"{name}{recorded}", f"{name}{_shown(*asked)}")
+
+
+def _shown(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    named = [f"{name}={value!r}" for name, value in kwargs.items()]
+    text = ", ".join([*map(repr, args), *named])
+    return f"({text if len(text) <= 200 else text[:200] + '...'})"
+
+
+async def take_up(runner: Runner, thread_id: str, asked: Asked | None) -> Taken:
+    """Take a run up: a new one if there is none and arguments are given. RunHeld if somebody else runs it."""
+    repository = repository_of(runner.engine)
+    claims = Claims(repository, RunHeld, RunLost)
+    try:
+        claim = await claims.take(thread_id, await claims.find(thread_id), runner.lease_seconds, is_task=False)
+    except HeadMoved as exc:
+        raise RunHeld(thread_id, "another host", 0) from exc
+    taken = Taken(runner, claim, Attempt(runner.engine, repository, runner.program, claim, runner.face))
+    await taken.begin(asked)
+    return taken
+
+
+async def take_part(runner: Runner, thread_id: str, asked: Asked | None) -> Part:
+    """Run a run until it ends or has to wait."""
+    return await (await take_up(runner, thread_id, asked)).finish()
+
+
+async def to_the_end(runner: Runner, thread_id: str, asked: Asked | None, begun: Part | None = None) -> Any:
+    """Return the result of a run: run it here, or wait for whoever runs it. It may wait for days."""
+    part = begun
+    pause = _PAUSE_SECONDS
+    while part is None or not part.is_done:
+        if part is not None:
+            await _until_ready(runner, part.thread_id)
+        try:
+            part = await take_part(runner, part.thread_id if part is not None else thread_id, asked)
+            asked = None
+            pause = _PAUSE_SECONDS
+        except RunHeld:
+            await runner.face.sleep(pause)
+            pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+            await _raise_failure(runner, thread_id)
+    return part.result
+
+
+async def _raise_failure(runner: Runner, thread_id: str) -> None:
+    """Raise the error that a run has ended with while others ran it."""
+    found = await find(repository_of(runner.engine), thread_id)
+    if found is None:
+        return
+    end = found[1].end
+    if end is not None and end.about["status"] == FAILED:
+        raise failures.made_again(thread_id, "end", end.values.get("error", {}))
+
+
+async def _until_ready(runner: Runner, thread_id: str) -> None:
+    """Wait until there is something to do for a run that waits."""
+    store = repository_of(runner.engine).store
+    pause = _PAUSE_SECONDS
+    while True:
+        loaded = await store.read(thread_id)
+        if loaded is None:
+            raise RunNotFound(thread_id)
+        metadata = loaded.stored.record.metadata
+        if is_ready(metadata):
+            return
+        seconds = min(pause, max(0.0, _wakes_at(metadata) - time.time()))
+        await runner.face.sleep(seconds)
+        pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+
+
+def is_ready(metadata: Mapping[str, Any]) -> bool:
+    """Whether a run has something to do, by the metadata of its head."""
+    return metadata.get("run_status") != WAITING or _wakes_at(metadata) <= time.time()
+
+
+def _wakes_at(metadata: Mapping[str, Any]) -> float:
+    return min([float(wait["until"]) for wait in metadata.get("run_waits", ()) if "until" in wait], default=1e18)

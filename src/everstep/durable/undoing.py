@@ -1,0 +1,112 @@
+"""Compensation: the functions that take effects back, called when a run is rewound to before them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from everstep.durable import journal
+from everstep.durable.calling import AsyncFace, BlockingFace, Face, Options, call
+from everstep.durable.effects import Effect, Effects, host_of
+from everstep.durable.live import repository_of
+from everstep.errors import CheckpointNotFound, HeadMoved, InvalidInput, RunHeld, RunLost, RunNotFound
+from everstep.repository.claims import Claims
+from everstep.repository.repository import Repository
+from everstep.stores.protocol import Key, Stored
+from everstep.types import RUN_KIND
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+_known: dict[str, Callable[..., Any]] = {}
+"""Functions that steps of this process have named, also those inside of others, which no module holds."""
+
+_LEASE_SECONDS = 30.0
+
+
+def remember(function: Callable[..., Any]) -> str:
+    """Return the name by which a function is found again, here or in another process."""
+    if not callable(function):
+        raise InvalidInput("undo is a function of the result that takes the effect back")
+    path = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    _known[path] = function
+    return path
+
+
+def _function(path: str) -> Callable[..., Any] | None:
+    if path in _known:
+        return _known[path]
+    module, _, name = path.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if callable(found) else None
+
+
+async def compensate(engine: CheckpointEngine, target: Key, *, is_blocking: bool) -> list[str]:
+    """Take back the effects that a rewind to `target` leaves behind, the newest first, and return their keys.
+
+    Each is noted as undone when its function has returned. If that is cut off, calling it again goes on.
+    """
+    repository = repository_of(engine)
+    claims = Claims(repository, RunHeld, RunLost)
+    thread_id = target.thread_id
+    try:
+        claim = await claims.take(thread_id, await claims.find(thread_id), _LEASE_SECONDS, is_task=False)
+    except HeadMoved as exc:
+        raise RunHeld(thread_id, "another host", 0) from exc
+    with claim.renewed():
+        try:
+            effects = Effects(repository, await host_of(repository, thread_id), claim)
+            left = await _left_behind(repository, effects, target)
+            face: Face = BlockingFace() if is_blocking else AsyncFace()
+            for effect, undo in left:
+                await _undo(face, effects, effect, undo)
+            return [str(effect.values["step"]) for effect, _ in left]
+        finally:
+            await claim.release("", None, begun=True)
+
+
+async def _undo(face: Face, effects: Effects, effect: Effect, undo: Callable[..., Any]) -> None:
+    key = f"{effect.values['step_key']}/undo"
+    outcome = await call(face, undo, [effect.values.get("result")], {}, Options(), key)
+    if outcome.error is not None:
+        raise outcome.error
+    await effects.end(effect, "undone", {})
+
+
+async def _left_behind(
+    repository: Repository, effects: Effects, target: Key
+) -> list[tuple[Effect, Callable[..., Any]]]:
+    """Return the effects that are recorded after a checkpoint, the newest first, each with what takes it back."""
+    head = await repository.store.read(target.thread_id)
+    kept = await repository.store.read(*target)
+    if kept is None:
+        raise CheckpointNotFound(target.checkpoint_id, target.thread_id)
+    if head is None or head.stored.record.kind != RUN_KIND:
+        raise RunNotFound(target.thread_id)
+    before = await _performed(repository, kept.stored)
+    found: list[tuple[Effect, Callable[..., Any]]] = []
+    for key in reversed(await _performed(repository, head.stored)):
+        if key in before:
+            continue
+        effect = await effects.find(key) or await effects.find(f"{target.thread_id}\n{key}")
+        if effect is None or effect.about["status"] != "done" or effect.about["undo"] is None:
+            continue
+        undo = _function(str(effect.about["undo"]))
+        if undo is None:
+            raise InvalidInput(
+                f"the effect {key!r} is taken back by {effect.about['undo']}, which is not loaded here; import its "
+                "module first. Nothing was done"
+            )
+        found.append((effect, undo))
+    return found
+
+
+async def _performed(repository: Repository, stored: Stored) -> list[str]:
+    """Return the keys of the effects on the line of a checkpoint, in their order."""
+    if stored.record.kind != RUN_KIND:
+        return []
+    recorded = await journal.load(repository, stored)
+    return [entry.key for entry in recorded.steps() if entry.about.get("effect") == "once"]

@@ -1,0 +1,296 @@
+"""Durable runs whose code has changed, that were branched or rewound, and the effects they had on the world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep.stores.protocol import Store
+from tests.durable.test_runs import Killed, World, killed
+
+pytestmark = pytest.mark.parametrize("face", ["async"], indirect=True)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def engine(store: Store) -> everstep.CheckpointEngine:
+    whole = getattr(store, "whole", store)
+    return everstep.CheckpointEngine(everstep.StoreBackend(whole))
+
+
+async def step_of(engine: everstep.CheckpointEngine, thread_id: str, key: str) -> str:
+    """Return the checkpoint that has recorded a step."""
+    for point in await engine.list_time_travel_points(thread_id):
+        if any(entry["key"] == key for entry in point.metadata.get("run_entries", ())):
+            return point.checkpoint_id
+    raise AssertionError(f"{key} is not recorded")
+
+
+# -- code that has changed
+
+
+async def test_other_arguments_are_an_error_that_tells_them(engine: everstep.CheckpointEngine, world: World) -> None:
+    asked = ["red"]
+
+    @engine.durable
+    async def work(run: everstep.Run) -> str:
+        try:
+            await run.step(world.do, "paint", asked[0], key="paint")
+        except everstep.EverstepError:
+            pass  # it must not get away with that
+        return await run.step(world.do, "last", key="last")
+
+    world.kill_at("last")
+    await killed(work(thread_id="t"))
+    asked[0] = "blue"
+    with pytest.raises(everstep.ReplayMismatch) as caught:
+        await engine.resume("t")
+    assert [(d.path, d.before, d.after) for d in caught.value.differences] == [("args[1]", "red", "blue")]
+    asked[0] = "red"
+    assert await engine.resume("t") == "last"
+
+
+async def test_recorded_steps_that_are_not_asked_for_are_an_error(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    keys = ["old", "last"]
+
+    @engine.durable
+    async def work(run: everstep.Run) -> list[str]:
+        return [await run.step(world.do, key, key=key) for key in keys]
+
+    world.kill_at("last")
+    await killed(work(thread_id="t"))
+    keys[0] = "new"
+    with pytest.raises(everstep.ReplayMismatch, match="'old'"):
+        await engine.resume("t")
+    assert [info.status for info in await engine.runs()] == ["failed"]
+
+
+async def test_a_fork_goes_on_before_the_step_and_leaves_the_old_line(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    color = ["red"]
+
+    @engine.durable(on_change="fork")
+    async def work(run: everstep.Run) -> list[str]:
+        first = await run.step(world.do, "first", key="first")
+        second = await run.step(world.do, "paint", color[0], key="paint")
+        return [first, second, await run.step(world.do, "last", key="last")]
+
+    assert await work(thread_id="t") == ["first", "red", "last"]
+    head = await engine.get_latest("t")
+    color[0] = "blue"
+    assert await engine.resume("t") == ["first", "red", "last"]  # it is done, and nothing is asked for
+    await engine.rewind(await step_of(engine, "t", "paint"))
+    world.calls.clear()
+    assert await engine.resume("t") == ["first", "blue", "last"]
+    assert world.calls == ["paint", "last"]
+    old = await engine.get(head.metadata.checkpoint_id) if head is not None else None
+    assert old is not None
+    assert old.tools_result["result"] == ["first", "red", "last"]
+    names = {info.thread_id for info in await engine.runs("done")}
+    assert len(names) == 1
+    assert names != {"t"}
+
+
+async def test_rerun_does_steps_without_effect_anew(engine: everstep.CheckpointEngine, world: World) -> None:
+    color = ["red"]
+
+    @engine.durable(on_change="rerun")
+    async def work(run: everstep.Run, effect: Any) -> list[str]:
+        painted = await run.step(world.do, "paint", color[0], key="paint", effect=effect)
+        return [painted, await run.step(world.do, "last", key="last")]
+
+    world.kill_at("last")
+    await killed(work("none", thread_id="t"))
+    world.kill_at("last")
+    await killed(work("retry", thread_id="u"))
+    color[0] = "blue"
+    assert await engine.resume("t") == ["blue", "last"]
+    with pytest.raises(everstep.ReplayMismatch):
+        await engine.resume("u")
+
+
+# -- branches and rewinds
+
+
+async def test_a_branch_goes_on_from_its_step_without_what_came_before(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    @engine.durable
+    async def work(run: everstep.Run) -> list[str]:
+        return [await run.step(world.do, name, key=name) for name in ("one", "two", "three")]
+
+    await work(thread_id="t")
+    branch = await engine.branch(await step_of(engine, "t", "two"), "again")
+    assert [info.thread_id for info in await engine.runs("paused")] == [branch]
+    assert await engine.recover() == []
+    world.calls.clear()
+    assert await engine.resume(branch) == ["one", "two", "three"]
+    assert world.calls == ["three"]
+
+
+# -- effects
+
+
+async def test_an_effect_is_performed_once_and_its_fate_is_asked_for(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    @engine.durable
+    async def pay(run: everstep.Run) -> str:
+        return await run.step(world.do, "charge", effect="once")
+
+    world.kill_at("charge")
+    await killed(pay(thread_id="t"))
+    [info] = await engine.recover()
+    assert info.status == "waiting"
+    assert "Did do happen?" in str(info.waits[0].question)
+    await engine.answer("t", "yes")
+    with pytest.raises(everstep.InvalidInput, match="happened"):
+        await engine.resume("t")
+    assert world.calls == ["charge"]
+
+
+@pytest.mark.parametrize("did_happen", [True, False])
+async def test_a_person_says_whether_it_happened(
+    engine: everstep.CheckpointEngine, world: World, did_happen: bool
+) -> None:
+    @engine.durable
+    async def pay(run: everstep.Run) -> str:
+        return await run.step(world.do, "charge", effect="once")
+
+    world.kill_at("charge")
+    await killed(pay(thread_id="t"))
+    await engine.recover()
+    await engine.answer("t", everstep.happened("receipt 7") if did_happen else everstep.did_not_happen())
+    assert await engine.resume("t") == ("receipt 7" if did_happen else "charge")
+    assert world.calls == (["charge"] if did_happen else ["charge", "charge"])
+
+
+async def test_a_function_finds_out_whether_it_happened(engine: everstep.CheckpointEngine, world: World) -> None:
+    asked: list[everstep.Unknown] = []
+
+    def find_out(unknown: everstep.Unknown) -> dict[str, Any]:
+        asked.append(unknown)
+        return everstep.happened("found")
+
+    @engine.durable
+    async def pay(run: everstep.Run, way: Any) -> str:
+        return await run.step(world.do, "charge", effect="once", on_unknown=find_out if way == "look" else way)
+
+    world.kill_at("charge")
+    await killed(pay("look", thread_id="t"))
+    assert await engine.resume("t") == "found"
+    assert [tuple(each.args) for each in asked] == [("charge",)]
+    world.kill_at("charge")
+    await killed(pay("fail", thread_id="u"))
+    with pytest.raises(everstep.EffectUnknown):
+        await engine.resume("u")
+    assert world.calls == ["charge", "charge"]
+
+
+async def test_a_rewound_run_gets_the_outcome_of_its_effect(engine: everstep.CheckpointEngine, world: World) -> None:
+    price = [100]
+
+    @engine.durable(on_change="fork")
+    async def pay(run: everstep.Run) -> list[str]:
+        await run.step(world.do, "before", key="before")
+        receipt = await run.step(world.do, "charge", f"receipt {price[0]}", key="charge", effect="once")
+        return [receipt, await run.step(world.do, "after", key="after")]
+
+    assert await pay(thread_id="t") == ["receipt 100", "after"]
+    await engine.rewind(await step_of(engine, "t", "before"))
+    assert await engine.resume("t") == ["receipt 100", "after"]
+    assert world.calls.count("charge") == 1
+    branch = await engine.branch(await step_of(engine, "t", "before"), "dear")
+    price[0] = 200
+    with pytest.raises(everstep.EffectConflict):
+        await engine.resume(branch)
+    allowed = await engine.branch(await step_of(engine, "t", "before"), "allowed", effects="allow")
+    assert await engine.resume(allowed) == ["receipt 200", "after"]
+    assert world.calls.count("charge") == 2
+
+
+async def test_a_failed_effect_is_not_repeated_by_itself(engine: everstep.CheckpointEngine, world: World) -> None:
+    def charge() -> None:
+        world.do("charge")
+        raise ValueError("declined")
+
+    @engine.durable
+    async def pay(run: everstep.Run) -> str:
+        try:
+            await run.step(charge, effect="once")
+        except ValueError:
+            return await run.step(world.do, "after")
+        return "never"
+
+    world.kill_at("after")
+    await killed(pay(thread_id="t"))
+    assert await engine.resume("t") == "after"
+    assert world.calls.count("charge") == 1
+
+    @engine.durable
+    async def pay_or_fail(run: everstep.Run) -> None:
+        await run.step(charge, effect="once", on_unknown="fail")
+
+    with pytest.raises(ValueError, match="declined"):
+        await pay_or_fail(thread_id="u")
+    with pytest.raises(everstep.EffectUnknown):
+        await engine.resume("u")
+    assert world.calls.count("charge") == 2
+
+
+async def test_a_rewind_takes_effects_back(engine: everstep.CheckpointEngine, world: World) -> None:
+    refunds: list[str] = []
+
+    async def refund(receipt: str) -> None:
+        refunds.append(receipt)
+
+    @engine.durable
+    async def pay(run: everstep.Run) -> None:
+        await run.step(world.do, "before", key="before")
+        await run.step(world.do, "hotel", key="hotel", effect="once", undo=refund)
+        await run.step(world.do, "flight", key="flight", effect="once", undo=refund)
+
+    await pay(thread_id="t")
+    before = await step_of(engine, "t", "before")
+    done = await engine.rewind(before, compensate=True)
+    assert refunds == ["flight", "hotel"] == done.compensated
+    world.calls.clear()
+    await engine.resume("t")
+    assert world.calls == ["hotel", "flight"]
+    await engine.rewind(before)
+    world.calls.clear()
+    await engine.resume("t")
+    assert world.calls == []
+
+
+async def test_a_compensation_that_is_cut_off_goes_on(engine: everstep.CheckpointEngine, world: World) -> None:
+    refunds: list[str] = []
+
+    def refund(receipt: str) -> None:
+        if receipt == "hotel" and "hotel" not in refunds:
+            refunds.append(receipt)
+            raise Killed
+        refunds.append(receipt)
+
+    @engine.durable
+    async def pay(run: everstep.Run) -> None:
+        await run.step(world.do, "hotel", key="hotel", effect="once", undo=refund)
+        await run.step(world.do, "flight", key="flight", effect="once", undo=refund)
+
+    await pay(thread_id="t")
+    start = await step_of(engine, "t", "start")
+    await killed(engine.rewind(start, compensate=True))
+    head = await engine.get_latest("t")
+    assert head is not None
+    assert head.metadata.checkpoint_id != start
+    await engine.rewind(start, compensate=True)
+    assert refunds == ["flight", "hotel", "hotel"]
