@@ -7,6 +7,7 @@ of a file drops every lock that this process has on it.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ _SYNC_FULL = 3
 # Of the log's index in shared memory: "The WAL-Index File Format" at sqlite.org/walformat.html.
 _SHARED_REGION_BYTES = 32768
 _SALTS, _MOVED, _ATTEMPTED = slice(32, 40), slice(96, 100), slice(128, 132)  # also: nBackfill, nBackfillAttempted
+_COMMITS = slice(8, 12)  # iChange
 _SHARED_HEADER_BYTES = 132
 
 
@@ -69,6 +71,18 @@ class RawFile:
             return None
         shared: Any = self._shared  # a slice of it is bytes
         return WalState(shared[_SALTS], shared[_MOVED], shared[_ATTEMPTED])
+
+    def moved_pages(self) -> int:
+        """Return how many pages of the log have been moved into the file, by whatever process."""
+        state = self.wal_state()
+        return 0 if state is None else int.from_bytes(state.moved, sys.byteorder)
+
+    def commits(self) -> int:
+        """Return a number that is one more after each commit, of whatever process; it begins anew some time."""
+        if self._shared is None:
+            return 0
+        shared: Any = self._shared
+        return int.from_bytes(shared[_COMMITS], sys.byteorder)
 
     def size_bytes(self) -> int:
         size = ctypes.c_int64()

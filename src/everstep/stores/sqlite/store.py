@@ -76,6 +76,7 @@ from everstep.stores.sqlite import schema
 from everstep.stores.sqlite.files import can_write, has_space, is_unchanging, why_not_opened
 from everstep.stores.sqlite.full_disk import Reserve, Steps
 from everstep.stores.sqlite.guard import FileGuard
+from everstep.stores.sqlite.line import WritersLine
 from everstep.stores.sqlite.mending import BrokenStructure, copy_rows, mend, restore_schema, stored_rows
 from everstep.stores.sqlite.queue import CommitQueue, Job
 from everstep.stores.sqlite.raw import RawFile
@@ -95,6 +96,7 @@ _PAGE_BYTES = 4096
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
 _RESERVED_BYTES = 8  # at the end of each page, for its checksum
 _WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 50, 400, 10  # a tenth of the file
+_WAL_LONG, _WAL_LONG_SECONDS = 4, 0.05  # so many times longer than it should be; how long others may be in the way
 _RESERVE_FROM_PAGES = 1024  # of the file: a smaller one has none, which would take as much as it does
 _STEP_PAGES = 64  # that a small deletion writes
 _SHRINK_PAGES = 1000  # given back in one commit
@@ -104,6 +106,8 @@ _FILE_MODE = 0o600
 _EMPTY_WAL_SECONDS = 0.5  # to wait for readers, when the WAL shall be cut off
 _RHYTHM = Rhythm(early=(0.0001, 0.0003), late=(0.0005, 0.0015), late_after=1.0)
 """To wait for the lock of the file: a commit has it for less than a millisecond, mostly."""
+_BEATEN_MAX = 8
+"""So many commits of others may come first: to hand a file on in order takes longer than to take it when it is free."""
 _MAKING_SECONDS = 1.0  # another process may take so long to make a new file, and it looks damaged meanwhile
 _OVERWRITTEN = (
     "the file {} was overwritten while it was open, as by copying a backup over it. Nothing is written to it any more: "
@@ -586,7 +590,9 @@ class _Connections(NamedTuple):
     writer: apsw.Connection
     rows: Rows
     readers: list[apsw.Connection]
+    raw: RawFile
     guard: FileGuard
+    line: WritersLine
     renewals: list[int]
     """How often pages had been written in place when the file was opened, or looked at last."""
 
@@ -607,6 +613,7 @@ class _Database:
         self._holds = 1
         self._wal_pages = 0
         self._wal_pages_max = _WAL_PAGES_MIN
+        self._wal_pages_tried = 0
         self._wal_is_due = False
         self._reserve = Reserve(path)
         self._connections: _Connections | None = None
@@ -787,6 +794,7 @@ class _Database:
         if in_child:
             if self._connections is not None:  # the parent's, still in use there: never touch them, not even at exit
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connections))
+                self._connections.line.close()  # but a place in line would stay taken as long as both have it
                 self._connections = None
             self._users = 0
             self._lock = threading.RLock()
@@ -812,17 +820,21 @@ class _Database:
     def _connect_once(self) -> _Connections:
         with _translated(self._path):
             writer = _opened(self._path, self._busy_ms)
+            writer.setlk_timeout(0, 0)  # it is asked by its handler: see `_wait_until`
             writer.execute(f"PRAGMA synchronous={self._synchronous}")
             writer.execute(f"PRAGMA journal_size_limit={2 * _WAL_PAGES_MAX * _PAGE_BYTES}")
             writer.execute("PRAGMA cache_size=-8000")
             writer.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, not only forgotten
             writer.set_wal_hook(self._note_wal)
             renewals = _renewals(writer)
-            return _Connections(writer, Rows(writer), [], FileGuard(self._path, RawFile(writer)), [renewals])
+            raw = RawFile(writer)
+            guard = FileGuard(self._path, raw)
+            return _Connections(writer, Rows(writer), [], raw, guard, WritersLine(self._path), [renewals])
 
     def _disconnect(self) -> None:
         if self._connections is not None:
             connections = (*self._connections.readers, self._connections.writer)
+            self._connections.line.close()
             with _translated(self._path):
                 for connection in connections:
                     if self._is_replaced:  # what the log holds belongs to the file that was there before
@@ -868,7 +880,7 @@ class _Database:
                     for job in batch:
                         if not job.done:
                             self._try_together([job], connections)
-                self._bound_wal(connections.writer)
+                self._bound_wal(connections)
                 connections.guard.note()
         except Exception as exc:
             for job in batch:
@@ -881,8 +893,7 @@ class _Database:
         outcomes: list[tuple[Any, Exception | None]] = []
         committing = False
         try:
-            _wait_until(writer, min([job.deadline for job in batch]))
-            connections.rows.begin()
+            _begin(connections, min([job.deadline for job in batch]))
             for job in batch:
                 before = writer.total_changes()
                 try:
@@ -925,6 +936,8 @@ class _Database:
         return True
 
     def _note_wal(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < self._wal_pages_tried:  # it has begun anew
+            self._wal_pages_tried = 0
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
@@ -946,19 +959,38 @@ class _Database:
             return False  # nothing is lost, and it will be tried again
         return True
 
-    def _bound_wal(self, writer: apsw.Connection) -> None:
-        """Keep the WAL in proportion to the file: small beside a small one, never more than 2 MB for long."""
+    def _bound_wal(self, connections: _Connections) -> None:
+        """Keep the WAL in proportion to the file: small beside a small one, never more than 2 MB for long.
+
+        It begins anew when all of it is in the file. That may never be so by itself where several processes write all
+        the time: then they wait for it, once in a while. What others have moved need not be moved again.
+        """
         if self._wal_is_due:
-            self._empty_wal(writer)
+            self._empty_wal(connections.writer)
         if self._wal_pages < self._wal_pages_max:
             return
+        moved = max(self._wal_pages_tried, connections.raw.moved_pages())
+        if self._wal_pages - moved < self._wal_pages_max:
+            return
+        self._wal_pages_tried = self._wal_pages
         try:
-            writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            pages: int = writer.pragma("page_count")
-            self._wal_pages, self._wal_pages_max = 0, _wal_pages_for(pages)
-        except apsw.Error:
+            self._move_wal(connections.writer, is_whole=self._wal_pages >= _WAL_LONG * self._wal_pages_max)
+            pages: int = connections.writer.pragma("page_count")
+        except apsw.BusyError:
             return  # the commit is safe in the WAL; another one will move it
+        except apsw.Error:
+            self._wal_pages_tried = 0  # the disk may be full: the very next one shall try
+            return
+        self._wal_pages = 0
+        self._wal_pages_max = _wal_pages_for(pages)
         self.keep_reserve()
+
+    def _move_wal(self, writer: apsw.Connection, *, is_whole: bool) -> None:
+        """Move what can be moved of the WAL into the file; all of it, if nobody shall write meanwhile."""
+        if is_whole:
+            _wait_until(writer, time.monotonic() + _WAL_LONG_SECONDS)
+        mode = apsw.SQLITE_CHECKPOINT_FULL if is_whole else apsw.SQLITE_CHECKPOINT_PASSIVE
+        writer.wal_checkpoint(mode=mode)
 
     def keep_reserve(self, leaving_bytes: int | None = None) -> None:
         """Set room aside for deleting, if so much is left for others; None: as much again."""
@@ -999,6 +1031,38 @@ def _checkpoint_id(result: object) -> str | None:
     return result.record.key.checkpoint_id if isinstance(result, Stored) else None
 
 
+def _begin(connections: _Connections, deadline: float) -> None:
+    """Begin a transaction. Whoever others were faster than too often does so in line, and nobody goes past a line."""
+    line = connections.line
+    if line.is_empty():
+        connections.writer.set_busy_handler(_until_beaten(connections.raw, deadline))
+        with contextlib.suppress(apsw.BusyError):
+            connections.rows.begin()
+            return
+    line.join()
+    try:
+        line.wait(deadline)
+        _wait_until(connections.writer, deadline)
+        connections.rows.begin()
+    finally:
+        line.leave()
+
+
+def _until_beaten(raw: RawFile, deadline: float) -> Callable[[int], bool]:
+    """Return what SQLite asks whether to look again for the lock of the file."""
+    waiting: Waiting | None = None
+    first = 0
+
+    def look_again(_looks: int) -> bool:
+        nonlocal waiting, first
+        if waiting is None:
+            waiting = Waiting(_RHYTHM, deadline)
+            first = raw.commits()
+        return raw.commits() - first < _BEATEN_MAX and waiting.pause()
+
+    return look_again
+
+
 def _wait_until(writer: apsw.Connection, deadline: float) -> None:
     """Let the connection wait until then, and no longer, for a file that another process has locked.
 
@@ -1006,7 +1070,6 @@ def _wait_until(writer: apsw.Connection, deadline: float) -> None:
     """
     waiting = Waiting(_RHYTHM, deadline)
     writer.set_busy_handler(lambda _: waiting.pause())
-    writer.setlk_timeout(0, 0)
 
 
 def _finish_late(batch: Sequence[Job[Any]], error: StoreUnavailable) -> None:
