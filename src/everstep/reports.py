@@ -455,6 +455,8 @@ class RunWait:
     event: str | None = None
     until: float | None = None
     """Seconds since 1970."""
+    effect: str | None = None
+    """The step of which nobody knows whether it happened, if that is what is asked: see `everstep.happened`."""
 
 
 @dataclass(frozen=True)

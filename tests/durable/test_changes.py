@@ -152,9 +152,12 @@ async def test_an_effect_is_performed_once_and_its_fate_is_asked_for(
     [info] = await engine.recover()
     assert info.status == "waiting"
     assert "Did do happen?" in str(info.waits[0].question)
-    await engine.answer("t", "yes")
+    assert info.waits[0].effect == "do"
     with pytest.raises(everstep.InvalidInput, match="happened"):
-        await engine.resume("t")
+        await engine.answer("t", "yes")  # refused at once: once recorded, it could not be taken back
+    assert [info.status for info in await engine.runs()] == ["waiting"]
+    await engine.answer("t", everstep.happened("receipt"))
+    assert await engine.resume("t") == "receipt"
     assert world.calls == ["charge"]
 
 

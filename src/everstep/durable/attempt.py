@@ -84,11 +84,26 @@ def did_not_happen() -> dict[str, Any]:
     return {"happened": False}
 
 
+def check_happened(key: str, answer: Any) -> None:
+    """Raise InvalidInput if an answer does not say whether an effect happened."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("happened"), bool):
+        raise InvalidInput(
+            f"whether {key!r} happened is answered by everstep.happened(result) or everstep.did_not_happen(), "
+            f"not {checks.shown(answer)}"
+        )
+
+
 class Attempt:
     """What the code of a run works with. `everstep.Run` and `everstep.SyncRun` are its faces."""
 
     def __init__(
-        self, engine: CheckpointEngine, repository: Repository, program: Program, claim: Claim, face: Face
+        self,
+        engine: CheckpointEngine,
+        repository: Repository,
+        program: Program,
+        claim: Claim,
+        face: Face,
+        is_stopping: Callable[[], bool],
     ) -> None:
         self.thread_id = claim.thread_id
         self.program = program
@@ -98,6 +113,9 @@ class Attempt:
         self._repository = repository
         self._claim = claim
         self._face = face
+        self._is_stopping = is_stopping
+        self._is_let_go = False
+        """Whether a step was not begun because this process is about to stop."""
         self._lock = face.lock()
         self._keys = _Keys()
         self._pending: list[Draft] = []
@@ -202,6 +220,9 @@ class Attempt:
             logger.exception("run %r: that it failed could not be recorded", self.thread_id)
 
     async def _go_waiting(self) -> None:
+        if self._is_let_go:
+            await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: let go"), status=READY)
+            return
         if self._pending or self._saved != (WAITING, list(self._waits.values())):
             await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: waiting"))
         if not self._waits:  # what it waited for came while that was recorded
@@ -313,6 +334,9 @@ class Attempt:
         entry = self._find("step", key)
         if entry is not None and self._is_replayed(entry, arguments, options):
             return self._replayed(entry)
+        if self._is_stopping():
+            self._is_let_go = True
+            raise Suspended
         made = self.step_key(key, arguments)
         call = _Call(key, name, function, args, kwargs, arguments, options, made)
         if options.effect == "once":
@@ -408,15 +432,12 @@ class Attempt:
             raise EffectUnknown(self.thread_id, call.key)
         if on_unknown == "ask":
             question = f"Did {call.name} happen? It was begun, and its outcome is not known."
-            answer = await self._asked(f"{call.key}?", question, {"args": list(call.args), "kwargs": dict(call.kwargs)})
+            details = {"args": list(call.args), "kwargs": dict(call.kwargs)}
+            answer = await self._asked(f"{call.key}?", question, details, {"effect": call.key})
         else:
             unknown = Unknown(self.thread_id, call.key, call.step_key, call.args, call.kwargs)
             answer = await self._face.call(lambda: on_unknown(unknown), None)
-        if not isinstance(answer, dict) or not isinstance(answer.get("happened"), bool):
-            raise InvalidInput(
-                f"whether {call.key!r} happened is answered by everstep.happened(result) or everstep.did_not_happen(), "
-                f"not {checks.shown(answer)}"
-            )
+        check_happened(call.key, answer)
         return {"result": answer.get("result")} if answer["happened"] else None
 
     def _check_same(self, call: _Call, found: Effect) -> None:
@@ -440,10 +461,10 @@ class Attempt:
         """Return the coroutine of a question to a person."""
         return self._asked(self._keys.take("ask", key), checks.text(question, "question", 10_000), details)
 
-    async def _asked(self, key: str, question: str, details: Any) -> Any:
+    async def _asked(self, key: str, question: str, details: Any, more: Mapping[str, Any] | None = None) -> Any:
         asked = self._find("ask", key)
         if key not in self.journal.answers:
-            self._waits[key] = {"kind": "ask", "key": key, "question": question}
+            self._waits[key] = {"kind": "ask", "key": key, "question": question, **(more or {})}
             if asked is None:
                 values = {"question": question, "details": details, "status": "waiting"}
                 about = {"op": "ask", "key": key, "question": question}

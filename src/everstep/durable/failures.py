@@ -6,10 +6,10 @@ other code of it. Otherwise StepFailed tells what it was.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from everstep.durable import modules
 from everstep.errors import StepFailed
 from everstep.values.storable import UNSTORABLE, described, storable
 
@@ -18,7 +18,7 @@ def recorded(error: BaseException) -> dict[str, Any]:
     """Return what is kept of an error."""
     kind = type(error)
     return {
-        "type": f"{kind.__module__}:{kind.__qualname__}",
+        "type": f"{modules.lasting_name(kind.__module__)}:{kind.__qualname__}",
         "text": described(error)["message"],
         "args": storable(list(error.args), 3),
         "fields": storable({name: value for name, value in vars(error).items() if isinstance(name, str)}, 3),
@@ -44,7 +44,7 @@ def made_again(thread_id: str, key: str, kept: Mapping[str, Any]) -> Exception:
 def _class_of(name: str) -> type[Exception] | None:
     """Return a class of errors that this process has loaded."""
     module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
+    found: Any = modules.loaded(module)
     for part in path.split("."):
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
     return found if isinstance(found, type) and issubclass(found, Exception) else None

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from everstep.config import SnapshotTrigger
 from everstep.durable import functions, running
-from everstep.durable.attempt import DONE, FAILED, READY, RUNNING, WAITING
+from everstep.durable.attempt import DONE, FAILED, READY, RUNNING, WAITING, check_happened
 from everstep.durable.entries import ENTRIES
 from everstep.durable.live import repository_of, timeline_of
 from everstep.durable.programs import Programs
-from everstep.durable.running import Runner
+from everstep.durable.running import Part, Runner
 from everstep.errors import HeadMoved, InvalidInput, NotWaiting, RunHeld, RunLost, RunNotFound
 from everstep.reports import RunInfo, RunWait
 from everstep.repository.claims import Claims
+from everstep.repository.finding import make_search
 from everstep.repository.new_names import new_token
 from everstep.repository.repository import Repository
 from everstep.repository.step import Step
@@ -44,7 +46,7 @@ _STORED_AS: dict[str | None, list[str]] = {
 
 async def info_of(repository: Repository, thread_id: str) -> RunInfo:
     """Return how a run stands."""
-    return await _info(repository, await _head(repository, thread_id))
+    return await info_at(repository, await _head(repository, thread_id))
 
 
 async def list_runs(engine: CheckpointEngine, status: str | None) -> list[RunInfo]:
@@ -52,27 +54,30 @@ async def list_runs(engine: CheckpointEngine, status: str | None) -> list[RunInf
     if status is not None and status not in STATUSES:
         raise InvalidInput(f"status is one of {', '.join(STATUSES)}, not {checks.shown(status)}")
     repository = repository_of(engine)
-    found: list[RunInfo] = []
-    for each in _STORED_AS.get(status) or [str(status)]:
-        for thread_id in await _threads(engine, each):
-            try:
-                info = await info_of(repository, thread_id)
-            except RunNotFound:
-                continue  # it was deleted meanwhile
+    found: dict[str, RunInfo] = {}  # one that goes on meanwhile may be met twice
+    for each in stored_as(status):
+        for head in await _heads(repository, each):
+            info = await info_at(repository, head)
             if status is None or info.status == status:
-                found.append(info)
-    return sorted(found, key=lambda info: info.updated_at, reverse=True)
+                found[info.thread_id] = info
+    return sorted(found.values(), key=lambda info: info.updated_at, reverse=True)
 
 
-async def _threads(engine: CheckpointEngine, status: str) -> list[str]:
-    names: list[str] = []
-    cursor: str | None = None
+def stored_as(status: str | None) -> list[str]:
+    """Return what the head of a run may say that has a status."""
+    return _STORED_AS.get(status) or [str(status)]
+
+
+async def _heads(repository: Repository, status: str) -> list[Stored]:
+    """Return the heads of all runs that say so."""
+    heads: list[Stored] = []
+    search = make_search(filter={"run_status": status}, limit=_PAGE)
     while True:
-        page = await engine.list_threads(_PAGE, filter={"run_status": status}, cursor=cursor)
-        names += [each.thread_id for each in page]
-        cursor = page.cursor
-        if cursor is None:
-            return names
+        hits = await repository.store.search(search)
+        heads += [hit.stored for hit in hits if hit.stored.record.kind == RUN_KIND]
+        if len(hits) < _PAGE:
+            return heads
+        search = replace(search, after=hits[-1].position)
 
 
 async def _head(repository: Repository, thread_id: str) -> Stored:
@@ -82,7 +87,8 @@ async def _head(repository: Repository, thread_id: str) -> Stored:
     return loaded.stored
 
 
-async def _info(repository: Repository, head: Stored) -> RunInfo:
+async def info_at(repository: Repository, head: Stored) -> RunInfo:
+    """Return how a run stands whose head this is."""
     record = head.record
     metadata = record.metadata
     status = str(metadata.get("run_status"))
@@ -110,6 +116,8 @@ async def answer(engine: CheckpointEngine, thread_id: str, value: Any, key: str 
 
     def entry(waits: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any], str]:
         asked = _question(thread_id, waits, key)
+        if asked.get("effect") is not None:
+            check_happened(str(asked["effect"]), value)
         about = {"op": "answer", "key": asked["key"]}
         return about, {"key": asked["key"], "question": asked["question"], "answer": value}, asked["key"]
 
@@ -187,6 +195,21 @@ async def resume(engine: CheckpointEngine, programs: Programs, thread_id: str, o
     return await functions.take(engine, program, lambda runner: running.to_the_end(runner, thread_id, None))
 
 
+async def resume_once(
+    engine: CheckpointEngine,
+    programs: Programs,
+    thread_id: str,
+    on_change: str | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Part:
+    """Take a run up until it ends or has to wait, and return what came of it."""
+    info = await info_of(repository_of(engine), thread_id)
+    program = programs.find(info.name, on_change)
+    return await functions.take(
+        engine, program, lambda runner: running.take_part(runner._replace(is_stopping=is_stopping), thread_id, None)
+    )
+
+
 async def resume_blocking(engine: CheckpointEngine, programs: Programs, thread_id: str, on_change: str | None) -> Any:
     """Take a run of a plain function up, on the blocking face, and return its result."""
     info = await info_of(repository_of(engine), thread_id)
@@ -197,8 +220,17 @@ async def resume_blocking(engine: CheckpointEngine, programs: Programs, thread_i
 async def recoverable(engine: CheckpointEngine, programs: Programs) -> list[RunInfo]:
     """Return the runs that somebody should take up, and that this process can."""
     known = set(programs.names())
-    listed = [*await list_runs(engine, READY), *await list_runs(engine, INTERRUPTED)]
-    return [info for info in listed if info.name in known]
+    repository = repository_of(engine)
+    found: dict[str, RunInfo] = {}
+    for status in (WAITING, READY, RUNNING):
+        for head in await _heads(repository, status):
+            metadata = head.record.metadata
+            if metadata.get("run") not in known or not running.is_ready(metadata):
+                continue
+            info = await info_at(repository, head)
+            if info.status in (READY, INTERRUPTED):
+                found[info.thread_id] = info
+    return list(found.values())
 
 
 async def recover(engine: CheckpointEngine, programs: Programs, concurrency: int) -> list[RunInfo]:
@@ -208,7 +240,7 @@ async def recover(engine: CheckpointEngine, programs: Programs, concurrency: int
     async def take(info: RunInfo) -> None:
         async with places:
             program = programs.find(info.name)
-            await functions.take(engine, program, lambda runner: _take_part(runner, info.thread_id))
+            await functions.take(engine, program, lambda runner: take_quietly(runner, info.thread_id))
 
     found = await recoverable(engine, programs)
     await asyncio.gather(*(take(info) for info in found))
@@ -220,11 +252,11 @@ async def recover_one_by_one(engine: CheckpointEngine, programs: Programs) -> li
     found = [info for info in await recoverable(engine, programs) if programs.find(info.name).is_blocking]
     for info in found:
         runner = functions.runner_of(engine, programs.find(info.name))
-        await _take_part(runner, info.thread_id)
+        await take_quietly(runner, info.thread_id)
     return [await info_of(repository_of(engine), info.thread_id) for info in found]
 
 
-async def _take_part(runner: Runner, thread_id: str) -> None:
+async def take_quietly(runner: Runner, thread_id: str) -> None:
     """Take a run up; what goes wrong in it is recorded there, and is nobody else's concern."""
     try:
         await running.take_part(runner, thread_id, None)

@@ -60,6 +60,8 @@ class Runner(NamedTuple):
     face: Face
     call: Call
     lease_seconds: float = 30.0
+    is_stopping: Callable[[], bool] = lambda: False
+    """Whether this process is about to stop: then no step is begun any more, and the run is let go."""
 
 
 class Taken:
@@ -167,7 +169,8 @@ async def take_up(runner: Runner, thread_id: str, asked: Asked | None) -> Taken:
         claim = await claims.take(thread_id, await claims.find(thread_id), runner.lease_seconds, is_task=False)
     except HeadMoved as exc:
         raise RunHeld(thread_id, "another host", 0) from exc
-    taken = Taken(runner, claim, Attempt(runner.engine, repository, runner.program, claim, runner.face))
+    attempt = Attempt(runner.engine, repository, runner.program, claim, runner.face, runner.is_stopping)
+    taken = Taken(runner, claim, attempt)
     await taken.begin(asked)
     return taken
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from everstep.durable import journal
+from everstep.durable import journal, modules
 from everstep.durable.calling import AsyncFace, BlockingFace, Face, Options, call
 from everstep.durable.effects import Effect, Effects, host_of
 from everstep.durable.live import repository_of
@@ -29,7 +28,8 @@ def remember(function: Callable[..., Any]) -> str:
     """Return the name by which a function is found again, here or in another process."""
     if not callable(function):
         raise InvalidInput("undo is a function of the result that takes the effect back")
-    path = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    module = modules.lasting_name(str(getattr(function, "__module__", "")))
+    path = f"{module}:{getattr(function, '__qualname__', '')}"
     _known[path] = function
     return path
 
@@ -38,7 +38,7 @@ def _function(path: str) -> Callable[..., Any] | None:
     if path in _known:
         return _known[path]
     module, _, name = path.partition(":")
-    found: Any = sys.modules.get(module)
+    found: Any = modules.loaded(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     return found if callable(found) else None

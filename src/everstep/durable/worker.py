@@ -1,0 +1,170 @@
+"""A worker: takes up the runs that have something to do, for ever, beside any number of other workers.
+
+It looks into the store again and again, with a pause that grows while there is nothing to do: what it waits for may be
+an answer, an event, a time, or the lease of an owner that has died, and for the last two nobody sends a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from everstep.durable import functions, lists
+from everstep.durable.attempt import READY
+from everstep.durable.live import repository_of
+from everstep.errors import RunNotFound, StoreError
+from everstep.reports import RunInfo
+from everstep.runtime import checks
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+logger = logging.getLogger("everstep")
+
+PAUSE_SECONDS = 0.1
+PAUSE_SECONDS_MAX = 2.0
+_ASIDE_SECONDS = 1.0
+_ASIDE_SECONDS_MAX = 60.0
+
+
+class _Aside(NamedTuple):
+    """A run that came no further when it was taken up: it is left alone for a while."""
+
+    checkpoint_id: str
+    seconds: float
+    until: float
+
+
+class Worker:
+    """Takes up runs of the functions that these engines know."""
+
+    def __init__(
+        self,
+        engines: Sequence[CheckpointEngine],
+        concurrency: int = 8,
+        *,
+        told: Callable[[RunInfo], None] = lambda _: None,
+        troubled: Callable[[StoreError], None] = lambda _: None,
+    ) -> None:
+        """`told` hears of every run that was taken up, how it stands then; `troubled` that a store does not answer."""
+        self._engines = list(engines)
+        self._concurrency = max(1, checks.count(concurrency, "concurrency"))
+        self._told = told
+        self._troubled = troubled
+        self._stopping = threading.Event()  # runs of plain functions ask for it in threads of their own
+        self._woken = asyncio.Event()
+        self._at_work: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._aside: dict[tuple[int, str], _Aside] = {}
+
+    def stop(self) -> None:
+        """Stop: steps that are running come to their end and are recorded, then their runs are let go.
+
+        Call it in the event loop that the worker runs in.
+        """
+        self._stopping.set()
+        self._woken.set()
+
+    async def take_up_all(self) -> None:
+        """Take up what has something to do now."""
+        for place, info in await self._look():
+            while len(self._at_work) >= self._concurrency and not self._stopping.is_set():
+                await self._rest(None)
+            if self._stopping.is_set():
+                break
+            self._begin(place, info)
+        await self._finish()
+
+    async def watch(self) -> None:
+        """Take up whatever has something to do, until it is stopped."""
+        pause = PAUSE_SECONDS
+        try:
+            while not self._stopping.is_set():
+                has_begun = await self._begin_what_is_there()
+                pause = PAUSE_SECONDS if has_begun else min(pause * 2, PAUSE_SECONDS_MAX)
+                is_full = len(self._at_work) >= self._concurrency
+                # A little by chance, so that not all workers look at the same moment.
+                await self._rest(None if is_full else pause * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
+        finally:
+            await self._finish()
+
+    async def _begin_what_is_there(self) -> bool:
+        try:
+            found = await self._look()
+        except StoreError as exc:
+            self._troubled(exc)
+            return False
+        room = self._concurrency - len(self._at_work)
+        for place, info in found[:room]:
+            self._begin(place, info)
+        return bool(found[:room])
+
+    async def _look(self) -> list[tuple[int, RunInfo]]:
+        """Return what has something to do, the longest waiting first, with the place of its engine."""
+        found: list[tuple[int, RunInfo]] = []
+        now = time.monotonic()
+        for place, engine in enumerate(self._engines):
+            for info in await lists.recoverable(engine, engine._programs):
+                key = (place, info.thread_id)
+                aside = self._aside.get(key)
+                is_aside = aside is not None and aside.checkpoint_id == info.checkpoint_id and aside.until > now
+                if key not in self._at_work and not is_aside:
+                    found.append((place, info))
+        return sorted(found, key=lambda each: each[1].updated_at)
+
+    def _begin(self, place: int, info: RunInfo) -> None:
+        key = (place, info.thread_id)
+        task = asyncio.create_task(self._take(key, info))
+        self._at_work[key] = task
+        task.add_done_callback(lambda _: self._end(key))
+
+    def _end(self, key: tuple[int, str]) -> None:
+        del self._at_work[key]
+        self._woken.set()
+
+    async def _take(self, key: tuple[int, str], info: RunInfo) -> None:
+        engine = self._engines[key[0]]
+        program = engine._programs.find(info.name)
+        try:
+            await functions.take(
+                engine,
+                program,
+                lambda runner: lists.take_quietly(runner._replace(is_stopping=self._stopping.is_set), info.thread_id),
+            )
+        except SystemExit:
+            logger.warning("run %r has called sys.exit(); the worker goes on", info.thread_id)
+        try:
+            after = await lists.info_of(repository_of(engine), info.thread_id)
+        except RunNotFound:
+            return  # it was deleted meanwhile
+        except StoreError as exc:
+            self._troubled(exc)
+            return
+        self._note(key, info, after)
+        self._told(after)
+
+    def _note(self, key: tuple[int, str], before: RunInfo, after: RunInfo) -> None:
+        """Leave a run alone for a while that is where it was, and still has something to do."""
+        last = self._aside.pop(key, None)
+        if after.checkpoint_id != before.checkpoint_id or after.status not in (READY, lists.INTERRUPTED):
+            return
+        seconds = _ASIDE_SECONDS if last is None else min(last.seconds * 2, _ASIDE_SECONDS_MAX)
+        self._aside[key] = _Aside(after.checkpoint_id, seconds, time.monotonic() + seconds)
+
+    async def _rest(self, seconds: float | None) -> None:
+        """Wait until a run has ended, it is time to stop, or so many seconds have passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        if not self._stopping.is_set():
+            self._woken.clear()
+
+    async def _finish(self) -> None:
+        while self._at_work:
+            await asyncio.wait(list(self._at_work.values()))
+            await asyncio.sleep(0)  # what is done is taken off the list in the next turn of the loop
