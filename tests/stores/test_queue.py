@@ -277,3 +277,24 @@ def test_a_worker_thread_that_is_interrupted_tells_its_batch_and_gives_the_lead_
         assert behind.result() == "behind"
 
     asyncio.run(lead())
+
+
+def test_who_borrows_the_lead_gives_it_to_whoever_waits(queue: CommitQueue, runner: Runner) -> None:
+    assert queue.borrow()
+    assert not queue.borrow()
+    blocking = Call(queue, Job(lambda _: "done", "blocking"))
+    while not queue._waiting:
+        threading.Event().wait(0.001)
+    assert runner.batches == []
+    queue.give_back()
+    assert blocking.result() == "done"
+
+    async def borrowed() -> Any:
+        assert queue.borrow()
+        waiting = asyncio.ensure_future(queue.do_async(Job(lambda _: "also", "asynchronous")))
+        await asyncio.sleep(0)
+        queue.give_back()
+        return await waiting
+
+    assert asyncio.run(borrowed()) == "also"
+    assert queue.borrow()

@@ -1170,3 +1170,28 @@ def counter_value(path: Path, name: str) -> int:
 async def fail_after(store: Any, name: str) -> None:
     await store.commit(put(make_record("t", name)))
     raise ZeroDivisionError
+
+
+def test_what_a_writer_remembers_of_a_head_is_what_is_stored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SQLiteStore(path).blocking
+    given = {"tags": ["stored"]}
+    run_to_end(store.commit(put(make_record("c1", metadata=given))))
+    run_to_end(store.put_writes(Key("t", "", "c1"), [Write("a", 0, "channel", b"", b"x", 1)], []))
+    given["tags"].append("later")  # by whoever put it
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite_rows.Rows, "load", None)  # it is remembered: nothing else is looked at
+        loaded = run_to_end(store.read("t", writes=True))
+        assert loaded is not None
+        loaded.stored.record.metadata["tags"].append("read")  # by whoever reads it
+        again = run_to_end(store.read("t", "", "c1", writes=True))
+    assert again is not None
+    assert again.stored.record.metadata == {"tags": ["stored"]}
+    assert [write.task_id for write in again.writes] == ["a"]
+    fresh = SQLiteStore(path.parent / "." / path.name, synchronous="normal").blocking  # a connection of its own
+    assert again == run_to_end(fresh.read("t", writes=True))
+    run_to_end(fresh.commit(put(make_record("c2", parents=["c1"]))))
+    head = run_to_end(store.read("t"))
+    assert head is not None
+    assert head.stored.record.key.checkpoint_id == "c2"
+    for each in (store, fresh):
+        run_to_end(each.close())

@@ -33,6 +33,8 @@ WRITES = "writes:"
 KEPT = (SEED, WRITES)
 """How the names of trees in the rest of a checkpoint begin: what values of delta channels are made from."""
 
+_NO_MESSAGES = frozenset((type(None), bool, int, float, str, bytes, dict))
+"""The types of values of a dict that neither are messages nor lists of them."""
 _TEMPLATES_MAX = 1 << 16
 _TEMPLATES_BYTES_MAX = 32 << 20
 _MANY_BYTES = 1 << 16
@@ -320,16 +322,15 @@ class Channels:
             messages = self._messages.lowered([value])
             if messages is not None:
                 return MESSAGE, messages
-        elif type(value) is dict and value and codec.has_text_keys(value):
-            return self._lowered_dict(value)
+        elif type(value) is dict and value:
+            kinds = set(map(type, value.values()))
+            if not _NO_MESSAGES.issuperset(kinds) and codec.has_text_keys(value):
+                return self._lowered_dict(value)
         return PLAIN, value
 
     def _lowered_dict(self, value: dict[str, Any]) -> tuple[Form, Any]:
         lowered = dict(value)
         forms = dict[str, int]()
-        kinds = set(map(type, lowered.values()))
-        if not any(kind is list or hasattr(kind, "__pydantic_fields_set__") for kind in kinds):
-            return PLAIN, value
         for key, item in list(lowered.items()):
             if type(item) is list and item:
                 messages = self._messages.lowered(item)

@@ -68,7 +68,8 @@ _PAGE_MAX = 128
 _AHEAD_MAX = 8  # checkpoints decoded before they are asked for
 _LOOKS_MAX = 4  # at a checkpoint that others replace or write to meanwhile
 _NONE = object()  # the version of a channel of which none is known
-_OWN_FIELDS = ("id", "ts", "channel_values", "channel_versions", "versions_seen", "updated_channels", "v")
+_REQUIRED_FIELDS = frozenset(("id", "ts", "channel_values", "channel_versions", "versions_seen", "v"))
+_OWN_FIELDS = _REQUIRED_FIELDS | {"updated_channels"}
 
 
 class Saved(NamedTuple):
@@ -653,8 +654,9 @@ class Threads:
 
         None: it was deleted since.
         """
-        if loaded.writes:  # to have their objects at hand; those of the checkpoint mostly are
-            await self._repository.objects(loaded.stored.family, _written_children(loaded))
+        written = _written_children(loaded)
+        if written:  # to have these at hand; those of the checkpoint mostly are
+            await self._repository.objects(loaded.stored.family, written)
         return await self._decoded(loaded, lambda found, objects: self._assembled(found, line, objects))
 
     def _assembled(self, loaded: Loaded, line: Line | None, objects: Mapping[bytes, tree.Content]) -> Saved:
@@ -1014,12 +1016,10 @@ def _envelope(
     }
     if "updated_channels" in checkpoint:
         envelope["updated_channels"] = checkpoint["updated_channels"]
-    more = {name: value for name, value in checkpoint.items() if name not in _OWN_FIELDS}
-    if more:
-        envelope["more"] = more
-    absent = [name for name in _OWN_FIELDS if name not in checkpoint and name != "updated_channels"]
-    if absent:
-        envelope["absent"] = absent
+    if not checkpoint.keys() <= _OWN_FIELDS:
+        envelope["more"] = {name: value for name, value in checkpoint.items() if name not in _OWN_FIELDS}
+    if not checkpoint.keys() >= _REQUIRED_FIELDS:
+        envelope["absent"] = sorted(_REQUIRED_FIELDS - checkpoint.keys())
     forms = {name: value.form for name, value in written.items() if value.form != PLAIN}
     if conversation:
         forms.setdefault(LIST_CHANNEL, PLAIN)

@@ -148,7 +148,7 @@ def check_mappings(**given: object) -> None:
 def pairs(writes: object) -> list[tuple[str, Any]]:
     """Return a task's writes, each a channel and a value."""
     found: list[Any] = [writes]
-    if isinstance(writes, Iterable) and not isinstance(writes, (str, Mapping)):
+    if isinstance(writes, (list, tuple)) or (isinstance(writes, Iterable) and not isinstance(writes, (str, Mapping))):
         found = list(writes)
     for pair in found:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -167,14 +167,14 @@ def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str],
             raise InvalidInput("the keys of metadata are strings")
         kept[key] = value if type(value) in _AS_THEY_ARE else _clean(value)
     counters = kept.get(COUNTERS)
-    if isinstance(counters, Mapping):
+    if counters is not None and isinstance(counters, Mapping):
         # LangGraph writes pairs and gets lists back from its own savers.
         kept[COUNTERS] = {name: list(pair) if type(pair) is tuple else pair for name, pair in counters.items()}
     for part in (config.get("metadata"), config.get("configurable")):
-        if not isinstance(part, (dict, Mapping)):
+        if not part or not isinstance(part, (dict, Mapping)):
             continue
         for key, value in part.items():
-            if key in kept or key in _PLACES:
+            if key in _PLACES or key in kept:
                 continue
             if isinstance(value, (str, int, float)) and _is_kept(key, hides):
                 kept[key] = _clean(value)

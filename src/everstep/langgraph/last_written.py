@@ -84,13 +84,15 @@ class Lines:
         """Remember a line. The one that it follows has been continued, and is rarely needed again."""
         key = line.base.key
         with self._lock:
-            self._drop(key)
+            if key in self._lines:
+                self._drop(key)
             if follows is not None:
                 self._drop(follows)
             self._lines[key] = line
             self._of_thread.setdefault(key.thread_id, set()).add(key)
             self._size += line.size
-            self._met.put(key[:2], value=True)
+            if self._met.get(key[:2]) is None:
+                self._met.put(key[:2], value=True)
             while self._size > _LINES_BYTES_MAX and len(self._lines) > 1:
                 self._drop(next(iter(self._lines)))
 

@@ -102,6 +102,8 @@ class ObjectCache:
         return None if content is None else content[0]
 
     def add(self, objects: dict[bytes, tree.Content]) -> None:
+        if not objects:
+            return
         with self._lock:
             held = self._objects
             if not held.keys().isdisjoint(objects):

@@ -789,12 +789,12 @@ def encoded(
     thorough: bool = False,
 ) -> Encoded:
     """Return written nodes ready to be committed; `thorough`: smaller, and slower."""
-    sizes = tuple([node.size for node in nodes])
+    all_children, bodies, sizes, _ = zip(*nodes, strict=True)
     total = sum(sizes)
     if total > tree.VALUE_BYTES_MAX:
         raise UnstorableValue("checkpoint", f"{total:,} bytes", f"the limit is {tree.VALUE_BYTES_MAX:,}")
-    children = b"".join([node.children for node in nodes])
-    body = b"".join([node.body for node in nodes])
+    children = b"".join(all_children)
+    body = b"".join(bodies)
     added = writer.added_bytes + len(body)
     if size_bytes_max is not None and added > size_bytes_max:
         raise SnapshotTooLarge(added, size_bytes_max)

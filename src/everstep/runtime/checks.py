@@ -13,11 +13,15 @@ NAMESPACE_BYTES_MAX = 4096
 
 def thread_id(value: object) -> str:
     """Return `value` if it can name a thread: any text but the empty one, up to 1,024 bytes of UTF-8."""
+    if type(value) is str and 0 < len(value) <= THREAD_ID_BYTES_MAX and value.isascii():  # as most are
+        return value
     return _text(value, "thread_id", THREAD_ID_BYTES_MAX)
 
 
 def checkpoint_id(value: object) -> str:
     """Return `value` if it can name a checkpoint: any text but the empty one, up to 2,048 bytes of UTF-8."""
+    if type(value) is str and 0 < len(value) <= CHECKPOINT_ID_BYTES_MAX and value.isascii():
+        return value
     return _text(value, "checkpoint_id", CHECKPOINT_ID_BYTES_MAX)
 
 
@@ -52,6 +56,8 @@ def seconds(value: object, name: str, *, above_zero: bool = False) -> float:
 
 def text(value: object, name: str, bytes_max: int = 65536) -> str:
     """Return `value` if it is text, maybe empty, that can be encoded."""
+    if type(value) is str and len(value) <= bytes_max and value.isascii():
+        return value
     return "" if value == "" and isinstance(value, str) else _text(value, name, bytes_max)
 
 
@@ -71,8 +77,6 @@ def shown(value: object) -> str:
 
 
 def _text(value: object, name: str, bytes_max: int) -> str:
-    if type(value) is str and 0 < len(value) <= bytes_max and value.isascii():  # as most are
-        return value
     if not isinstance(value, str):
         raise InvalidInput(f"{name} is a string, not {type(value).__name__}")
     if not value:

@@ -23,16 +23,14 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 _INFO_PLAIN = b"\x90"  # packed lists begin with this or more; what is compressed, with less
 _FIELDS = 9  # of a record's info; those of large values have one more
 _HEADER, _HEADER_MORE = codec.array_header(_FIELDS), codec.array_header(_FIELDS + 1)
+_WRITE_HEADER = codec.array_header(4)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def digest(*parts: bytes) -> bytes:
     """Return a checksum of the parts, each bound to its place."""
-    checksum = hashlib.sha256()
-    for part in parts:
-        checksum.update(b"%d:" % len(part))
-        checksum.update(part)
-    return checksum.digest()[:DIGEST_BYTES]
+    joined = b"".join([b"%d:%b" % (len(part), part) for part in parts])
+    return hashlib.sha256(joined).digest()[:DIGEST_BYTES]
 
 
 class _NoClasses:
@@ -126,6 +124,15 @@ def unpack_info(key: Key, step: int, children: bytes, packed: bytes, body: bytes
         raise exc.located(key.thread_id, key.checkpoint_id) from exc
 
 
+def unpack_metadata(info: bytes) -> dict[str, Any]:
+    """Return the metadata of a record of which `pack_record` gave `info`: objects that nobody else has."""
+    packed = info[DIGEST_BYTES:]
+    if packed[:1] < _INFO_PLAIN:
+        packed = compress.expand(packed)
+    metadata: dict[str, Any] = PLAIN_CODEC.unpack(packed)[_FIELDS - 1]
+    return metadata
+
+
 def record_digest(info: bytes, root: bytes) -> bytes:
     """Return what tells this content of a checkpoint from any other."""
     return info[:DIGEST_BYTES] + root[:DIGEST_BYTES]
@@ -165,7 +172,12 @@ def unpack_origin(data: bytes, thread_id: str) -> Key:
 def pack_write(checkpoint_id: str, write: Write) -> bytes:
     """Return what a pending write is besides its place and its children, bound to both."""
     bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
-    return pack_sealed([write.channel, write.task_path, write.size, write.body], *bound)
+    fields = [write.channel, write.task_path, write.size, write.body]
+    packed = codec.DEFAULT.pack_items_quickly(fields)
+    if packed is None:
+        return pack_sealed(fields, *bound)
+    packed = _WRITE_HEADER + packed
+    return digest(packed, *bound) + packed
 
 
 def unpack_write(checkpoint_id: str, seq: int, task_id: str, idx: int, data: bytes, children: bytes) -> Write:

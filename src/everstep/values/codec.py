@@ -585,7 +585,7 @@ def _packed_plain(value: Any) -> bytes | None:
         packed = _packed_within(value, None, 0)
     except TypeError:
         return None
-    if may_hold_bytes(packed):
+    if 0xC4 in packed or 0xC5 in packed or 0xC6 in packed:  # as `may_hold_bytes` says
         _refuse_buffers(value)
     return packed
 
@@ -745,15 +745,16 @@ def _joined_bytes(parts: list[bytes]) -> bytes:
 class _Reader:
     """One unpacking: counts tagged levels and keeps the error that the packer would hide."""
 
+    level = 0
+    tagged = False
+    failure: BaseException | None = None
+    as_data: str | None = None
+    """A class the objects of which came back as plain data, if there is one."""
+
     def __init__(self, types: Types) -> None:
         self.types = types
-        self.level = 0
-        self.tagged = False
-        self.failure: BaseException | None = None
         self.entries: dict[str, registry.Registered] = {}
         """The classes that were asked for: each is looked up once."""
-        self.as_data: str | None = None
-        """A class the objects of which came back as plain data, if there is one."""
 
     def read(self, framed: list[bytes]) -> Any:
         """Return the value framed by an array of two and _END behind it."""

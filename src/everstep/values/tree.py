@@ -144,7 +144,7 @@ class Writer:
         self._known = known
         self._codec = packer
         self.objects = objects if objects is not None else {}
-        self.added_bytes = sum(len(children) + len(body) for children, body in self.objects.values())
+        self.added_bytes = sum([len(children) + len(body) for children, body in self.objects.values()])
         self._whole: list[bytes] = []
         self._pieces: list[bytes] = []
 
@@ -1051,6 +1051,15 @@ def inline_value(node: Node) -> bytes | None:
     """Return the packed value of a node where it stands; None if it is elsewhere."""
     if node.body[:1] != _PACKED_BODY:
         return None
+    value = node.body[2:]
+    if node.children or not value or node.body[1] != len(value) or len(value) >= 0x80:  # else it is short, as most are
+        value = _long_inline_value(node)
+    if node.size and len(value) > node.size:
+        raise CheckpointCorrupted("a stored value is larger than its record says")
+    return value
+
+
+def _long_inline_value(node: Node) -> bytes:
     cursor = _Cursor(node.children, node.body)
     cursor.at = 1
     try:
@@ -1058,8 +1067,6 @@ def inline_value(node: Node) -> bytes | None:
     except IndexError as exc:
         raise CheckpointCorrupted("a stored node cannot be read") from exc
     cursor.finish()
-    if node.size and len(value) > node.size:
-        raise CheckpointCorrupted("a stored value is larger than its record says")
     return value
 
 

@@ -187,13 +187,8 @@ class CommitQueue:
         for one in job.batch:
             if not one.done:
                 one.finish(None, CommitUnknown(None, one.label))
-        with self._lock:
-            job.lead = False
-            following = self._waiting[0] if self._waiting else None
-            if following is None:
-                self._led = False
-            else:
-                following.lead = True
+        job.lead = False
+        following = self._next_leader()
         if job.loop is not None or len(job.batch) > 1:  # else nobody waits but who leads
             self._tell(job.batch)
         if following is None:
@@ -205,6 +200,32 @@ class CommitQueue:
             self._lead_elsewhere(following)
             return None
         return following  # already on a worker thread
+
+    def _next_leader(self) -> Job[Any] | None:
+        """Give the lead to the job that has waited longest, and return it; None: nobody waits, and nobody leads."""
+        with self._lock:
+            if not self._waiting:
+                self._led = False
+                return None
+            self._waiting[0].lead = True
+            return self._waiting[0]
+
+    def borrow(self) -> bool:
+        """Take the lead without a job, for a moment, if nobody has it; whoever got True calls `give_back`."""
+        with self._lock:
+            is_free = not self._led
+            self._led = True
+            return is_free
+
+    def give_back(self) -> None:
+        """End a lead without a job."""
+        following = self._next_leader()
+        if following is None:
+            return
+        if following.loop is None:
+            following.wake()
+        else:
+            self._lead_elsewhere(following)
 
     def _tell(self, batch: Sequence[Job[Any]]) -> None:
         loops: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}

@@ -55,6 +55,7 @@ from everstep.stores.records import (
     record_digest,
     unpack_common,
     unpack_id,
+    unpack_metadata,
     unpack_operation,
     unpack_origin,
     unpack_record,
@@ -115,6 +116,19 @@ class _NewestLine(NamedTuple):
     """Whether something of it is hidden."""
 
 
+class _Head(NamedTuple):
+    """The head of a line, as it was read or written last."""
+
+    stored: Stored | None
+    was_moved: bool
+    info: bytes = b""
+    """Of its row: the metadata in the record may be the caller's own, who may change it."""
+
+    @property
+    def size(self) -> int:
+        return 0 if self.stored is None else len(self.stored.record.body) + len(self.stored.record.children)
+
+
 class Rows:
     """The tables, inside one transaction of one connection."""
 
@@ -124,7 +138,7 @@ class Rows:
         # What this connection has read or written, trusted while nobody else has changed the file: see `begin`.
         self._version = -1
         self._lines: dict[tuple[str, str], tuple[int, str]] = {}
-        self._heads: dict[int, tuple[Stored | None, bool]] = {}
+        self._heads: dict[int, _Head] = {}
         self._heads_bytes = 0
         self._facts: dict[int, dict[int, set[int]]] = {}
         self._next_seq: int | None = None
@@ -134,14 +148,16 @@ class Rows:
     def begin(self) -> None:
         """Start a write transaction; what is remembered stays only if no other connection wrote since."""
         self._execute("BEGIN IMMEDIATE")
-        version = self._execute("PRAGMA data_version").get
         is_full = (
             max(len(self._lines), len(self._heads), len(self._facts)) >= _REMEMBERED_MAX
             or self._heads_bytes > _HEADS_BYTES_MAX
         )
-        if version != self._version or is_full:
+        if self._version != self._connection.data_version() or is_full:
             self.forget()
-            self._version = version
+
+    def note_committed(self) -> None:
+        """Note the file as it is after a commit of our own."""
+        self._version = self._connection.data_version()
 
     def forget(self) -> None:
         """Drop what is remembered: after a rollback, a deletion, or somebody else's change."""
@@ -155,13 +171,10 @@ class Rows:
         self._heads.clear()
         self._heads_bytes = 0
 
-    def _remember_head(self, ref: int, head: Stored | None, head_was_moved: bool) -> None:
+    def _remember_head(self, ref: int, head: _Head) -> None:
         before = self._heads.get(ref)
-        self._heads[ref] = head, head_was_moved
-        if head is not None:
-            self._heads_bytes += len(head.record.body) + len(head.record.children)
-        if before is not None and before[0] is not None:
-            self._heads_bytes -= len(before[0].record.body) + len(before[0].record.children)
+        self._heads[ref] = head
+        self._heads_bytes += head.size - (before.size if before is not None else 0)
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
         known = self._line(thread_id, namespace)
@@ -173,9 +186,9 @@ class Rows:
             seq, head_was_moved, may_be_older, *row = self._execute(_HEAD_OF_LINE, (ref,)).get
             _check_head(thread_id, seq, row[0], not may_be_older and self._is_stale(ref, row))
             head = _stored(thread_id, namespace, family, (*row, False)) if seq is not None else None
-            known_head = head, bool(head_was_moved)
-            self._remember_head(ref, *known_head)
-        return Line(ref, thread_id, namespace, family, *known_head)
+            known_head = _Head(head, bool(head_was_moved), row[6])
+            self._remember_head(ref, known_head)
+        return Line(ref, thread_id, namespace, family, known_head.stored, known_head.was_moved)
 
     def _line(self, thread_id: str, namespace: str) -> tuple[int, str] | None:
         """Return the number and family of a line."""
@@ -233,6 +246,23 @@ class Rows:
         found = self.below(stored.family, hashes(stored.record.children)) if objects else []
         attached = self._writes(line, stored.record.key.checkpoint_id) if writes else []
         return Loaded(stored, generation, found, attached)
+
+    def load_known(self, thread_id: str, namespace: str, checkpoint_id: str | None, writes: bool) -> Loaded | None:
+        """Return what `load` does, if it is a head that is remembered, and nobody else has written since; else None."""
+        line, _ = self._lines.get((thread_id, namespace), (0, ""))
+        known = self._heads.get(line)
+        if known is None or known.stored is None or known.was_moved:
+            return None
+        stored = known.stored
+        record = stored.record
+        if checkpoint_id not in (None, record.key.checkpoint_id):
+            return None
+        attached = self._writes(line, record.key.checkpoint_id) if writes else []
+        head, generation = self._execute("SELECT head, generation FROM lines WHERE id = ?", (line,)).get
+        if head != stored.seq or self._version != self._connection.data_version():
+            return None
+        record = record._replace(metadata=unpack_metadata(known.info))
+        return Loaded(stored._replace(record=record), generation, [], attached)
 
     def _is_stale(self, line: int, head: Sequence[Any]) -> bool:
         """Whether something follows a head, given by its columns, that nobody has moved: see `_STALE`."""
@@ -877,7 +907,10 @@ class Rows:
         if not is_head:  # otherwise it is counted when the head moves
             self._execute("UPDATE lines SET total = total + 1 WHERE id = ?", (line.ref,))
         self._next_seq = seq + 1
-        return Stored(record, seq, line.family, digest=packed.digest, segment=segment, added_bytes=added_bytes)
+        stored = Stored(record, seq, line.family, digest=packed.digest, segment=segment, added_bytes=added_bytes)
+        if is_head:
+            self._remember_head(line.ref, _Head(stored, was_moved=False, info=packed.info))
+        return stored
 
     def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         self._execute(
@@ -929,7 +962,8 @@ class Rows:
             _SET_HEAD,
             (stored.seq if stored is not None else None, head_was_moved, now_micros(), not head_was_moved, line.ref),
         )
-        self._remember_head(line.ref, stored, head_was_moved)
+        if head_was_moved:  # else it was inserted just now
+            self._remember_head(line.ref, _Head(stored, was_moved=True))
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
         prune(self, line, seqs)
@@ -988,12 +1022,14 @@ class Rows:
         )
 
     def hide(self, line: Line, hidden: Hidden) -> None:
+        self._forget_heads()
         self._execute(
             "INSERT INTO hidden (line, operation, after, upto, segment, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
             (line.ref, hidden.operation, hidden.after, hidden.to, hidden.segment, _packed(hidden.writes_of)),
         )
 
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
+        self._forget_heads()
         thread = self._execute("SELECT id FROM threads WHERE name = ?", (thread_id,)).get
         found = self._hidden(thread, operation).get(operation, []) if thread is not None else []
         self._execute(f"DELETE FROM hidden WHERE operation = ? AND line IN ({_LINES_OF_NAME})", (operation, thread_id))

@@ -202,9 +202,13 @@ class SQLiteStore:
         objects: bool = False,
         writes: bool = False,
     ) -> Coroutine[Any, Any, Loaded | None]:
-        return self._driver.read(
-            lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes), thread_id
-        )
+        def known(rows: Rows) -> Loaded | None:
+            return rows.load_known(thread_id, namespace, checkpoint_id, writes)
+
+        def load(rows: Rows) -> Loaded | None:
+            return rows.load(thread_id, namespace, checkpoint_id, objects, writes)
+
+        return self._driver.read(load, thread_id, None if objects else known)
 
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
         return await self._driver.read(lambda rows: rows.load_many(keys, writes)) if keys else []
@@ -384,7 +388,9 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
 
 
 class _Driver(Protocol):
-    def read(self, work: Callable[[Rows], T], thread_id: str | None = None) -> Coroutine[Any, Any, T]: ...
+    def read(
+        self, work: Callable[[Rows], T], thread_id: str | None = None, quick: Callable[[Rows], T | None] | None = None
+    ) -> Coroutine[Any, Any, T]: ...
     def write(self, work: Callable[[Rows], T], thread_id: str) -> Coroutine[Any, Any, T]: ...
     async def do(self, work: Callable[[_Database], T]) -> T: ...
     async def close(self) -> None: ...
@@ -396,9 +402,11 @@ class _BlockingDriver:
     def __init__(self, handle: _Handle) -> None:
         self._handle = handle
 
-    async def read(self, work: Callable[[Rows], T], thread_id: str | None = None) -> T:
+    async def read(
+        self, work: Callable[[Rows], T], thread_id: str | None = None, quick: Callable[[Rows], T | None] | None = None
+    ) -> T:
         with deferred():
-            return self._handle.get().read(work, thread_id)
+            return self._handle.get().read(work, thread_id, quick)
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
         with deferred():
@@ -420,8 +428,10 @@ class _AsyncDriver:
     def __init__(self, handle: _Handle) -> None:
         self._handle = handle
 
-    async def read(self, work: Callable[[Rows], T], thread_id: str | None = None) -> T:
-        return await _offloaded(lambda: self._handle.get().read(work, thread_id))
+    async def read(
+        self, work: Callable[[Rows], T], thread_id: str | None = None, quick: Callable[[Rows], T | None] | None = None
+    ) -> T:
+        return await _offloaded(lambda: self._handle.get().read(work, thread_id, quick))
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
         job = Job(work, thread_id, deadlines.end_of(self._handle.busy_seconds))
@@ -695,8 +705,16 @@ class _Database:
                 self._disconnect()
                 _workers.dismiss(f"commit {self._path}")
 
-    def read(self, work: Callable[[Rows], T], thread_id: str | None = None) -> T:
-        """Run `work`, which may be about a thread, on a consistent view of the file."""
+    def read(
+        self, work: Callable[[Rows], T], thread_id: str | None = None, quick: Callable[[Rows], T | None] | None = None
+    ) -> T:
+        """Run `work`, which may be about a thread, on a consistent view of the file.
+
+        `quick` is tried first, by what the writer remembers; None: it does not know.
+        """
+        found = self._read_as_writer(quick) if quick is not None else None
+        if found is not None:
+            return found
         try:
             return self._read(work)
         except _ChecksumMismatch as exc:
@@ -709,6 +727,21 @@ class _Database:
         except CheckpointCorrupted as exc:
             told = CheckpointCorrupted(exc.reason) if isinstance(exc, _ChecksumMismatch) else exc
             raise _about(told, thread_id) from exc
+
+    def _read_as_writer(self, work: Callable[[Rows], T | None]) -> T | None:
+        """Return what the writer knows; None: it does not, or it is busy. What it has written it need not read again.
+
+        Other writers wait meanwhile, so the work is short. Errors are for `_read` to say.
+        """
+        with self as connections:
+            if not self.queue.borrow():
+                return None
+            try:
+                return work(connections.rows) if connections.guard.is_as_noted() else None
+            except (apsw.Error, EverstepError, TypeError, ValueError, AttributeError):
+                return None
+            finally:
+                self.queue.give_back()
 
     def _read(self, work: Callable[[Rows], T]) -> T:
         with _translated(self._path), self as connections:
@@ -908,6 +941,7 @@ class _Database:
                     return False
             committing = True
             writer.execute("COMMIT")
+            connections.rows.note_committed()
         except Exception as caught:
             failure = _as_ours(self._path, caught)
             _roll_back(connections)
