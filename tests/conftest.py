@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -44,7 +45,7 @@ REDIS_AND_FACE = {("redis", "async"), ("cluster", "blocking")}
 """How Redis is met above the stores. The contract of stores has both kinds of server on both faces."""
 
 
-WORKERS_AND_FACE = {("sqlite", "blocking"), ("postgres", "async")}
+WORKERS_FACE = {"sqlite": "blocking", "postgres": "async"}
 """Where tests start processes of their own, which is slow, each other store has one face."""
 
 
@@ -53,24 +54,42 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the contract of stores proves already: see REDIS_AND_FACE, and WORKERS_AND_FACE."""
-    left_out = [item for item in items if not _is_wanted(item)]
+    """Leave out what the contract of stores proves already: the other face of a test on a server."""
+    there = {item.nodeid for item in items}
+    left_out = [item for item in items if not there.isdisjoint(_stand_ins(item))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _is_wanted(item)]
+        items[:] = [item for item in items if there.isdisjoint(_stand_ins(item))]
 
 
-def _is_wanted(item: pytest.Item) -> bool:
+def _stand_ins(item: pytest.Item) -> list[str]:
+    """Return the variants of a test each of which is enough without this one."""
     spec = getattr(item, "callspec", None)
-    if spec is None or "stores" in item.path.parts:
-        return True
-    kind = spec.params.get("kind")
-    face = spec.params.get("face")
-    if kind in ("redis", "cluster") and face is not None:
-        return (kind, face) in REDIS_AND_FACE
-    if "workers" in getattr(item, "fixturenames", ()) and face is not None:
-        return (kind, face) in WORKERS_AND_FACE
-    return True
+    params = spec.params if spec is not None else {}
+    kind, face = params.get("kind"), params.get("face")
+    if face not in FACES or "stores" in item.path.parts:
+        return []
+    other_face = FACES[1 - FACES.index(face)]
+    if kind in ("redis", "cluster"):
+        if (kind, face) in REDIS_AND_FACE:
+            return []
+        other_kind = "cluster" if kind == "redis" else "redis"
+        return [_variant(item, face, other_face), _variant(item, kind, other_kind)]
+    return [_variant(item, face, other_face)] if _one_face(item, kind) == other_face else []
+
+
+def _one_face(item: pytest.Item, kind: str | None) -> str | None:
+    """Return the face that a test has on a store, if it has but one there."""
+    if "workers" in getattr(item, "fixturenames", ()):
+        return WORKERS_FACE.get(kind or "")
+    if kind == "postgres":  # half of the tests have the one, half the other
+        return FACES[zlib.crc32(item.nodeid.partition("[")[0].encode()) % 2]
+    return None
+
+
+def _variant(item: pytest.Item, word: str, other: str) -> str:
+    name, _, words = item.nodeid.partition("[")
+    return f"{name}[{words.replace(word, other, 1)}"
 
 
 @pytest.hookimpl(tryfirst=True)
