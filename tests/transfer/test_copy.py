@@ -40,12 +40,14 @@ from tests.tools import servers
 from tests.tools.between import Between
 
 WAYS = [("memory", "sqlite"), ("sqlite", "memory"), ("sqlite", "sqlite"), ("memory", "memory")]
-SERVER_WAYS = [
-    ("sqlite", "postgres"), ("postgres", "sqlite"), ("postgres", "postgres"), ("sqlite", "redis"),
-    ("redis", "postgres"), ("postgres", "cluster"), ("cluster", "redis"),
-]  # fmt: skip
+SERVER_WAYS = {
+    # Each store gives and takes with each seed once; the other ways show that no two of them are strangers.
+    ("sqlite", "postgres"): (1, 2, 3), ("postgres", "sqlite"): (1, 2, 3), ("postgres", "postgres"): (3,),
+    ("redis", "cluster"): (1, 2, 3), ("cluster", "redis"): (1, 2, 3), ("sqlite", "redis"): (1, 2),
+    ("redis", "postgres"): (2,), ("postgres", "cluster"): (1,),
+}  # fmt: skip
 WALKS = [(*way, seed) for way in WAYS for seed in range(12)] + [
-    (*way, seed) for way in SERVER_WAYS for seed in (1, 2, 3)
+    (*way, seed) for way, seeds in SERVER_WAYS.items() for seed in seeds
 ]
 Make = Callable[[str], StoreBackend]
 

@@ -167,7 +167,7 @@ class TestWhatComesAlong:
         source, target = make("memory"), make("sqlite")
         engine = CheckpointEngine(source, everstep.SnapshotConfig(gc_policy="keep_all")).sync
         for n in range(600):
-            engine.append("t", [{"role": "user", "content": secrets.token_hex(6000)}] if n % 6 == 0 else [], {"n": n})
+            engine.append("t", [], {"n": n, "large": secrets.token_hex(6000)} if n % 6 == 0 else {"n": n})
         told: list[CopyProgress] = []
         out = io.BytesIO()
 
