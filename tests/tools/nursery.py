@@ -6,6 +6,7 @@ nothing in common with this one: only the modules were there before it was.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -60,6 +61,11 @@ class _Nursery:
         with other:
             command = [sys.executable, "-m", __name__, str(other.fileno())]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()])
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._process.wait()
 
     def bring_forth(self, what: list[str], ends: list[int]) -> int:
         """Return the number of a new process, which gets these ends of pipes as input and output."""
