@@ -407,7 +407,13 @@ class Attempt:
             if known is not None:
                 return await self._taken_over(call, known)
         path = undoing.remember(undo) if undo is not None else None
-        about = {"args": call.arguments.digest, "thread": self.thread_id, "name": call.name, "undo": path}
+        about = {
+            "args": call.arguments.digest,
+            "thread": self.thread_id,
+            "name": call.name,
+            "undo": path,
+            "begun": int(before.about["begun"]) + 1 if before is not None else 1,
+        }
         values = {"step": call.key, "args": list(call.args), "kwargs": dict(call.kwargs), "step_key": call.step_key}
         try:
             effect = await effects.begin(key, about, values, before)
@@ -433,12 +439,21 @@ class Attempt:
         if on_unknown == "ask":
             question = f"Did {call.name} happen? It was begun, and its outcome is not known."
             details = {"args": list(call.args), "kwargs": dict(call.kwargs)}
-            answer = await self._asked(f"{call.key}?", question, details, {"effect": call.key})
+            # Asked anew each time that it was begun: an answer tells of one of them.
+            key = f"{call.key}?{found.about['begun']}"
+            answer = await self._asked(key, question, details, {"effect": call.key})
         else:
             unknown = Unknown(self.thread_id, call.key, call.step_key, call.args, call.kwargs)
             answer = await self._face.call(lambda: on_unknown(unknown), None)
         check_happened(call.key, answer)
-        return {"result": answer.get("result")} if answer["happened"] else None
+        if not answer["happened"]:
+            return None
+        known = {"result": answer.get("result")}
+        try:
+            await (await self._family()).end(found, "done", known)  # whoever comes to it next need not ask again
+        except IdTaken:
+            pass  # somebody else has said so
+        return known
 
     def _check_same(self, call: _Call, found: Effect) -> None:
         if found.about["args"] != call.arguments.digest:

@@ -30,7 +30,10 @@ class Effect(NamedTuple):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """`key`, `args` (their digest), `thread`, `status` (begun, done, failed or undone), and maybe `undo`."""
+        """What is known of it.
+
+        `key`, `args` (their digest), `thread`, `status` (begun, done, failed or undone), `begun` (how often), `undo`.
+        """
         found: Mapping[str, Any] = self.stored.record.metadata["effect"]
         return found
 
