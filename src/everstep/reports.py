@@ -102,20 +102,39 @@ class GCReport:
     dry_run: bool = False
 
 
+@dataclass(frozen=True)
+class DamagedThread:
+    """A thread that belongs to a page of `list_threads`, and whose latest checkpoint cannot be read."""
+
+    thread_id: str
+    reason: str
+    """What is wrong with it."""
+
+
 class ThreadPage(list[CheckpointMetadata]):
     """What `list_threads` found: each thread's latest, and where to go on."""
 
-    def __init__(self, found: Iterable[CheckpointMetadata] = (), *, cursor: str | None = None) -> None:
+    def __init__(
+        self,
+        found: Iterable[CheckpointMetadata] = (),
+        *,
+        cursor: str | None = None,
+        damaged: Iterable[DamagedThread] = (),
+    ) -> None:
         super().__init__(found)
         self.cursor = cursor
         """For the next page; None: these were the last."""
+        self.damaged = list(damaged)
+        """Threads of this page that cannot be read, and why. `verify` tells more, `repair` mends what can be mended."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _thread_page, (list(self), self.cursor)
+        return _thread_page, (list(self), self.cursor, self.damaged)
 
 
-def _thread_page(found: list[CheckpointMetadata], cursor: str | None) -> ThreadPage:
-    return ThreadPage(found, cursor=cursor)
+def _thread_page(
+    found: list[CheckpointMetadata], cursor: str | None, damaged: Iterable[DamagedThread] = ()
+) -> ThreadPage:
+    return ThreadPage(found, cursor=cursor, damaged=damaged)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,14 @@ def make(path: Path) -> None:
     run_to_end(fill(path).close())
 
 
+def whole_page(backend: Any) -> Any:
+    """Return a page of threads, or raise what is wrong with those that it names as damaged."""
+    page = backend.list_threads(100)
+    for thread in page.damaged:
+        raise everstep.CheckpointCorrupted(thread.reason, thread_id=thread.thread_id)
+    return page
+
+
 def everything(path: Path) -> dict[str, Any]:
     """Return each answer the store gives, or the error of ours in its place."""
     answers: dict[str, Any] = {}
@@ -65,7 +73,7 @@ def everything(path: Path) -> dict[str, Any]:
         return answers[question]
 
     try:
-        ask("threads", lambda: backend.list_threads(100))
+        ask("threads", lambda: whole_page(backend))
         names = [thread.thread_id for thread in answers["threads"]] if isinstance(answers["threads"], list) else []
         for thread in sorted({"chat", "deleted", *(f"thread {n}" for n in range(5)), *names}):
             ask(f"latest {thread}", lambda t=thread: backend.get_latest(t))

@@ -78,7 +78,7 @@ def answers(path: Path) -> dict[str, Any]:
         except everstep.EverstepError as exc:
             found[question] = exc
 
-    ask("threads", lambda: backend.list_threads(100))
+    ask("threads", lambda: whole_page(backend))
     for thread_id in ("old", "short"):
         ask(f"latest {thread_id}", lambda t=thread_id: backend.get_latest(t))  # type: ignore[misc]
         ask(f"head {thread_id}", lambda t=thread_id: run_to_end(store.blocking.read(t)))  # type: ignore[misc]
@@ -86,6 +86,14 @@ def answers(path: Path) -> dict[str, Any]:
         ask(f"commit {thread_id}", lambda t=thread_id: next_step(store, t))  # type: ignore[misc]
     backend.close()
     return found
+
+
+def whole_page(backend: Any) -> Any:
+    """Return a page of threads, or raise what is wrong with those that it names as damaged."""
+    page = backend.list_threads(100)
+    for thread in page.damaged:
+        raise everstep.CheckpointCorrupted(thread.reason, thread_id=thread.thread_id)
+    return page
 
 
 def next_step(store: SQLiteStore, thread_id: str) -> int | None:

@@ -213,7 +213,7 @@ def check_open(settings: Settings) -> Iterator[Finding]:
         except EverstepError as exc:
             yield Finding("store", "fail", str(exc), _advice_for(exc), exc)
             return
-    what = "it has threads" if found else "it is empty"
+    what = "it has threads" if found or found.damaged else "it is empty"
     yield Finding("store", "ok", f"{text.clean(address)} answers in {millis:.0f} ms; {what}")
     for warning in caught:
         if issubclass(warning.category, UserWarning):

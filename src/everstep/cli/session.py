@@ -53,6 +53,8 @@ class Session:
     def newest_thread(self) -> str | None:
         """Return the thread that was active last."""
         page = self.engine.list_threads(1)
+        if page.damaged:  # what is done with it will tell what is wrong with it
+            return page.damaged[0].thread_id
         return page[0].thread_id if page else None
 
 

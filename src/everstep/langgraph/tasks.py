@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Final, Generic, Literal, NotRequired, TypedDict
 
 from typing_extensions import TypeVar  # the standard one has no defaults before Python 3.13
@@ -42,6 +43,7 @@ from everstep.repository.new_names import under_new_name
 from everstep.repository.turns import BEATEN_MAX, overtaken
 from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end
+from everstep.stores.protocol import Search
 
 __all__ = [
     "TaskCheckpoint",
@@ -469,16 +471,18 @@ class TaskManager(Generic[V]):
         limit = checks.count(limit, "limit")
         offset = checks.count(offset, "offset")
         found: list[str] = []
-        start = 0
+        search = Search(limit=_PAGE)
         while len(found) < offset + limit:
-            page = await face.store.list_threads(_PAGE, start)
-            for stored in page:
-                name = stored.record.key.thread_id
-                if len(found) < offset + limit and await _is_task(face, name):
+            page = await face.store.search(search)
+            for hit in page:
+                name = hit.position.thread_id
+                if hit.damage is not None:
+                    logger.warning("thread %r is damaged, so it is not listed: %s", name, hit.damage.reason)
+                elif len(found) < offset + limit and await _is_task(face, name):
                     found.append(name)
             if len(page) < _PAGE:
                 break
-            start += _PAGE
+            search = replace(search, after=page[-1].position)
         listed = [await self._status(face, name) for name in found[offset:]]
         return [status for status in listed if status["status"] != "not_found"]
 

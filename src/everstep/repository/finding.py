@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from everstep.errors import InvalidInput
-from everstep.reports import Sizes, ThreadPage
+from everstep.reports import DamagedThread, Sizes, ThreadPage
 from everstep.repository.repository import to_metadata
 from everstep.runtime import checks
 from everstep.stores.facts import Wanted
-from everstep.stores.protocol import Key, Position, Query, Search, Store
+from everstep.stores.protocol import Hit, Key, Position, Query, Search, Store
 from everstep.stores.records import pack_record
+from everstep.types import CheckpointMetadata
 from everstep.values.tree import hashes
+
+logger = logging.getLogger("everstep")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TAG_BYTES_MAX = 65536
@@ -55,18 +59,30 @@ async def page_of(store: Store, search: Search, offset: int = 0) -> ThreadPage:
     hits = await store.search(replace(search, limit=offset + search.limit + 1))
     shown = hits[offset : offset + search.limit]
     is_last = len(hits) <= offset + search.limit
-    return ThreadPage(
-        [to_metadata(hit.stored) for hit in shown],
-        cursor=None if is_last else pack_cursor(shown[-1].position),
-    )
+    found: list[CheckpointMetadata] = []
+    damaged: list[DamagedThread] = []
+    for hit in shown:
+        if hit.stored is not None:
+            found.append(to_metadata(hit.stored))
+        else:
+            damaged.append(_damaged(hit))
+    return ThreadPage(found, cursor=None if is_last else pack_cursor(shown[-1].position), damaged=damaged)
+
+
+def _damaged(hit: Hit) -> DamagedThread:
+    """Return a thread that cannot be read, and say so in the log: who looks at the others only must not miss it."""
+    thread_id = hit.position.thread_id
+    reason = hit.damage.reason if hit.damage is not None else "it cannot be read"
+    logger.warning("thread %r is damaged, so it is not listed among the others: %s", thread_id, reason)
+    return DamagedThread(thread_id, reason)
 
 
 async def every_thread(store: Store, search: Search) -> AsyncIterator[str]:
-    """Yield the names of all threads that a search finds. They may be deleted meanwhile."""
+    """Yield the names of all threads that a search finds; raise at a damaged one. They may be deleted meanwhile."""
     while True:
         hits = await store.search(replace(search, limit=_DELETED_AT_ONCE))
         for hit in hits:
-            yield hit.position.thread_id
+            yield hit.whole.record.key.thread_id
         if len(hits) < _DELETED_AT_ONCE:
             return
         search = replace(search, after=hits[-1].position)

@@ -31,6 +31,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from everstep.errors import CheckpointCorrupted
 from everstep.values.walk import Root
 
 T = TypeVar("T")
@@ -62,6 +63,7 @@ __all__ = [
     "RawLine",
     "RawThread",
     "ReadsPages",
+    "ReadsTogether",
     "Record",
     "Root",
     "Search",
@@ -417,9 +419,18 @@ class Search:
 class Hit(NamedTuple):
     """A thread that was found."""
 
-    stored: Stored
-    """What it is listed by: see `Store.list_threads`."""
+    stored: Stored | None
+    """What it is listed by: see `Store.list_threads`. None: that cannot be read."""
     position: Position
+    damage: CheckpointCorrupted | None = None
+    """Why it cannot be read. Whether it has what was asked for is then known as far as an index tells."""
+
+    @property
+    def whole(self) -> Stored:
+        """What it is listed by; CheckpointCorrupted with its name if that cannot be read."""
+        if self.stored is None:
+            raise self.damage or CheckpointCorrupted("it cannot be read", thread_id=self.position.thread_id)
+        return self.stored
 
 
 class Deleted(NamedTuple):
@@ -511,6 +522,23 @@ class ReadsPages(Protocol):
 
     def read_page(self, query: Query) -> Coroutine[Any, Any, list[Loaded]]:
         """Return what `list_checkpoints` lists, with roots and pending writes, all as of one moment."""
+        ...
+
+
+@runtime_checkable
+class ReadsTogether(Protocol):
+    """A store on a server, which is asked about many threads in few round trips. For readers of whole stores."""
+
+    def present(self, thread_ids: Sequence[str]) -> Coroutine[Any, Any, set[str]]:
+        """Return which of these threads are there: those of which `Store.thread` gives anything, or damage."""
+        ...
+
+    def heads(self, lines: Sequence[tuple[str, str]]) -> Coroutine[Any, Any, dict[tuple[str, str], str]]:
+        """Return the ids of the heads of these lines, those that `Store.read` would give; no head is left out."""
+        ...
+
+    def fetch_many(self, wanted: Mapping[str, Collection[bytes]]) -> Coroutine[Any, Any, list[Object]]:
+        """Return these objects, by family, and everything below them. What is missing is left out."""
         ...
 
 
@@ -612,8 +640,9 @@ class Store(Protocol):
     async def search(self, search: Search) -> list[Hit]:
         """Return threads, most recently active first, and among those of one moment the greatest name first.
 
-        Each is shown as by `list_threads`, which says too what becomes of damaged ones. It costs about what there is
-        to find, not what the store holds: see `facts` for what is looked up in an index.
+        Each is shown as by `list_threads`; one that is damaged takes nothing from the others: it has its place among
+        them, with the damage instead of a checkpoint. It costs about what there is to find, not what the store holds:
+        see `facts` for what is looked up in an index.
         """
         ...
 

@@ -250,7 +250,7 @@ def plain(raw: RawThread) -> RawThread:
 
 async def names_found(store: Store, **asked: Any) -> list[str]:
     """Return the names of the threads that a search finds."""
-    return [hit.stored.record.key.thread_id for hit in await store.search(Search(**asked))]
+    return [hit.whole.record.key.thread_id for hit in await store.search(Search(**asked))]
 
 
 def as_listed(loaded: Loaded) -> Loaded:

@@ -113,6 +113,7 @@ class _Verifier:
     async def _unlisted(self, names: Sequence[str]) -> list[Finding]:
         """Threads that are there must be found by those who look for any, and those that are found must be there."""
         listed: set[str] = set()
+        found: list[Finding] = []
         after = None
         while True:
             try:
@@ -120,14 +121,18 @@ class _Verifier:
             except DAMAGE as exc:
                 damaged = finding_of(exc, "thread", None)
                 known = set(self._report.damaged_threads)
-                return [] if damaged.thread_id in known else [damaged]
+                return found if damaged.thread_id in known else [*found, damaged]
             listed |= {hit.position.thread_id for hit in page}
+            for hit in page:
+                if hit.damage is not None and hit.position.thread_id not in self._report.damaged_threads:
+                    found.append(finding_of(hit.damage, "thread", None))
             if not page:
                 break
             after = page[-1].position
         unlisted = [name for name in names if name not in listed and await self._is_unlisted(name)]
         empty = [name for name in sorted(listed - set(names)) if await self._is_empty(name)]
         return [
+            *found,
             *(Finding("index", "it is not listed among the threads", name, None, (name,)) for name in unlisted),
             *(Finding("index", "it is listed, and is not there", name, None, (name,)) for name in empty),
         ]

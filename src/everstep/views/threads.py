@@ -13,7 +13,7 @@ from everstep.history.adapter import described, is_own
 from everstep.repository.finding import make_search, pack_cursor
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
-from everstep.stores.protocol import Hit, Loaded, Record, Store, Thread
+from everstep.stores.protocol import Hit, Key, Loaded, Record, Store, Stored, Thread
 from everstep.types import TASK_NAMESPACE
 from everstep.views import rows
 from everstep.views.json_values import to_json
@@ -23,12 +23,14 @@ from everstep.views.texts import one_line
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
 
-STATUSES = ("failed", "waiting", "interrupted")
+DAMAGED = "damaged"
+STATUSES = ("failed", "waiting", "interrupted", DAMAGED)
 LIMIT_MAX = 1000
 SCANNED_MAX = 2000
 """Threads that a page looks at for those with a text or a status, before it says how far it came."""
 _BATCH = 200
 _METADATA_BYTES_MAX = 4000
+_REASON_MAX = 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -46,8 +48,9 @@ async def page(
 ) -> dict[str, Any]:
     """Return threads, the most recently active first; `cursor` is that of the page before.
 
-    `text` finds threads whose name, summary or tags contain it, `status` those that have failed, wait for an answer or
-    were interrupted. Both look at up to 2,000 threads; `more` says that there are some that were not looked at.
+    `text` finds threads whose name, summary or tags contain it, `status` those that have failed, wait for an answer,
+    were interrupted or are damaged. Both look at up to 2,000 threads; `more` says that there are some that were not
+    looked at. A damaged thread has its place among the others, with what is wrong with it as its summary.
     """
     if status is not None and status not in STATUSES:
         raise InvalidInput(f"status is one of {', '.join(STATUSES)}, not {checks.shown(status)}")
@@ -104,6 +107,8 @@ async def one(engine: CheckpointEngine, thread_id: str) -> dict[str, Any]:
 def _has_text(hit: Hit, text: str) -> bool:
     if not text:
         return True
+    if hit.stored is None:
+        return text in hit.position.thread_id.casefold()
     tags, summary = described(hit.stored.record)
     return any(text in holder.casefold() for holder in (hit.position.thread_id, summary, *tags))
 
@@ -118,20 +123,40 @@ class _About(NamedTuple):
 
 async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[Hit, dict[str, Any]]]:
     store = repository.store
-    graphs = [hit.stored.record.key for hit in hits if not is_own(hit.stored.record.kind)]
-    loaded = {each.stored.record.key: each for each in await store.read_many(graphs, writes=True)} if graphs else {}
+    whole = [hit.stored.record for hit in hits if hit.stored is not None]
+    loaded = await _heads(store, [record.key for record in whole if not is_own(record.kind)])
     found: list[tuple[Hit, dict[str, Any]]] = []
     for hit in hits:
-        about = await _about(store, hit.position.thread_id)
-        head = loaded.get(hit.stored.record.key)
-        found.append((hit, _shown(hit, about, head, await _summary(repository, hit, head))))
+        if hit.stored is None:
+            found.append((hit, _shown_damaged(hit)))
+            continue
+        try:
+            about = await _about(store, hit.position.thread_id)
+            head = loaded.get(hit.stored.record.key)
+            shown = _shown(hit, about, head, await _summary(repository, hit.stored, head))
+        except CheckpointCorrupted as exc:
+            shown = _shown_damaged(hit._replace(stored=None, damage=exc))
+        found.append((hit, shown))
     return found
 
 
-async def _summary(repository: Repository, hit: Hit, head: Loaded | None) -> str:
+async def _heads(store: Store, keys: Sequence[Key]) -> dict[Key, Loaded]:
+    """Return these checkpoints with their writes, those that can be read."""
+    if not keys:
+        return {}
+    try:
+        return {each.stored.record.key: each for each in await store.read_many(keys, writes=True)}
+    except CheckpointCorrupted:
+        if len(keys) == 1:
+            return {}  # whoever opens it is told
+    middle = len(keys) // 2
+    return {**await _heads(store, keys[:middle]), **await _heads(store, keys[middle:])}
+
+
+async def _summary(repository: Repository, stored: Stored, head: Loaded | None) -> str:
     """Return what a thread is about, in one line: what its latest step is called."""
-    if head is None or hit.stored.record.summary:
-        return rows.title_of(hit.stored, rows.NOTHING, rows.kind_of(hit.stored))
+    if head is None or stored.record.summary:
+        return rows.title_of(stored, rows.NOTHING, rows.kind_of(stored))
     key = head.stored.record.key
     try:
         said = await last_messages(repository, {key: head.stored})
@@ -156,8 +181,29 @@ async def _about(store: Store, thread_id: str) -> _About:
     return _About(thread, task, not is_task)
 
 
+def _shown_damaged(hit: Hit) -> dict[str, Any]:
+    """Return a thread that cannot be read: its name, and why, where others have what they are about."""
+    return {
+        "thread_id": hit.position.thread_id,
+        "kind": "engine",
+        "status": DAMAGED,
+        "steps": 0,
+        "updated_at": _moment(hit),
+        "summary": one_line(hit.damage.reason, _REASON_MAX) if hit.damage is not None else "",
+        "tags": [],
+        "metadata": {},
+        "branches": 0,
+        "origin": None,
+        "head": None,
+    }
+
+
+def _moment(hit: Hit) -> str:
+    return (_EPOCH + timedelta(microseconds=hit.position.active)).isoformat()
+
+
 def _shown(hit: Hit, about: _About, head: Loaded | None, summary: str) -> dict[str, Any]:
-    record = hit.stored.record
+    record = hit.whole.record
     tags = described(record)[0]
     thread = about.thread
     origin = thread.origin if thread is not None else None
@@ -166,7 +212,7 @@ def _shown(hit: Hit, about: _About, head: Loaded | None, summary: str) -> dict[s
         "kind": _kind(record, about),
         "status": _status(record, about, head),
         "steps": max(0, record.step),
-        "updated_at": (_EPOCH + timedelta(microseconds=hit.position.active)).isoformat(),
+        "updated_at": _moment(hit),
         "summary": summary,
         "tags": [one_line(tag, 80) for tag in tags],
         "metadata": to_json(dict(record.metadata), max_bytes=_METADATA_BYTES_MAX),

@@ -288,7 +288,11 @@ ENDPOINTS = (
             Text(name="prefix", about="Threads whose name begins so."),
             Many(name="tag", about="Threads whose newest checkpoint has all of these tags.", most=20),
             Text(name="since", about="Threads that were active then or later: a time in ISO 8601.", chars_max=64),
-            Text(name="status", about="Threads in this state.", choices=("failed", "waiting", "interrupted")),
+            Text(
+                name="status",
+                about="Threads in this state.",
+                choices=("failed", "waiting", "interrupted", "damaged"),
+            ),
             Whole(name="limit", about="How many.", least=1, most=200, unless_given=50),
             CURSOR,
         ),

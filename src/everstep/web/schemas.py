@@ -72,7 +72,7 @@ SCHEMAS: dict[str, Schema] = {
         "A thread, as its newest checkpoint tells.",
         thread_id=TEXT,
         kind={"enum": ["engine", "langgraph", "task"]},
-        status=_or_null({"enum": ["failed", "waiting", "interrupted"]}),
+        status=_or_null({"enum": ["failed", "waiting", "interrupted", "damaged"]}),
         steps=WHOLE,
         updated_at=TEXT,
         summary=TEXT,

@@ -20,7 +20,8 @@ from everstep.history.drawing import draw
 
 _KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
 _PAGE = 200
-_STATUS_STYLES = {"failed": "red", "waiting": "yellow", "interrupted": "yellow"}
+_STATUS_STYLES = {"failed": "red", "waiting": "yellow", "interrupted": "yellow", "damaged": "red"}
+_STATUSES = tuple(_STATUS_STYLES)
 
 
 @command("threads")
@@ -28,7 +29,7 @@ _STATUS_STYLES = {"failed": "red", "waiting": "yellow", "interrupted": "yellow"}
 @click.option("--prefix", default="", help="Only threads whose names begin so.")
 @click.option("--tag", "tags", multiple=True, help="Only threads whose newest checkpoint has this tag; repeatable.")
 @click.option("--metadata", "filters", multiple=True, type=Assignment(), metavar="KEY=JSON", help="With this metadata.")
-@click.option("--status", type=click.Choice(["failed", "waiting", "interrupted"]), help="Only threads in this state.")
+@click.option("--status", type=click.Choice(_STATUSES), help="Only threads in this state.")
 @click.option("--since", type=Moment(), metavar="TIME", help="Active since then: a time, or 2h, 3d ago.")
 @click.option("--limit", "-n", default=50, show_default=True, type=click.IntRange(1), help="How many, at most.")
 @click.option("--cursor", help="Go on where a page before has ended.")

@@ -236,12 +236,16 @@ class ReadRows(Rows):
                 continue
             if not name.startswith(search.prefix) or not self._may_fit(thread, wanted):
                 continue
-            listed = self._listed(thread)
-            stored = self._shown(*listed) if listed is not None else None
-            if stored is not None and wanted.fits(stored.record):
-                found.append(Hit(stored, position))
-                if len(found) == search.limit:
-                    break
+            try:
+                listed = self._listed(thread)
+                stored = self._shown(*listed) if listed is not None else None
+            except CheckpointCorrupted as exc:
+                found.append(Hit(None, position, exc.located(name, None)))
+            else:
+                if stored is not None and wanted.fits(stored.record):
+                    found.append(Hit(stored, position))
+            if len(found) == search.limit:
+                break
         return found
 
     def _searched(self, search: Search, wanted: Wanted) -> Iterable[str]:

@@ -727,6 +727,39 @@ class Rows:
         rows = self._all("SELECT hash, children, body FROM {below}(%s, %s)", (int(family), b"".join(wanted)))
         return [Object(*row) for row in rows]
 
+    def below_many(self, wanted: Mapping[str, Iterable[bytes]]) -> list[Object]:
+        """Return these objects of several families, and all below them."""
+        rows = self._all(
+            """SELECT b.hash, b.children, b.body FROM unnest(%s::bigint[], %s::bytea[]) AS w (family, wanted)
+               CROSS JOIN LATERAL {below}(w.family, w.wanted) b""",
+            ([int(family) for family in wanted], [b"".join(keys) for keys in wanted.values()]),
+        )
+        return [Object(*row) for row in rows]
+
+    def present(self, thread_ids: Sequence[str]) -> set[str]:
+        """Return which of these threads are there, also if rows of them are lost."""
+        names = [name.encode() for name in thread_ids]
+        text = "SELECT name FROM {names} WHERE name = ANY(%s) UNION SELECT name FROM {threads} WHERE name = ANY(%s)"
+        return {bytes(name).decode() for (name,) in self._all(text, (names, names))}
+
+    def heads(self, lines: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """Return the ids of the heads of these lines."""
+        rows = self._all(
+            f"""SELECT w.place, c.id, {_STALE} FROM unnest(%s::bytea[], %s::bytea[]) WITH ORDINALITY
+                  AS w (name, namespace, place)
+                JOIN {{names}} n ON n.name = w.name
+                JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread AND l.namespace = w.namespace
+                JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head""",
+            ([name.encode() for name, _ in lines], [namespace.encode() for _, namespace in lines]),
+        )
+        found: dict[tuple[str, str], str] = {}
+        for place, checkpoint_id, is_stale in rows:
+            line = lines[place - 1]
+            if is_stale:
+                raise _damaged(_STALE_HEAD, line[0])
+            found[line] = bytes(checkpoint_id).decode()
+        return found
+
     def shallow(self, family: str, wanted: Collection[bytes]) -> list[Object]:
         """Return just these objects."""
         rows = self._all(
@@ -870,7 +903,12 @@ class Rows:
                 ORDER BY a.active DESC NULLS LAST, coalesce(a.thread, t.id) DESC LIMIT %s OFFSET %s""",
             (limit, offset),
         )
-        return self._shown(rows)
+        found: list[Stored] = []
+        for shown in self._shown(rows):
+            if isinstance(shown, CheckpointCorrupted):
+                raise shown
+            found.append(shown)
+        return found
 
     def search(self, search: Search) -> list[Hit]:
         wanted = Wanted.of(search)
@@ -881,10 +919,16 @@ class Rows:
             is_more_left = True
             while is_more_left and len(found) < search.limit:
                 rows = self._all(*_search_text(search, source, after, size))
-                for (active, *_), stored in zip(rows, self._shown([row[1:] for row in rows]), strict=True):
-                    after = Position(active, stored.record.key.thread_id)
-                    if wanted.fits(stored.record):
-                        found.append(Hit(stored, after))
+                for (active, *_), shown in zip(rows, self._shown([row[1:] for row in rows]), strict=True):
+                    if isinstance(shown, CheckpointCorrupted):
+                        if not shown.thread_id:
+                            raise shown  # nothing is left of the thread but a row without a name
+                        after = Position(active or 0, shown.thread_id)
+                        found.append(Hit(None, after, shown))
+                        continue
+                    after = Position(active, shown.record.key.thread_id)
+                    if wanted.fits(shown.record):
+                        found.append(Hit(shown, after))
                 is_more_left = len(rows) == size
                 # Some entries have no label; and, once in an age, two have the same.
                 size = min(size * _GROWTH, _OUTLINES)
@@ -948,16 +992,16 @@ class Rows:
         )[0]
         return count <= most
 
-    def _shown(self, rows: Iterable[Sequence[Any]]) -> list[Stored]:
-        """Return what threads are listed by; raise for the first that has lost rows."""
-        for head_seq, family, thread, lines, lines_kept, *columns_ in rows:
-            if lines_kept is not None and lines_kept != (lines or 0):
-                raise _damaged("a namespace is missing", self._name_of(family, thread))
-            if head_seq is not None and columns_[0] is None:
-                raise _damaged("its head points to a checkpoint that is missing", self._name_of(family, thread))
-            if columns_[9] is None:
-                raise _damaged("its row of threads is missing", self._name_of(family, thread))
-        return [_listed(row[5:]) for row in rows]
+    def _shown(self, rows: Iterable[Sequence[Any]]) -> list[Stored | CheckpointCorrupted]:
+        """Return what threads are listed by, or what is wrong with them."""
+        found: list[Stored | CheckpointCorrupted] = []
+        for row in rows:
+            family, thread = row[1:3]
+            try:
+                found.append(_shown_head(row))
+            except CheckpointCorrupted as exc:
+                found.append(exc.located(self._name_of(family, thread), None))
+        return found
 
     def _name_of(self, family: int, thread: int) -> str:
         """Return the name of a damaged thread, wherever it is kept."""
@@ -1774,6 +1818,18 @@ def _loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Loaded
     ]
     attached.sort(key=lambda write: (write.task_path, write.task_id, write.idx))
     return Loaded(stored, generation, found, attached), None if flags & 4 else Known(line, stored)
+
+
+def _shown_head(row: Sequence[Any]) -> Stored:
+    """Return what a thread is listed by, a row of `_SHOWN`; raise if it has lost rows, or this one is damaged."""
+    head_seq, _, _, lines, lines_kept, *columns = row
+    if lines_kept is not None and lines_kept != (lines or 0):
+        raise CheckpointCorrupted("a namespace is missing")
+    if head_seq is not None and columns[0] is None:
+        raise CheckpointCorrupted("its head points to a checkpoint that is missing")
+    if columns[9] is None:
+        raise CheckpointCorrupted("its row of threads is missing")
+    return _listed(columns)
 
 
 def _listed(row: Sequence[Any]) -> Stored:

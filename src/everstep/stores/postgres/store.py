@@ -219,6 +219,18 @@ class PostgresStore:
     async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
         return await self._read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
 
+    async def fetch_many(self, wanted: Mapping[str, Collection[bytes]]) -> list[Object]:
+        """See `ReadsTogether`."""
+        return await self._read(lambda rows: rows.below_many(wanted))
+
+    async def present(self, thread_ids: Sequence[str]) -> set[str]:
+        """See `ReadsTogether`."""
+        return await self._read(lambda rows: rows.present(thread_ids))
+
+    async def heads(self, lines: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """See `ReadsTogether`."""
+        return await self._read(lambda rows: rows.heads(lines))
+
     async def list_checkpoints(self, query: Query) -> list[Stored]:
         return await self._about(query.thread_id, lambda rows: rows.list_checkpoints(query))
 

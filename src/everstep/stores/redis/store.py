@@ -224,6 +224,18 @@ class RedisStore:
     async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
         return await self._run(lambda at: self._server.fetch(family, hashes, below, at))
 
+    async def fetch_many(self, wanted: Mapping[str, Collection[bytes]]) -> list[Object]:
+        """See `ReadsTogether`."""
+        return await self._run(lambda at: self._server.fetch_many(wanted, at))
+
+    async def present(self, thread_ids: Sequence[str]) -> set[str]:
+        """See `ReadsTogether`."""
+        return await self._run(lambda at: self._server.present(thread_ids, at))
+
+    async def heads(self, lines: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """See `ReadsTogether`."""
+        return await self._run(lambda at: self._server.heads(lines, at))
+
     async def list_checkpoints(self, query: Query) -> list[Stored]:
         return await self._about(query.thread_id, lambda at: self._server.list_checkpoints(query, at))
 
@@ -1331,6 +1343,23 @@ class _Server:
         bucket = _bucket_of_family(family)
         return unpack_objects(self._call(bucket, at, "fetch", family, int(below), len(hashes), *hashes))
 
+    def fetch_many(self, wanted: Mapping[str, Collection[bytes]], at: float) -> list[Object]:
+        calls = [(_bucket_of_family(family), (family, 1, len(keys), *keys)) for family, keys in wanted.items()]
+        return [obj for reply in self._call_many(at, "fetch", calls) for obj in unpack_objects(reply)]
+
+    def present(self, thread_ids: Sequence[str], at: float) -> set[str]:
+        calls = [(name, "") for name in thread_ids]
+        replies = self._ask_many(at, "look", calls)
+        return {name for name, reply in zip(thread_ids, replies, strict=True) if reply is not None}
+
+    def heads(self, lines: Sequence[tuple[str, str]], at: float) -> dict[tuple[str, str], str]:
+        calls = [(name, namespace, "head", "", 0, 0) for name, namespace in lines]
+        found: dict[tuple[str, str], str] = {}
+        for line, reply in zip(lines, self._ask_many(at, "load", calls), strict=True):
+            if reply is not None and reply[0] == b"found":
+                found[line] = reply[3][0][0].decode()
+        return found
+
     def list_checkpoints(self, query: Query, at: float) -> list[Stored]:
         return [listed(row) for row in self._rows(query, at)]
 
@@ -1490,16 +1519,33 @@ class _Server:
         for bucket, position in places:
             names.setdefault(bucket, []).append(position.thread_id)
         calls = [(bucket, (len(some), *some)) for bucket, some in names.items()]
-        rows = {row[1].decode(): row for reply in self._call_many(at, "shown", calls) for row in reply}
+        rows: dict[str, Any] = {}
+        try:
+            replies = list(self._call_many(at, "shown", calls))
+        except CheckpointCorrupted:
+            replies = [self._shown_alone(bucket, name, at) for bucket, some in names.items() for name in some]
+        for reply in replies:
+            rows.update({row[1].decode(): row for row in reply})
         found: list[Hit] = []
         for _, position in places:
             row = rows.get(position.thread_id)
             if row is None:
                 continue  # it has writes only, is hidden, or has gone meanwhile
-            stored = _listed_thread(row)
+            try:
+                stored = _listed_thread(row)
+            except CheckpointCorrupted as exc:
+                found.append(Hit(None, position, exc.located(position.thread_id, None)))
+                continue
             if wanted.fits(stored.record):
                 found.append(Hit(stored, position))
         return found
+
+    def _shown_alone(self, bucket: int, name: str, at: float) -> Any:
+        """Return what `shown` answers for one thread; that it is damaged, if it cannot answer for that."""
+        try:
+            return self._call(bucket, at, "shown", 1, name)
+        except CheckpointCorrupted as exc:
+            return [(b"0", name.encode(), b"", (b"damaged", exc.reason.encode()))]
 
     def started(self, thread_id: str, namespace: str, after: int, at: float) -> list[int]:
         found = self._ask(at, "line_runs", thread_id, namespace, after)

@@ -552,21 +552,26 @@ class Rows:
         found: list[Hit] = []
         if not search.limit:
             return found
-        for thread, position in self._in_order(search, wanted):
+        for thread, active_kept, position in self._in_order(search, wanted):
             row = self._execute(_LISTED_HEAD, (thread,)).get
             if row is None:
                 continue  # it has writes only, or all of it is hidden
-            head_seq, is_stale, *columns = row
-            _check_head(position.thread_id, head_seq, columns[0], is_stale)
-            stored = _listed(columns)
-            if wanted.fits(stored.record):
-                found.append(Hit(stored, position))
-                if len(found) == search.limit:
-                    break
+            try:
+                stored = _listed_head(position, active_kept, row)
+            except (CheckpointCorrupted, TypeError, ValueError, AttributeError) as exc:
+                found.append(Hit(None, position, _damage(exc).located(position.thread_id, None)))
+            else:
+                if wanted.fits(stored.record):
+                    found.append(Hit(stored, position))
+            if len(found) == search.limit:
+                break
         return found
 
-    def _in_order(self, search: Search, wanted: Wanted) -> Iterator[tuple[int, Position]]:
-        """Yield the threads that a search may be about, in its order: by the index that gives the fewest."""
+    def _in_order(self, search: Search, wanted: Wanted) -> Iterator[tuple[int, Any, Position]]:
+        """Yield the threads that a search may be about, in its order: by the index that gives the fewest.
+
+        With each comes when it was active by its own row, beside what the index says.
+        """
         conditions, values = _search_conditions(search, wanted)
         sources = _search_sources(search, wanted)
         counts = []
@@ -586,9 +591,7 @@ class Rows:
             f"{_BY_ACTIVITY.format(source)} AND {conditions} ORDER BY l.active DESC, t.name DESC", (*bound, *values)
         )
         for thread, active, name, active_kept in rows:
-            if active != active_kept:
-                raise CheckpointCorrupted("the index of activity is not that of the thread", thread_id=name)
-            yield thread, Position(active, name)
+            yield thread, active_kept, Position(active, name)
 
     def _check_activity(self) -> None:
         """Refuse an index of activity that is older than the threads: one that was active last would be missing."""
@@ -1561,6 +1564,22 @@ def _stored(thread_id: str, namespace: str, family: int | str, row: Sequence[Any
     seq, checkpoint_id, step, segment, pinned, added, info, children, root, hidden = row
     record = unpack_record(Key(thread_id, namespace, unpack_id(checkpoint_id)), step, children, info, root)
     return Stored(record, seq, str(family), bool(pinned), bool(hidden), record_digest(info, root), segment, added)
+
+
+def _listed_head(position: Position, active_kept: Any, row: Sequence[Any]) -> Stored:
+    """Return what a thread is listed by, a row of `_LISTED_HEAD`; raise if it is damaged."""
+    head_seq, is_stale, *columns = row
+    if position.active != active_kept:
+        raise CheckpointCorrupted("the index of activity is not that of the thread")
+    _check_head(position.thread_id, head_seq, columns[0], is_stale)
+    return _listed(columns)
+
+
+def _damage(exc: Exception) -> CheckpointCorrupted:
+    """Return an error about a row as one about damage: whatever it raised, nothing of it is to be believed."""
+    if isinstance(exc, CheckpointCorrupted):
+        return exc
+    return CheckpointCorrupted(f"a row holds something impossible: {exc!r}")
 
 
 def _listed(row: Sequence[Any]) -> Stored:

@@ -6,8 +6,8 @@ import {
 } from "./model.js";
 import { Chip, Empty, Icon, IconButton, Key, Loading, Trouble } from "./parts.js";
 
-const STATUS = { failed: "error", waiting: "warn", interrupted: "warn" };
-const STATES = [["", "all"], ["failed", "failed"], ["waiting", "waiting"], ["interrupted", "interrupted"]];
+const STATUS = { failed: "error", waiting: "warn", interrupted: "warn", damaged: "error" };
+const STATES = [["", "all"], ["failed", "failed"], ["waiting", "waiting"], ["interrupted", "interrupted"], ["damaged", "damaged"]];
 
 let typing;
 
