@@ -14,7 +14,7 @@ help:
 	@echo "make demo    an agent is killed and resumes; its history is rewound, branched, merged and undone"
 	@echo "make test    lint, types and all tests; starts PostgreSQL and Valkey by itself"
 	@echo "make lint    lint and types only"
-	@echo "make bench   size and speed, beside what they are compared with"
+	@echo "make bench   size and speed, beside what they are compared with (PARTS='import search' for some of it)"
 	@echo "make langgraph-tests   LangGraph's own tests against our saver; downloads them (LANGGRAPH_STORES='memory sqlite')"
 	@echo "make lock    renew requirements-dev.txt"
 
@@ -30,7 +30,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	@$(BIN)/python -m benchmarks.bench
+	@$(BIN)/python -m benchmarks.bench $(PARTS)
 
 langgraph-tests: $(READY)
 	$(BIN)/python -m tests.langgraph.own $(LANGGRAPH_STORES)

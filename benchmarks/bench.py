@@ -21,7 +21,7 @@ from typing import Any
 import apsw
 
 import everstep
-from benchmarks import after_many, finding, on_langgraph, on_servers, writers
+from benchmarks import after_many, finding, many_threads, on_langgraph, on_servers, writers
 from benchmarks import shapes as many_shapes
 from benchmarks.common import KEEP_ALL, RNG, durable, files_bytes, message, paired, ratio, report, words
 from everstep.runtime.blocking import run_to_end
@@ -350,12 +350,18 @@ ALL: Iterable[Callable[[Path], None]] = (
     bytes_stored, bytes_per_step, durable_rate, many_tasks, append_cost, snapshot_cpu, loading, listing, importing,
     going_back, touching, retention, after_many.after_many, finding.finding, drawing, on_servers.postgres,
     on_servers.valkey, writers.writers, on_langgraph.langgraph, on_langgraph.langgraph_tasks,
-    on_langgraph.langgraph_branch, on_langgraph.langgraph_import, shapes,
+    on_langgraph.langgraph_branch, on_langgraph.langgraph_import, many_threads.import_threads, shapes,
 )  # fmt: skip
+GROUPS = {"import": ("langgraph_import", "import_threads"), "search": ("finding",)}
+"""Parts that have a name together."""
 
 
 def main() -> None:
-    wanted = sys.argv[1:]
+    known = [bench.__name__ for bench in ALL]
+    wanted = [part for word in sys.argv[1:] for part in GROUPS.get(word, (word,))]
+    unknown = sorted(set(wanted) - set(known))
+    if unknown:
+        sys.exit(f"there is no part {', '.join(unknown)}; there are {', '.join([*known, *GROUPS])}")
     for bench in ALL:
         if wanted and bench.__name__ not in wanted:
             continue

@@ -10,6 +10,7 @@ import datetime as dt
 import decimal
 import enum
 import functools
+import gc
 import hashlib
 import importlib
 import itertools
@@ -62,7 +63,9 @@ from everstep.langgraph.equality import SameItems
 from everstep.langgraph.tasks import TaskManager
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.memory import MemoryStore
+from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import Change, Key, Move, Part, Query
+from everstep.stores.redis.store import RedisStore
 from everstep.stores.staging import StagingStore
 from tests.conftest import Place
 from tests.langgraph.graphs import GRAPHS, Pickled, asking, chat, delta_chat, human, shapes
@@ -704,6 +707,74 @@ def test_many_small_threads_are_read_by_few_queries_and_written_in_one_commit(tm
     assert (report.threads, report.checkpoints, report.verified) == (40, 80, 80)
     assert len(queries) <= 20 + 40  # the stock saver lists each thread by itself
     assert sum(map(len, commits)) == 1
+
+
+@pytest.fixture(params=["postgres", "redis"])
+def on_server(request: pytest.FixtureRequest) -> Iterator[HarnessCheckpointer]:
+    store: Any = RedisStore(servers.redis(), key_prefix=servers.redis_prefix())
+    if request.param == "postgres":
+        servers.clear_postgres()
+        store = PostgresStore(servers.postgres())
+    with contextlib.closing(HarnessCheckpointer(backend=store)) as saver:
+        yield saver
+
+
+def test_a_server_is_asked_about_many_new_threads_at_once(file, on_server, monkeypatch):
+    kind = type(on_server.backend.store)
+    with file.saver() as other:
+        for n in range(30):
+            put_chain(other, [{"n": n, "text": str(n) * 900}, {"n": [n]}], f"t{n}")
+    alone = [counted(monkeypatch, kind, name) for name in ("thread", "read", "fetch", "raw", "list_checkpoints")]
+    together = [counted(monkeypatch, kind, name) for name in ("present", "heads", "fetch_many", "read_many")]
+
+    report = moved(file, on_server)
+
+    assert (report.threads, report.checkpoints, report.verified) == (30, 60, 60)
+    assert sum(map(len, alone)) == 0
+    assert list(map(len, together)) == [1, 1, 1, 1]
+    assert moved(file, on_server).skipped == 60
+
+
+def test_a_head_that_differs_is_found_among_many_threads(file, on_server, monkeypatch):
+    kind = type(on_server.backend.store)
+    with file.saver() as other:
+        for n in range(3):
+            put_chain(other, [{"n": n}, {"n": [n]}], f"t{n}")
+    heads = kind.heads
+
+    async def wrongly(self: Any, lines: Any) -> Any:
+        return {**await heads(self, lines), ("t1", ""): "another"}
+
+    monkeypatch.setattr(kind, "heads", wrongly)
+    with pytest.raises(CheckpointCorrupted, match="the head is 'another'") as caught:
+        moved(file, on_server)
+    assert caught.value.thread_id == "t1"
+
+
+def test_the_collector_pauses_while_small_threads_are_brought_and_not_between(file, saver, monkeypatch):
+    monkeypatch.setattr(importing, "_GROUP_THREADS", 2)
+    with file.saver() as other:
+        for n in range(4):
+            put_chain(other, [{"n": n}, {"n": [n]}], f"t{n}")
+    seen: list[tuple[str, bool]] = []
+
+    def looking(name: str) -> Callable[..., Any]:
+        method = getattr(MemoryStore, name)
+
+        def look(self: Any, *arguments: Any, **options: Any) -> Any:
+            if not isinstance(self, StagingStore):
+                seen.append((name, gc.isenabled()))
+            return method(self, *arguments, **options)
+
+        return look
+
+    for name in ("thread", "adopt_new", "read_many"):
+        monkeypatch.setattr(MemoryStore, name, looking(name))
+    moved(file, saver)
+
+    group = [("thread", True), ("thread", True), ("adopt_new", False), ("read_many", False)]
+    assert seen == group * 2
+    assert gc.isenabled()
 
 
 COMMITS = ("adopt", "adopt_new", "commit", "put_writes")

@@ -42,6 +42,7 @@ from everstep.stores.protocol import (
     Object,
     Query,
     ReadsPages,
+    ReadsTogether,
     Record,
     Stored,
     Write,
@@ -675,13 +676,18 @@ class Threads:
             for children in (loaded.stored.record.children, *(write.children for write in loaded.writes)):
                 unknown = [key for key in tree.hashes(children) if key not in held]
                 missing.setdefault(loaded.stored.family, set()).update(unknown)
+        missing = {family: keys for family, keys in missing.items() if keys}
+        if len(missing) > 1 and isinstance(self._store, ReadsTogether):
+            self._keep(await self._store.fetch_many(missing))
+            return
         for family, keys in missing.items():
-            if keys:
-                fetched = await self._store.fetch(family, keys)
-                try:
-                    self._repository.memory.add(verified(fetched))
-                except CheckpointCorrupted:
-                    pass  # said when the checkpoint is read that needs it
+            self._keep(await self._store.fetch(family, keys))
+
+    def _keep(self, fetched: Sequence[Object]) -> None:
+        try:
+            self._repository.memory.add(verified(fetched))
+        except CheckpointCorrupted:
+            pass  # said when the checkpoint is read that needs it
 
     async def _saved_some(self, some: Sequence[Loaded]) -> list[Saved]:
         """Return checkpoints that were read, with their values: what is at hand in one pause of the collector."""

@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.runtime.blocking import SyncFace, run_to_end
 from everstep.runtime.calls import Figures, public_call
-from everstep.stores.protocol import Key, Part, Query, Store, Stored, Write
+from everstep.stores.protocol import Key, Part, Query, ReadsTogether, Store, Stored, Write
 from everstep.stores.staging import StagingStore
 from everstep.types import TASK_NAMESPACE
 from everstep.values.tree import Node
@@ -261,6 +262,10 @@ def _mb(size_bytes: int) -> str:
 # -- one import --------------------------------------------------------------------------------------------------------
 
 
+_Line = tuple[str, str]
+"""A thread and a namespace."""
+
+
 class _Plan(NamedTuple):
     """What there is of a thread on both sides."""
 
@@ -290,6 +295,15 @@ class _Plan(NamedTuple):
         """Checkpoints that have writes but are not stored."""
         stored = {entry.key for entry in self.entries}
         return [key for key in self.written if key not in stored]
+
+
+class _Unfinished(NamedTuple):
+    """A thread of which some checkpoints are put, and others are not."""
+
+    plan: _Plan
+    missing: Sequence[Entry]
+    chunks: Iterable[Sequence[tuple[Entry, Row]]]
+    """These, as they are read."""
 
 
 class _Mover:
@@ -370,8 +384,9 @@ class _Mover:
     async def _group(self, names: Sequence[str]) -> None:
         """Bring some threads: those that the target does not have together, the others one by one."""
         new: list[_Plan] = []
+        there = await self._present([checks.thread_id(name) for name in names])
         for name, outline in zip(names, self._source.outlines(names), strict=True):
-            plan = await self._plan(checks.thread_id(name), outline)
+            plan = await self._plan(name, outline, is_there=name in there)
             if plan.is_new:
                 new.append(plan)
             else:
@@ -407,11 +422,20 @@ class _Mover:
             await self._attach_early(plan)
         await self._compare(plan, plan.entries, writes=not plan.gone_on)
 
-    async def _plan(self, thread_id: str, outline: Outline) -> _Plan:
+    async def _present(self, thread_ids: Sequence[str]) -> set[str]:
+        """Return which of these threads the target has."""
+        if isinstance(self._store, ReadsTogether):
+            return await self._store.present(thread_ids)
+        found: set[str] = set()
+        for thread_id in thread_ids:
+            if await self._store.thread(thread_id, brief=True) is not None:
+                found.add(thread_id)
+        return found
+
+    async def _plan(self, thread_id: str, outline: Outline, *, is_there: bool) -> _Plan:
         entries = _parents_first(outline.entries)
         by_key = {entry.key: entry for entry in entries}
         sizes: dict[Key, int] = {}
-        is_there = await self._store.thread(thread_id, brief=True) is not None
         if is_there:
             async for page in self._listed(thread_id):
                 known = {stored.record.key: stored for stored in page if stored.record.key in by_key}
@@ -475,8 +499,23 @@ class _Mover:
         for plan in plans:
             written.update(plan.written)
         rows = zip(entries, self._source.rows(entries, written), strict=True)
+        left = deque(plans)
+        while left:
+            # One pause for each commit: what is made meanwhile stays until then, so a collection finds nothing.
+            with QUIET:
+                unfinished = await self._bring_some(left, rows)
+            if unfinished is not None:
+                await self._bring(*unfinished)
+
+    async def _bring_some(self, left: deque[_Plan], rows: Iterator[tuple[Entry, Row]]) -> _Unfinished | None:
+        """Put the first of these threads, as many as one commit takes, and take them off the list.
+
+        The last of them may be too large for one commit; then what is left of it is returned.
+        """
         waiting: list[_Batch] = []
-        for plan in plans:
+        unfinished: _Unfinished | None = None
+        while left and unfinished is None and not _is_full(waiting):
+            plan = left.popleft()
             chunks = _chunks(itertools.islice(rows, len(plan.entries)))
             batch = _Batch.new(self, plan)
             for chunk in chunks:
@@ -487,12 +526,10 @@ class _Mover:
             if batch.count:
                 waiting.append(batch)
             rest = plan.entries[batch.count :]
-            if rest or _is_full(waiting):
-                await self._send_new(waiting)
-                waiting = []
-            if rest:  # of a thread that is too large for one commit
-                await self._bring(plan, rest, chunks)
+            if rest:
+                unfinished = _Unfinished(plan, rest, chunks)
         await self._send_new(waiting)
+        return unfinished
 
     async def _send_new(self, batches: Sequence[_Batch]) -> None:
         if not batches:
@@ -583,20 +620,41 @@ class _Mover:
     async def _compare_new(self, plans: Sequence[_Plan]) -> None:
         """Compare threads that came as new ones, and end them: what the target has of many is read at once."""
         for some in _compared_together(plans):
-            found: dict[Key, Saved] = {}
-            if self._stock is not None and len(some) > 1:
-                keys = [entry.key for plan in some for entry in plan.entries]
-                found = {saved.stored.record.key: saved for saved in await self._threads.read_some(keys)}
-            for plan in some:
-                await self._compare(plan, plan.entries, writes=True, found=found)
+            if len(some) > 1:
+                with QUIET:  # for as many as are in memory at once
+                    await self._compare_together(some)
+            else:
+                await self._compare(some[0], some[0].entries, writes=True)
                 self._end_thread()
 
+    async def _compare_together(self, plans: Sequence[_Plan]) -> None:
+        """Compare small threads that came as new ones."""
+        found: dict[Key, Saved] = {}
+        heads: Mapping[_Line, str] | None = None
+        if self._stock is not None:
+            keys = [entry.key for plan in plans for entry in plan.entries]
+            found = {saved.stored.record.key: saved for saved in await self._threads.read_some(keys)}
+            heads = await self._heads(list(dict.fromkeys(key[:2] for key in keys)))
+        for plan in plans:
+            await self._compare(plan, plan.entries, writes=True, found=found, heads=heads)
+            self._end_thread()
+
+    async def _heads(self, lines: Sequence[_Line]) -> Mapping[_Line, str] | None:
+        """Return the heads of lines of the target, if it gives those of many at once."""
+        return await self._store.heads(lines) if isinstance(self._store, ReadsTogether) else None
+
     async def _compare(
-        self, plan: _Plan, entries: Sequence[Entry], *, writes: bool, found: Mapping[Key, Saved] = MappingProxyType({})
+        self,
+        plan: _Plan,
+        entries: Sequence[Entry],
+        *,
+        writes: bool,
+        found: Mapping[Key, Saved] = MappingProxyType({}),
+        heads: Mapping[_Line, str] | None = None,
     ) -> None:
         """Read checkpoints again from both sides; CheckpointCorrupted if they differ.
 
-        `found` has some that were read from the target a moment ago.
+        `found` has some that were read from the target a moment ago, and `heads` the heads.
         """
         if self._stock is None:
             return
@@ -606,12 +664,17 @@ class _Mover:
         for namespace, wanted in by_namespace.items():
             expected = await self._compare_namespace(plan, namespace, wanted, writes, found)
             if writes:
-                await self._compare_head(plan.thread_id, namespace, expected)
+                await self._compare_head(plan.thread_id, namespace, expected, heads)
                 self._count(verified=len(wanted))
 
-    async def _compare_head(self, thread_id: str, namespace: str, expected: str | None) -> None:
-        loaded = await self._store.read(thread_id, namespace)
-        found = loaded.stored.record.key.checkpoint_id if loaded is not None else None
+    async def _compare_head(
+        self, thread_id: str, namespace: str, expected: str | None, heads: Mapping[_Line, str] | None
+    ) -> None:
+        if heads is not None:
+            found = heads.get((thread_id, namespace))
+        else:
+            loaded = await self._store.read(thread_id, namespace)
+            found = loaded.stored.record.key.checkpoint_id if loaded is not None else None
         if found != expected:
             raise _differs_at(Key(thread_id, namespace, expected or ""), f"the head is {found!r}", None)
 
