@@ -74,7 +74,11 @@ async def _heads(repository: Repository, status: str) -> list[Stored]:
     search = make_search(filter={"run_status": status}, limit=_PAGE)
     while True:
         hits = await repository.store.search(search)
-        heads += [hit.stored for hit in hits if hit.stored.record.kind == RUN_KIND]
+        for hit in hits:
+            if hit.stored is None:  # what is wrong with one must not keep the others from going on
+                logger.warning("run %r is damaged, so it is not listed: %s", hit.position.thread_id, hit.damage)
+            elif hit.stored.record.kind == RUN_KIND:
+                heads.append(hit.stored)
         if len(hits) < _PAGE:
             return heads
         search = replace(search, after=hits[-1].position)
