@@ -306,19 +306,30 @@ CALLS: dict[str, tuple[Callable[[PostgresStore], Any], type[Exception]]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("face", ["async", "blocking"])
-def test_a_network_that_swallows_everything_ends_at_the_deadline(proxy: Wire, call: str, face: str) -> None:
-    work, error = CALLS[call]
-    store = PostgresStore(proxy.url, timeout_seconds=1.5)
-    run(store.blocking.commit(follow("t", "c")))
+def test_a_network_that_swallows_everything_ends_at_the_deadline(proxy: Wire, face: str) -> None:
+    stores = {call: PostgresStore(proxy.url, timeout_seconds=1.5) for call in CALLS}
+    for store in stores.values():
+        run(store.blocking.delete("t"))
+        run(store.blocking.commit(follow("t", "c")))
     proxy.is_hole = True
-    drive, side = (asyncio.run, store) if face == "async" else (run, store.blocking)
-    with pytest.raises(error):
-        drive(work(side))
+
+    def ask(call: str) -> BaseException | None:
+        store, (work, _) = stores[call], CALLS[call]
+        drive, side = (asyncio.run, store) if face == "async" else (run, store.blocking)
+        try:
+            drive(work(side))
+        except Exception as exc:
+            return exc
+        return None
+
+    with ThreadPoolExecutor(len(CALLS)) as threads:  # at once, since each of them waits
+        ended = dict(zip(CALLS, threads.map(ask, CALLS), strict=True))
+    assert {call: type(error) for call, error in ended.items()} == {call: error for call, (_, error) in CALLS.items()}
     proxy.is_hole = False
-    assert run(head_id(store.blocking)) == "c-1"  # the pool has recovered
-    run(store.blocking.close())
+    for store in stores.values():
+        assert run(head_id(store.blocking)) == "c-1"  # the pool has recovered
+        run(store.blocking.close())
 
 
 def test_connecting_has_a_deadline(make: Any, proxy: Wire) -> None:
