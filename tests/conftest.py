@@ -60,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if there.isdisjoint(_stand_ins(item))]
+    # Long ones first: in the end no worker waits for one that the other has just begun.
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def _stand_ins(item: pytest.Item) -> list[str]:

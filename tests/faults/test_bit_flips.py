@@ -122,6 +122,7 @@ def wrong_after(data: bytes, truth: dict[str, Any], path: Path) -> tuple[list[st
     return wrong, any(isinstance(answer, Exception) for answer in answers.values())
 
 
+@pytest.mark.long
 def test_single_bit_flips_are_never_silently_wrong(original: tuple[bytes, dict[str, Any]], tmp_path: Path) -> None:
     data, truth = original
     seed = random.SystemRandom().randrange(10**6)

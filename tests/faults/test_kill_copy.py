@@ -11,6 +11,7 @@ from tests.faults.harness import run
 HARNESS = "kill_copy.py"
 
 
+@pytest.mark.long
 def test_kill_9_of_a_copy(tmp_path: Path) -> None:
     result = run(HARNESS, tmp_path, 40)
     print(result)

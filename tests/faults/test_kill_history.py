@@ -13,6 +13,7 @@ HARNESS = "kill_history.py"
 ROUNDS = 50
 
 
+@pytest.mark.long
 def test_kill_9_in_the_middle_of_history(tmp_path: Path) -> None:
     result = run(HARNESS, tmp_path / "killed.db", ROUNDS)
     print(result)

@@ -1144,6 +1144,7 @@ def test_processes_line_up(saver: FacedSaver, shared: Any, workers: Callable[...
     assert _in_pairs(found) == {f"{name}{number}" for name in "ab" for number in range(8)}
 
 
+@pytest.mark.long
 @many
 @pytest.mark.parametrize("face", ["blocking"], indirect=True)
 def test_nothing_is_lost_however_often_processes_are_killed(shared: Any) -> None:

@@ -19,6 +19,7 @@ POLICIES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_the_same_answers_everywhere(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = WITH_EXAMPLES

@@ -1038,6 +1038,7 @@ def nearest(node: Node, listed: set[Node]) -> set[Node]:
 EXAMPLES = [("memory", 150), ("sqlite", 60), ("postgres", 25), ("redis", 25), ("cluster", 12)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("store", "examples"), EXAMPLES)
 def test_a_store_behaves_like_the_model(store: str, examples: int) -> None:
     machine = type(f"Model_{store}", (Model,), {"kind": store})

@@ -44,6 +44,7 @@ def harmed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     made.close()
 
 
+@pytest.mark.long
 def test_every_harm_is_found_for_its_thread(harmed: Site) -> None:
     assert harmed.verified().ok
     unnoticed = re.compile(UNNOTICED[harmed.kind], re.VERBOSE)

@@ -37,6 +37,7 @@ CPU_SECONDS = 90
 """For all bombs together: they take about 15. Without a bound one of the larger takes as much."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["", "langgraph"])
 def test_a_bomb_of_any_size_is_read_or_refused(kind: str) -> None:
     command = [sys.executable, "-m", "tests.values.bombs", kind, str(MEMORY_BYTES), str(CPU_SECONDS)]
