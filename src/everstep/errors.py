@@ -387,12 +387,17 @@ class NotWaiting(RunError):
 class ReplayMismatch(RunError):
     """The code asks for something else than what the run has recorded. `differences` says what."""
 
-    def __init__(self, thread_id: str, key: str, what: str, differences: Sequence[Difference] = ()) -> None:
+    def __init__(
+        self,
+        thread_id: str,
+        key: str,
+        what: str,
+        differences: Sequence[Difference] = (),
+        *,
+        instead: str = "Go on in a branch with on_change='fork', or with the code that recorded it",
+    ) -> None:
         shown = "".join([f"\n  {difference}" for difference in differences])
-        super().__init__(
-            thread_id,
-            f"{what}{shown}\nGo on in a branch with on_change='fork', or with the code that recorded it",
-        )
+        super().__init__(thread_id, f"{what}{shown}\n{instead}")
         self.key = key
         self.differences = list(differences)
 

@@ -117,7 +117,7 @@ class Attempt:
         self._is_let_go = False
         """Whether a step was not begun because this process is about to stop."""
         self._lock = face.lock()
-        self._keys = _Keys()
+        self._keys = Keys()
         self._pending: list[Draft] = []
         self._waits: dict[str, dict[str, Any]] = {}
         self._active = 0
@@ -315,7 +315,7 @@ class Attempt:
         """Return the coroutine of a step. Its key is given now: in the order in which the code asks for steps."""
         if not callable(function):
             raise InvalidInput(f"a step is a function and its arguments, not {checks.shown(function)}")
-        name = _name(function)
+        name = name_of(function)
         full = self._keys.take(name, key)
         return self._step(full, name, function, args, kwargs, options, undo, on_unknown)
 
@@ -379,7 +379,7 @@ class Attempt:
             raise Forked(entry)
         if self.program.on_change == "rerun" and options.effect == "none" and entry.about["effect"] == "none":
             return False
-        differences = _differences(entry.values, arguments.shown)
+        differences = differences_of(entry.values, arguments.shown)
         what = f"has recorded step {entry.key!r} with other arguments than the code asks for now"
         self._mismatch = ReplayMismatch(self.thread_id, entry.key, what, differences)
         raise self._mismatch
@@ -573,7 +573,7 @@ class _Call(NamedTuple):
     step_key: str
 
 
-class _Keys:
+class Keys:
     """The keys of the steps that the code has asked for."""
 
     def __init__(self) -> None:
@@ -638,7 +638,7 @@ def _trigger(batch: Sequence[Draft]) -> SnapshotTrigger:
     return SnapshotTrigger.TASK_BOUNDARY if ops & {"start", "end"} else SnapshotTrigger.STATE_CHANGE
 
 
-def _differences(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Difference]:
+def differences_of(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Difference]:
     """Return in what the arguments of two calls differ."""
     before = _by_path(recorded)
     after = _by_path(asked)
@@ -673,7 +673,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             found += each.exceptions
 
 
-def _name(function: Any) -> str:
+def name_of(function: Any) -> str:
+    """Return the name that the steps of a function have."""
     while hasattr(function, "func"):
         function = function.func
     return str(getattr(function, "__name__", None) or type(function).__name__)

@@ -101,7 +101,7 @@ class AsyncFace:
     async def call(self, function: Callable[[], Any], timeout: float | None) -> Any:
         try:
             async with asyncio.timeout(timeout) as limit:
-                if _is_async(function):
+                if is_async(function):
                     return await function()
                 found = await asyncio.to_thread(function)
                 return await found if inspect.isawaitable(found) else found
@@ -124,7 +124,7 @@ class BlockingFace:
         return _ThreadLock()
 
     async def call(self, function: Callable[[], Any], timeout: float | None) -> Any:
-        if timeout is None and not _is_async(function):
+        if timeout is None and not is_async(function):
             return function()
         return _in_thread(functools.partial(_to_the_end, function, timeout), timeout)
 
@@ -149,7 +149,7 @@ class _ThreadLock(contextlib.AbstractAsyncContextManager[None]):
 
 
 def _to_the_end(function: Callable[[], Any], timeout: float | None) -> Any:
-    if not _is_async(function):
+    if not is_async(function):
         return function()
 
     async def limited() -> Any:
@@ -184,7 +184,8 @@ def _in_thread(function: Callable[[], Any], timeout: float | None) -> Any:
     return result
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether what a function returns is to be awaited, as far as can be told before it is called."""
     inner: Any = function
     while isinstance(inner, functools.partial):
         inner = inner.func

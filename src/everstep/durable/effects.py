@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from everstep.errors import BaseGone, IdTaken
-from everstep.repository.claims import Claim
+from everstep.repository.fences import Fence
 from everstep.repository.repository import Repository
 from everstep.repository.step import new_record
 from everstep.stores.protocol import Key, Query, Record, Stored
@@ -41,7 +41,7 @@ class Effect(NamedTuple):
 class Effects:
     """The effects of one family of threads."""
 
-    def __init__(self, repository: Repository, host: str, claim: Claim | None = None) -> None:
+    def __init__(self, repository: Repository, host: str, claim: Fence | None = None) -> None:
         self._repository = repository
         self._host = host
         self._claim = claim

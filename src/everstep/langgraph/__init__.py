@@ -18,6 +18,8 @@ if TYPE_CHECKING:
         StoreRecordBackend,
     )
     from everstep.langgraph.sending import asend, send
+    from everstep.langgraph.steps import astep, step
+    from everstep.langgraph.tool_calls import DurableTools
 else:
     __getattr__, __dir__ = names_from(
         __name__,
@@ -32,6 +34,8 @@ else:
                 "StoreRecordBackend",
             ),
             "everstep.langgraph.sending": ("asend", "send"),
+            "everstep.langgraph.steps": ("astep", "step"),
+            "everstep.langgraph.tool_calls": ("DurableTools",),
         },
     )
 
@@ -40,6 +44,7 @@ __all__ = [
     "CheckpointMetadata",
     "CheckpointRecord",
     "CheckpointerConfig",
+    "DurableTools",
     "HarnessCheckpointer",
     "ImportProgress",
     "ImportReport",
@@ -55,6 +60,8 @@ __all__ = [
     "ThreadLost",
     "aimport_langgraph",
     "asend",
+    "astep",
     "import_langgraph",
     "send",
+    "step",
 ]

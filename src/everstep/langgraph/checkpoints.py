@@ -152,6 +152,21 @@ class Threads:
         self.limit_seconds = repository.store.limit_seconds
         """How long putting or reading one checkpoint may take. Listing, deleting and copying go step by step."""
 
+    @property
+    def repository(self) -> Repository:
+        """Where they are kept."""
+        return self._repository
+
+    @property
+    def channels(self) -> Channels:
+        """How values are kept."""
+        return self._channels
+
+    @property
+    def fence(self) -> Fence | None:
+        """What must be there for anything to be put."""
+        return self._fence
+
     def over(self, repository: Repository) -> Threads:
         """Return the same over another face of the store."""
         return Threads(repository, self._channels, self._keeper, self._lines, self._fence)
@@ -569,6 +584,13 @@ class Threads:
             line.checked_by = self._channels.rules
             self._lines.add(line)
         return saved
+
+    async def writes_of(self, key: Key) -> list[tuple[str, str, Any]] | None:
+        """Return the writes of a checkpoint, as `get` does, and read nothing else of it; None: it is not there."""
+        loaded = await self._store.read(*key, writes=True)
+        if loaded is None:
+            return None
+        return await self._decoded(loaded, self._written_values) if loaded.writes else []
 
     async def warm(self, key: Key) -> None:
         """Have a checkpoint at hand, if it is there: the next one is written from it."""

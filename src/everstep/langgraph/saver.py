@@ -337,6 +337,10 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         """How it keeps values."""
         return self._channels
 
+    def threads(self, *, blocking: bool) -> Threads:
+        """Return how it puts and reads, on one of its faces."""
+        return self._blocking if blocking else self._threads
+
     def behind(self, fence: Fence) -> Self:
         """Return this saver as one that puts nothing once the fence is gone; connections and memory are shared."""
         clone = copy.copy(self)

@@ -33,6 +33,7 @@ async def _branch(work: Workspace, source: Key, name: str, effects: str) -> str:
     adapter = adapter_of(origin.record.kind)
     if adapter is not None:
         origin, drafts, writes = await adapter.beginning(work.repository, origin, thread_id, name)
+        drafts = [_with_effects(drafts[0], effects), *drafts[1:]]
     else:
         drafts = [_first_of_branch(origin, thread_id, name, effects)]
         writes = []
@@ -88,6 +89,15 @@ def _first_of_branch(origin: Stored, thread_id: str, name: str, effects: str) ->
     )
     record = record.with_root(origin.record.root)._replace(repeats=origin.record.repeats)
     return Draft(record, (), (BaseRef(source, origin.digest),))
+
+
+def _with_effects(draft: Draft, effects: str) -> Draft:
+    """Return the first checkpoint of a branch with what it may do; what its origin may is no part of it."""
+    record = draft.record
+    metadata = {name: value for name, value in record.metadata.items() if name != "run_effects"}
+    if effects == "allow":
+        metadata["run_effects"] = effects
+    return draft._replace(record=record._replace(metadata=metadata))
 
 
 def _fields(origin: Record, effects: str) -> dict[str, Any]:
