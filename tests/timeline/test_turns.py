@@ -21,6 +21,7 @@ from everstep import CheckpointGC, CommitUnknown, SnapshotConfig, StoreUnavailab
 from everstep.errors import BaseGone, HeadMoved
 from everstep.repository import turns
 from everstep.runtime.blocking import run_to_end
+from everstep.stores import waiting
 from everstep.stores.postgres.adopt import AdoptingRows
 from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import BaseRef, Change, Draft, Query, Store, Stored
@@ -35,6 +36,7 @@ from tests.stores.postgres_tools import Wire
 from tests.tools import servers
 
 TRIES = 3
+PASSED_MAX = 6
 APPENDS = 1
 """An append is tried once without a turn: what it does in one takes no longer."""
 TURNS = 5
@@ -319,23 +321,23 @@ def test_the_turn_of_a_writer_that_has_died_ends(server: Callable[..., RedisStor
     assert [message["content"] for message in engine.get_latest("t").messages] == ["one", "two"]
 
 
+def length_of_line(store: RedisStore) -> int:
+    server = store._server
+    found = server._ask(time.monotonic() + PATIENCE, "load", "t", "", "head", "", "0", "0")
+    assert found is not None
+    bucket, reply = found
+    line = f"family:{reply[1].decode()}:line"
+    return int(server._call(bucket, time.monotonic() + PATIENCE, "get", "ZCARD", line))
+
+
 class Waiter:
     """A writer on a thread of its own, in a store where somebody has a turn: it is in line when this is made."""
 
     def __init__(self, store: RedisStore, act: Callable[[], object]) -> None:
-        self._store = store
-        before = self._length()
+        before = length_of_line(store)
         self._thread = threading.Thread(target=act)
         self._thread.start()
-        servers.wait_until(lambda: self._length() > before, "it is in line")
-
-    def _length(self) -> int:
-        server = self._store._server
-        found = server._ask(time.monotonic() + PATIENCE, "load", "t", "", "head", "", "0", "0")
-        assert found is not None
-        bucket, reply = found
-        line = f"family:{reply[1].decode()}:line"
-        return int(server._call(bucket, time.monotonic() + PATIENCE, "get", "ZCARD", line))
+        servers.wait_until(lambda: length_of_line(store) > before, "it is in line")
 
     def join(self) -> None:
         self._thread.join(PATIENCE)
@@ -344,9 +346,10 @@ class Waiter:
 
 @pytest.fixture
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns do not end by themselves, and nobody looks for one."""
+    """Turns do not end by themselves, and nobody looks for one: they get in line."""
     monkeypatch.setattr(redis, "_TURN_SECONDS_MIN", PATIENCE)
     monkeypatch.setattr(redis, "_LOOK_SECONDS", PATIENCE)
+    monkeypatch.setattr(redis, "_FAR_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("only_told")
@@ -401,6 +404,136 @@ def test_a_turn_is_two_calls_and_to_wait_for_it_one_more(
     other._server.end_turn(turn, time.monotonic() + PATIENCE)
     waiter.join()
     assert sent == [[b"EVALSHA"], [b"XREAD", b"EVALSHA"], [b"EVALSHA"]]
+
+
+class Rival:
+    """Has the turn, while a writer that is near waits for it."""
+
+    def __init__(self, server: Callable[..., RedisStore], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = server(timeout_seconds=PATIENCE).blocking
+        run_to_end(self.store.commit(follow("t", "c")))
+        self.near = server(timeout_seconds=PATIENCE).blocking
+        for store in (self.store, self.near):
+            store._server._round_trip_seconds = 0.0
+        self.pauses = 0
+        self.act: Callable[[int], object] = lambda _: None
+        self.take()
+        monkeypatch.setattr(waiting.Waiting, "pause", self._pause)
+
+    def take(self) -> None:
+        self.turn = self.store._server.take_turn("t", 0.0, time.monotonic() + PATIENCE)
+        assert self.turn is not None
+
+    def use(self) -> None:
+        self.store._server.commit(follow("t", "rival"), time.monotonic() + PATIENCE, self.turn)
+
+    def _pause(self, _seconds: float) -> bool:
+        self.pauses += 1
+        self.act(self.pauses)
+        return True
+
+    def use_when_somebody_is_in_line(self) -> threading.Thread:
+        def use() -> None:
+            servers.wait_until(lambda: length_of_line(self.store) == 1, "it is in line")
+            self.use()
+
+        using = threading.Thread(target=use)
+        using.start()
+        return using
+
+
+@pytest.fixture
+def rival(server: Callable[..., RedisStore], monkeypatch: pytest.MonkeyPatch, only_told: None) -> Rival:
+    return Rival(server, monkeypatch)
+
+
+def test_a_near_writer_gets_in_line_when_others_came_first_too_often(rival: Rival) -> None:
+    others: list[threading.Thread] = []
+
+    def beat(pauses: int) -> None:
+        assert length_of_line(rival.store) == 0
+        rival.use()
+        rival.take()
+        if pauses == PASSED_MAX:
+            others.append(rival.use_when_somebody_is_in_line())
+
+    rival.act = beat
+    run_to_end(rival.near.in_turn("t", after_reading))
+    others[0].join(PATIENCE)
+    assert rival.pauses == PASSED_MAX
+    assert run_to_end(head_id(rival.store)) == f"own-{PASSED_MAX + 3}"  # nobody came in between
+
+
+def test_a_near_writer_takes_a_turn_that_is_free(rival: Rival) -> None:
+    def end(pauses: int) -> None:
+        if pauses == 100:  # one long turn, in which nobody else came first
+            rival.use()
+
+    rival.act = end
+    run_to_end(rival.near.in_turn("t", after_reading))
+    assert rival.pauses == 100
+
+
+def test_a_near_writer_gets_in_line_when_it_has_waited_long(rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis, "_PASSED_SECONDS", 0.0)
+    using = rival.use_when_somebody_is_in_line()
+    run_to_end(rival.near.in_turn("t", after_reading))
+    using.join(PATIENCE)
+    assert rival.pauses == 0
+
+
+def test_a_near_writer_gets_in_line_where_somebody_must_wait(rival: Rival, server: Callable[..., RedisStore]) -> None:
+    """Its turn cannot be had before; and when all of those have been served, everybody looks for a turn again."""
+    far = server(timeout_seconds=PATIENCE).blocking
+    waiters = [
+        Waiter(rival.store, lambda: run_to_end(far.in_turn("t", lambda inside: inside.commit(follow("t", "far")))))
+    ]
+    waiters.append(Waiter(rival.store, lambda: run_to_end(rival.near.in_turn("t", after_reading))))
+    assert rival.pauses == 0
+    rival.use()
+    for waiter in waiters:
+        waiter.join()
+    assert run_to_end(head_id(rival.store)) == "own-4"
+    assert rival.pauses == 0
+    rival.take()
+    rival.act = lambda _: rival.use()
+    run_to_end(rival.near.in_turn("t", after_reading))
+    assert rival.pauses == 1
+
+
+def test_a_near_writer_gets_in_line_behind_the_turn_of_a_far_one(
+    rival: Rival, server: Callable[..., RedisStore]
+) -> None:
+    rival.use()
+    far = server(timeout_seconds=PATIENCE)
+    turn = far._server.take_turn("t", 0.0, time.monotonic() + PATIENCE)
+    assert turn is not None
+    waiter = Waiter(rival.store, lambda: run_to_end(rival.near.in_turn("t", after_reading)))
+    far._server.end_turn(turn, time.monotonic() + PATIENCE)
+    waiter.join()
+    assert rival.pauses == 0
+
+
+def test_a_writer_is_far_if_no_round_trip_was_quick(rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis, "_FAR_SECONDS", 0.005)
+    rival.near._server._round_trip_seconds = 0.006
+    ask = rival.near._server._ask
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        time.sleep(0.02)  # it takes longer than before, which says nothing of how far it is
+        return ask(*args, **options)
+
+    monkeypatch.setattr(rival.near._server, "_ask", slowly)
+    using = rival.use_when_somebody_is_in_line()
+    run_to_end(rival.near.in_turn("t", after_reading))
+    using.join(PATIENCE)
+    assert rival.pauses == 0
+    assert rival.near._server._round_trip_seconds == 0.006
+    monkeypatch.setattr(redis, "_FAR_SECONDS", PATIENCE)
+    rival.take()
+    rival.act = lambda _: rival.use()
+    run_to_end(rival.near.in_turn("t", after_reading))
+    assert rival.pauses == 1
 
 
 def test_nobody_waits_for_ever_for_one_who_died_in_line(server: Callable[..., RedisStore]) -> None:

@@ -1,4 +1,4 @@
-"""How a writer waits for what another one has for a moment: the lock of a file.
+"""How a writer waits for what another one has for a moment: the lock of a file, a turn.
 
 Such a thing is free again soon, and then somebody takes it at once. Whoever sleeps longer each time is there less and
 less often when it is free, and those that come later are served first, again and again. So the pauses stay short.

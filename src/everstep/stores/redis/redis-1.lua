@@ -796,6 +796,18 @@ local function entry_of(family, token)
   return nil
 end
 
+-- Who is far, or was passed by others too often, says so by its token.
+local function must_wait(token) return string.sub(token, 1, 1) == "!" end
+
+-- Whether one of those waits, or has its turn.
+local function is_waited_for(family)
+  if must_wait(string.match(call("HGET", family, "turn") or "", "^%d+ (.*)$") or "") then return true end
+  for _, entry in ipairs(call("ZRANGE", family .. ":line", 0, -1)) do
+    if must_wait(string.match(entry, "^%d+ %d+ (.*)$") or "") then return true end
+  end
+  return false
+end
+
 -- Get in line, for so many milliseconds, unless that was done before.
 local function line_up(family, token, milliseconds, patience)
   local line = family .. ":line"
@@ -1184,7 +1196,9 @@ end
 -- Give a writer its turn: until it is over, or was used by a change, no other writer changes the family. Who has died
 -- in the middle of it is waited for no longer than that. A turn is for fairness only: what is changed names what it
 -- rests on, as always. The head of the thread's own namespace comes along, since most go on from there. If another one has
--- its turn, this one gets in line, and is told by the key family:<f>:turn:<token> when it is its turn.
+-- its turn, this one is told how many changes there have been, and whether it is in line now; there it is told by the key
+-- family:<f>:turn:<token> when it is its turn. Those get in line who must, and all others while one of those waits or has its
+-- turn: to look for a turn that cannot be had would be of no use.
 function verbs.turn()
   local name, token, milliseconds, patience = take(), take(), tonumber(take()), tonumber(take())
   local family_name = alive(name)
@@ -1200,8 +1214,10 @@ function verbs.turn()
       waiting = others_turn(call("HGET", family, "turn"), token)
     end
     if waiting then
-      line_up(family, token, milliseconds, patience)
-      return { "wait", waiting[2], family_name }
+      if must_wait(token) or is_waited_for(family) then line_up(family, token, milliseconds, patience) end
+      local head = call("HGET", thread_key(name) .. ":heads", "@")
+      local changes = string.match(head or "", "^%d+") or "0"
+      return { "wait", waiting[2], family_name, changes, entry_of(family, token) and "1" or "0" }
     end
   end
   local head = read_checkpoint(name, "", "head", "", "0", "0")

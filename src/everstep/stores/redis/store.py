@@ -12,6 +12,7 @@ import contextvars
 import functools
 import heapq
 import logging
+import math
 import re
 import secrets
 import threading
@@ -97,6 +98,7 @@ from everstep.stores.redis.lists import Row, is_asked_for, listed, number, page_
 from everstep.stores.redis.plan import Elsewhere, LineState, Plan, Stale
 from everstep.stores.sweeping import Sweeps
 from everstep.stores.transaction import Packed, adopt, adopt_new, apply, apply_writes, is_plain, not_of_family
+from everstep.stores.waiting import Rhythm, Waiting
 from everstep.stores.workers import AsyncDriver, Driver
 
 logger = logging.getLogger("everstep")
@@ -111,6 +113,13 @@ _TURN_FACTOR = 4
 """A turn lasts so many times longer than its work took before: others wait so long for a writer that has died."""
 _LOOK_SECONDS = 0.1
 """Whoever waits for a turn is told when it is there, and looks so often in case that was lost."""
+_RHYTHM = Rhythm(early=(0.0003, 0.001), late=(0.002, 0.004), late_after=0.005)
+"""To look whether another writer's turn is over, before one gets in line: that of a near one takes a millisecond."""
+_PASSED_MAX, _PASSED_SECONDS = 6, 0.5
+"""Whoever so many changes of others came before, or who has waited so long, gets in line. Sooner would be of no use: to
+hand turns on in order takes longer than to take one that is free."""
+_FAR_SECONDS = 0.003
+"""If the quickest round trip takes longer, to look for a turn is of no use: who is far gets in line at once."""
 _LOST_MAX = 3
 _PAGE = 200
 _FOUND_GROWTH, _FOUND_MAX = 4, 1000  # how the number of threads grows that are looked at once, and up to what
@@ -391,6 +400,10 @@ class _Turn:
         self.is_used = False
         """A change was made in it, which ended it."""
 
+    def must_wait(self) -> None:
+        """Get in line with the next look, and let others do so too: see the script."""
+        self.token = f"!{self.token}"
+
     def take_head(self, thread_id: str, namespace: str) -> Loaded | None:
         """Return this head, once: it need not be asked for while others wait."""
         head = self.head
@@ -398,6 +411,29 @@ class _Turn:
             return None
         self.head = None
         return head
+
+
+class _Place:
+    """Where a writer stands that waits for a turn: it looks again and again, and gets in line if others are faster."""
+
+    def __init__(self, deadline: float) -> None:
+        self._waiting = Waiting(_RHYTHM, deadline)
+        self._began = time.monotonic()
+        self._changes_before: int | None = None
+        self.told_in: float | None = None
+        """In line it is told when it is its turn, or looks after so many seconds."""
+
+    def is_passed_too_often(self, changes: int) -> bool:
+        """Whether others came first too often, or it waits for too long; there have been so many changes by now."""
+        if self._changes_before is None:
+            self._changes_before = changes
+        is_late = time.monotonic() - self._began >= _PASSED_SECONDS
+        return is_late or changes - self._changes_before >= _PASSED_MAX
+
+    def wait(self, seconds: float) -> None:
+        """Wait a little for a turn that ends within so many seconds."""
+        self.told_in = None
+        self._waiting.pause(seconds)
 
 
 class _Turns:
@@ -462,6 +498,8 @@ class _Server:
         self._registered: set[int] = set()
         self.sweeps = Sweeps()
         self._checked = self._is_allowed = False
+        self._round_trip_seconds = math.inf
+        """The quickest so far, of those that ask for a turn: others were held up by something."""
         forks.register(self)
 
     def before_fork(self) -> None:
@@ -720,12 +758,14 @@ class _Server:
     def take_turn(self, thread_id: str, seconds: float, at: float) -> _Turn | None:
         """Wait for a turn in a thread's family, for work that takes so long; None: there is no such thread.
 
-        Whoever came first is served first.
+        Nobody is passed by others for long: then they get in line, where whoever came first is served first.
         """
         self._check_allowed(at)
         turn = _Turn()
         line = thread_id, ""
-        told_in: float | None = None
+        place = _Place(at)
+        if self._round_trip_seconds > _FAR_SECONDS:
+            turn.must_wait()
         while True:
             left = at - time.monotonic()
             if left <= 0:
@@ -733,9 +773,11 @@ class _Server:
             lasting = min(max(seconds * _TURN_FACTOR, _TURN_SECONDS_MIN), left)
             args = ("turn", thread_id, turn.token, _milliseconds(lasting), _milliseconds(left))
             since = self._heads.get(line)
-            reply = self._call_when_told(turn, told_in, args, at) if told_in is not None else None
+            reply = self._call_when_told(turn, place.told_in, args, at) if place.told_in is not None else None
             if reply is None or reply[0] == b"absent":
+                asked = time.monotonic()
                 found = self._ask(at, *args)
+                self._round_trip_seconds = min(self._round_trip_seconds, time.monotonic() - asked)
                 if found is None:
                     return None
                 turn.bucket, reply = found
@@ -743,7 +785,12 @@ class _Server:
             if reply[0] == b"done":
                 turn.head = self._read(line, turn.bucket, reply[2], since, at, is_head=True)
                 return turn
-            told_in = min(reply[1] / 1000, _LOOK_SECONDS)
+            if reply[4] == b"1":
+                place.told_in = min(reply[1] / 1000, _LOOK_SECONDS)
+            elif place.is_passed_too_often(int(reply[3])):
+                turn.must_wait()
+            else:
+                place.wait(reply[1] / 1000)
 
     def _call_when_told(self, turn: _Turn, seconds: float, args: Sequence[Any], at: float) -> Any:
         """Ask for a turn again when it is there, or when the one before must be over; None: the answer was lost."""
