@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import everstep
+from tests.faults.proxy import Proxy
 from tests.tools import servers
 
 WORKER = """
@@ -101,3 +103,21 @@ async def test_a_run_that_is_killed_at_every_commit_ends_as_if_it_was_not(
         assert [message["content"] for message in head.messages] == ["plan Oslo"]
         assert head.state == {"maps": ["map 1", "map 2"]}
         assert [info.status for info in await engine.runs()] == ["done"]
+
+
+def test_a_step_takes_one_round_trip_on_postgres() -> None:
+    servers.clear_postgres()
+    with Proxy(int(servers.postgres().rpartition(":")[2].partition("/")[0])) as proxy:
+        port = servers.postgres().rpartition(":")[2].partition("/")[0]
+        engine = everstep.open(servers.postgres().replace(f":{port}", f":{proxy.port}")).sync
+        seen: list[int] = []
+
+        @engine.durable
+        def work(run: everstep.SyncRun) -> None:
+            for number in range(5):
+                run.step(str, number)
+                seen.append(proxy.counts.round_trips)
+
+        work(thread_id="t")
+        engine.close()
+    assert [after - before for before, after in itertools.pairwise(seen[1:])] == [1, 1, 1]

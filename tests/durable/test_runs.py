@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import Any
 
@@ -473,3 +474,30 @@ async def test_retention_keeps_all_of_a_run(store: Store, world: World) -> None:
     world.calls.clear()
     assert await engine.resume("t") == "last"
     assert world.calls == ["last"]
+
+
+async def test_a_step_is_one_commit(engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted where commits come in; an effect that is performed once takes two, and is recorded with the next."""
+    repository: Any = engine._timeline.repository  # type: ignore[attr-defined]
+    store = repository.store
+    commits: list[str] = []
+    commit = store.commit
+
+    async def counted(change: Any) -> Any:
+        commits.append(change.namespace)
+        return await commit(change)
+
+    monkeypatch.setattr(store, "commit", counted)
+    seen: list[int] = []
+
+    @engine.durable
+    async def work(run: everstep.Run) -> None:
+        for number in range(3):
+            seen.append(len(commits))
+            await run.step(_double, number)
+        seen.append(len(commits))
+        await run.step(_double, 3, effect="once")
+        seen.append(len(commits))
+
+    await work(thread_id="t")
+    assert [after - before for before, after in itertools.pairwise(seen)] == [1, 1, 1, 2]

@@ -41,7 +41,7 @@ from everstep.runtime.blocking import run_to_end
 from everstep.stores.postgres import store as module
 from everstep.stores.postgres.pool import Connection, Pool, _until, connect
 from everstep.stores.postgres.rows import Rows, Tables, labels, packed_id, unpacked_id
-from everstep.stores.postgres.store import PostgresStore
+from everstep.stores.postgres.store import SCHEMA_VERSION, PostgresStore
 from everstep.stores.protocol import Change, Hidden, Key, Move, Operation, Query, Write
 from everstep.testing import follow, head_id, ids, make_object, make_record, put
 from tests.stores.postgres_tools import OwnPostgres, Wire, own_postgres
@@ -1139,7 +1139,7 @@ def shown_by(error: BaseException) -> list[str]:
 
 
 def test_the_schema_may_be_partitioned_by_family(own: OwnPostgres, schema: str) -> None:
-    text = resources.files("everstep.stores.postgres").joinpath("sql/postgres-10.sql").read_text()
+    text = resources.files("everstep.stores.postgres").joinpath("sql/postgres-11.sql").read_text()
     parts = []
     for name in (
         "threads",
@@ -1162,7 +1162,7 @@ def test_the_schema_may_be_partitioned_by_family(own: OwnPostgres, schema: str) 
             for n in range(4)
         ]
     own.do(f"CREATE SCHEMA {schema}", Tables(schema, "everstep_")(text), *parts)
-    own.do(f"UPDATE {schema}.everstep_meta SET version = 10")
+    own.do(f"UPDATE {schema}.everstep_meta SET version = {SCHEMA_VERSION}")
 
     engine: Any = everstep.CheckpointEngine(
         everstep.StoreBackend(PostgresStore(own.url, schema=schema)),

@@ -1719,6 +1719,7 @@ _ENCODERS: dict[int, Callable[[Any], bytes]] = {
 }
 _PUT_TYPES = (
     *[_INT8] * 4, _BYTEA, *[_INT8] * 3, _BYTEA, _INT8S, *[_BYTEA] * 3, *[_BYTEAS] * 3, _INT8S,
+    *[_BYTEA] * 4,
 )  # fmt: skip
 _PUT = f"SELECT {{put}}({', '.join(f'${n}' for n in range(1, len(_PUT_TYPES) + 1))})"
 

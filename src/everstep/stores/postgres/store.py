@@ -92,8 +92,8 @@ except ImportError as exc:
 logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
-SCHEMA_FIRST = 10  # tables of earlier versions were never released
-SCHEMA_VERSION = 10
+SCHEMA_FIRST = 11  # tables of earlier versions were never released
+SCHEMA_VERSION = 11
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _LOSSES = {
@@ -347,6 +347,13 @@ def _number(value: Any, name: str, low: float, high: float) -> Any:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidInput(f"{name} is a number from {low:g} to {high:g}, not {checks.shown(value)}")
     return value
+
+
+def _fence(others: set[BaseRef]) -> tuple[bytes | None, ...]:
+    """Return what one more checkpoint is called that a put rests on, and its digest; nothing if there is none."""
+    for base in others:
+        return *map(str.encode, base.key), base.digest
+    return (None,) * 4
 
 
 class Prepared(NamedTuple):
@@ -848,17 +855,18 @@ class _Database:
     ) -> Prepared | None:
         """Return the call for a checkpoint that follows the head as last seen; None: it must be done the long way.
 
-        What it rests on is that head, or one of `stored_bases`, which nobody can delete meanwhile.
+        What it rests on is that head, one of `stored_bases`, which nobody can delete meanwhile, or one more: a fence.
         """
         head = known.head
         if change.build is None or not is_plain(change) or change.expect not in (ANY, head.record.key.checkpoint_id):
             return None
         draft = change.build(head)
         record = draft.record
+        others = set(draft.bases) - {BaseRef(head.record.key, head.digest), *stored_bases}
         if (
             record.key[:2] != (change.thread_id, change.namespace)
             or record.parents not in ((), (head.record.key,))
-            or not {BaseRef(head.record.key, head.digest), *stored_bases}.issuperset(draft.bases)
+            or len(others) > 1
             or not (change.head == "always" or (change.head == "newer" and is_newer(record, head)))
         ):
             return None
@@ -867,7 +875,7 @@ class _Database:
         values = (
             int(seen.family), known.line, seen.generation, head.seq, head.digest, head.segment, added, record.step,
             record.key.checkpoint_id.encode(), labels(record.metadata, record.tags), info, record.children, root,
-            *columns(draft.objects), list(change.prune),
+            *columns(draft.objects), list(change.prune), *_fence(others),
         )  # fmt: skip
         stored = Stored(
             record, 0, head.family, digest=record_digest(info, root), segment=head.segment, added_bytes=added

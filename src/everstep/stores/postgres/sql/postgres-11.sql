@@ -236,7 +236,8 @@ END $$;
 CREATE FUNCTION {put}(
     _family bigint, _line bigint, _generation bigint, _head bigint, _digest bytea, _segment bigint, _added bigint,
     _step bigint, _id bytea, _labels bigint[], _info bytea, _children bytea, _root bytea,
-    _hashes bytea[], _belows bytea[], _bodies bytea[], _prune bigint[]
+    _hashes bytea[], _belows bytea[], _bodies bytea[], _prune bigint[],
+    _fence_name bytea, _fence_namespace bytea, _fence bytea, _fence_digest bytea
 ) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     _seq bigint;
@@ -254,6 +255,14 @@ BEGIN
         AND substr(info, 1, 8) || substr(root, 1, 8) = _digest
         AND NOT EXISTS (SELECT 1 FROM {checkpoints} c WHERE c.id = _id AND c.family = _family AND c.line = _line);
     IF NOT FOUND THEN RETURN NULL; END IF;
+    IF _fence IS NOT NULL THEN
+        PERFORM 1 FROM {names} n
+            JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
+            JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id
+            WHERE n.name = _fence_name AND n.family = _family AND l.namespace = _fence_namespace AND c.id = _fence
+            AND substr(c.info, 1, 8) || substr(c.root, 1, 8) = _fence_digest FOR KEY SHARE OF c;
+        IF NOT FOUND THEN RETURN NULL; END IF;
+    END IF;
     IF cardinality(_hashes) > 0 THEN
         INSERT INTO {objects} (family, id, hash, children, body)
             SELECT _family, nextval('{numbers}'), u.hash, u.below, u.body

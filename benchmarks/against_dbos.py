@@ -1,0 +1,53 @@
+"""A run of DBOS, for `benchmarks.durable_runs`. A script of its own, run by an environment that has DBOS and not us."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dbos import DBOS, SetWorkflowID  # type: ignore[import-not-found,unused-ignore]
+
+
+@DBOS.step()  # type: ignore[untyped-decorator,unused-ignore]
+def work(number: int) -> dict[str, int]:
+    return {"number": number}
+
+
+@DBOS.workflow()  # type: ignore[untyped-decorator,unused-ignore]
+def flow(steps: int) -> int:
+    for number in range(steps):
+        work(number)
+    return steps
+
+
+def seconds(act: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    act()
+    return time.perf_counter() - started
+
+
+def main(url: str, steps: int) -> None:
+    config: Any = {"name": "bench", "system_database_url": url, "log_level": "ERROR", "run_admin_server": False}
+    DBOS(config=config)
+    DBOS.launch()
+    flow(10)
+    found: dict[str, float] = {}
+    with SetWorkflowID(f"run of {steps}"):
+        found["step"] = seconds(lambda: flow(steps)) / steps
+    found["start"] = min([seconds(lambda: flow(0)) for _ in range(10)])
+    forks: list[Any] = []
+    found["fork"] = min([seconds(lambda: forks.append(DBOS.fork_workflow(f"run of {steps}", steps))) for _ in range(5)])
+    began = time.perf_counter()
+    last = DBOS.fork_workflow(f"run of {steps}", steps)
+    while DBOS.get_workflow_status(last.workflow_id).status not in ("SUCCESS", "ERROR"):
+        time.sleep(0.001)
+    found["resume"] = time.perf_counter() - began
+    print(json.dumps(found))
+    DBOS.destroy()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
