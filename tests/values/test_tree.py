@@ -499,3 +499,11 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
     ):
         with pytest.raises(CheckpointCorrupted):
             compress.expand(data)
+
+
+def test_what_is_compressed_in_passing_is_no_larger_than_with_care_if_it_is_long() -> None:
+    """The versions of many channels: they repeat one another, which the dictionary only hides."""
+    versions = codec.pack({f"channel {number}": number for number in range(200)})
+    stored = compress.squeeze_fast(versions)
+    assert compress.expand(stored) == versions
+    assert len(stored) <= len(compress.squeeze(versions))

@@ -166,7 +166,7 @@ class Channels:
 
         With `top` a list stands by itself, not in a mapping.
         """
-        grown = self._grown(value, old)
+        grown = self._grown(value, old) if old is not None and old.shape is not None else None
         if grown is not None:
             lowered, shape = grown
             return self._list(writer, CHAT, old, lowered, name, objects, top=top)._replace(shape=shape)
@@ -364,7 +364,7 @@ class Channels:
     ) -> tree.Node:
         """Write a mapping of written values, `small` ones among them; `old` is the node of the one before it."""
         if len(small.entries) == len(values):
-            return writer.packed(small.packed, tree.made_of(old))
+            return writer.packed(small.packed, tree.made_of(old) if old is not None and old.made is not None else None)
         entries: list[tuple[bytes, bytes | tree.Node]] = []
         for name, value in values.items():
             part = value.packed if value.node is None else value.node

@@ -21,6 +21,7 @@ from everstep.langgraph.channels import (
     SEED,
     WRITES,
     Channels,
+    Form,
     Small,
     Written,
     repeats_max,
@@ -69,6 +70,7 @@ _PAGE_MAX = 128
 _AHEAD_MAX = 8  # checkpoints decoded before they are asked for
 _LOOKS_MAX = 4  # at a checkpoint that others replace or write to meanwhile
 _NONE = object()  # the version of a channel of which none is known
+_UNCOMMITTED = BaseRef(Key("", "", ""), b"")
 _REQUIRED_FIELDS = frozenset(("id", "ts", "channel_values", "channel_versions", "versions_seen", "v"))
 _OWN_FIELDS = _REQUIRED_FIELDS | {"updated_channels"}
 
@@ -207,14 +209,14 @@ class Threads:
         if names and parent is not None:
             line, deltas = await self._deltas(parent, line, names)
         created_at = _created_at(checkpoint, created_at)
-        written = self._write(key, checkpoint, new_versions, line, deltas, odd)
+        written = self._write(checkpoint, new_versions, line, deltas, odd)
         if written is None:
-            written = self._whole(key, checkpoint, deltas, odd)
+            written = self._whole(checkpoint, deltas, odd)
         values, its_line = written
         try:
             stored = await self._commit(_record(key, parent, created_at, metadata, values), values, head, fresh)
         except BaseGone:
-            values, its_line = self._whole(key, checkpoint, deltas, odd)
+            values, its_line = self._whole(checkpoint, deltas, odd)
             record = _record(key, parent, created_at, metadata, values)
             stored = await self._refenced(lambda: self._commit(record, values, head, fresh))
         self._repository.memory.add(values.objects)
@@ -261,17 +263,16 @@ class Threads:
         return stored
 
     def _whole(
-        self, key: Key, checkpoint: Mapping[str, Any], deltas: Mapping[str, Delta], odd: Mapping[str, Any]
+        self, checkpoint: Mapping[str, Any], deltas: Mapping[str, Delta], odd: Mapping[str, Any]
     ) -> tuple[Encoded, Line]:
         """Write a checkpoint with every object that it needs."""
-        written = self._write(key, checkpoint, None, None, deltas, odd)
+        written = self._write(checkpoint, None, None, deltas, odd)
         if written is None:
             raise RuntimeError("an object of a checkpoint that was just written is not at hand")
         return written
 
     def _write(
         self,
-        key: Key,
         checkpoint: Mapping[str, Any],
         new_versions: Mapping[str, Any] | None,
         line: Line | None,
@@ -317,8 +318,7 @@ class Threads:
         known = versions
         if None in versions.values():
             known = {name: version for name, version in versions.items() if version is not None}
-        base = BaseRef(key, b"")
-        its_line = Line(base, written, rest, state, size, small, known, packed_envelope, channels.rules)
+        its_line = Line(_UNCOMMITTED, written, rest, state, size, small, known, packed_envelope, channels.rules)
         its_line.fresh = frozenset(values.objects)
         if size >= tree.REPEATS_FREE:
 
@@ -344,7 +344,6 @@ class Threads:
     ) -> tuple[dict[str, Written], Small]:
         """Write the values of the channels; those that have not changed stay as they are in the line."""
         channels = self._channels
-        memory = self._repository.memory
         values = dict(checkpoint.get("channel_values") or {})
         # A saver with other rules may have written the line: what it let through is looked at again, whole.
         is_checked = line is not None and line.checked_by is channels.rules
@@ -356,14 +355,16 @@ class Threads:
         written = dict(before) if is_alike else {name: before[name] for name in values if name in before}
         if len(written) < len(values):  # a channel may have had a version, but no value
             changed = dict.fromkeys([*changed, *[name for name in values if name not in before]])
+        objects = self._repository.memory.contents
         for name in changed:
-            checks.text(name, "the name of a channel")
             value = values[name]
             old = before.get(name)
-            if old is not None and not is_checked:
+            if old is None:
+                checks.text(name, "the name of a channel")
+            elif not is_checked:
                 old = old._replace(shape=None)
             top = channels.stands_alone(name, value)
-            written[name] = channels.written(writer, name, value, old, memory.contents, top=top)
+            written[name] = channels.written(writer, name, value, old, objects, top=top)
         if line is not None and is_alike:
             return written, channels.small(written, line.small, changed)
         written = {name: written[name] for name in values}
@@ -1048,7 +1049,10 @@ def _envelope(
         envelope["more"] = {name: value for name, value in checkpoint.items() if name not in _OWN_FIELDS}
     if not checkpoint.keys() >= _REQUIRED_FIELDS:
         envelope["absent"] = sorted(_REQUIRED_FIELDS - checkpoint.keys())
-    forms = {name: value.form for name, value in written.items() if value.form != PLAIN}
+    forms: dict[str, Form] = {}
+    for name, value in written.items():
+        if value.form != PLAIN:
+            forms[name] = value.form
     if conversation:
         forms.setdefault(LIST_CHANNEL, PLAIN)
     if forms:

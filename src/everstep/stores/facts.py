@@ -30,6 +30,7 @@ _TEXT_MAX = 512
 _MISSING = object()
 _NEVER = ("step", "source")  # LangGraph's own: one is another each time, the other is the same in all threads
 _TRIGGERS = frozenset(trigger.value for trigger in SnapshotTrigger)
+_KINDS = frozenset((str, int, bool, type(None)))
 _TAGS = ""  # the key that all tags are kept under; a filter that asks for metadata of this name just finds more
 
 
@@ -46,12 +47,11 @@ def new_facts(record: Record, known: Record | None) -> list[Fact]:
     found: list[Fact] = []
     before = known.metadata if known is not None else {}
     for key, value in record.metadata.items():
-        if not _is_kept(key, value):
+        if type(value) not in _KINDS:
             continue
         old = before.get(key, _MISSING)
-        if type(old) is type(value) and old == value:
-            continue
-        found.append(_fact(key, value))
+        if (type(old) is not type(value) or old != value) and _is_kept(key, value):
+            found.append(_fact(key, value))
     if known is None or record.tags != known.tags:
         noted = known.tags if known is not None else ()
         found += [_fact(_TAGS, tag) for tag in kept_tags(record.tags) if tag not in noted]
@@ -138,9 +138,9 @@ def prefix_end(prefix: str) -> str | None:
 def _is_kept(key: str, value: object) -> bool:
     """Whether an entry is kept: those of the types that people search by, as far as they are short."""
     kind = type(value)
-    if kind is str:
-        return len(value) <= _TEXT_MAX and key not in _NEVER  # type: ignore[arg-type]
-    return kind in (int, bool, type(None)) and key not in _NEVER
+    if kind is str and len(value) > _TEXT_MAX:  # type: ignore[arg-type]
+        return False
+    return kind in _KINDS and key not in _NEVER
 
 
 @functools.lru_cache(4096, typed=True)

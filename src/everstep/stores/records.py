@@ -29,7 +29,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def digest(*parts: bytes) -> bytes:
     """Return a checksum of the parts, each bound to its place."""
-    joined = b"".join([b"%d:%b" % (len(part), part) for part in parts])
+    joined = b""
+    for part in parts:
+        joined += b"%d:%b" % (len(part), part)
     return hashlib.sha256(joined).digest()[:DIGEST_BYTES]
 
 

@@ -94,14 +94,18 @@ def has_text_keys(mapping: dict[Any, Any]) -> bool:
     return set(map(type, keys)) <= _TEXT and not _surrogates("".join(keys))
 
 
+_TINY_LISTS = [bytes((0x90 | count,)) for count in range(16)]
+_TINY_MAPS = [bytes((0x80 | count,)) for count in range(16)]
+
+
 def array_header(count: int) -> bytes:
     """Return what stands before the items of a list."""
-    return _header(count, 0x90, None, b"\xdc", b"\xdd")
+    return _TINY_LISTS[count] if count < 16 else _header(count, 0x90, None, b"\xdc", b"\xdd")
 
 
 def map_header(count: int) -> bytes:
     """Return what stands before the pairs of a mapping."""
-    return _header(count, 0x80, None, b"\xde", b"\xdf")
+    return _TINY_MAPS[count] if count < 16 else _header(count, 0x80, None, b"\xde", b"\xdf")
 
 
 def text_header(size_bytes: int) -> bytes:

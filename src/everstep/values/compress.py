@@ -120,7 +120,7 @@ def squeeze(body: bytes) -> bytes:
 
 def squeeze_fast(body: bytes) -> bytes:
     """Return the stored form of a small body that is not worth an effort."""
-    if len(body) > _SMALL_BYTES:
+    if len(body) >= _DICTIONARY_BYTES:  # it finds its own repetitions, in no more time
         return squeeze(body)
     contexts = _take_contexts()
     packed = contexts.compress_quick(body)

@@ -124,10 +124,6 @@ class _Head(NamedTuple):
     info: bytes = b""
     """Of its row: the metadata in the record may be the caller's own, who may change it."""
 
-    @property
-    def size(self) -> int:
-        return 0 if self.stored is None else len(self.stored.record.body) + len(self.stored.record.children)
-
 
 class Rows:
     """The tables, inside one transaction of one connection."""
@@ -174,7 +170,10 @@ class Rows:
     def _remember_head(self, ref: int, head: _Head) -> None:
         before = self._heads.get(ref)
         self._heads[ref] = head
-        self._heads_bytes += head.size - (before.size if before is not None else 0)
+        if head.stored is not None:
+            self._heads_bytes += len(head.stored.record.body) + len(head.stored.record.children)
+        if before is not None and before.stored is not None:
+            self._heads_bytes -= len(before.stored.record.body) + len(before.stored.record.children)
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
         known = self._line(thread_id, namespace)
@@ -910,7 +909,8 @@ class Rows:
         if not is_head:  # otherwise it is counted when the head moves
             self._execute("UPDATE lines SET total = total + 1 WHERE id = ?", (line.ref,))
         self._next_seq = seq + 1
-        stored = Stored(record, seq, line.family, digest=packed.digest, segment=segment, added_bytes=added_bytes)
+        digest = record_digest(packed.info, packed.root)
+        stored = Stored(record, seq, line.family, digest=digest, segment=segment, added_bytes=added_bytes)
         if is_head:
             self._remember_head(line.ref, _Head(stored, was_moved=False, info=packed.info))
         return stored

@@ -1070,9 +1070,10 @@ def _begin(connections: _Connections, deadline: float) -> None:
     line = connections.line
     if line.is_empty():
         connections.writer.set_busy_handler(_until_beaten(connections.raw, deadline))
-        with contextlib.suppress(apsw.BusyError):
-            connections.rows.begin()
-            return
+        try:
+            return connections.rows.begin()
+        except apsw.BusyError:
+            pass  # it is beaten, or out of time
     line.join()
     try:
         line.wait(deadline)
