@@ -90,7 +90,18 @@ class DurableTools(AgentMiddleware[Any, Any, Any]):
         if isinstance(on_unknown, Mapping):
             on_unknown = on_unknown.get(name, "ask")
         steps = Steps(node, node.saver.threads(blocking=is_blocking), face)
-        return await steps.step(Call(key, name, call, (), asked["args"], options, chosen, None, on_unknown))
+        made = await steps.step(Call(key, name, call, (), asked["args"], options, chosen, None, on_unknown))
+        return _message(made, asked)
+
+
+def _message(made: Any, asked: Mapping[str, Any]) -> Any:
+    """Return what a tool call came to, as a message also where a person has told the result."""
+    from langchain_core.messages import ToolMessage
+    from langgraph.types import Command
+
+    if isinstance(made, (ToolMessage, Command, list)):
+        return made
+    return ToolMessage(made if isinstance(made, str) else repr(made), name=asked["name"], tool_call_id=asked["id"])
 
 
 def _key(asked: Mapping[str, Any], state: Any) -> str:
