@@ -6,6 +6,7 @@ benchmarks.finding 1000 10000 100000` shows the milliseconds of a page of 50 amo
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import tempfile
@@ -32,7 +33,7 @@ _APART_MICROS = 1_000_000  # between the last activity of one thread and of the 
 
 def _filled(engine: everstep.CheckpointEngine, count: int) -> dict[str, Callable[[], Any]]:
     """Fill a store with threads that were active one after the other; return what is searched for."""
-    _fill(engine, count)
+    fill(engine, count)
     asked: dict[str, dict[str, Any]] = {
         "by prefix": {"prefix": "user 7:"},
         "by a prefix that all have": {"prefix": "user "},
@@ -49,18 +50,19 @@ def _filled(engine: everstep.CheckpointEngine, count: int) -> dict[str, Callable
     return {what: lambda words=words: face.list_threads(PAGE, **words) for what, words in asked.items()}  # type: ignore[misc]
 
 
-def _fill(engine: everstep.CheckpointEngine, count: int) -> None:
-    """Put threads of one message each, in bulk: one is made, and the others are like it."""
+def fill(engine: everstep.CheckpointEngine, count: int, *, chosen: Callable[[str], bool] = lambda _: True) -> None:
+    """Put threads of one message each, in bulk: one is made, and the others are like it. `chosen` tells which names."""
     store: Any = engine.checkpointer.store.blocking  # type: ignore[attr-defined]
     made = _made(store)
     (thread,) = made.threads
     (stored,) = made.checkpoints
     begin = time.time_ns() // 1000 - count * _APART_MICROS
+    numbers = itertools.count()
     for start in range(0, count, _AT_ONCE):
         parts: list[Part] = []
         for n in range(start, min(start + _AT_ONCE, count)):
             user = n % (count // FOUND)
-            name = f"user {user}:{n}"
+            name = next(name for number in numbers if chosen(name := f"user {user}:{number}"))
             key = Key(name, "", stored.record.key.checkpoint_id)
             metadata = {"user": user, "kind": "chat", "tenth": n % 10}
             record = stored.record._replace(key=key, metadata=metadata, tags=(f"team {user}",))

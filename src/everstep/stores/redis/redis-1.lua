@@ -1504,14 +1504,60 @@ local function fewest(prefix, upper, groups, counts)
   return names, size
 end
 
+-- What a search asks for. It is the same for all buckets that one call looks into.
+local search = nil
+local function read_search()
+  if search then return search end
+  search = { prefix = take(), upper = take(), since = tonumber(take()), after = tonumber(take()), after_name = take() }
+  search.count, search.groups, search.labels = tonumber(take()), {}, {}
+  for n = 1, tonumber(take()) do
+    search.groups[n] = { take(), take(), take() }
+    for _, label in ipairs(search.groups[n]) do search.labels[#search.labels + 1] = label end
+  end
+  search.names = { "[" .. search.prefix, search.upper == "" and "+" or "(" .. search.upper }
+  return search
+end
+
+-- Whether no thread of the bucket has what a search asks for, by two indexes that would both tell of one: most buckets have
+-- nothing that few threads have, and then nothing else is looked at there.
+local function has_none(asked)
+  for _, group in ipairs(asked.groups) do
+    local fact = base .. "fact:"
+    if call("EXISTS", fact .. group[1], fact .. group[2], fact .. group[3]) == 0 then
+      local noted = call("HMGET", base .. "counts", group[1], group[2], group[3])
+      if not (noted[1] or noted[2] or noted[3]) then return true end
+    end
+  end
+  if asked.prefix == "" or call("ZLEXCOUNT", base .. "names", unpack(asked.names)) > 0 then return false end
+  return call("ZCARD", base .. "names") == call("ZCARD", base .. "active")
+end
+
+-- When the thread of the bucket was active that was so last, of those that a search may be about or others; "" if there is
+-- none that it may be about.
+local function last_active()
+  local asked = read_search()
+  if has_none(asked) then return "" end
+  local bounds = { whole(asked.after), whole(asked.since) }
+  return call("ZREVRANGEBYSCORE", base .. "active", bounds[1], bounds[2], "WITHSCORES", "LIMIT", 0, 1)[2] or ""
+end
+
+function verbs.last() return last_active() end
+
+-- The same for many buckets, which must be on one server.
+function verbs.last_in_each()
+  local all = {}
+  for n, key in ipairs(KEYS) do
+    base = key
+    all[n] = last_active()
+  end
+  return all
+end
+
 -- Where the threads of the bucket stand that may be searched for, most recently active first: time, name, ...
 local function find()
-  local prefix, upper, since, after, after_name = take(), take(), tonumber(take()), tonumber(take()), take()
-  local count, groups, labels, found, flat = tonumber(take()), {}, {}, {}, {}
-  for n = 1, tonumber(take()) do
-    groups[n] = { take(), take(), take() }
-    for _, label in ipairs(groups[n]) do labels[#labels + 1] = label end
-  end
+  local asked, found, flat = read_search(), {}, {}
+  local prefix, upper, since, after, after_name = asked.prefix, asked.upper, asked.since, asked.after, asked.after_name
+  local count, groups, labels = asked.count, asked.groups, asked.labels
   local counts = {}
   local total = mend(labels, counts)
   local names, size = fewest(prefix, upper, groups, counts)
@@ -1574,7 +1620,7 @@ function verbs.found() return find() end
 function verbs.found_in_each()
   local all = {}
   for n, key in ipairs(KEYS) do
-    base, position = key, 0
+    base = key
     all[n] = find()
   end
   return all

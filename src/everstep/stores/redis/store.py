@@ -122,6 +122,7 @@ _FAR_SECONDS = 0.003
 """If the quickest round trip takes longer, to look for a turn is of no use: who is far gets in line at once."""
 _LOST_MAX = 3
 _PAGE = 200
+_ASKED_MIN, _ASKED_GROWTH = 64, 8  # buckets that are asked for threads first, and how many more each time
 _FOUND_GROWTH, _FOUND_MAX = 4, 1000  # how the number of threads grows that are looked at once, and up to what
 _SCORE_MAX = 1 << 53
 _ALIASES_MAX = 10_000
@@ -582,9 +583,9 @@ class _Server:
         buckets = self._buckets(at)
         yield from zip(buckets, self._call_many(at, verb, [(bucket, args) for bucket in buckets]), strict=True)
 
-    def _everywhere_at_once(self, at: float, verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
-        """Call a script that has a twin for many buckets on every bucket in use."""
-        buckets = self._buckets(at)
+    def _in_each(self, at: float, buckets: Sequence[int], verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
+        """Call a script that has a twin for many buckets on these."""
+        self._check_server(at)
         with translated():
             replies = self._link.run_on_each(verb, [self._base(bucket) for bucket in buckets], _encoded(args), at)
         yield from zip(buckets, self._answered(at, verb, [(bucket, args) for bucket in buckets], replies), strict=True)
@@ -1541,17 +1542,13 @@ class _Server:
         Each bucket gives its first one. As many as are wanted stand no later than the last of the best of these, so
         only the buckets that these are in are asked for more, up to there.
         """
-        first: dict[int, Position] = {}
-        for bucket, flat in self._everywhere_at_once(at, "found", *_found_arguments(search, wanted, after, 1, 0)):
-            for position in _positions(flat):
-                first[bucket] = position
+        first, is_all = self._first_places(search, wanted, after, count, at)
         best = sorted(first.values(), reverse=True)[:count]
-        end = best[-1] if len(first) > count else None
+        end = best[-1] if len(first) > count or not is_all else None
         buckets = [bucket for bucket, position in first.items() if end is None or position >= end]
         arguments = _found_arguments(search, wanted, after, count, end.active if end is not None else 0)
         found: list[tuple[int, Position]] = []
-        calls = [(bucket, arguments) for bucket in buckets]
-        for bucket, flat in zip(buckets, self._call_many(at, "found", calls), strict=True):
+        for bucket, flat in self._in_each(at, buckets, "found", *arguments):
             own = _positions(flat)
             found += [(bucket, position) for position in own]
             # A bucket that may have more: threads that stand after its last one cannot be put in order yet.
@@ -1559,6 +1556,35 @@ class _Server:
                 end = own[-1]
         ordered = sorted(found, key=lambda each: each[1], reverse=True)
         return [each for each in ordered if end is None or each[1] >= end], end
+
+    def _first_places(
+        self, search: Search, wanted: Wanted, after: Position | None, count: int, at: float
+    ) -> tuple[dict[int, Position], bool]:
+        """Return the first thread of each bucket that a search may be about, and whether all buckets were asked.
+
+        Those with the latest activity are asked first: as soon as enough threads are found that were active later than
+        any of the other buckets, these have nothing that comes before them.
+        """
+        arguments = _found_arguments(search, wanted, after, 1, 0)
+        last: dict[int, int] = {}
+        for bucket, time_of_last in self._in_each(at, self._buckets(at), "last", *arguments):
+            if time_of_last:
+                last[bucket] = int(float(time_of_last))
+        order = sorted(last, key=last.__getitem__, reverse=True)
+        first: dict[int, Position] = {}
+        start = 0
+        size = max(count, _ASKED_MIN)
+        while start < len(order):
+            for bucket, flat in self._in_each(at, order[start : start + size], "found", *arguments):
+                for position in _positions(flat):
+                    first[bucket] = position
+            start += size
+            size *= _ASKED_GROWTH
+            if len(first) >= count and start < len(order):
+                worst = sorted(first.values(), reverse=True)[count - 1]
+                if worst.active > last[order[start]]:
+                    return first, False
+        return first, True
 
     def _shown(self, places: Sequence[tuple[int, Position]], wanted: Wanted, at: float) -> list[Hit]:
         """Return those of these threads that fit, as they are listed."""

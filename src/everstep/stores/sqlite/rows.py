@@ -1495,7 +1495,7 @@ def _search_sources(search: Search, wanted: Wanted) -> list[tuple[str, list[Any]
         text = "SELECT f.thread FROM facts n JOIN lines f ON f.id = n.line WHERE n.label IN (?, ?, ?)"
         found.append((text, list(labels)))
     if search.since is not None:
-        found.append(("SELECT f.thread FROM lines f WHERE f.active >= ?", [search.since]))
+        found.append(("SELECT f.thread FROM lines f INDEXED BY lines_by_activity WHERE f.active >= ?", [search.since]))
     return found
 
 
