@@ -45,6 +45,17 @@ def difference(found: Any, expected: Any, path: str, codec: Codec) -> str | None
     return _of_another_kind(found, expected, path, codec)
 
 
+def same_packed(found: Any, expected: Any, codec: Codec) -> bool:
+    """Whether two values are the same as they are stored, which is found out at once; False also if that is not sure.
+
+    The same bytes are the same values, with their types and the order of their keys.
+    """
+    try:
+        return codec.pack(found) == codec.pack(expected)
+    except EverstepError:
+        return False
+
+
 class SameItems:
     """Compares lists of which most items were compared a moment ago: the same objects, which nobody has changed."""
 
@@ -91,10 +102,7 @@ def _same_messages(found: list[Any], expected: list[Any], codec: Codec) -> bool:
     wanted = fields_of(expected, shape)
     if fields is None or wanted is None:
         return False
-    try:
-        return codec.pack(fields) == codec.pack(wanted)
-    except EverstepError:
-        return False
+    return same_packed(fields, wanted, codec)
 
 
 def _of_another_kind(found: Any, expected: Any, path: str, codec: Codec) -> str | None:

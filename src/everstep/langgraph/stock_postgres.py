@@ -165,43 +165,49 @@ class _Group:
         self._found = self._read_checkpoints(keys)
         self._writes = self._read_writes([key for key in keys if key in written])
         self._sends = self._read_sends()
+        self._blobs = {key: self._blobs_of(key) for key in keys}
         self._sizes = self._read_sizes()
         self._raw: dict[_Blob, tuple[str, Any]] = {}
 
     def rows(self) -> Iterator[Row]:
         """Yield the checkpoints in the order in which they were given."""
         for place, entry in enumerate(self._entries):
-            if any(blob in self._sizes and blob not in self._raw for blob in self._lacking(entry.key)):
+            lacking = self._lacking(entry.key)
+            if any(blob in self._sizes and blob not in self._raw for blob in lacking):
                 self._read_blobs(place)
             with QUIET:
-                row = self._row(entry)
+                row = self._row(entry.key, lacking)
             yield row
 
-    def _row(self, entry: Entry) -> Row:
-        key = entry.key
+    def _row(self, key: Key, lacking: Sequence[_Blob]) -> Row:
         source = self._source
         checkpoint, metadata, _, size = self._found[key]
-        values, read = self._values(key)
+        values, read = self._values(key, lacking)
         if key in self._sends:
             _add_sends(checkpoint, values, self._sends[key])
         pending, written = source._pending(key, self._writes.get(key, ()))
         whole = {**checkpoint, "channel_values": {**(checkpoint.get("channel_values") or {}), **values}}
         return Row(whole, metadata, pending, size + read + written)
 
+    def _blobs_of(self, key: Key) -> list[_Blob]:
+        versions = self._found[key][2] or {}
+        return [_Blob(key.thread_id, key.namespace, *pair) for pair in versions.items()]
+
     def _lacking(self, key: Key) -> list[_Blob]:
         """Return the values of a checkpoint that are not decoded yet: those of the last one are at hand."""
-        known = self._source._blobs.get(key[:2], {})
-        versions = self._found[key][2] or {}
-        return [_Blob(key.thread_id, key.namespace, *pair) for pair in versions.items() if pair not in known]
+        known = self._source._blobs.get(key[:2])
+        if not known:
+            return self._blobs[key]
+        return [blob for blob in self._blobs[key] if blob[2:] not in known]
 
-    def _values(self, key: Key) -> tuple[dict[str, Any], int]:
+    def _values(self, key: Key, lacking: Sequence[_Blob]) -> tuple[dict[str, Any], int]:
         """Return the values that are kept beside the checkpoint, and the size of those that are new."""
         source = self._source
         known = source._blobs.get(key[:2], {})
         versions = self._found[key][2] or {}
         blobs = {pair: known[pair] for pair in versions.items() if pair in known}
         size = 0
-        for blob in self._lacking(key):
+        for blob in lacking:
             if blob in self._raw:
                 kind, data = self._raw[blob]
                 blobs[blob[2:]] = source._loaded(kind, data, key, f"the channel {blob.channel!r}")
