@@ -87,13 +87,15 @@ def waiting_runs(folder: Path) -> None:
     def ask(run: everstep.SyncRun, number: int) -> Any:
         return run.ask(f"Is {number} fine?")
 
-    threads = threading.active_count()
-    files = len(os.listdir("/proc/self/fd"))
+    threads = files = 0
     for number in range(WAITING):
         ask.start(number, thread_id=f"run {number}")._thread.join()
+        if number == 0:  # what the first one needs is the engine's own
+            threads = threading.active_count()
+            files = len(os.listdir("/proc/self/fd"))
     found = len(engine.runs("waiting"))
     more = threading.active_count() - threads + max(0, len(os.listdir("/proc/self/fd")) - files)
-    report(f"{found} waiting runs: threads and open files", str(more), "<= 4", found == WAITING and more <= 4)
+    report(f"{found} waiting runs: threads and open files", str(more), "0", found == WAITING and more <= 0)
     engine.close()
 
 

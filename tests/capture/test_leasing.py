@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import everstep
 from everstep.errors import InvalidInput, LeaseHeld, LeaseLost, UnsupportedByBackend
 from everstep.repository.claims import Claims
 from everstep.runtime.blocking import run_to_end
+from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import Store
+from everstep.stores.redis.store import RedisStore
 from tests.timeline.test_own_backend import Own
 from tests.tools import servers
 
@@ -171,3 +174,26 @@ def test_a_backend_of_somebodys_own_has_no_leases() -> None:
     engine = everstep.CheckpointEngine(Own()).sync
     with pytest.raises(UnsupportedByBackend), engine.lease("t"):
         pass
+
+
+@awaited
+async def test_the_clock_of_the_server_counts(
+    engine: everstep.CheckpointEngine, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process whose own clock is an hour ahead takes nothing over; where there is no server, that clock is all."""
+    has_server = isinstance(getattr(store, "whole", store), (PostgresStore, RedisStore))
+    now = time.time()
+    assert abs(await store.clock() - now) < 60
+    lease = engine.lease("t", 60)
+    await lease.__aenter__()
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    other = engine.lease("t", 60)
+    if has_server:
+        with pytest.raises(LeaseHeld):
+            await other.__aenter__()
+        await lease.__aexit__(None, None, None)
+        return
+    await other.__aenter__()
+    await other.__aexit__(None, None, None)
+    with pytest.raises(LeaseLost):
+        await lease.__aexit__(None, None, None)

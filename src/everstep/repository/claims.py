@@ -100,7 +100,7 @@ class Task(NamedTuple):
     created_at: str
     owner: Owner | None = None
     until: float = 0.0
-    """Seconds since 1970 by the owner's clock: so long is it the owner's."""
+    """Seconds since 1970 by the clock of the store: so long is it the owner's."""
     ended: str = ""
     error: Mapping[str, Any] | None = None
     """The last failure: `type`, `text`, and the `checkpoint_id` it happened after."""
@@ -110,11 +110,13 @@ class Task(NamedTuple):
     """Whether it is a task of a TaskManager, and not only a thread that `send` runs."""
     last: str | None = None
     """The checkpoint at which the last run came to an end of its own; None if something else ended it."""
+    seen_at: float = 0.0
+    """When it was looked at, by the clock of the store. Not stored."""
 
     @property
     def runs(self) -> bool:
-        """Whether somebody runs it, as far as can be told."""
-        return self.owner is not None and self.until > time.time() and not is_dead(self.owner)
+        """Whether somebody ran it when it was looked at, as far as can be told."""
+        return self.owner is not None and self.until > self.seen_at and not is_dead(self.owner)
 
 
 class Found(NamedTuple):
@@ -142,7 +144,12 @@ class Claims:
     async def find(self, task_id: str) -> Found | None:
         """Return the record of a task, without its input."""
         loaded = await self._store.read(task_id, TASK_NAMESPACE)
-        return Found(_task(loaded.stored.record), loaded.stored) if loaded is not None else None
+        if loaded is None:
+            return None
+        task = _task(loaded.stored.record)
+        if task.owner is not None:
+            task = task._replace(seen_at=await self._store.clock())
+        return Found(task, loaded.stored)
 
     async def given(self, found: Found) -> Mapping[str, Any] | None:
         """Return the input that is kept with the record."""
@@ -169,7 +176,7 @@ class Claims:
             task = task._replace(ended="")
         task = task._replace(
             owner=this_process(),
-            until=time.time() + lease_seconds,
+            until=await self._store.clock() + lease_seconds,
             input=kept,
             is_task=is_task or task.is_task,
         )
@@ -258,7 +265,8 @@ class Claim:
     def _renew(self) -> None:
         while not self._ended.wait(self._lease / _RENEWALS_PER_LEASE):
             try:
-                task = self.task._replace(until=time.time() + self._lease)
+                now = run_to_end(self._blocking._store.clock())
+                task = self.task._replace(until=now + self._lease)
                 self._stored = run_to_end(self._swapped(self._blocking, task))
             except LeaseLost:
                 if self._ended.is_set():

@@ -59,6 +59,9 @@ class Inside:
     async def in_turn(self, thread_id: str, work: Any, seconds: float = 0.0) -> Any:
         return await work(self)
 
+    async def clock(self) -> float:
+        return await self._store.blocking.clock()
+
     async def commit(self, change: Change) -> Stored | None:
         return self._commit(change)
 

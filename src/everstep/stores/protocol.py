@@ -574,6 +574,10 @@ class Store(Protocol):
         """
         ...
 
+    async def clock(self) -> float:
+        """Return the time in seconds since 1970, by the clock that all users of the store share if there is one."""
+        ...
+
     async def commit(self, change: Change) -> Stored | None:
         """Apply `change` and return the checkpoint it made, if any.
 

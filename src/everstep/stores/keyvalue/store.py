@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -119,6 +120,9 @@ class KeyValueStore:
             return run_to_end(work(Inside(self, rows, rows.load, lambda change: apply(rows, change))))
 
         return await self._write(inside)
+
+    async def clock(self) -> float:
+        return time.time()
 
     async def commit(self, change: Change) -> Stored | None:
         return await self._write(lambda rows: apply(rows, change))

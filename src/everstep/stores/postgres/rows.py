@@ -285,6 +285,10 @@ class Rows:
         query = self._tables(_PUT).encode()
         return _seq(self.connection.call_and_commit(query, _PUT_TYPES, _binary(_PUT_TYPES, values)))
 
+    def clock(self) -> float:
+        """Return the server's time, in seconds since 1970."""
+        return float(self._one("SELECT extract(epoch FROM clock_timestamp())::float8")[0])
+
     def generation(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
         """Lock a line and return its family and generation."""
         row = self._locked(thread_id, namespace)

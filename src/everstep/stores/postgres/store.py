@@ -234,6 +234,9 @@ class PostgresStore:
     async def list_checkpoints(self, query: Query) -> list[Stored]:
         return await self._about(query.thread_id, lambda rows: rows.list_checkpoints(query))
 
+    async def clock(self) -> float:
+        return await self._read(lambda rows: rows.clock())
+
     async def count(self, query: Query) -> int:
         return await self._about(query.thread_id, lambda rows: rows.count(query))
 

@@ -1357,6 +1357,11 @@ function verbs.index()
   return { "found", lines }
 end
 
+function verbs.clock()
+  local time = call("TIME")
+  return { "found", string.format("%d.%06d", tonumber(time[1]), tonumber(time[2])) }
+end
+
 function verbs.count()
   local name, namespace, low, high, visible, total = take(), take(), take(), take(), take() == "1", 0
   if not alive(name) then return absent(name) end

@@ -249,6 +249,9 @@ class RedisStore:
     async def list_checkpoints(self, query: Query) -> list[Stored]:
         return await self._about(query.thread_id, lambda at: self._server.list_checkpoints(query, at))
 
+    async def clock(self) -> float:
+        return await self._run(lambda at: self._server.clock(at))
+
     async def count(self, query: Query) -> int:
         return await self._about(query.thread_id, lambda at: self._server.count(query, at))
 
@@ -1410,6 +1413,11 @@ class _Server:
 
     def list_checkpoints(self, query: Query, at: float) -> list[Stored]:
         return [listed(row) for row in self._rows(query, at)]
+
+    def clock(self, at: float) -> float:
+        """Return the time of the server; of a cluster, of one of them."""
+        seconds: bytes = self._call(0, at, "clock")[1]
+        return float(seconds)
 
     def count(self, query: Query, at: float) -> int:
         simple = Query(

@@ -225,6 +225,9 @@ class SQLiteStore:
     async def list_checkpoints(self, query: Query) -> list[Stored]:
         return await self._driver.read(lambda rows: rows.list_checkpoints(query), query.thread_id)
 
+    async def clock(self) -> float:
+        return time.time()  # all who use the file are on one machine
+
     async def count(self, query: Query) -> int:
         return await self._driver.read(lambda rows: rows.count(query))
 
