@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -32,6 +33,12 @@ def utc_now() -> str:
     clock = CLOCK.get()
     moment = clock() if clock is not None else datetime.now(UTC)
     return moment.isoformat(timespec="microseconds")
+
+
+def stopwatch() -> float:
+    """Return seconds to measure with how long something takes."""
+    clock = CLOCK.get()
+    return clock().timestamp() if clock is not None else time.monotonic()
 
 
 @dataclass

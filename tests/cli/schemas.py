@@ -35,8 +35,8 @@ def document(**properties: Any) -> dict[str, Any]:
 
 THREAD = fields(
     thread_id=TEXT,
-    kind={"enum": ["engine", "langgraph", "task"]},
-    status={"enum": [None, "failed", "waiting", "interrupted"]},
+    kind={"enum": ["engine", "langgraph", "task", "run"]},
+    status={"enum": [None, "failed", "waiting", "interrupted", "running", "ready", "done", "paused"]},
     steps=COUNT,
     updated_at=TIME,
     summary=TEXT,
@@ -89,6 +89,20 @@ MESSAGE = fields(
 _DETAIL = {**ROW["properties"], "parents": listed(NAMED)}
 OPERATION = fields(id=COUNT, kind=TEXT, created_at=TIME, undone=FLAG, details=OBJECT)
 ERROR = document(error=fields(code=TEXT, message=TEXT, hint=TEXT))
+RUN_STATUS = {"enum": ["running", "interrupted", "waiting", "ready", "done", "failed", "paused"]}
+_WAIT = {
+    "kind": {"enum": ["ask", "event", "sleep"]}, "key": TEXT, "question": maybe(TEXT), "event": maybe(TEXT),
+    "until": maybe(TIME), "effect": maybe(TEXT),
+}  # fmt: skip
+_RUN = {
+    "thread_id": TEXT, "name": TEXT, "status": RUN_STATUS, "steps": COUNT, "updated_at": TIME, "head": TEXT,
+    "summary": TEXT, "waits": listed(fields(**_WAIT)),
+}  # fmt: skip
+ENTRY = fields(
+    op=TEXT, key=TEXT, name=TEXT, status=maybe(TEXT), effect=maybe(TEXT), tries=maybe(COUNT), failures=TEXTS,
+    seconds=maybe({"type": "number"}), until=maybe(TIME), text=TEXT, step=COUNT, id=TEXT, ref=TEXT, created_at=TIME,
+    hidden=FLAG,
+)  # fmt: skip
 _COLLECTED = {
     "threads": COUNT, "checkpoints": COUNT, "hidden": COUNT, "objects": COUNT, "size_bytes": COUNT, "dry_run": FLAG,
     "retention": fields(policy=TEXT, param={"type": "number"}, source=TEXT),
@@ -154,6 +168,22 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "doctor": document(
         status={"enum": ["ok", "warn", "fail"]},
         checks=listed(fields(check=TEXT, status={"enum": ["ok", "warn", "fail"]}, message=TEXT, advice=TEXT)),
+    ),
+    "runs": document(runs=listed(fields(**_RUN)), cursor=maybe(TEXT), more=FLAG),
+    "run": document(
+        **{**_RUN, "waits": listed(fields(**_WAIT, details=ANY))}, origin=maybe(TEXT), entries=listed(ENTRY),
+        cursor=maybe(TEXT), arguments=maybe(fields(args=ANY, kwargs=ANY)), result=ANY,
+        error=maybe(fields(type=TEXT, message=TEXT)),
+        branches=listed(fields(thread_id=TEXT, name=TEXT, status=RUN_STATUS, origin=maybe(TEXT), updated_at=TIME)),
+        effects=listed(
+            fields(key=TEXT, name=TEXT, status=TEXT, thread_id=TEXT, undo=maybe(TEXT), at=TIME, result=ANY)
+        ),
+    ),
+    "answer": document(thread_id=TEXT, id=TEXT, status=RUN_STATUS),
+    "signal": document(thread_id=TEXT, id=TEXT, event=TEXT, status=RUN_STATUS),
+    "resume": document(thread_id=TEXT, name=TEXT, status=RUN_STATUS, result=ANY, waits=TEXTS),
+    "recover": document(
+        runs=listed(fields(thread_id=TEXT, name=TEXT, status=RUN_STATUS, head=TEXT, updated_at=TIME))
     ),
     "demo": document(store=TEXT, threads=TEXTS, left_out=TEXTS),
     "config": document(store=TEXT, kind=TEXT, source=TEXT, files=TEXTS, profiles=TEXTS),

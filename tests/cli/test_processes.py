@@ -23,6 +23,8 @@ LOOKING: dict[str, list[str]] = {
     "diff": ["diff", "trip-to-oslo~1", "trip-to-oslo"],
     "blame": ["blame", "trip-to-oslo", "/hotel"],
     "replay": ["replay", "refund-0093"],
+    "runs": ["runs", "--status", "waiting"],
+    "run": ["run", "trip-to-bergen"],
     "stats": ["stats", "trip-to-oslo"],
     "backup": ["backup", "backups"],
     "export": ["export", "trip-to-oslo", "-o", "trip.everstep"],
@@ -48,8 +50,22 @@ CHANGING: dict[str, list[str]] = {
     "rm": ["rm", "onboarding-ada", "--yes"],
     "purge": ["purge", "--prefix", "trip-to-oslo-branch", "--yes"],
     "copy": ["copy", "own.db", "other.db"],
+    "answer": ["answer", "trip-to-bergen", "yes"],
+    "signal": ["signal", "trip-to-bergen", "paid", '{"by": "card"}'],
 }
-APART = {"demo", "redo", "branch delete", "tail", "import-langgraph", "import", "restore", "merge", "ui"}
+APART = {
+    "resume",
+    "recover",
+    "demo",
+    "redo",
+    "branch delete",
+    "tail",
+    "import-langgraph",
+    "import",
+    "restore",
+    "merge",
+    "ui",
+}
 """Those that have a test of their own."""
 
 

@@ -106,3 +106,12 @@ def test_what_is_no_durable_function_is_refused(engine: everstep.SyncEngine) -> 
         engine.resume("nothing")
     with pytest.raises(everstep.InvalidInput, match="status is one of"):
         engine.runs("sleeping")
+
+
+async def test_a_plain_function_runs_where_there_is_an_event_loop(engine: everstep.SyncEngine) -> None:
+    @engine.durable
+    def work(run: everstep.SyncRun) -> str:
+        return run.step(str.upper, "done")
+
+    assert work(thread_id="t") == "DONE"
+    assert [info.status for info in engine.runs()] == ["done"]

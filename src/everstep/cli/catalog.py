@@ -26,6 +26,14 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "merge": ("history", "Merge a branch into another thread; conflicts are listed."),
         "replay": ("history", "Tell what would run next from a checkpoint, and which results are there already."),
     },
+    "Durable runs": {
+        "runs": ("durable", "List durable runs, and how they stand."),
+        "run": ("durable", "Show one run: its steps, what it waits for, how it ended."),
+        "answer": ("durable", "Answer a question of a run."),
+        "signal": ("durable", "Tell a run of an event that it waits for."),
+        "resume": ("durable", "Take one run up, also one that failed, with the code of your program."),
+        "recover": ("durable", "Take up every run that has something to do; --watch for ever, as a worker."),
+    },
     "Names": {
         "branch": ("names", "List the branches of a thread, or delete one."),
         "tag": ("names", "List the tags of a thread."),

@@ -29,6 +29,14 @@ class NeedsYes(EverstepError):
         super().__init__(f"this would {what}, and there is nobody to ask; add --yes, or --dry-run to see it only")
 
 
+class ProgramNotLoaded(EverstepError):
+    """The program that has the durable functions could not be loaded."""
+
+
+class RunFailed(EverstepError):
+    """A run has failed, by an error of its own code. It is recorded there."""
+
+
 _HINTS: dict[type[EverstepError], str] = {
     StoreNotThere: "everstep demo demo.db makes one to try; everstep config tells which store is used",
     StoreMismatch: "everstep doctor looks into it",

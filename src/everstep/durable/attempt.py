@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from everstep.errors import (
 )
 from everstep.reports import Difference
 from everstep.repository.claims import Claim
+from everstep.repository.new_names import new_token
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Key
@@ -147,7 +147,7 @@ class Attempt:
             "key": "start",
             "name": self.program.name,
             "args": Arguments.of(args, kwargs).digest,
-            "seed": secrets.randbits(62),
+            "seed": int(new_token(), 16) >> 2,
         }
         values_ = {"name": self.program.name, "args": list(args), "kwargs": dict(kwargs), "status": "started"}
         draft = Draft(about, values_, f"{self.program.name}: started", ("start",))

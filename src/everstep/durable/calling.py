@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from everstep.errors import InvalidInput
 from everstep.runtime import checks
+from everstep.types import stopwatch
 
 Effect = Literal["none", "retry", "once"]
 
@@ -207,17 +208,17 @@ async def call(
 ) -> Outcome:
     """Call the function of a step until it succeeds or its tries are used up."""
     failed: list[str] = []
-    began = time.monotonic()
+    began = stopwatch()
     token = _key.set(key)
     try:
         while True:
             try:
                 result = await face.call(functools.partial(function, *args, **kwargs), options.timeout)
-                return Outcome(result, None, failed, time.monotonic() - began)
+                return Outcome(result, None, failed, stopwatch() - began)
             except Exception as exc:
                 failed.append(f"{type(exc).__name__}: {exc}"[:500])
                 if len(failed) > options.retries or not isinstance(exc, options.retry_on):
-                    return Outcome(None, exc, failed, time.monotonic() - began)
+                    return Outcome(None, exc, failed, stopwatch() - began)
             await face.sleep(_pause(options.backoff, len(failed)))
     finally:
         _key.reset(token)

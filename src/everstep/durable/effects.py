@@ -8,7 +8,7 @@ before the call, the outcome takes its place afterwards.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import BaseGone, IdTaken
@@ -65,14 +65,15 @@ class Effects:
         key = effect.about["key"]
         return await self._keep(key, {**effect.about, "status": status}, {**effect.values, **values}, effect)
 
+    async def stored(self) -> Sequence[Stored]:
+        """Return the records of all of them, the newest first."""
+        query = Query(thread_id=self._host, namespace=TASK_NAMESPACE, hidden="also")
+        listed = await self._repository.store.list_checkpoints(query)
+        return [stored for stored in listed if stored.record.key.checkpoint_id.startswith(PREFIX)]
+
     async def list(self) -> list[Effect]:
         """Return all of them, the newest first."""
-        query = Query(thread_id=self._host, namespace=TASK_NAMESPACE, hidden="also")
-        listed = [
-            stored
-            for stored in await self._repository.store.list_checkpoints(query)
-            if stored.record.key.checkpoint_id.startswith(PREFIX)
-        ]
+        listed = await self.stored()
         values = await self._repository.tools_results(listed) if listed else []
         return [Effect(stored, held) for stored, held in zip(listed, values, strict=True)]
 

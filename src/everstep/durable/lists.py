@@ -122,7 +122,7 @@ async def answer(engine: CheckpointEngine, thread_id: str, value: Any, key: str 
         asked = _question(thread_id, waits, key)
         if asked.get("effect") is not None:
             check_happened(str(asked["effect"]), value)
-        about = {"op": "answer", "key": asked["key"]}
+        about = {"op": "answer", "key": asked["key"], "question": asked["question"]}
         return about, {"key": asked["key"], "question": asked["question"], "answer": value}, asked["key"]
 
     return await _add(engine, thread_id, entry, "answer")

@@ -125,8 +125,12 @@ class Taken:
 
     async def _let_go(self) -> None:
         self._renewing.close()
+        release = self._claim.release("", None, begun=True)
         try:
-            await to_its_end(self._claim.release("", None, begun=True))
+            if self._runner.program.is_blocking:
+                await release  # it never suspends, also where its caller has an event loop
+            else:
+                await to_its_end(release)
         except LeaseLost:
             pass  # whoever has it now goes on with it
         except StoreError:

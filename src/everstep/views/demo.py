@@ -3,6 +3,8 @@
 * `support-4711`: a long chat, 412 steps.
 * `invoice-run-2026-11`: an agent that failed, was rewound and went on.
 * `trip-to-oslo`: a story with three branches, of which two were merged, one of them with a conflict.
+* `trip-to-bergen`: a durable run that waits for a person's answer before it pays.
+* `report-week-46`: a durable run that failed, and was resumed without its recorded steps.
 * `refund-0093`: a LangGraph workflow that waits for a person's answer; only where langgraph is installed.
 """
 
@@ -20,12 +22,15 @@ from everstep.config import SnapshotTrigger
 from everstep.engine import CheckpointEngine
 from everstep.repository.new_names import TOKENS
 from everstep.types import CLOCK
+from everstep.views import demo_runs
 
 CHAT = "support-4711"
 AGENT = "invoice-run-2026-11"
 STORY = "trip-to-oslo"
 NOTES = "onboarding-ada"
 WORKFLOW = "refund-0093"
+BOOKING = "trip-to-bergen"
+REPORT = "report-week-46"
 
 _CHAT_TURNS = 103  # of four steps each
 
@@ -87,7 +92,11 @@ async def fill(engine: CheckpointEngine, *, now: datetime | None = None) -> dict
         await _tell_notes(engine, scene)
         await _tell_agent(engine, scene)
         await _tell_story(engine, scene)
+        scene.begin(47)
+        demo_runs.tell_report(engine.sync, REPORT, scene.wait)
         await _tell_chat(engine, scene)
+        scene.begin(4)
+        demo_runs.tell_booking(engine.sync, BOOKING, scene.wait)
     left_out = []
     if importlib.util.find_spec("langgraph") is None:
         left_out.append(f"{WORKFLOW}: langgraph is not installed")

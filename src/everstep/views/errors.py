@@ -31,6 +31,8 @@ TABLE: dict[type[BaseException], Answer] = {
     errors.CannotUndo: Answer(1, 409),
     errors.TaskExists: Answer(1, 409),
     errors.TaskRunning: Answer(1, 409),
+    errors.RunNotFound: Answer(3, 404),
+    errors.RunError: Answer(1, 409),
     errors.SnapshotTooLarge: Answer(1, 413),
     errors.UnstorableValue: Answer(2, 400),
     errors.InvalidInput: Answer(2, 400),
@@ -103,6 +105,10 @@ def hint(error: BaseException) -> str:
             return f"everstep verify {thread!r} tells what is damaged; everstep repair saves what is whole."
         case errors.CheckpointCorrupted():
             return "everstep verify tells what is damaged; everstep repair saves what is whole."
+        case errors.RunNotFound():
+            return "everstep runs shows what there is."
+        case errors.NotWaiting(thread_id=thread):
+            return f"everstep run {thread!r} shows what it waits for."
         case errors.HeadMoved():
             return "Somebody else was faster: look again, and decide again."
         case errors.StoreUnavailable():

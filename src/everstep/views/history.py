@@ -17,6 +17,7 @@ from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Loaded, Stored
 from everstep.views import rows as rows_of
+from everstep.views import run_steps
 from everstep.views.differences import Changed, changed_since_parent
 from everstep.views.graph import Graph, needed_segments
 from everstep.views.listing import Listing
@@ -295,7 +296,28 @@ async def look(repository: Repository, listed: Sequence[Stored]) -> dict[Key, Se
         loaded = {each.stored.record.key: each.stored for each in await repository.store.read_many(tools)}
         said = await last_messages(repository, loaded)
         found = {key: Seen(message=message) for key, message in said.items()}
+    found |= await _look_at_runs(repository, listed)
     return found | (await _look_at_graphs(repository, graphs) if graphs else {})
+
+
+async def _look_at_runs(repository: Repository, listed: Sequence[Stored]) -> dict[Key, Seen]:
+    """Return which questions of durable runs are open, and which were answered."""
+    found: dict[Key, Seen] = {}
+    open_keys: dict[str, set[str]] = {}
+    for stored in listed:
+        record = stored.record
+        asked = [each for each in run_steps.entries_of(record) if each["op"] == "ask"]
+        if not asked:
+            continue
+        thread_id = record.key.thread_id
+        if thread_id not in open_keys:
+            head = await repository.store.read(thread_id)
+            waits = run_steps.waits_of(head.stored.record) if head is not None else []
+            open_keys[thread_id] = {run_steps.text_of(wait, "key") for wait in waits}
+        waiting = [each for each in asked if run_steps.text_of(each, "key") in open_keys[thread_id]]
+        question = run_steps.text_of(waiting[0], "question") if waiting else None
+        found[record.key] = Seen(question=question, was_asked=not waiting)
+    return found
 
 
 async def _look_at_graphs(repository: Repository, graphs: Sequence[Stored]) -> dict[Key, Seen]:

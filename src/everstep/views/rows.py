@@ -10,6 +10,7 @@ from everstep.config import SnapshotTrigger
 from everstep.history.adapter import described, is_own
 from everstep.history.checkpoint_tree import branch_name
 from everstep.stores.protocol import Key, Stored, Write
+from everstep.views import run_steps
 from everstep.views.texts import as_text, branch_of, one_line
 
 KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
@@ -86,7 +87,7 @@ def row_of(
         "pinned": stored.pinned,
         "hidden": stored.hidden,
         "created_at": one_line(record.created_at, 64),
-        "duration_ms": _duration_ms(record.metadata),
+        "duration_ms": run_steps.duration_ms(record) if run_steps.is_run(record) else _duration_ms(record.metadata),
         "tokens": tokens_of(record.metadata, seen.message),
         "cost": _number(record.metadata, ("cost", "cost_usd", "total_cost")),
         "added_bytes": stored.added_bytes,
@@ -113,6 +114,9 @@ def kind_of(stored: Stored, seen: Seen = NOTHING) -> str:
 
 def _kind_of_step(stored: Stored) -> str:
     record = stored.record
+    of_run = run_steps.kind_of(record)
+    if of_run is not None:
+        return of_run
     if record.trigger == SnapshotTrigger.LLM_CALL:
         return "llm"
     if record.trigger == SnapshotTrigger.TOOL_CALL:
@@ -169,6 +173,9 @@ def title_of(stored: Stored, seen: Seen, kind: str) -> str:
         return one_line(f"Merge {branch_of(record.parents[1].thread_id)}")
     if not is_own(record.kind):
         return _title_of_graph(stored, seen)
+    of_run = run_steps.title_of(record)
+    if of_run:
+        return of_run
     error = _error(record.metadata)
     call = _CALL.fullmatch(record.summary)
     if call is not None and (record.trigger in ("tool_call", "llm_call")):
@@ -271,7 +278,10 @@ def _chips(stored: Stored, seen: Seen, *, is_head: bool, asked: str, kind: str) 
     if stored.hidden:
         chips.append(_chip("hidden", "plain"))
     name = branch_name(record.tags)
+    chips += [_chip(text, tone) for text, tone in run_steps.marks_of(record)]
     own = _OWN_TAGS if is_own(record.kind) else _OWN_TAGS | _SOURCES
+    if run_steps.is_run(record):
+        own |= run_steps.TAGS
     others = [tag for tag in record.tags if tag not in own and tag != name]
     return chips + [_chip(one_line(tag, 40), "plain") for tag in others]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from everstep.durable import lists
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.adapter import described, is_own
 from everstep.repository.finding import make_search, pack_cursor
@@ -15,7 +16,7 @@ from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Hit, Key, Loaded, Record, Store, Stored, Thread
 from everstep.types import TASK_NAMESPACE
-from everstep.views import rows
+from everstep.views import rows, run_steps
 from everstep.views.json_values import to_json
 from everstep.views.reading import last_messages, repository_of
 from everstep.views.texts import one_line
@@ -49,8 +50,9 @@ async def page(
     """Return threads, the most recently active first; `cursor` is that of the page before.
 
     `text` finds threads whose name, summary or tags contain it, `status` those that have failed, wait for an answer,
-    were interrupted or are damaged. Both look at up to 2,000 threads; `more` says that there are some that were not
-    looked at. A damaged thread has its place among the others, with what is wrong with it as its summary.
+    were interrupted or are damaged; a durable run has all of its own. Both look at up to 2,000 threads; `more` says
+    that there are some that were not looked at. A damaged thread has its place among the others, with what is wrong
+    with it as its summary.
     """
     if status is not None and status not in STATUSES:
         raise InvalidInput(f"status is one of {', '.join(STATUSES)}, not {checks.shown(status)}")
@@ -134,6 +136,8 @@ async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[
             about = await _about(store, hit.position.thread_id)
             head = loaded.get(hit.stored.record.key)
             shown = _shown(hit, about, head, await _summary(repository, hit.stored, head))
+            if run_steps.is_run(hit.stored.record):
+                shown["status"] = (await lists.info_at(repository, hit.stored)).status
         except CheckpointCorrupted as exc:
             shown = _shown_damaged(hit._replace(stored=None, damage=exc))
         found.append((hit, shown))
@@ -156,7 +160,8 @@ async def _heads(store: Store, keys: Sequence[Key]) -> dict[Key, Loaded]:
 async def _summary(repository: Repository, stored: Stored, head: Loaded | None) -> str:
     """Return what a thread is about, in one line: what its latest step is called."""
     if head is None or stored.record.summary:
-        return rows.title_of(stored, rows.NOTHING, rows.kind_of(stored))
+        seen = rows.Seen(question=run_steps.question_of(stored.record))
+        return rows.title_of(stored, seen, rows.kind_of(stored, seen))
     key = head.stored.record.key
     try:
         said = await last_messages(repository, {key: head.stored})

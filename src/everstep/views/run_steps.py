@@ -1,0 +1,130 @@
+"""What a checkpoint of a durable run tells of its steps, from its record alone: titles, kinds, marks, times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from everstep.durable.entries import ENTRIES
+from everstep.stores.protocol import Record
+from everstep.types import RUN_KIND
+from everstep.views.texts import as_text, one_line
+
+TAGS = frozenset(("start", "done", "answer", "event"))
+"""Tags that runs give to their checkpoints; what they say stands in the title."""
+
+_FROM_OUTSIDE = frozenset(("start", "answer", "event"))
+
+
+def is_run(record: Record) -> bool:
+    """Whether a checkpoint belongs to a durable run."""
+    return record.kind == RUN_KIND
+
+
+def entries_of(record: Record) -> list[Mapping[str, Any]]:
+    """Return what a checkpoint of a run records."""
+    found = record.metadata.get(ENTRIES) if is_run(record) else None
+    return [each for each in found if isinstance(each, dict) and "op" in each] if isinstance(found, list) else []
+
+
+def waits_of(record: Record) -> list[Mapping[str, Any]]:
+    """Return what a run waits for, as of a checkpoint."""
+    found = record.metadata.get("run_waits") if is_run(record) else None
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def question_of(record: Record) -> str | None:
+    """Return the first question that a run waits for an answer to."""
+    return next((text_of(wait, "question") for wait in waits_of(record) if wait.get("kind") == "ask"), None)
+
+
+def kind_of(record: Record) -> str | None:
+    """Return what kind of row it is; None: as the trigger says."""
+    ops = {str(each["op"]) for each in entries_of(record)}
+    if "step" in ops:
+        return "tool"
+    return "input" if ops & _FROM_OUTSIDE else None
+
+
+def title_of(record: Record) -> str:
+    """Return what a person would call it; "" if it records nothing."""
+    entries = entries_of(record)
+    steps = [each for each in entries if each["op"] == "step"]
+    titles = [_steps_title(steps)] if steps else []
+    titles += [title_of_entry(record, each) for each in entries]
+    return one_line(", ".join([title for title in titles if title]))
+
+
+def _steps_title(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Return steps that were recorded together in one line, those that failed last."""
+    done = [text_of(each, "key") for each in steps if each.get("status") == "ok"]
+    failed = [_failed_step(each) for each in steps if each.get("status") != "ok"]
+    parts = [f"{', '.join(done)} done"] if done else []
+    return one_line(", ".join(parts + failed))
+
+
+def _failed_step(about: Mapping[str, Any]) -> str:
+    failures = about.get("failures")
+    last = failures[-1] if isinstance(failures, list) and failures else None
+    why = f": {last}" if isinstance(last, str) else ""
+    return f"{text_of(about, 'key')} failed{why}"
+
+
+def title_of_entry(record: Record, about: Mapping[str, Any]) -> str:
+    """Return what a person would call one thing that is no step; "" if it is not worth a word."""
+    name = as_text(record.metadata.get("run")) or "run"
+    match about["op"]:
+        case "start":
+            return f"{text_of(about, 'name') or name} started"
+        case "end" if about.get("status") == "failed":
+            return f"{name} failed: {text_of(about, 'error')}"
+        case "end":
+            return f"{name} done"
+        case "resume":
+            return f"{name} taken up again"
+        case "ask":
+            return f"Asked: {text_of(about, 'question')}"
+        case "answer":
+            return f"Answer to: {text_of(about, 'question') or text_of(about, 'key')}"
+        case "event":
+            return f"Event {text_of(about, 'event')}"
+        case "sleep":
+            return "Sleeps"
+        case "wait" if about.get("event"):
+            return f"Waits for the event {text_of(about, 'event')}"
+        case "wait":
+            return record.summary.partition(": ")[2].capitalize()
+        case _:
+            return ""
+
+
+def marks_of(record: Record) -> list[tuple[str, str]]:
+    """Return marks, each with its tone: how often a step was tried, and that it is performed once."""
+    marks: list[tuple[str, str]] = []
+    steps = [each for each in entries_of(record) if each["op"] == "step"]
+    tries = max([number_of(each, "tries") or 0 for each in steps], default=0)
+    if tries > 1:
+        marks.append((f"{tries:.0f} tries", "warn"))
+    if any(each.get("effect") == "once" for each in steps):
+        marks.append(("once", "plain"))
+    return marks
+
+
+def duration_ms(record: Record) -> float | None:
+    """Return how long the longest of its steps took."""
+    times = [number_of(each, "seconds") for each in entries_of(record) if each["op"] == "step"]
+    known = [seconds * 1000 for seconds in times if seconds is not None]
+    return max(known, default=None)
+
+
+def number_of(about: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of an entry, if it is one."""
+    found = about.get(name)
+    if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 <= found < 1e15:
+        return None
+    return found
+
+
+def text_of(about: Mapping[str, Any], name: str) -> str:
+    """Return a text of an entry; "" if there is none."""
+    return as_text(about.get(name)) or ""

@@ -1,0 +1,398 @@
+"""Durable runs: pages of them, and one with its steps, what it waits for, how it ended, its branches and effects."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from everstep.durable import lists
+from everstep.durable.attempt import did_not_happen, happened
+from everstep.durable.effects import Effects, host_of
+from everstep.durable.entries import values_by_key
+from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput, RunNotFound
+from everstep.reports import RunInfo, RunWait
+from everstep.repository.finding import make_search, pack_cursor
+from everstep.repository.repository import Repository
+from everstep.runtime import checks
+from everstep.stores.protocol import Hit, Place, Query, Record, Store, Stored
+from everstep.types import MISSING
+from everstep.views import run_steps
+from everstep.views.json_values import to_json
+from everstep.views.reading import repository_of, values_of
+from everstep.views.texts import as_text, branch_of, one_line, plain_text
+
+if TYPE_CHECKING:
+    from everstep.engine import CheckpointEngine
+
+STATUSES = lists.STATUSES
+LIMIT_MAX = 1000
+_BATCH = 200
+_SCANNED_MAX = 2000
+_VALUE_BYTES_MAX = 20_000
+_BRANCHES_MAX = 50
+_EFFECTS_MAX = 50
+_QUESTION_CHARS_MAX = 10_000
+_LEFT_OUT = frozenset(("now",))
+
+
+# -- pages of runs
+
+
+async def page(
+    engine: CheckpointEngine, *, status: str | None = None, limit: int = 50, cursor: str | None = None
+) -> dict[str, Any]:
+    """Return runs, the one that was active last first; `cursor` is that of the page before.
+
+    For `ready` and `interrupted` runs that wait or are running are looked at, up to 2,000 of them.
+    """
+    if status is not None and status not in STATUSES:
+        raise InvalidInput(f"status is one of {', '.join(STATUSES)}, not {checks.shown(status)}")
+    limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
+    repository = repository_of(engine)
+    searches = [make_search(filter={"run_status": each}, cursor=cursor) for each in lists.stored_as(status)]
+    found: list[tuple[Hit, Stored, RunInfo]] = []
+    scanned = 0
+    last: Hit | None = None
+    is_over = False
+    while len(found) <= limit and scanned < _SCANNED_MAX and not is_over:
+        hits = [hit for each in searches for hit in await repository.store.search(replace(each, limit=_BATCH + 1))]
+        hits.sort(key=lambda hit: hit.position, reverse=True)
+        is_over = len(hits) <= _BATCH
+        hits = hits[:_BATCH]
+        scanned += len(hits)
+        for hit in hits:
+            if hit.stored is None or not run_steps.is_run(hit.stored.record):
+                continue  # one that cannot be read is named in the list of threads
+            info = await lists.info_at(repository, hit.stored)
+            if status is None or info.status == status:
+                found.append((hit, hit.stored, info))
+        if hits:
+            last = hits[-1]
+            searches = [replace(each, after=last.position) for each in searches]
+    if len(found) > limit:
+        is_over = False
+        found = found[:limit]
+        last = found[-1][0]
+    return {
+        "runs": [_shown(info, head) for _, head, info in found],
+        "cursor": None if is_over or last is None else pack_cursor(last.position),
+        "more": not is_over and len(found) < limit,
+    }
+
+
+def _shown(info: RunInfo, head: Stored) -> dict[str, Any]:
+    question = run_steps.question_of(head.record)
+    title = run_steps.title_of(head.record) or one_line(head.record.summary)
+    return {
+        "thread_id": info.thread_id,
+        "name": one_line(info.name),
+        "status": info.status,
+        "steps": max(0, head.record.step),
+        "updated_at": one_line(info.updated_at, 64),
+        "head": info.checkpoint_id,
+        "summary": one_line(f"Asks: {question}") if question is not None else title,
+        "waits": [_wait(wait) for wait in info.waits],
+    }
+
+
+def _wait(wait: RunWait) -> dict[str, Any]:
+    until = datetime.fromtimestamp(min(max(wait.until, 0.0), 2e11), UTC).isoformat() if wait.until is not None else None
+    return {
+        "kind": wait.kind,
+        "key": wait.key,
+        "question": plain_text(wait.question)[:_QUESTION_CHARS_MAX] if wait.question is not None else None,
+        "event": wait.event,
+        "until": until,
+        "effect": wait.effect,
+    }
+
+
+# -- one run
+
+
+async def one(
+    engine: CheckpointEngine, thread_id: str, *, limit: int = 200, cursor: str | None = None
+) -> dict[str, Any]:
+    """Return a run and its newest steps, in order; with `cursor`, that of the page before, the steps before those."""
+    limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
+    before = _before(cursor)
+    repository = repository_of(engine)
+    store = repository.store
+    loaded = await store.read(checks.thread_id(thread_id))
+    if loaded is None or not run_steps.is_run(loaded.stored.record):
+        raise RunNotFound(thread_id)
+    head = loaded.stored
+    info = await lists.info_at(repository, head)
+    listed: list[Stored] = []
+    is_whole = True
+    async for stored in _line(store, head, before):
+        if len(listed) == limit:
+            is_whole = False
+            break
+        if run_steps.entries_of(stored.record):
+            listed.append(stored)
+    thread = await store.thread(thread_id, branches=True, brief=True)
+    origin = thread.origin if thread is not None else None
+    listed.reverse()
+    told = _shown(info, head)
+    return told | {
+        "origin": f"{origin.thread_id}@{origin.checkpoint_id}" if origin is not None else None,
+        "waits": [wait | {"details": await _details(repository, listed, wait)} for wait in told["waits"]],
+        "entries": [entry for stored in listed for entry in _entries(stored)],
+        "cursor": None if is_whole else str(listed[0].seq),
+        **await _ends(repository, info, listed),
+        "branches": await _branches(repository, thread.branches if thread is not None else ()),
+        "effects": await _effects(repository, thread_id),
+    }
+
+
+def _before(cursor: str | None) -> int | None:
+    if cursor is None:
+        return None
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+        raise InvalidInput("cursor is not one of a page of a run")
+    return int(cursor)
+
+
+def _entries(stored: Stored) -> list[dict[str, Any]]:
+    return [_entry(stored, about) for about in run_steps.entries_of(stored.record) if about["op"] not in _LEFT_OUT]
+
+
+def _entry(stored: Stored, about: Mapping[str, Any]) -> dict[str, Any]:
+    record = stored.record
+    failures = about.get("failures")
+    tries = run_steps.number_of(about, "tries")
+    until = run_steps.number_of(about, "until")
+    return {
+        "op": one_line(str(about["op"]), 20),
+        "key": one_line(run_steps.text_of(about, "key")),
+        "name": one_line(run_steps.text_of(about, "name")),
+        "status": one_line(run_steps.text_of(about, "status"), 20) or None,
+        "effect": one_line(run_steps.text_of(about, "effect"), 20) or None,
+        "tries": None if tries is None else int(tries),
+        "failures": [one_line(str(each), 500) for each in failures] if isinstance(failures, list) else [],
+        "seconds": run_steps.number_of(about, "seconds"),
+        "until": datetime.fromtimestamp(min(until, 2e11), UTC).isoformat() if until is not None else None,
+        "text": _text(record, about),
+        "step": record.step,
+        "id": record.key.checkpoint_id,
+        "ref": f"{record.key.thread_id}@{record.key.checkpoint_id}",
+        "created_at": one_line(record.created_at, 64),
+        "hidden": stored.hidden,
+    }
+
+
+def _text(record: Record, about: Mapping[str, Any]) -> str:
+    """Return the words of an entry: its question, its event, its error, or what its checkpoint is called."""
+    for name in ("question", "event", "error"):
+        found = as_text(about.get(name))
+        if found:
+            return one_line(found, 500)
+    return one_line(run_steps.title_of_entry(record, about))
+
+
+async def _ends(repository: Repository, info: RunInfo, listed: Sequence[Stored]) -> dict[str, Any]:
+    """Return what a run was called with, and how it ended, where that is on this page."""
+    found: dict[str, Any] = {"arguments": None, "result": None, "error": None}
+    for stored in listed:
+        ops = {str(each["op"]): each for each in run_steps.entries_of(stored.record)}
+        if "start" in ops:
+            values = await _values(repository, stored, "start")
+            found["arguments"] = {name: _json(values.get(name)) for name in ("args", "kwargs")}
+        if "end" in ops:
+            values = await _values(repository, stored, "end")
+            found["result"] = _json(values.get("result")) if info.status == "done" else None
+            found["error"] = _error(values.get("error")) if info.status == "failed" else None
+    return found
+
+
+def _error(kept: Any) -> dict[str, Any] | None:
+    if not isinstance(kept, dict):
+        return None
+    return {
+        "type": one_line(str(kept.get("type", "")).rpartition(":")[2]),
+        "message": plain_text(str(kept.get("text", "")))[:_VALUE_BYTES_MAX],
+    }
+
+
+async def _details(repository: Repository, listed: Sequence[Stored], wait: Mapping[str, Any]) -> Any:
+    """Return what was given with a question."""
+    for stored in reversed(listed):
+        for about in run_steps.entries_of(stored.record):
+            if about["op"] == "ask" and about.get("key") == wait["key"]:
+                return _json((await _values(repository, stored, wait["key"])).get("details"))
+    return None
+
+
+async def _values(repository: Repository, stored: Stored, key: str) -> Mapping[str, Any]:
+    """Return the values of one entry; nothing where they cannot be read, which whoever opens the checkpoint is told."""
+    return values_by_key(await _results(repository, stored)).get(key, {})
+
+
+async def _results(repository: Repository, stored: Stored) -> Mapping[str, Any]:
+    loaded = await repository.store.read(*stored.record.key)  # lists leave out where the values are
+    if loaded is None:
+        return {}
+    try:
+        return (await values_of(repository, loaded.stored)).tools_result
+    except (CheckpointCorrupted, CheckpointNotFound):
+        return {}
+
+
+def _json(value: Any) -> Any:
+    return to_json(value, max_bytes=_VALUE_BYTES_MAX)
+
+
+async def _branches(repository: Repository, names: Sequence[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for name in names[:_BRANCHES_MAX]:
+        thread = await repository.store.thread(name, brief=True)
+        try:
+            info = await lists.info_of(repository, name)
+        except RunNotFound:
+            continue
+        origin = thread.origin if thread is not None else None
+        found.append(
+            {
+                "thread_id": name,
+                "name": branch_of(name),
+                "status": info.status,
+                "origin": f"{origin.thread_id}@{origin.checkpoint_id}" if origin is not None else None,
+                "updated_at": one_line(info.updated_at, 64),
+            }
+        )
+    return found
+
+
+async def _effects(repository: Repository, thread_id: str) -> list[dict[str, Any]]:
+    """Return the newest effects of the family, whatever became of the steps that performed them."""
+    effects = Effects(repository, await host_of(repository, thread_id))
+    found: list[dict[str, Any]] = []
+    for stored in (await effects.stored())[:_EFFECTS_MAX]:
+        about = stored.record.metadata.get("effect")
+        if not isinstance(about, dict):
+            continue
+        values = await _results(repository, stored)
+        found.append(
+            {
+                "key": one_line(as_text(values.get("step")) or run_steps.text_of(about, "key").rpartition("\n")[2]),
+                "name": one_line(run_steps.text_of(about, "name")),
+                "status": one_line(run_steps.text_of(about, "status"), 20),
+                "thread_id": run_steps.text_of(about, "thread"),
+                "undo": as_text(about.get("undo")),
+                "at": one_line(run_steps.text_of(about, "at") or stored.record.created_at, 64),
+                "result": _json(values.get("result")),
+            }
+        )
+    return found
+
+
+# -- answers and events
+
+
+async def answer(
+    engine: CheckpointEngine,
+    thread_id: str,
+    value: Any = MISSING,
+    *,
+    key: str | None = None,
+    did_happen: bool | None = None,
+    result: Any = None,
+) -> dict[str, Any]:
+    """Answer a question of a run: with a value, or with whether an effect happened, and what its result is."""
+    repository = repository_of(engine)
+    info = await lists.info_of(repository, checks.thread_id(thread_id))
+    asked = [wait for wait in info.waits if wait.kind == "ask" and (key is None or wait.key == key)]
+    effect = asked[0].effect if len(asked) == 1 else None
+    if did_happen is not None:
+        if len(asked) == 1 and effect is None:
+            raise InvalidInput(f"the question {asked[0].key!r} is not about an effect; give the answer itself")
+        value = happened(result) if did_happen else did_not_happen()
+    elif effect is not None:
+        raise InvalidInput(
+            f"nobody knows whether {effect!r} happened: find out, and say that it happened, with its result, or that "
+            "it did not"
+        )
+    elif value is MISSING:
+        raise InvalidInput("give the answer")
+    made = await engine.answer(thread_id, value, key=key)
+    return {"thread_id": thread_id, "id": made, "status": (await lists.info_of(repository, thread_id)).status}
+
+
+async def signal(engine: CheckpointEngine, thread_id: str, event: str, value: Any = None) -> dict[str, Any]:
+    """Tell a run of an event."""
+    made = await engine.signal(thread_id, event, value)
+    status = (await lists.info_of(repository_of(engine), thread_id)).status
+    return {"thread_id": thread_id, "id": made, "event": event, "status": status}
+
+
+# -- the line of a run
+
+
+async def _line(store: Store, head: Stored, before: int | None) -> AsyncIterator[Stored]:
+    """Yield the checkpoints that a run has made up to its head, the newest first, down to where it began."""
+    lines: list[_Segment] = []
+    begun_at: dict[int, int] = {}
+
+    async def add(place: Place) -> None:
+        after = begun_at.get(place.segment, 0)
+        if after >= place.seq:
+            return  # what lies there is on its way already
+        begun_at[place.segment] = place.seq
+        line = _Segment(store, place, after, before)
+        await push(line)
+
+    async def push(line: _Segment) -> None:
+        if await line.fill():
+            heapq.heappush(lines, line)
+        elif not line.after:
+            follows = await store.segments(head.family, [line.place.segment])
+            for place in follows.get(line.place.segment, ()):
+                await add(place)
+
+    await add(head.place)
+    while lines:
+        line = heapq.heappop(lines)
+        stored = line.rows.popleft()
+        yield stored
+        if not any(about["op"] == "start" for about in run_steps.entries_of(stored.record)):
+            await push(line)
+
+
+class _Segment:
+    """The checkpoints of one segment that are left, up to a place."""
+
+    def __init__(self, store: Store, place: Place, after: int, before: int | None) -> None:
+        self.place = place
+        self.after = after
+        self._store = store
+        self._before = place.seq + 1 if before is None else min(before, place.seq + 1)
+        self._is_over = False
+        self.rows: deque[Stored] = deque()
+
+    def __lt__(self, other: _Segment) -> bool:
+        return self.rows[0].seq > other.rows[0].seq
+
+    async def fill(self) -> bool:
+        """Make sure that there is a row, if there is one left; return whether there is."""
+        if not self.rows and not self._is_over:
+            listed = await self._store.list_checkpoints(
+                Query(
+                    thread_id=self.place.key.thread_id,
+                    namespace=self.place.key.namespace,
+                    segment=self.place.segment,
+                    after_seq=self.after,
+                    before_seq=self._before,
+                    hidden="also",
+                    limit=_BATCH,
+                )
+            )
+            self._is_over = len(listed) < _BATCH
+            if listed:
+                self._before = listed[-1].seq
+            self.rows.extend(listed)
+        return bool(self.rows)
