@@ -1195,3 +1195,21 @@ def test_what_a_writer_remembers_of_a_head_is_what_is_stored(path: Path, monkeyp
     assert head.stored.record.key.checkpoint_id == "c2"
     for each in (store, fresh):
         run_to_end(each.close())
+
+
+def test_a_whole_thread_is_deleted_without_a_look_at_each_checkpoint(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SQLiteStore(path).blocking
+    for name in ("c1", "c2", "c3"):
+        run_to_end(store.commit(put(make_record(name))))
+    for name in ("c3", "early"):
+        run_to_end(store.put_writes(Key("t", "", name), [Write("a", 0, "channel", b"", b"x", 1)], []))
+    run_to_end(store.commit(put(make_record("other", "u"))))
+    monkeypatch.setattr(sqlite_rows.Rows, "candidates", None)
+    assert run_to_end(store.delete("t")).checkpoints == 3
+    assert run_to_end(store.raw("t")) is None
+    run_to_end(store.close())
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
+        assert connection.execute("SELECT count(*) FROM writes").get == 0
+        assert connection.execute("SELECT count(*) FROM checkpoints").get == 1

@@ -169,6 +169,10 @@ class Removal(Protocol):
         """Delete checkpoints, and nothing else, and note their bytes as garbage."""
         ...
 
+    def discard_all(self, line: Line) -> int:
+        """Delete all checkpoints of a namespace with all its writes, and return how many checkpoints there were."""
+        ...
+
     def written(self, line: Line) -> Collection[str]:
         """Return the ids that have pending writes, whether a checkpoint of that id is stored or not."""
         ...
@@ -268,6 +272,8 @@ def _delete_from(tx: Removal, line: Line, named: Collection[str] | None, before_
     """Delete from one namespace and return how many checkpoints went."""
     if named is not None and not named:
         return 0
+    if named is None and before_step is None and not spare:
+        return tx.discard_all(line)
     found = tx.candidates(line, ids=named, before_step=before_step if named is None else None)
     gone = [each for each in found if not (spare and each.is_protected)]
     if gone:
@@ -282,6 +288,15 @@ def _delete_from(tx: Removal, line: Line, named: Collection[str] | None, before_
         doomed = tx.written(line)
     tx.discard_writes(line, [name for name in doomed if name not in stay])
     return len(gone)
+
+
+def discard_each(tx: Removal, line: Line) -> int:
+    """What `Removal.discard_all` does, for a store that has no quicker way."""
+    found = tx.candidates(line)
+    if found:
+        tx.discard(line, found)
+    tx.discard_writes(line, tx.written(line))
+    return len(found)
 
 
 def _settle(tx: Removal, line: Line) -> None:

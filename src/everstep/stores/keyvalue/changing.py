@@ -67,7 +67,7 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.records import pack_operation, pack_segment
-from everstep.stores.transaction import Candidate, Line, Packed, now_micros, prune
+from everstep.stores.transaction import Candidate, Line, Packed, discard_each, now_micros, prune
 
 
 class ChangeRows(ReadRows):
@@ -413,6 +413,9 @@ class ChangeRows(ReadRows):
 
     def written(self, line: Line) -> list[str]:
         return list({name: None for name, _ in self._written(line.ref)})
+
+    def discard_all(self, line: Line) -> int:
+        return discard_each(self, line)
 
     def discard_writes(self, line: Line, ids: Collection[str]) -> None:
         self._unsweep(line.ref.thread.family)

@@ -63,7 +63,7 @@ from everstep.stores.records import (
     unpack_segment,
     unpack_write,
 )
-from everstep.stores.transaction import Candidate, Line, Packed, delete, prune
+from everstep.stores.transaction import Candidate, Line, Packed, delete, discard_each, prune
 from everstep.values import codec
 from everstep.values.tree import FORMAT, hashes
 
@@ -1316,6 +1316,9 @@ class Rows:
     def written(self, line: Line) -> list[str]:
         rows = self._all("SELECT DISTINCT checkpoint FROM {writes} WHERE family = %s AND line = %s", line.ref)
         return [unpacked_id(name) for (name,) in rows]
+
+    def discard_all(self, line: Line) -> int:
+        return discard_each(self, line)
 
     def discard_writes(self, line: Line, ids: Collection[str]) -> None:
         if ids:

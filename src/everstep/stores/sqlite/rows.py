@@ -1129,6 +1129,16 @@ class Rows:
         freed = sum(each.added_bytes for each in gone)
         self._execute("UPDATE lines SET unreferenced = unreferenced + ? WHERE id = ?", (freed, line.ref))
 
+    def discard_all(self, line: Line) -> int:
+        own = (line.ref,)
+        count, freed = self._execute(
+            "SELECT count(*), coalesce(sum(added), 0) FROM checkpoints WHERE line = ?", own
+        ).get
+        self._execute("DELETE FROM checkpoints WHERE line = ?", own)
+        self._execute("UPDATE lines SET unreferenced = unreferenced + ? WHERE id = ?", (freed, line.ref))
+        self._execute("DELETE FROM writes WHERE line = ?", own)
+        return int(count)
+
     def written(self, line: Line) -> list[str]:
         rows = self._execute("SELECT DISTINCT checkpoint FROM writes WHERE line = ?", (line.ref,))
         return [unpack_id(name) for (name,) in rows]
