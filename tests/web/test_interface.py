@@ -43,6 +43,9 @@ def ask(client: TestClient, path: str, **query: Any) -> Any:
         ("threads", {"status": "happy"}, 400, "invalid_input"),
         ("history", {"thread": STORY, "offset": 3, "kind": "llm"}, 400, "invalid_input"),
         ("history", {"thread": STORY, "cursor": "nonsense"}, 400, "invalid_input"),
+        ("runs", {"status": "happy"}, 400, "invalid_input"),
+        ("run", {"thread": STORY}, 404, "run_not_found"),
+        ("run", {"thread": "trip-to-bergen", "cursor": "nonsense"}, 400, "invalid_input"),
         ("export", {"thread": "../../etc/passwd"}, 404, "checkpoint_not_found"),
         ("nothing", {}, 404, "not_found"),
     ],
@@ -230,3 +233,17 @@ def test_events_tell_of_changes(path: Path) -> None:
     found.clear()
     asyncio.run(listen(first, 1))
     assert found == [("change", last)]  # something was
+
+
+def test_a_question_is_answered_once(client: TestClient) -> None:
+    def post(**body: Any) -> tuple[int, Any]:
+        answer = client.post("/api/v1/answer", json={"thread": "trip-to-bergen", **body}, headers=PAGE_HEADERS)
+        return answer.status_code, answer.json()
+
+    assert ask(client, "run", thread="trip-to-bergen")["waits"][0]["question"] == "Book it for 412?"
+    assert post()[0] == 400
+    assert post(outcome="happened")[0] == 400
+    assert post(value="yes", key="another")[1]["error"]["code"] == "not_waiting"
+    status, answered = post(value="yes", key="ask")
+    assert (status, answered["status"]) == (200, "ready")
+    assert post(value="yes")[0] == 409

@@ -101,6 +101,8 @@ SENSIBLE: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("GET", "/value"): [{"ref": STORY}, {"ref": STORY, "pointer": "/state/hotel"}],
     ("GET", "/blame"): [{"thread": STORY, "path": "state.hotel"}],
     ("GET", "/operations"): [{"thread": STORY}],
+    ("GET", "/runs"): [{}, {"status": "waiting"}, {"limit": 1}],
+    ("GET", "/run"): [{"thread": "trip-to-bergen"}, {"thread": "report-week-46", "limit": 3}],
     ("GET", "/storage"): [{}, {"thread": STORY}],
     ("GET", "/verify"): [{}, {"thread": STORY}],
     ("GET", "/rewind"): [{"ref": f"{STORY}~2"}],
@@ -114,6 +116,8 @@ SENSIBLE: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("GET", "/merge"): [{"source": "@BRANCH", "into": STORY}],
     ("POST", "/merge"): [{"source": "@BRANCH", "into": STORY, "resolve": "theirs"}],
     ("POST", "/pin"): [{"ref": STORY}, {"ref": STORY, "pinned": False}],
+    ("POST", "/signal"): [{"thread": "trip-to-bergen", "event": "paid", "value": {"by": "card"}}],
+    ("POST", "/answer"): [{"thread": "trip-to-bergen", "value": "yes"}],
     ("POST", "/collect"): [{"dry_run": True}, {"thread": STORY, "policy": "keep_last_n", "param": 5}],
 }
 """What somebody might really ask, in an order in which all of it works; names of the demo's are filled in."""

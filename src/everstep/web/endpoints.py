@@ -14,6 +14,7 @@ from typing import Any
 from everstep import version
 from everstep.errors import InvalidInput
 from everstep.reports import Finding
+from everstep.types import MISSING
 from everstep.views import (
     actions,
     blame,
@@ -21,6 +22,7 @@ from everstep.views import (
     checkpoint,
     history,
     operations,
+    runs,
     state,
     storage,
     threads,
@@ -166,6 +168,14 @@ async def _operations(service: Service, values: Values) -> dict[str, Any]:
     return await operations.log(service.engine, values["thread"], limit=values["limit"])
 
 
+async def _runs(service: Service, values: Values) -> dict[str, Any]:
+    return await runs.page(service.engine, status=values["status"], limit=values["limit"], cursor=values["cursor"])
+
+
+async def _run(service: Service, values: Values) -> dict[str, Any]:
+    return await runs.one(service.engine, values["thread"], limit=values["limit"], cursor=values["cursor"])
+
+
 async def _storage(service: Service, values: Values) -> dict[str, Any]:
     return await storage.sizes(service.engine, values["thread"], plan=False)
 
@@ -242,6 +252,22 @@ async def _pin(service: Service, values: Values) -> dict[str, Any]:
     act = service.engine.pin if values["pinned"] else service.engine.unpin
     await act(ref.checkpoint_id, thread_id=ref.thread_id, namespace=ref.namespace)
     return {"thread_id": ref.thread_id, "id": ref.checkpoint_id, "pinned": values["pinned"]}
+
+
+async def _answer(service: Service, values: Values) -> dict[str, Any]:
+    outcome = values["outcome"]
+    return await runs.answer(
+        service.engine,
+        values["thread"],
+        MISSING if values["value"] is None else values["value"],
+        key=values["key"],
+        did_happen=None if outcome is None else outcome == "happened",
+        result=values["result"],
+    )
+
+
+async def _signal(service: Service, values: Values) -> dict[str, Any]:
+    return await runs.signal(service.engine, values["thread"], values["event"], values["value"])
 
 
 async def _collect(service: Service, values: Values) -> dict[str, Any]:
@@ -403,6 +429,26 @@ ENDPOINTS = (
     ),
     Endpoint(
         "GET",
+        "/runs",
+        _runs,
+        (
+            Text(name="status", about="Runs in this state.", choices=runs.STATUSES),
+            Whole(name="limit", about="How many.", least=1, most=200, unless_given=50),
+            CURSOR,
+        ),
+        "RunPage",
+        "Durable runs, the one that was active last first.",
+    ),
+    Endpoint(
+        "GET",
+        "/run",
+        _run,
+        (THREAD, Whole(name="limit", about="How many steps.", least=1, most=1000, unless_given=200), CURSOR),
+        "WholeRun",
+        "A durable run with its newest steps, what it waits for, how it ended, its branches and effects.",
+    ),
+    Endpoint(
+        "GET",
         "/storage",
         _storage,
         (Text(name="thread", about="One thread; else all.", can_be_empty=False),),
@@ -478,6 +524,36 @@ ENDPOINTS = (
         (REF, OPEN_THREAD, Flag(name="pinned", about="Pin it, or leave it to retention again.", unless_given=True)),
         "Pinned",
         "Keep a checkpoint from retention.",
+    ),
+    Endpoint(
+        "POST",
+        "/answer",
+        _answer,
+        (
+            THREAD,
+            Text(name="key", about="Which question, if there are several.", can_be_empty=False),
+            Json(name="value", about="The answer."),
+            Text(
+                name="outcome",
+                about="In place of the answer, where it is asked whether an effect happened.",
+                choices=("happened", "did_not_happen"),
+            ),
+            Json(name="result", about="What an effect that happened has resulted in."),
+        ),
+        "Answered",
+        "Answer a question of a durable run.",
+    ),
+    Endpoint(
+        "POST",
+        "/signal",
+        _signal,
+        (
+            THREAD,
+            Text(name="event", about="The name of the event.", required=True, can_be_empty=False, chars_max=125),
+            Json(name="value", about="What comes with it."),
+        ),
+        "Told",
+        "Tell a durable run of an event.",
     ),
     Endpoint(
         "POST",

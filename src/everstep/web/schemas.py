@@ -40,6 +40,7 @@ FLAG: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
 ANY: Schema = {"description": 'Any JSON; what JSON has no word for is {"$type": ..., "text": ...}.'}
 KIND: Schema = {"enum": ["input", "llm", "tool", "state", "fork", "merge", "interrupt", "error"]}
+STATUS: Schema = {"enum": ["running", "interrupted", "waiting", "ready", "done", "failed", "paused"]}
 OP: Schema = {"enum": ["added", "removed", "changed", "edited"]}
 
 _FACTS: dict[str, Schema] = {
@@ -62,6 +63,25 @@ _FACTS: dict[str, Schema] = {
     "added_bytes": _or_null(WHOLE),
 }
 
+_WAIT: dict[str, Schema] = {
+    "kind": {"enum": ["ask", "event", "sleep"]},
+    "key": TEXT,
+    "question": _or_null(TEXT),
+    "event": _or_null(TEXT),
+    "until": _or_null(TEXT),
+    "effect": _or_null(TEXT),
+}
+_RUN: dict[str, Schema] = {
+    "thread_id": TEXT,
+    "name": TEXT,
+    "status": STATUS,
+    "steps": COUNT,
+    "updated_at": TEXT,
+    "head": TEXT,
+    "summary": TEXT,
+    "waits": _list(_object("What it waits for.", **_WAIT)),
+}
+
 SCHEMAS: dict[str, Schema] = {
     "Error": _object(
         "What went wrong.",
@@ -71,8 +91,8 @@ SCHEMAS: dict[str, Schema] = {
     "Thread": _object(
         "A thread, as its newest checkpoint tells.",
         thread_id=TEXT,
-        kind={"enum": ["engine", "langgraph", "task"]},
-        status=_or_null({"enum": ["failed", "waiting", "interrupted", "damaged"]}),
+        kind={"enum": ["engine", "langgraph", "task", "run"]},
+        status=_or_null({"enum": ["damaged", *STATUS["enum"]]}),
         steps=WHOLE,
         updated_at=TEXT,
         summary=TEXT,
@@ -164,6 +184,37 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Operation": _object("A change of a head.", id=WHOLE, kind=TEXT, created_at=TEXT, undone=FLAG, text=TEXT),
     "Operations": _answer("The log.", operations=_list(_is("Operation"))),
+    "Run": _object("A durable run.", **_RUN),
+    "RunPage": _answer("Durable runs.", runs=_list(_is("Run")), cursor=_or_null(TEXT), more=FLAG),
+    "RunEntry": _object(
+        "Something that a run has recorded: a step, a question, its answer.",
+        op=TEXT,
+        key=TEXT,
+        status=_or_null(TEXT),
+        effect=_or_null(TEXT),
+        tries=_or_null(COUNT),
+        failures=_list(TEXT),
+        seconds=_or_null(NUMBER),
+        text=TEXT,
+        step=WHOLE,
+        id=TEXT,
+        ref=TEXT,
+        created_at=TEXT,
+    ),
+    "WholeRun": _answer(
+        "A durable run.",
+        **{**_RUN, "waits": _list(_object("What it waits for.", **_WAIT, details=ANY))},
+        origin=_or_null(TEXT),
+        entries=_list(_is("RunEntry")),
+        cursor=_or_null(TEXT),
+        arguments=_or_null(OBJECT),
+        result=ANY,
+        error=_or_null(_object("Why it failed.", type=TEXT, message=TEXT)),
+        branches=_list(_object("A branch.", thread_id=TEXT, name=TEXT, status=STATUS, origin=_or_null(TEXT))),
+        effects=_list(_object("An effect.", key=TEXT, status=TEXT, thread_id=TEXT, at=TEXT, result=ANY)),
+    ),
+    "Answered": _answer("Done.", thread_id=TEXT, id=TEXT, status=STATUS),
+    "Told": _answer("Done.", thread_id=TEXT, id=TEXT, event=TEXT, status=STATUS),
     "Storage": _answer(
         "Sizes.",
         threads=COUNT,
