@@ -844,17 +844,20 @@ function verbs.end_turn()
 end
 
 -- The usual commit: a checkpoint that follows the head its writer saw. Answers "stale" and the head there is if that is
--- another one, was moved or replaced, if the id is there already, or if the family ends some time and its writer does
--- not know. The head moves last: if a key of another type is in the way, nothing is to be seen of the change. It uses few
+-- another one, was moved or replaced, if the id is there already, if the family ends some time and its writer does not
+-- know, or if a fence is not the head of its namespace of the thread any more. The head moves last: if a key of another type is in the way, nothing is to be seen of the change. It uses few
 -- of the functions above, since making them takes time with each call.
 local function put(first, life, is_plain, token)
-  local line_name, field, family_name, expected, raw, id, item, name = unpack(ARGV, first, first + 7)
+  local line_name, field, family_name, expected, raw, id, item, name, fenced, fence = unpack(ARGV, first, first + 9)
   local line, family = base .. "thread:" .. line_name, base .. "family:" .. family_name
   local heads, index = string.match(line, "^(.*):") .. ":heads", line .. ":index"
   local counted = "#" .. string.sub(field, 2)
-  local held = call("HMGET", heads, "family", field, counted)
+  local held = call("HMGET", heads, "family", field, counted, fenced)
   local own = call("HMGET", family, "seq", "sweeps", "until", "turn")
   if held[1] ~= family_name or not held[2] or not own[1] then return { "stale", "", "", "", "" } end
+  if fenced ~= "" and string.match(held[4] or "", "^%d+ %S (%S+ .*)$") ~= fence then
+    return { "stale", "", "", "", "" }
+  end
   if held[2] ~= expected or (is_plain and own[3]) or call("ZSCORE", index, id) then
     local head = string.match(held[2], "^%d+ %S %S+ (.*)$") or ""
     return { "stale", family_name, held[2], call("ZSCORE", index, head) or "", call("GET", line .. ":item:" .. head) or "" }
@@ -866,7 +869,7 @@ local function put(first, life, is_plain, token)
   local time = now()
   local seq = whole(math.max(tonumber(own[1]) + 1, time))
   call("HSET", family, "seq", seq)
-  put_objects(family, own[2], ARGV, first + 8)
+  put_objects(family, own[2], ARGV, first + 10)
   put_item(line .. ":item:" .. id, item, life)
   if call("HSETNX", base .. "ids", id, line_name) == 0 then
     local lines = call("HGET", base .. "ids", id)

@@ -864,8 +864,8 @@ class _Server:
             turn = turns.turn
             draft = build(head)
             record = draft.record
-            rests_on_head = all(base == BaseRef(head.record.key, head.digest) for base in draft.bases)
-            if record.key[:2] != line or record.parents != (head.record.key,) or not rests_on_head:
+            fence = _fence(draft, head)
+            if record.key[:2] != line or record.parents != (head.record.key,) or fence is None:
                 return None
             if not all(is_noted(fact, known.labels) for fact in new_facts(record, head.record)):
                 return None
@@ -883,7 +883,7 @@ class _Server:
                 verb[:1] = ["put_in_turn", turn.token]
             args = [
                 *verb, line_name(*line), "@" + change.namespace, head.family, known.raw, raw, record.key.checkpoint_id,
-                pack_item(packed, head.segment, added), change.thread_id, *pack_objects(draft.objects),
+                pack_item(packed, head.segment, added), change.thread_id, *fence, *pack_objects(draft.objects),
             ]  # fmt: skip
             self._register(known.bucket, at)
             reply = self._sent(args, known.bucket, change.thread_id, draft, lost, at)
@@ -1911,6 +1911,20 @@ def _noted(drafts: list[Draft], build: Callable[[Stored | None], Draft], head: S
 
 def _milliseconds(seconds: float) -> int:
     return max(1, int(seconds * 1000))
+
+
+def _fence(draft: Draft, head: Stored) -> tuple[str, bytes] | None:
+    """Return what a draft rests on besides the head: the field of another namespace's head, and what stands there.
+
+    Empty texts if there is nothing else. None: it is more than that, or not such a head.
+    """
+    others = [base for base in draft.bases if base != BaseRef(head.record.key, head.digest)]
+    if not others:
+        return "", b""
+    base = others[0]
+    if len(others) > 1 or base.key.thread_id != head.record.key.thread_id or base.key[:2] == head.record.key[:2]:
+        return None
+    return "@" + base.key.namespace, b"%b %b" % (base.digest.hex().encode(), base.key.checkpoint_id.encode())
 
 
 def _name_of(drafts: Sequence[Draft]) -> str | None:
