@@ -488,8 +488,8 @@ class CheckpointEngine(Closing):
         """Make that checkpoint the head. What came later on its line is hidden, deleted or kept.
 
         Hidden checkpoints stay readable by id and come back with `undo`, until retention takes them. On the thread of
-        a durable run the effects that are left behind have happened all the same: `compensate` calls the functions
-        that take them back (`undo` of their steps) first, the newest effect first.
+        a durable run, or of a graph with steps, the effects that are left behind have happened all the same:
+        `compensate` calls the functions that take them back (`undo` of their steps) first, the newest effect first.
         """
         if later not in ("hide", "delete", "keep"):
             raise InvalidInput(f"later is 'hide', 'delete' or 'keep', not {checks.shown(later)}")

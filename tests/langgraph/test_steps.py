@@ -550,7 +550,6 @@ async def test_going_back_does_not_undo_the_world(
 
 async def _elsewhere(graphs: Graphs, graph: Any, way: str, before: Any) -> Any:
     """Go back to a checkpoint and return the config to go on with."""
-    name = before["configurable"]["checkpoint_id"]
     if way == "branch":
         return {"configurable": {"thread_id": await _branch(graphs, before)}}
     if way == "travel":
@@ -559,12 +558,16 @@ async def _elsewhere(graphs: Graphs, graph: Any, way: str, before: Any) -> Any:
         if graphs.is_async:
             return await graph.aupdate_state(before, {"logs": ["edited"]}, as_node=START)
         return graph.update_state(before, {"logs": ["edited"]}, as_node=START)
-    engine = graphs.saver.whole.engine
-    if graphs.is_async:
-        await engine.rewind(name, thread_id="t")
-    else:
-        engine.sync.rewind(name, thread_id="t")
+    await _rewind(graphs, before)
     return T
+
+
+async def _rewind(graphs: Graphs, config: Any, **options: Any) -> Any:
+    engine = graphs.saver.whole.engine
+    name = config["configurable"]["checkpoint_id"]
+    if graphs.is_async:
+        return await engine.rewind(name, thread_id="t", **options)
+    return engine.sync.rewind(name, thread_id="t", **options)
 
 
 @in_memory
@@ -584,6 +587,38 @@ async def test_a_branch_may_be_allowed_to_perform_effects_anew(graphs: Graphs, w
     paying.amount = 11
     with pytest.raises(errors.EffectConflict):
         await graphs.run(paying.graph, None, {"configurable": {"thread_id": inner}})
+
+
+async def test_a_rewind_takes_effects_back(graphs: Graphs, world: World) -> None:
+    def refund(receipt: str) -> None:
+        world.calls.append(f"refund of {receipt}")
+
+    paying = Paying(graphs, world, undo=refund)
+    await graphs.run(paying.graph, start())
+    between = await _checkpoint(graphs, paying.graph, "pay")
+    await graphs.run(paying.graph, start())
+    assert world.calls == ["plan 5", "pay 5"] * 2
+    world.calls.clear()
+    done = await _rewind(graphs, between, compensate=True)
+    assert len(done.compensated) == 2
+    assert world.calls == ["refund of did pay 5"] * 2
+    world.calls.clear()
+    paying.amount = 6
+    assert (await graphs.run(paying.graph, None))["logs"][-1] == "did pay 6"
+    assert world.calls == ["pay 6"]
+    done = await _rewind(graphs, await _checkpoint(graphs, paying.graph, "pay"), compensate=True)
+    assert world.calls == ["pay 6", "refund of did pay 6"]
+
+
+@in_memory
+async def test_a_rewind_takes_back_what_it_leaves_behind_and_nothing_else(graphs: Graphs, world: World) -> None:
+    paying = Paying(graphs, world, undo=world.calls.append)
+    await graphs.run(paying.graph, start())
+    end = (await _history(graphs, paying.graph))[0]
+    await graphs.run(paying.graph, start())
+    world.calls.clear()
+    await _rewind(graphs, end.config, compensate=True)
+    assert world.calls == ["did pay 5"]
 
 
 # -- what is refused

@@ -288,6 +288,22 @@ async def test_an_edited_call_is_a_conflict_and_the_same_one_is_not_made_again(s
     assert shop.sold == ["cup"]
 
 
+@in_memory
+async def test_a_rewind_takes_calls_back(saver: FacedSaver, face: str) -> None:
+    undone: list[Any] = []
+    shop = Shop(saver, face, DurableTools({"sell": "once"}, undo={"sell": undone.append}))
+    shop.model.script = [asks("sell", ("1", {"item": "cup"})), AIMessage("done")]
+    await shop.run("go")
+    before = next(state for state in shop.agent.get_state_history(T) if "model" in state.next)
+    name = before.config["configurable"]["checkpoint_id"]
+    saver.whole.engine.sync.rewind(name, thread_id="t", compensate=True)
+    assert [message.content for message in undone] == []
+    before = next(state for state in shop.agent.get_state_history(T) if "tools" in state.next)
+    name = before.config["configurable"]["checkpoint_id"]
+    saver.whole.engine.sync.rewind(name, thread_id="t", compensate=True)
+    assert [message.content for message in undone] == ["sold cup"]
+
+
 def test_what_is_no_class_of_effect_is_refused() -> None:
     with pytest.raises(errors.InvalidInput, match="twice"):
         DurableTools({"sell": "twice"})  # type: ignore[dict-item]

@@ -10,6 +10,7 @@ from everstep.durable.calling import AsyncFace, BlockingFace, Face, Options, cal
 from everstep.durable.effects import Effect, Effects, host_of
 from everstep.durable.live import repository_of
 from everstep.errors import CheckpointNotFound, HeadMoved, InvalidInput, RunHeld, RunLost, RunNotFound
+from everstep.history.adapter import adapter_of
 from everstep.repository.claims import Claims
 from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Stored
@@ -70,37 +71,56 @@ async def compensate(engine: CheckpointEngine, target: Key, *, is_blocking: bool
 
 async def _undo(face: Face, effects: Effects, effect: Effect, undo: Callable[..., Any]) -> None:
     key = f"{effect.values['step_key']}/undo"
-    outcome = await call(face, undo, [effect.values.get("result")], {}, Options(), key)
+    outcome = await call(face, undo, [_result(effect)], {}, Options(), key)
     if outcome.error is not None:
         raise outcome.error
     await effects.end(effect, "undone", {})
 
 
+def _result(effect: Effect) -> Any:
+    adapter = adapter_of(str(effect.about.get("kind", "")))
+    if adapter is None:
+        return effect.values.get("result")
+    return adapter.unpacked(effect.values["form"], effect.values["result"])
+
+
 async def _left_behind(
     repository: Repository, effects: Effects, target: Key
 ) -> list[tuple[Effect, Callable[..., Any]]]:
-    """Return the effects that are recorded after a checkpoint, the newest first, each with what takes it back."""
-    head = await repository.store.read(target.thread_id)
-    kept = await repository.store.read(*target)
-    if kept is None:
-        raise CheckpointNotFound(target.checkpoint_id, target.thread_id)
-    if head is None or head.stored.record.kind != RUN_KIND:
-        raise RunNotFound(target.thread_id)
-    before = await _performed(repository, kept.stored)
+    """Return the effects that are performed after a checkpoint, the newest first, each with what takes it back."""
     found: list[tuple[Effect, Callable[..., Any]]] = []
-    for key in reversed(await _performed(repository, head.stored)):
-        if key in before:
-            continue
-        effect = await effects.find(key) or await effects.find(f"{target.thread_id}\n{key}")
-        if effect is None or effect.about["status"] != "done" or effect.about["undo"] is None:
+    for effect in await _later_effects(repository, effects, target):
+        if effect.about["status"] != "done" or effect.about["undo"] is None:
             continue
         undo = _function(str(effect.about["undo"]))
         if undo is None:
             raise InvalidInput(
-                f"the effect {key!r} is taken back by {effect.about['undo']}, which is not loaded here; import its "
-                "module first. Nothing was done"
+                f"the effect {effect.values['step']!r} is taken back by {effect.about['undo']}, which is not loaded "
+                "here; import its module first. Nothing was done"
             )
         found.append((effect, undo))
+    return found
+
+
+async def _later_effects(repository: Repository, effects: Effects, target: Key) -> list[Effect]:
+    head = await repository.store.read(target.thread_id)
+    kept = await repository.store.read(*target)
+    if kept is None:
+        raise CheckpointNotFound(target.checkpoint_id, target.thread_id)
+    if adapter_of(kept.stored.record.kind) is not None:
+        # The ids of a graph's checkpoints say which is later; what ran from the checkpoint itself is to run again.
+        performed = [effect for effect in await effects.list() if effect.about["thread"] == target.thread_id]
+        return [effect for effect in performed if str(effect.about.get("checkpoint", "")) >= target.checkpoint_id]
+    if head is None or head.stored.record.kind != RUN_KIND:
+        raise RunNotFound(target.thread_id)
+    before = await _performed(repository, kept.stored)
+    found: list[Effect] = []
+    for key in reversed(await _performed(repository, head.stored)):
+        effect = None
+        if key not in before:
+            effect = await effects.find(key) or await effects.find(f"{target.thread_id}\n{key}")
+        if effect is not None:
+            found.append(effect)
     return found
 
 

@@ -60,6 +60,10 @@ class Adapter(Protocol):
         """Return tags and summary."""
         ...
 
+    def unpacked(self, form: Any, packed: bytes) -> Any:
+        """Return a value that is kept by itself, such as the result of an effect."""
+        ...
+
     async def shown(
         self, repository: Any, changes: Sequence[Difference], before: Stored, after: Stored
     ) -> list[Difference]:

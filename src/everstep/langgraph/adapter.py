@@ -17,8 +17,9 @@ from everstep.history.ancestry import Ancestry
 from everstep.history.merge_base import MergeBase
 from everstep.history.three_way import Resolve
 from everstep.langgraph import display
-from everstep.langgraph.channels import Form
+from everstep.langgraph.channels import Channels, Form
 from everstep.langgraph.checkpoints import KIND
+from everstep.langgraph.classes import Kinds
 from everstep.langgraph.merging import KINDS, merged, named
 from everstep.reports import Difference
 from everstep.repository.repository import Repository, squeezed_objects
@@ -55,6 +56,9 @@ class _LangGraph:
 
     def described(self, record: Record) -> tuple[tuple[str, ...], str]:
         return display.described(record)
+
+    def unpacked(self, form: Any, packed: bytes) -> Any:
+        return Channels(Kinds()).unpacked(form, packed)
 
     async def shown(
         self, repository: Repository, changes: Sequence[Difference], before: Stored, after: Stored

@@ -19,7 +19,7 @@ from everstep.durable.effects import Effect, Effects, host_of
 from everstep.durable.entries import Arguments
 from everstep.errors import EffectConflict, EffectUnknown, IdTaken, InvalidInput, ReplayMismatch
 from everstep.history.ancestry import ancestry_of
-from everstep.langgraph.checkpoints import Threads
+from everstep.langgraph.checkpoints import KIND, Threads
 from everstep.langgraph.nodes import Node
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Query, Stored
@@ -150,7 +150,8 @@ class Steps:
             "name": call.name,
             "undo": undoing.remember(call.undo) if call.undo is not None else None,
             "task": self._node.task_id,
-            "checkpoint": self._node.around[""],
+            "checkpoint": self._node.checkpoint.checkpoint_id,
+            "kind": KIND,
             "tries": _tries(before) + 1,
         }
         values = {"step": key, "step_key": step_key, **arguments.shown}

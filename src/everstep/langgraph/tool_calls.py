@@ -31,7 +31,9 @@ class DurableTools(AgentMiddleware[Any, Any, Any]):
     A call is known by its id. When the node of the tools runs again, calls that were recorded give the message that
     they gave before. `effects` says by the names of tools what happens if a crash leaves open whether one was called:
     "none" and "retry" call it again; "once" never does, and is known to all branches of the thread, also after a
-    rewind. Tools that are not named there are of the class `effect`. `on_unknown` is that of `everstep.langgraph.step`.
+    rewind. Tools that are not named there are of the class `effect`. `undo` has functions by the names of tools that
+    take a call back, given its message; see `engine.rewind`. `on_unknown` is that of `everstep.langgraph.step`, for all
+    tools or by their names.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class DurableTools(AgentMiddleware[Any, Any, Any]):
         effects: Mapping[str, Effect] | None = None,
         *,
         effect: Effect = "retry",
+        undo: Mapping[str, Callable[[Any], Any]] | None = None,
         on_unknown: OnUnknown | Mapping[str, OnUnknown] = "ask",
     ) -> None:
         super().__init__()
@@ -50,6 +53,7 @@ class DurableTools(AgentMiddleware[Any, Any, Any]):
             if choice not in ("ask", "fail") and not callable(choice):
                 raise InvalidInput(f"on_unknown is 'ask', 'fail' or a function, not {checks.shown(choice)}")
         self._effect = effect
+        self._undo = dict(undo or {})
         self._on_unknown = on_unknown
 
     def wrap_tool_call(
@@ -90,7 +94,9 @@ class DurableTools(AgentMiddleware[Any, Any, Any]):
         if isinstance(on_unknown, Mapping):
             on_unknown = on_unknown.get(name, "ask")
         steps = Steps(node, node.saver.threads(blocking=is_blocking), face)
-        made = await steps.step(Call(key, name, call, (), asked["args"], options, chosen, None, on_unknown))
+        made = await steps.step(
+            Call(key, name, call, (), asked["args"], options, chosen, self._undo.get(name), on_unknown)
+        )
         return _message(made, asked)
 
 
