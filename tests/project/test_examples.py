@@ -123,6 +123,23 @@ def test_the_best_of_three_branches_is_merged_by_reducers(tmp_path: Path) -> Non
     assert sum("(HEAD " in row for row in tree) == 4
 
 
+def test_a_durable_run_is_killed_twice_and_charges_once(tmp_path: Path) -> None:
+    text = told("durable_trip.py", tmp_path)
+
+    planned, taken_up, charged, asked, told_so, history = sections(text)
+    assert planned[1:] == ["fetch_weather('Oslo') is called", "kill -9", "the run is interrupted"]
+    assert taken_up[1:] == [
+        "ask_model('sun on Saturday') is called",
+        "the run is waiting, waits for an answer to: Book it?",
+    ]
+    assert charged[1].startswith("charge_card(412) is called")
+    assert charged[2] == "kill -9"
+    assert "Did charge_card happen?" in asked[1]
+    assert told_so[1:] == ["the result is {'booked': True, 'receipt': 'receipt 7'}", "the run is done"]
+    assert history[1:4] == ["step 1  plan_trip: started", "step 2  fetch_weather: ok", "step 3  ask_model: ok"]
+    assert [text.count(f"{name}(") for name in ("fetch_weather", "ask_model", "charge_card")] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("key", ["OPENAI_API_KEY", "ANTHROPIC_API_KEY"])
 def test_with_a_key_but_no_package_an_example_says_what_to_install(tmp_path: Path, key: str) -> None:
     package = made_package(tmp_path, "raise ImportError('no such provider')")
