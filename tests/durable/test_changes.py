@@ -297,3 +297,28 @@ async def test_a_compensation_that_is_cut_off_goes_on(engine: everstep.Checkpoin
     assert head.metadata.checkpoint_id != start
     await engine.rewind(start, compensate=True)
     assert refunds == ["flight", "hotel", "hotel"]
+
+
+async def test_a_damaged_run_does_not_keep_the_others_from_being_found(
+    engine: everstep.CheckpointEngine, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @engine.durable
+    async def work(run: everstep.Run) -> str:
+        return await run.step(world.do, "only", key="only")
+
+    for name in ("one", "two", "three"):
+        await work(thread_id=name)
+    kind = type(engine.checkpointer.store)  # type: ignore[attr-defined]
+    search = kind.search
+
+    async def found(self: Any, asked: Any) -> Any:
+        hits = await search(self, asked)
+        for n, hit in enumerate(hits):
+            if hit.position.thread_id == "two":
+                hits[n] = hit._replace(stored=None, damage=everstep.CheckpointCorrupted("harmed", thread_id="two"))
+        return hits
+
+    monkeypatch.setattr(kind, "search", found)
+    with caplog.at_level("WARNING", "everstep"):
+        assert sorted(info.thread_id for info in await engine.runs()) == ["one", "three"]
+    assert "run 'two' is damaged" in caplog.text

@@ -34,6 +34,7 @@ from everstep.langgraph.tasks import TaskManager
 from everstep.repository import claims
 from everstep.repository.claims import Claims, Found, Owner
 from everstep.runtime.blocking import run_to_end
+from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Change, Query
 from everstep.types import TASK_NAMESPACE
 from tests.conftest import Place
@@ -1313,3 +1314,31 @@ def test_a_process_that_ends_leaves_what_it_started_to_be_resumed(
     assert status["status"] in ends
     assert status["error"] is None
     assert tasks.resume_task("t") == {"logs": ["first", "second", "third"]}
+
+
+def _damage_hits(monkeypatch: pytest.MonkeyPatch, thread_id: str) -> None:
+    """Let the store find one thread damaged."""
+    search = MemoryStore.search
+
+    async def found(self: MemoryStore, asked: Any) -> Any:
+        hits = await search(self, asked)
+        damage = errors.CheckpointCorrupted("it was harmed", thread_id=thread_id)
+        return [
+            hit._replace(stored=None, damage=damage) if hit.position.thread_id == thread_id else hit for hit in hits
+        ]
+
+    monkeypatch.setattr(MemoryStore, "search", found)
+
+
+def test_a_damaged_task_does_not_keep_the_others_from_being_listed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver = HarnessCheckpointer.from_url("memory://")
+    graph = StateGraph(Work).add_node("a", lambda _: {"current_stage": "done"}).set_entry_point("a")
+    manager = TaskManager(graph, saver)
+    for name in ("one", "two", "three"):
+        manager.create_task({"current_stage": "new"}, task_id=name)
+    _damage_hits(monkeypatch, "two")
+    with caplog.at_level(logging.WARNING, "everstep"):
+        assert [task["task_id"] for task in manager.list_tasks()] == ["three", "one"]
+    assert "'two' is damaged" in caplog.text
