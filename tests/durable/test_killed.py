@@ -95,7 +95,7 @@ async def test_a_run_that_is_killed_at_every_commit_ends_as_if_it_was_not(
         assert done.returncode == -signal.SIGKILL, done.stderr
         was_killed += 1
     assert json.loads(done.stdout.replace("'", '"')) == ["plan Oslo", "pay", "map 1", "map 2"]
-    assert was_killed >= 3
+    assert was_killed >= 2
     lines = world.read_text().split("\n")
     assert lines.count("pay") == 1
     async with everstep.open(url, **options) as engine:

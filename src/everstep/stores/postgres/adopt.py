@@ -452,6 +452,7 @@ class AdoptingRows(Rows):
 
     def _remove_other_lines(self, family: int, thread: int, raw: RawThread) -> None:
         """Remove the namespaces that the thread shall not have. Their garbage is the thread's, as after deletion."""
+        self._forget_places()
         rows = self._all(
             """DELETE FROM {lines} WHERE family = %s AND thread = %s AND namespace <> ALL(%s::bytea[])
                RETURNING id, unreferenced, generation""",

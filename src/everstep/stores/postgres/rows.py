@@ -189,6 +189,11 @@ class Rows:
         self._guarded: set[int] = set()
         self._made: set[int] = set()
         """Threads that this transaction has made: they have lost nothing."""
+        self._numbers: list[int] = []
+        self._places: dict[tuple[str, str], tuple[int, int] | None] = {}
+        """Family and number of lines that were looked for in this transaction; None: there is none."""
+        self._families: dict[str, str | None] = {}
+        """Those of threads that were looked for in this transaction, and are locked against deletion."""
 
     def _do(self, text: str, values: Values = ()) -> Cursor[Any]:
         return self.connection.execute(self._tables(text), values, binary=True)
@@ -200,15 +205,24 @@ class Rows:
         return self._do(text, values).fetchone()
 
     def _next(self) -> int:
-        found: int = self._one("SELECT nextval('{numbers}')")[0]
-        return found
+        """Return a new number. A new thread needs three, so that many are asked for."""
+        if not self._numbers:
+            found = self._all("SELECT nextval('{numbers}') FROM generate_series(1, 3)")
+            self._numbers = [number for (number,) in reversed(found)]
+        return self._numbers.pop()
+
+    def _forget_places(self) -> None:
+        """Look for lines and threads again: some were deleted."""
+        self._places.clear()
+        self._families.clear()
 
     # -- the Transaction that `apply` works on
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
         row = self._locked(thread_id, namespace)
-        if row is None:
-            return None
+        return self._line_of(thread_id, namespace, row) if row is not None else None
+
+    def _line_of(self, thread_id: str, namespace: str, row: Any) -> Line:
         family, ref, head, head_was_moved, _ = row
         found = None
         if head is not None:
@@ -228,19 +242,26 @@ class Rows:
 
     def _locked(self, thread_id: str, namespace: str) -> Any:
         """Lock a line and return its family, number, head, whether that was moved, and generation."""
-        row = self._one(
-            """SELECT l.family, l.id FROM {names} n JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
-               WHERE n.name = %s AND l.namespace = %s""",
-            _named(thread_id, namespace),
-        )
-        if row is None:
+        place = self._place(thread_id, namespace)
+        if place is None:
             return None
-        self._guard(row[0])
+        self._guard(place[0])
         return self._one(
             """SELECT family, id, head, head_was_moved, generation FROM {lines} WHERE family = %s AND id = %s
                FOR NO KEY UPDATE""",
-            row,
+            place,
         )
+
+    def _place(self, thread_id: str, namespace: str) -> tuple[int, int] | None:
+        """Return the family and the number of a line."""
+        line = thread_id, namespace
+        if line not in self._places:
+            self._places[line] = self._one(
+                """SELECT l.family, l.id FROM {names} n JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
+                   WHERE n.name = %s AND l.namespace = %s""",
+                _named(thread_id, namespace),
+            )
+        return self._places[line]
 
     def _guard(self, family: int) -> None:
         if family not in self._guarded:
@@ -325,16 +346,19 @@ class Rows:
 
     def head(self, thread_id: str, namespace: str) -> tuple[str, int, Known | None] | None:
         """Return the family of a line, its generation, and its head unless that was moved."""
-        line = self.line(thread_id, namespace)
-        noted = self.generation(thread_id, namespace)
-        if line is None or noted is None:
+        row = self._locked(thread_id, namespace)
+        if row is None:
             return None
-        return *noted, Known(line.ref[1], line.head) if line.head is not None and not line.head_was_moved else None
+        line = self._line_of(thread_id, namespace, row)
+        known = Known(line.ref[1], line.head) if line.head is not None and not line.head_was_moved else None
+        return line.family, row[4], known
 
     def family(self, thread_id: str) -> str | None:
-        # Locked against deletion: what is about to be written may refer to the thread.
-        row = self._one("SELECT family FROM {names} WHERE name = %s FOR KEY SHARE", (thread_id.encode(),))
-        return None if row is None else str(row[0])
+        if thread_id not in self._families:
+            # Locked against deletion: what is about to be written may refer to the thread.
+            row = self._one("SELECT family FROM {names} WHERE name = %s FOR KEY SHARE", (thread_id.encode(),))
+            self._families[thread_id] = None if row is None else str(row[0])
+        return self._families[thread_id]
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
         number, thread = self._joined(thread_id, family)
@@ -353,27 +377,31 @@ class Rows:
         )
         if made.rowcount == 0:
             raise _damaged("its family is missing", thread_id)
+        self._places[thread_id, namespace] = number, ref
         return Line((number, ref), thread_id, namespace, str(number), None)
 
     def _joined(self, thread_id: str, family: str | None) -> tuple[int, int]:
         """Return the family and number of a thread, which is made if it is missing."""
         name = thread_id.encode()
-        row: tuple[int, int] | None = self._one(
-            "SELECT family, thread FROM {names} WHERE name = %s FOR KEY SHARE", (name,)
-        )
+        row: tuple[int, int] | None = None
+        if self.family(thread_id) is not None:
+            row = self._one("SELECT family, thread FROM {names} WHERE name = %s FOR KEY SHARE", (name,))
         if row is None:
             row = number, thread = int(family) if family is not None else self._new_family(), self._next()
             # Another writer may be making the same thread: the loser starts again and finds it.
             made = self._do(
-                """INSERT INTO {names} (name, family, thread) SELECT %(n)s, %(f)s, %(t)s
-                   WHERE NOT EXISTS (SELECT 1 FROM {threads} WHERE name = %(n)s)""",
+                """WITH made AS (
+                       INSERT INTO {names} (name, family, thread) SELECT %(n)s, %(f)s, %(t)s
+                       WHERE NOT EXISTS (SELECT 1 FROM {threads} WHERE name = %(n)s) RETURNING 1
+                   )
+                   INSERT INTO {threads} (family, id, name) SELECT %(f)s, %(t)s, %(n)s FROM made""",
                 {"n": name, "f": number, "t": thread},
             )
             if made.rowcount == 0:
                 self.check_whole(thread_id)
                 raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
-            self._do("INSERT INTO {threads} (family, id, name) VALUES (%s, %s, %s)", (number, thread, name))
             self._made.add(thread)
+            self._families[thread_id] = str(number)
         elif family is not None and row[0] != int(family):  # made since we looked
             raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
         return row
@@ -1379,6 +1407,7 @@ class Rows:
                     WHERE x.family = l.family AND x.thread = l.thread AND x.id <> l.id)""",
             place,
         )
+        self._forget_places()
         self._do(
             """WITH gone AS (DELETE FROM {lines} WHERE family = %(f)s AND id = %(l)s RETURNING family, thread)
                UPDATE {threads} t SET lines = lines - 1 FROM gone
@@ -1409,6 +1438,7 @@ class Rows:
             "DELETE FROM {shared_states} WHERE family = %(f)s AND (low = %(t)s OR high = %(t)s)",
             {"f": family, "t": thread},
         )
+        self._forget_places()
         self._do("DELETE FROM {threads} WHERE family = %s AND id = %s", (family, thread))
         self._do("DELETE FROM {names} WHERE name = %s", (thread_id.encode(),))
 
@@ -1421,6 +1451,7 @@ class Rows:
         )
         if left is not None:
             return False
+        self._forget_places()
         for table in ("{objects}", "{segments}"):
             self._do(f"DELETE FROM {table} WHERE family = %s", (number,))
         self._do("DELETE FROM {families} WHERE id = %s", (number,))
