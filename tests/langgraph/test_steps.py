@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict, assert_type
 
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 
@@ -459,9 +460,7 @@ async def test_a_function_that_asks_before_it_acts_is_called_again(graphs: Graph
 
 
 @in_memory
-async def test_an_effect_waits_for_its_checkpoint(
-    graphs: Graphs, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_effect_waits_for_its_checkpoint(graphs: Graphs, world: World) -> None:
     """Otherwise the graph would go on from an earlier one after a crash, and come to another effect."""
 
     async def act(_: Any, step: Step) -> Any:
@@ -470,10 +469,50 @@ async def test_an_effect_waits_for_its_checkpoint(
     graph = graphs.make(act)
     await graphs.run(graph, start(), durability="async")
     assert world.calls == ["pay"]
-    monkeypatch.setattr(recording, "_STORED_SECONDS", 0.05)
     with pytest.raises(errors.InvalidInput, match="durability"):
         await graphs.run(graph, start(), {"configurable": {"thread_id": "exit"}}, durability="exit")
     assert world.calls == ["pay"]
+
+
+@in_memory
+async def test_a_graph_inside_without_checkpoints_performs_no_effects(
+    graphs: Graphs, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def inner(_: Any, step: Step) -> Any:
+        return {"logs": [await step(world.do, "pay", effect="once")]}
+
+    monkeypatch.setattr(recording, "_STORED_SECONDS", 0.05)
+    below: Any = StateGraph(Work)
+    below.add_node("inner", graphs._node(inner))
+    below.add_edge(START, "inner")
+    above: Any = StateGraph(Work)
+    above.add_node("below", below.compile(checkpointer=False))
+    above.add_edge(START, "below")
+    with pytest.raises(errors.InvalidInput, match="graphs inside it"):
+        await graphs.run(above.compile(checkpointer=graphs.saver.whole), start(), durability="async")
+    assert world.calls == []
+
+
+@in_memory
+@pytest.mark.parametrize("face", ["blocking"], indirect=True)
+async def test_tasks_that_a_function_calls_have_steps_too(graphs: Graphs, world: World) -> None:
+    @task
+    def pay(name: str) -> Any:
+        done = step(world.do, name, effect="once"), step(world.do, f"{name} noted")
+        world.check(f"after {name}")
+        return done
+
+    @entrypoint(checkpointer=graphs.saver.whole)
+    def trip(city: str) -> Any:
+        found = step(world.do, city)
+        return [found, *pay("rail").result(), *pay("hotel").result()]
+
+    world.killed_at = "after hotel"
+    with pytest.raises(Killed):
+        trip.invoke("Oslo", T, durability="sync")
+    expected = ["did Oslo", "did rail", "did rail noted", "did hotel", "did hotel noted"]
+    assert trip.invoke(None, T, durability="sync") == expected
+    assert [f"did {call}" for call in world.calls] == expected
 
 
 @in_memory
@@ -621,7 +660,31 @@ async def test_a_rewind_takes_back_what_it_leaves_behind_and_nothing_else(graphs
     assert world.calls == ["did pay 5"]
 
 
-# -- what is refused
+# -- types, and what is refused
+
+
+@in_memory
+@pytest.mark.parametrize("face", ["blocking"], indirect=True)
+async def test_a_step_has_the_type_of_its_function(graphs: Graphs) -> None:
+    async def count(name: str) -> int:
+        return len(name)
+
+    def node(_: Any) -> Any:
+        found = step(str.upper, "x", key="up"), step(count, "four")
+        assert_type(found, tuple[str, int])
+        return {"logs": list(found)}
+
+    async def anode(_: Any) -> Any:
+        found = await astep(str.upper, "x", key="up"), await astep(count, "four")
+        assert_type(found, tuple[str, int])
+        return {"logs": list(found)}
+
+    for one in (node, anode):
+        graph: Any = StateGraph(Work)
+        made = graph.add_node("node", one).add_edge(START, "node").compile(checkpointer=graphs.saver.whole)
+        config: Any = {"configurable": {"thread_id": one.__name__}}
+        result = made.invoke({}, config) if one is node else asyncio.run(made.ainvoke({}, config))
+        assert result["logs"] == ["X", 4]
 
 
 @in_memory

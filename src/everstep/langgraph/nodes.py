@@ -42,15 +42,16 @@ class Node:
     def __init__(self, config: Mapping[str, Any], saver: HarnessCheckpointer) -> None:
         inner = configs.configurable(config)
         metadata = config.get("metadata") or {}
-        around, _, own = str(inner["checkpoint_ns"]).rpartition("|")
         self.saver = saver
         self.thread_id = configs.thread_id(inner)
         self.task_id = str(inner["__pregel_task_id"])
-        self.name = own.partition(":")[0]
-        self.checkpoint = Key(self.thread_id, around, str(inner["checkpoint_map"][around]))
+        self.name = str(inner["checkpoint_ns"]).rpartition("|")[2].partition(":")[0]
+        self.around = _checkpoints(inner["checkpoint_map"])
+        """The checkpoints of all graphs that it runs inside of, by namespace, its own the last."""
+        self.checkpoint = Key(self.thread_id, *list(self.around.items())[-1])
         """The one that it runs from."""
-        self.around = {namespace: str(name) for namespace, name in inner["checkpoint_map"].items()}
-        """The checkpoints of all graphs that it runs inside of, by namespace."""
+        self.is_kept = inner.get("__pregel_durability") != "exit"
+        """Whether checkpoints are stored while the graph runs."""
         self.number = _number(metadata.get("langgraph_path") or ())
         self.step = int(metadata.get("langgraph_step") or 0)
         self.keys = Keys()
@@ -109,7 +110,8 @@ class Node:
             number = self._tries.get(key, 0)
             value = {**about, "key": key, "task": self.task_id, "order": sum(self._tries.values())}
         name = str(uuid.uuid5(_NAMESPACE, f"{self.task_id}/{number}/{key}"))
-        await threads.put_writes(self.checkpoint, [(STEPS, value)], name)
+        if self.is_kept:
+            await threads.put_writes(self.checkpoint, [(STEPS, value)], name)
         with self._lock:
             self._note(value, self.attempt)
 
@@ -159,9 +161,23 @@ def _config() -> Mapping[str, Any]:
         raise InvalidInput("step() and astep() are called inside a node of a graph that is running") from None
 
 
+def _checkpoints(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the checkpoints that a node runs inside of, the outermost first.
+
+    Tasks that are called by a node have an entry of their own there, though their checkpoint is that of the node.
+    """
+    kept: dict[str, str] = {}
+    for namespace in sorted(found, key=len):
+        if found[namespace] not in kept.values():
+            kept[namespace] = str(found[namespace])
+    return kept
+
+
 def _number(path: Any) -> str:
-    """Return which one a task is of those that were sent to the same node at once."""
-    if len(path) < 2 or path[0] != _PUSH:
-        return ""
-    place = path[1] if isinstance(path[1], int) else path[2]
-    return f"[{place}]"
+    """Return which one a task is of those that were sent to the same node, or called by it, at once."""
+    return f"[{_flat(path[1:])}]" if path and path[0] == _PUSH else ""
+
+
+def _flat(path: Any) -> str:
+    parts = [_flat(part) if isinstance(part, (tuple, list)) else str(part) for part in path]
+    return ".".join(parts)

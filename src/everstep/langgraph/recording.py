@@ -233,7 +233,7 @@ class Steps:
         for namespace, checkpoint_id in self._node.around.items():
             key = Key(self._node.thread_id, namespace, checkpoint_id)
             while await self._store.read(*key) is None:
-                if time.monotonic() > end:
+                if time.monotonic() > end or not self._node.is_kept:
                     raise InvalidInput(
                         "an effect that is performed once needs the checkpoint that its node runs from, and that is "
                         "not stored: run the graph with durability='sync' or 'async', and graphs inside it with a "
