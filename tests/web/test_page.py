@@ -156,8 +156,9 @@ def test_threads_are_found_by_their_name_and_state(shared: str, visit: Visit) ->
     expect(page.get_by_text("Nothing found")).to_be_visible()
     page.get_by_role("button", name="Show all threads").click()
     page.get_by_role("button", name="waiting", exact=True).click()
-    expect(page.locator(".thread")).to_have_count(1)
-    expect(page.locator(".thread")).to_contain_text("refund-0093")
+    expect(page.locator(".thread")).to_have_count(2)
+    expect(page.locator(".thread").first).to_contain_text("refund-0093")
+    expect(page.locator(".thread").last).to_contain_text("trip-to-bergen")
 
 
 def test_threads_are_sorted_by_name_too(shared: str, visit: Visit) -> None:
@@ -565,7 +566,110 @@ def test_read_only_offers_nothing_that_changes(path: Path, visit: Visit) -> None
         page.keyboard.press("f")
         page.keyboard.press("y")
         expect(page.get_by_role("dialog")).to_have_count(1)
+        page.goto(f"{address}/runs")
+        expect(page.get_by_text("Book it for 412?")).to_be_visible()
+        expect(page.get_by_role("textbox", name="Your answer")).to_have_count(0)
         page.context.close()
+
+
+# -- durable runs
+
+
+def test_a_run_shows_its_steps_with_tries_and_times(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/report-week-46?tab=run")
+    steps = page.get_by_role("tabpanel").locator(".run-steps").first.get_by_role("listitem")
+    expect(steps).to_have_count(8)
+    failed = steps.filter(has_text="fetch_costs").first
+    expect(failed).to_contain_text("3 tries")
+    expect(failed).to_contain_text("try 3: TimeoutError: the ledger did not answer within 5 s")
+    expect(failed).to_contain_text("15 s")
+    expect(page.get_by_role("tabpanel")).to_contain_text('weekly_report("2026-W46")')
+    expect(page.get_by_role("tabpanel")).to_contain_text("sent: 8,680 left")
+    steps.get_by_role("link", name="fetch_sales").click()
+    expect(selected(page)).to_contain_text("fetch_sales done")
+    page.goto(f"{shared}/t/{STORY}?tab=run")
+    expect(page.get_by_role("tab", name="Changes")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name="Run")).to_have_count(0)
+
+
+def test_runs_are_listed_by_their_state(shared: str, visit: Visit) -> None:
+    page = visit(shared)
+    page.get_by_role("button", name="Runs", exact=True).click()
+    items = page.locator(".run-item")
+    expect(items).to_have_count(2)
+    page.get_by_role("button", name="waiting", exact=True).last.click()
+    expect(items).to_have_count(1)
+    expect(items).to_contain_text("Book it for 412?")
+    page.get_by_role("button", name="failed", exact=True).last.click()
+    expect(page.get_by_text("No run is failed")).to_be_visible()
+    page.get_by_role("button", name="all", exact=True).last.click()
+    page.get_by_role("main").get_by_role("link", name="trip-to-bergen").click()
+    expect(page).to_have_url(re.compile("/t/trip-to-bergen$"))
+    expect(page.locator(".run-panel")).to_contain_text("Book it for 412?")
+    expect(page.locator(".run-panel")).to_contain_text('"hotel": "Bryggen"')
+
+
+@pytest.mark.parametrize("place", ["/runs", "/t/trip-to-bergen"])
+def test_a_waiting_question_is_answered(own: str, path: Path, visit: Visit, place: str) -> None:
+    page = visit(own + place)
+    expect(page.get_by_role("button", name="Answer")).to_be_disabled()
+    page.get_by_role("textbox", name="Your answer").fill('{"seats": 2}')
+    page.keyboard.press("Enter")
+    expect(toast(page)).to_contain_text("Answered. The run goes on when a worker takes it up.")
+    expect(page.get_by_role("textbox", name="Your answer")).to_have_count(0)
+    with everstep.open(path).sync as engine:
+        latest = engine.get_latest("trip-to-bergen")
+        assert [run.thread_id for run in engine.runs("ready")] == ["trip-to-bergen"]
+    assert latest is not None
+    assert latest.tools_result["answer"] == {"seats": 2}
+
+
+@pytest.mark.parametrize("did_happen", [True, False])
+def test_whether_an_effect_happened_is_said_on_the_page(own: str, path: Path, visit: Visit, did_happen: bool) -> None:
+    begin_an_effect(path)
+    page = visit(f"{own}/t/order-1")
+    expect(page.locator(".run-panel")).to_contain_text("Did charge happen?")
+    expect(page.get_by_role("button", name="Answer", exact=True)).to_have_count(0)
+    if did_happen:
+        page.get_by_role("textbox", name="The result of charge").fill("receipt 7")
+    page.get_by_role("button", name="It happened" if did_happen else "It did not happen").click()
+    expect(toast(page)).to_contain_text("Answered.")
+    with everstep.open(path).sync as engine:
+        latest = engine.get_latest("order-1")
+    assert latest is not None
+    told = {"happened": True, "result": "receipt 7"} if did_happen else {"happened": False}
+    assert latest.tools_result["answer"] == told
+
+
+def begin_an_effect(path: Path) -> None:
+    """Leave a run that was cut off in the middle of an effect, and asks about it."""
+
+    class Killed(BaseException):
+        pass
+
+    def charge() -> None:
+        raise Killed
+
+    with everstep.open(path).sync as engine:
+
+        @engine.durable(name="order")
+        def order(run: everstep.SyncRun) -> None:
+            run.step(charge, effect="once")
+
+        with pytest.raises(Killed):
+            order(thread_id="order-1")
+        engine.recover()
+
+
+def test_forks_of_a_run_are_shown(own: str, path: Path, visit: Visit) -> None:
+    with everstep.open(path).sync as engine:
+        second = engine.resolve("report-week-46#2")
+        branch = engine.branch(second.checkpoint_id, "other-week", thread_id="report-week-46")
+    page = visit(f"{own}/t/report-week-46?tab=run")
+    fork = page.get_by_role("tabpanel").get_by_role("listitem").filter(has_text="other-week")
+    expect(fork).to_contain_text("paused")
+    fork.get_by_role("link").click()
+    expect(page).to_have_url(re.compile(f"/t/{branch}"))
 
 
 def test_storage_and_what_would_go(own: str, visit: Visit) -> None:
@@ -754,6 +858,13 @@ def test_everybody_can_use_it(shared: str, visit: Visit, scheme: str) -> None:
     page.goto(f"{shared}/storage")
     expect(page.locator(".figure").first).to_be_visible()
     assert serious(page, scheme) == []
+    page.goto(f"{shared}/runs")
+    expect(page.locator(".run-item").first).to_be_visible()
+    assert serious(page, scheme) == []
+    for thread in ("trip-to-bergen", "report-week-46"):
+        page.goto(f"{shared}/t/{thread}?tab=run")
+        expect(page.locator(".run-steps").first).to_be_visible()
+        assert serious(page, scheme) == [], thread
 
 
 def test_the_colours_can_be_chosen_and_are_remembered(shared: str, visit: Visit) -> None:
@@ -772,7 +883,9 @@ def test_the_colours_can_be_chosen_and_are_remembered(shared: str, visit: Visit)
     expect(body).to_have_css("background-color", ground[1])
 
 
-@pytest.mark.parametrize("place", ["/", f"/t/{STORY}", f"/t/{STORY}?tab=messages", "/storage"])
+@pytest.mark.parametrize(
+    "place", ["/", f"/t/{STORY}", f"/t/{STORY}?tab=messages", "/storage", "/runs", "/t/trip-to-bergen?tab=run"]
+)
 def test_nothing_sticks_out(shared: str, visit: Visit, place: str) -> None:
     page = visit(shared + place)
     expect(page.get_by_text("live", exact=True)).to_be_visible()

@@ -76,6 +76,7 @@ def application(service: Service) -> ASGIApp:
         Mount("/static", _Files()),
         Route("/", _page(service), methods=["GET"]),
         Route("/storage", _page(service), methods=["GET"]),
+        Route("/runs", _page(service), methods=["GET"]),
         Route("/t/{rest:path}", _page(service), methods=["GET"]),
     ]
     inner = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})

@@ -1,15 +1,18 @@
 // The checkpoint that is selected: what it is, what can be done with it, and its four tabs.
 import { html, useRef } from "./vendor/ui.js";
 import { bytes, count, duration, oneLine, plural, shortId, visible, whole } from "./format.js";
-import { TABS, address, canWrite, copy, detail, dialog, follow, go, labelOf, pin, route, select, selectedId, toggleCompare } from "./model.js";
+import {
+  address, canWrite, copy, detail, dialog, follow, go, labelOf, openTab, pin, route, select, selectedId, tabs, toggleCompare,
+} from "./model.js";
 import { Chip, Icon, Loading, Menu, NAMES, Trouble } from "./parts.js";
 import { Changes } from "./changes.js";
 import { Messages } from "./messages.js";
+import { RunTab } from "./runs.js";
 import { State } from "./state.js";
 import { Step } from "./step.js";
 
-const TITLES = { changes: "Changes", messages: "Messages", state: "State", step: "Step" };
-const VIEWS = { changes: Changes, messages: Messages, state: State, step: Step };
+const TITLES = { changes: "Changes", messages: "Messages", state: "State", step: "Step", run: "Run" };
+const VIEWS = { changes: Changes, messages: Messages, state: State, step: Step, run: RunTab };
 
 export const CheckpointLink = ({ id, step, children }) => html`<a
   href=${address({ ...route.value, id, vs: null })}
@@ -59,17 +62,18 @@ function Actions({ data }) {
 
 function Tabs({ data }) {
   const bar = useRef(null);
-  const open = route.value.tab;
+  const open = openTab.value;
   const walk = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    const next = TABS[(TABS.indexOf(open) + step + TABS.length) % TABS.length];
+    const all = tabs.value;
+    const next = all[(all.indexOf(open) + step + all.length) % all.length];
     go({ tab: next }, { replace: true });
     bar.current.querySelector(`#tab-${next}`)?.focus();
   };
   return html`<div class="tabs" role="tablist" aria-label="Parts of the checkpoint" ref=${bar} onKeyDown=${walk}>
-    ${TABS.map(
+    ${tabs.value.map(
       (name) => html`<button
         type="button"
         key=${name}
@@ -90,7 +94,7 @@ export function Detail() {
   const shown = selectedId.value;
   const { data, error } = detail.value;
   if (!shown) return html`<aside class="detail" aria-label="Checkpoint"></aside>`;
-  const View = VIEWS[route.value.tab];
+  const View = VIEWS[openTab.value];
   return html`<aside class="detail" aria-label="Checkpoint">
     <div class="detail-top">
       <a class="back narrow-only" href=${address({ thread: route.value.thread })} aria-label="Back to the history" onClick=${follow(() => (route.value.id ? history.back() : null))}><${Icon} name="back" /> History</a>
@@ -103,8 +107,8 @@ export function Detail() {
         <${Actions} data=${data} />`}
     </div>
     ${data && html`<${Tabs} data=${data} />`}
-    <div class="body" id="tab-body" role="tabpanel" aria-labelledby=${data ? `tab-${route.value.tab}` : null} tabindex="0">
-      ${data && html`<${View} key=${route.value.tab} data=${data} />`}
+    <div class="body" id="tab-body" role="tabpanel" aria-labelledby=${data ? `tab-${openTab.value}` : null} tabindex="0">
+      ${data && html`<${View} key=${openTab.value} data=${data} />`}
     </div>
   </aside>`;
 }

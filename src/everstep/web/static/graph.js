@@ -8,6 +8,7 @@ import {
   threadOf, undo,
 } from "./model.js";
 import { Chip, Empty, Icon, IconButton, Loading, Menu, NAMES, Trouble, laneOf } from "./parts.js";
+import { RunPanel } from "./runs.js";
 
 export const ROW = 28;
 const AHEAD = 12; // rows above and below those in view
@@ -506,6 +507,7 @@ export function Graph() {
       </div>
       <${Filters} key=${name} made=${made} />
     </div>
+    <${RunPanel} key=${`run ${name}`} />
     ${made.error && !made.isReady && html`<${Trouble} error=${made.error} retry=${() => made.load(0)} />`}
     ${!made.isReady && !made.error && html`<div class="rows-loading"><${Loading} lines=${12} /></div>`}
     ${made.isReady && made.count === 0 && (made.isFiltered ? html`<${NothingLeft} made=${made} />` : html`<${Empty} title="No checkpoints">

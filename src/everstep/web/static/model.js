@@ -4,7 +4,7 @@ import { get, latest, listen, post } from "./api.js";
 import { branchName, plural } from "./format.js";
 import { Rows } from "./rows.js";
 
-export const TABS = ["changes", "messages", "state", "step"];
+export const TABS = ["changes", "messages", "state", "step", "run"]; // the last one for durable runs only
 export const info = signal(null);
 export const problem = signal(null); // the server cannot be reached at all
 export const live = signal(null); // null: not yet, true, false
@@ -22,6 +22,7 @@ function readRoute() {
   const query = new URLSearchParams(location.search);
   const tab = TABS.includes(query.get("tab")) ? query.get("tab") : query.get("tab") === "diff" ? "changes" : "changes";
   if (parts[0] === "storage") return { view: "storage", thread: null, id: null, tab, vs: null };
+  if (parts[0] === "runs") return { view: "runs", thread: null, id: null, tab, vs: null };
   if (parts[0] !== "t" || !parts[1]) return { view: "threads", thread: null, id: null, tab, vs: null };
   const id = parts[2] === "c" && parts[3] ? parts[3] : null;
   return { view: "thread", thread: parts[1], id, tab, vs: query.get("vs") };
@@ -36,7 +37,7 @@ function decode(part) {
 }
 
 export function address({ view, thread, id, tab, vs }) {
-  if (view === "storage") return `${root}storage`;
+  if (view === "storage" || view === "runs") return `${root}${view}`;
   if (!thread) return root;
   const query = new URLSearchParams();
   if (tab && tab !== "changes") query.set("tab", tab);
@@ -62,6 +63,7 @@ addEventListener("popstate", () => {
 });
 
 export const openThread = (thread) => go({ view: "thread", thread, id: null, vs: null, tab: route.value.tab });
+export const openRuns = () => go({ view: "runs", thread: null, id: null, vs: null });
 export const openStorage = () => go({ view: "storage", thread: null, id: null, vs: null });
 
 // A click on a link that should stay inside the page; with a key held it is left to the browser.
@@ -236,6 +238,57 @@ async function loadDetail(id) {
   }
 }
 
+// -- durable runs
+
+const NO_RUN = { thread: null, data: null, error: null };
+export const run = signal(NO_RUN); // that of the open thread
+export const isRun = computed(() => {
+  const listed = threadOf(openName.value);
+  return listed ? listed.kind === "run" : typeof detail.value.data?.metadata?.run === "string";
+});
+export const tabs = computed(() => (isRun.value ? TABS : TABS.slice(0, -1)));
+export const openTab = computed(() => (tabs.value.includes(route.value.tab) ? route.value.tab : "changes"));
+const runCall = latest();
+
+async function loadRun(thread) {
+  try {
+    const data = await runCall((stop) => get("run", { thread }, stop));
+    if (data) run.value = { thread, data, error: null };
+  } catch (error) {
+    run.value = { thread, data: null, error };
+  }
+}
+
+effect(() => {
+  const thread = openName.value;
+  if (thread && isRun.value) loadRun(thread);
+  else run.value = NO_RUN;
+});
+
+export const runs = signal({ items: [], cursor: null, isReady: false, error: null });
+export const runStatus = signal("");
+const runsCall = latest();
+
+export async function loadRuns({ more = false } = {}) {
+  const before = runs.peek();
+  try {
+    const query = { status: runStatus.peek(), limit: 50, cursor: more ? before.cursor : null };
+    const page = await runsCall((stop) => get("runs", query, stop));
+    if (!page) return;
+    runs.value = { items: more ? [...before.items, ...page.runs] : page.runs, cursor: page.cursor, isReady: true, error: null };
+  } catch (error) {
+    runs.value = { ...before, isReady: true, error };
+  }
+}
+
+export const answer = (thread, body) =>
+  act(async () => {
+    const done = await post("answer", { thread, ...body });
+    say(done.status === "ready" ? "Answered. The run goes on when a worker takes it up." : `Answered. The run is ${done.status}.`);
+    await renew();
+    return done;
+  });
+
 // -- live updates
 
 let isRenewing = false;
@@ -250,7 +303,9 @@ export async function renew() {
   isRenewing = true;
   do {
     isStale = false;
-    await Promise.all([loadThreads(), rows.peek()?.renew()]);
+    const open = run.peek().thread;
+    const isOnRuns = route.peek().view === "runs";
+    await Promise.all([loadThreads(), rows.peek()?.renew(), open && loadRun(open), isOnRuns && loadRuns()]);
     const shown = selectedId.peek();
     if (shown) await loadDetail(shown);
   } while (isStale);

@@ -1,12 +1,15 @@
 // The page: header, three panes, footer, and what floats above them.
 import { effect, html, render } from "./vendor/ui.js";
 import { visible } from "./format.js";
-import { address, begin, canWrite, detail, dialog, follow, go, info, live, openStorage, problem, route, setTheme, theme, toast } from "./model.js";
+import {
+  address, begin, canWrite, detail, dialog, follow, go, info, live, openRuns, openStorage, problem, route, setTheme, theme, toast,
+} from "./model.js";
 import { Chip, IconButton, Key, Logo, Trouble } from "./parts.js";
 import { ThreadList, Welcome } from "./threads.js";
 import { Graph } from "./graph.js";
 import { Detail } from "./detail.js";
 import { Dialogs } from "./dialogs.js";
+import { RunsPage } from "./runs.js";
 import { StoragePage } from "./storage.js";
 import { listenToKeys } from "./keys.js";
 
@@ -29,6 +32,7 @@ const Header = () => html`<header class="head">
   ${info.value?.demo && html`<${Chip} text="demo" />`}
   <${Live} />
   ${info.value?.read_only && html`<${Chip} text="read only" tone="warn" title="Nothing can be changed from this page" />`}
+  <${IconButton} icon="run" label="Runs" pressed=${route.value.view === "runs"} onClick=${openRuns} />
   <${IconButton} icon="disk" label="Storage" pressed=${route.value.view === "storage"} onClick=${openStorage} />
   <${IconButton}
     icon=${THEME_ICONS[theme.value]}
@@ -73,6 +77,7 @@ function Page() {
     <${ThreadList} />
     ${view === "thread" && html`<${Graph} /><${Detail} />`}
     ${view === "threads" && html`<main class="start"><${Welcome} /></main>`}
+    ${view === "runs" && html`<${RunsPage} />`}
     ${view === "storage" && html`<${StoragePage} />`}
     <${Footer} />
     <${Toast} />
@@ -82,7 +87,7 @@ function Page() {
 
 effect(() => {
   const { view, thread } = route.value;
-  document.title = view === "thread" ? `${thread} · Everstep` : view === "storage" ? "Storage · Everstep" : "Everstep";
+  document.title = view === "thread" ? `${thread} · Everstep` : { storage: "Storage · Everstep", runs: "Runs · Everstep" }[view] ?? "Everstep";
 });
 
 listenToKeys();

@@ -6,7 +6,7 @@ import {
 } from "./model.js";
 import { Chip, Empty, Icon, IconButton, Key, Loading, Trouble } from "./parts.js";
 
-const STATUS = { failed: "error", waiting: "warn", interrupted: "warn", damaged: "error" };
+const STATUS = { failed: "error", waiting: "warn", interrupted: "warn", ready: "added", damaged: "error" };
 const STATES = [["", "all"], ["failed", "failed"], ["waiting", "waiting"], ["interrupted", "interrupted"], ["damaged", "damaged"]];
 
 let typing;
