@@ -177,6 +177,26 @@ async def test_a_person_says_whether_it_happened(
     assert world.calls == (["charge"] if did_happen else ["charge", "charge"])
 
 
+async def test_an_effect_takes_arguments_that_cannot_be_stored(engine: everstep.CheckpointEngine) -> None:
+    is_first = True
+
+    def charge(card: object) -> str:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            raise Killed
+        return f"charged {type(card).__name__}"
+
+    @engine.durable
+    async def pay(run: everstep.Run) -> str:
+        return await run.step(charge, object(), effect="once")
+
+    await killed(pay(thread_id="t"))
+    await engine.recover()
+    await engine.answer("t", everstep.did_not_happen())
+    assert await engine.resume("t") == "charged object"
+
+
 async def test_a_function_finds_out_whether_it_happened(engine: everstep.CheckpointEngine, world: World) -> None:
     asked: list[everstep.Unknown] = []
 

@@ -414,7 +414,7 @@ class Attempt:
             "undo": path,
             "begun": int(before.about["begun"]) + 1 if before is not None else 1,
         }
-        values = {"step": call.key, "args": list(call.args), "kwargs": dict(call.kwargs), "step_key": call.step_key}
+        values = {"step": call.key, "step_key": call.step_key, **call.arguments.shown}
         try:
             effect = await effects.begin(key, about, values, before)
         except IdTaken:
@@ -438,7 +438,7 @@ class Attempt:
             raise EffectUnknown(self.thread_id, call.key)
         if on_unknown == "ask":
             question = f"Did {call.name} happen? It was begun, and its outcome is not known."
-            details = {"args": list(call.args), "kwargs": dict(call.kwargs)}
+            details = dict(call.arguments.shown)
             # Asked anew each time that it was begun: an answer tells of one of them.
             key = f"{call.key}?{found.about['begun']}"
             answer = await self._asked(key, question, details, {"effect": call.key})

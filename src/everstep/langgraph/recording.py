@@ -152,7 +152,7 @@ class Steps:
             "task": self._node.task_id,
             "checkpoint": self._node.checkpoint.checkpoint_id,
             "kind": KIND,
-            "tries": _tries(before) + 1,
+            "begun": _begun(before) + 1,
         }
         values = {"step": key, "step_key": step_key, **arguments.shown}
         try:
@@ -207,7 +207,7 @@ class Steps:
         self, call: Call, arguments: Arguments, found: Effect, answers: list[_Answer]
     ) -> Mapping[str, Any]:
         """Return what a person says of it. The graph stops here until then."""
-        number = _tries(found)
+        number = _begun(found)
         text = f"Did {call.name} happen? It was begun, and its outcome is not known. Answer with {_ANSWERS}."
         for answer in answers:
             if answer.of == number and _is_answer(answer.value):
@@ -322,9 +322,9 @@ _ANSWERS = "everstep.happened(result) or everstep.did_not_happen()"
 _INSTEAD = "Let the node ask for the same when it runs again, or call the step with effect='none'"
 
 
-def _tries(found: Effect | None) -> int:
+def _begun(found: Effect | None) -> int:
     """Return how often an effect was begun."""
-    return int(found.about.get("tries", 0)) if found is not None else 0
+    return int(found.about.get("begun", 0)) if found is not None else 0
 
 
 def _is_answer(value: Any) -> bool:
