@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import everstep
+from everstep.durable import functions, running
 from everstep.stores.protocol import Store
 from tests.durable.test_runs import Killed, World, killed
 
@@ -342,3 +343,27 @@ async def test_a_damaged_run_does_not_keep_the_others_from_being_found(
     with caplog.at_level("WARNING", "everstep"):
         assert sorted(info.thread_id for info in await engine.runs()) == ["one", "three"]
     assert "run 'two' is damaged" in caplog.text
+
+
+async def test_what_a_merged_branch_has_done_comes_along(engine: everstep.CheckpointEngine, world: World) -> None:
+    @engine.durable
+    async def work(run: everstep.Run) -> list[str]:
+        done = [await run.step(world.do, name, key=name) for name in ("one", "two")]
+        return [*done, await run.step(world.do, "three", effect="once")]
+
+    world.kill_at("three")
+    await killed(work(thread_id="t"))
+    branch = await engine.branch(await step_of(engine, "t", "two"), "ahead")
+    assert await _taken_up(engine, branch) == "waiting"  # for whether the third one happened
+    await engine.answer(branch, everstep.happened("three"))
+    assert await engine.resume(branch) == ["one", "two", "three"]
+    await engine.merge_branch(branch, "t", resolve="theirs")
+    assert await engine.resume("t") == ["one", "two", "three"]
+    assert world.calls == ["one", "two", "three"]
+
+
+async def _taken_up(engine: everstep.CheckpointEngine, thread_id: str) -> str:
+    """Take a run up until it waits, and return its status."""
+    program = engine._programs.find((await engine.runs("paused"))[0].name)
+    await running.take_part(functions.async_runner(engine, program), thread_id, None)
+    return next(info.status for info in await engine.runs() if info.thread_id == thread_id)
