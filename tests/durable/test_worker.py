@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,89 @@ async def test_a_run_that_comes_no_further_is_left_alone_for_a_while(
     monkeypatch.setattr("everstep.durable.worker.time.monotonic", lambda: 1e12)
     await worker.take_up_all()
     assert calls == [1, 1]
+
+
+async def test_sleepers_are_woken_and_are_not_looked_for_among_all_that_wait(
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @engine.durable
+    async def nap(run: everstep.Run) -> int:
+        for _ in range(2):
+            await run.sleep(3600)
+        return 1
+
+    @engine.durable
+    async def ask(run: everstep.Run) -> Any:
+        return await run.ask("What?")
+
+    moment = [time.time()]
+    monkeypatch.setattr("everstep.durable.worker.time.time", lambda: moment[0])  # the module that all share
+    for number in range(30):
+        await asyncio.shield((await ask.start(thread_id=f"ask-{number}"))._task)
+    worker = Worker([engine], 1)
+    await worker.take_up_all()
+    await asyncio.shield((await nap.start(thread_id="nap-1"))._task)
+    await asyncio.shield((await nap.start(thread_id="nap-2"))._task)
+    await worker.take_up_all()
+    assert set(worker._sleepers[0]._until) == {"nap-1", "nap-2"}
+    for _ in range(2):
+        moment[0] += 3700
+        await worker.take_up_all()
+    found = await statuses(engine)
+    assert (found["nap-1"], found["nap-2"]) == ("done", "done")
+    assert worker._sleepers[0]._until.keys() <= {"nap-1", "nap-2"}
+
+
+async def test_what_an_engine_searches_for_is_only_what_has_happened_since(
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @engine.durable
+    async def ask(run: everstep.Run) -> Any:
+        return await run.ask("What?")
+
+    await begun(engine, ask, 3)
+    monkeypatch.setattr("everstep.durable.worker._OVERLAP_MICROSECONDS", 0)
+    worker = Worker([engine])
+    await worker.take_up_all()
+    store = worker._sleepers[0]._repository.store
+    listed: list[int] = []
+    search = store.search
+
+    async def counted(asked: Any) -> Any:
+        hits = await search(asked)
+        listed.append(len(hits))
+        return hits
+
+    monkeypatch.setattr(store, "search", counted)
+    await worker.take_up_all()
+    assert sum(listed) == 1  # the newest, which is looked at again
+
+
+async def test_two_workers_do_everything_once(tmp_path: Path) -> None:
+    calls: list[str] = []
+    engines = [everstep.open(tmp_path / "runs.db", synchronous="off") for _ in range(2)]
+    for engine in engines:
+
+        @engine.durable(name="ask")
+        async def ask(run: everstep.Run) -> Any:
+            await run.ask("What?")
+            return await run.step(calls.append, run.thread_id)
+
+    names = await begun(engines[0], ask, 12)
+    workers = [Worker([engine], 4) for engine in engines]
+    working = [asyncio.create_task(worker.watch()) for worker in workers]
+    for name in names:
+        await engines[0].answer(name, 1)
+    async with asyncio.timeout(60):
+        while await engines[0].runs("ready") or await engines[0].runs("running"):
+            await asyncio.sleep(0.02)
+    for worker in workers:
+        worker.stop()
+    await asyncio.gather(*working)
+    assert await statuses(engines[0]) == dict.fromkeys(names, "done")
+    assert sorted(calls) == sorted(names)
+    for engine in engines:
+        await engine.close()
 
 
 async def test_a_store_that_does_not_answer_does_not_end_a_worker(

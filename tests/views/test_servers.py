@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 import everstep
-from everstep.views import actions, blame, changes, checkpoint, history, state, storage, threads, transcript
+from everstep.durable.worker import Worker
+from everstep.views import actions, blame, changes, checkpoint, history, runs, state, storage, threads, transcript
 from everstep.views.index import Index
 from tests.views.conftest import plan_trip
 
@@ -69,3 +71,28 @@ async def test_actions_are_told_and_done_the_same_everywhere(engine: everstep.Ch
     assert [each["path"] for each in merge["conflicts"]] == ["state.hotel"]
     await actions.merge(engine, made["thread_id"], "trip", {"state.hotel": {"take": "theirs"}})
     assert await state.value(engine, "trip", "/hotel") == "own"
+
+
+async def test_a_run_is_shown_the_same_everywhere(engine: everstep.CheckpointEngine) -> None:
+    @engine.durable(name="work")
+    async def work(run: everstep.Run, word: str) -> str:
+        said = await run.step(str.upper, word, effect="once")
+        return said + str(await run.ask("Go on?", {"said": said}))
+
+    for number in range(3):
+        handle = await work.start("hi", thread_id=f"r{number}")
+        await asyncio.shield(handle._task)
+    first = await runs.page(engine, status="waiting", limit=2)
+    second = await runs.page(engine, status="waiting", limit=2, cursor=first["cursor"])
+    assert [run["thread_id"] for run in first["runs"] + second["runs"]] == ["r2", "r1", "r0"]
+    run = await runs.one(engine, "r0")
+    assert [entry["op"] for entry in run["entries"]] == ["start", "step", "ask"]
+    assert [effect["status"] for effect in run["effects"]] == ["done"]
+    assert run["waits"][0]["details"] == {"said": "HI"}
+    await runs.answer(engine, "r0", "!")
+    await Worker([engine]).take_up_all()
+    assert (await runs.one(engine, "r0"))["result"] == "HI!"
+    assert [row["title"] for row in (await history.page(engine, "r0"))["rows"]][:2] == [
+        "work done",
+        "Answer to: Go on?",
+    ]

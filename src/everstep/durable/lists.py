@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from everstep.config import SnapshotTrigger
@@ -36,6 +36,7 @@ INTERRUPTED = "interrupted"
 PAUSED = "paused"
 STATUSES = (RUNNING, INTERRUPTED, WAITING, READY, DONE, FAILED, PAUSED)
 _PAGE = 100
+_WAIT_FIELDS = frozenset(each.name for each in fields(RunWait))
 _STORED_AS: dict[str | None, list[str]] = {
     None: [RUNNING, WAITING, READY, DONE, FAILED, PAUSED],
     INTERRUPTED: [RUNNING],
@@ -108,8 +109,13 @@ async def info_at(repository: Repository, head: Stored) -> RunInfo:
         status,
         record.key.checkpoint_id,
         record.created_at,
-        [RunWait(**wait) for wait in metadata.get("run_waits", ())],
+        [_wait(wait) for wait in metadata.get("run_waits", ())],
     )
+
+
+def _wait(kept: Mapping[str, Any]) -> RunWait:
+    """Return what a run waits for; what a later version has added to it is left out."""
+    return RunWait(**{name: value for name, value in kept.items() if name in _WAIT_FIELDS})
 
 
 # -- answers and events
@@ -221,12 +227,14 @@ async def resume_blocking(engine: CheckpointEngine, programs: Programs, thread_i
     return await running.to_the_end(runner, thread_id, None)
 
 
-async def recoverable(engine: CheckpointEngine, programs: Programs) -> list[RunInfo]:
-    """Return the runs that somebody should take up, and that this process can."""
+async def recoverable(
+    engine: CheckpointEngine, programs: Programs, statuses: Sequence[str] = (WAITING, READY, RUNNING)
+) -> list[RunInfo]:
+    """Return the runs that somebody should take up, and that this process can, among those whose heads say so."""
     known = set(programs.names())
     repository = repository_of(engine)
     found: dict[str, RunInfo] = {}
-    for status in (WAITING, READY, RUNNING):
+    for status in statuses:
         for head in await _heads(repository, status):
             metadata = head.record.metadata
             if metadata.get("run") not in known or not running.is_ready(metadata):

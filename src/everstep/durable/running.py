@@ -223,15 +223,16 @@ async def _until_ready(runner: Runner, thread_id: str) -> None:
         metadata = loaded.stored.record.metadata
         if is_ready(metadata):
             return
-        seconds = min(pause, max(0.0, _wakes_at(metadata) - time.time()))
+        seconds = min(pause, max(0.0, wakes_at(metadata) - time.time()))
         await runner.face.sleep(seconds)
         pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
 
 def is_ready(metadata: Mapping[str, Any]) -> bool:
     """Whether a run has something to do, by the metadata of its head."""
-    return metadata.get("run_status") != WAITING or _wakes_at(metadata) <= time.time()
+    return metadata.get("run_status") != WAITING or wakes_at(metadata) <= time.time()
 
 
-def _wakes_at(metadata: Mapping[str, Any]) -> float:
+def wakes_at(metadata: Mapping[str, Any]) -> float:
+    """Return when the first sleep of a run ends, in seconds since 1970; far away if it does not sleep."""
     return min([float(wait["until"]) for wait in metadata.get("run_waits", ()) if "until" in wait], default=1e18)

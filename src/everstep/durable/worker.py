@@ -13,14 +13,17 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from everstep.durable import functions, lists
-from everstep.durable.attempt import READY
+from everstep.durable import functions, lists, running
+from everstep.durable.attempt import READY, RUNNING, WAITING
 from everstep.durable.live import repository_of
 from everstep.errors import RunNotFound, StoreError
 from everstep.reports import RunInfo
+from everstep.repository.finding import make_search
 from everstep.runtime import checks
+from everstep.stores.protocol import Hit
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -31,6 +34,10 @@ PAUSE_SECONDS = 0.1
 PAUSE_SECONDS_MAX = 2.0
 _ASIDE_SECONDS = 1.0
 _ASIDE_SECONDS_MAX = 60.0
+_WHOLE_SECONDS = 60.0
+_OVERLAP_MICROSECONDS = 10_000_000  # what was committed meanwhile may be noted a little before
+_NEVER = 1e18
+_PAGE = 100
 
 
 class _Aside(NamedTuple):
@@ -39,6 +46,62 @@ class _Aside(NamedTuple):
     checkpoint_id: str
     seconds: float
     until: float
+
+
+class _Sleepers:
+    """The runs of an engine's functions that sleep, and until when.
+
+    A run that waits for an answer or an event is made ready by whoever brings that. Only a sleep ends without a word.
+    So only those are remembered: looking for them again costs what has happened since, however many runs wait.
+    """
+
+    def __init__(self, engine: CheckpointEngine) -> None:
+        self._repository = repository_of(engine)
+        self._programs = engine._programs
+        self._until: dict[str, float] = {}
+        self._seen: int | None = None
+        """Up to when the store was looked through, by its own clock."""
+        self._whole_at = 0.0
+
+    async def due(self) -> list[RunInfo]:
+        """Return the runs whose sleep is over, as long as nobody has taken them up."""
+        await self._look()
+        now = time.time()
+        found: list[RunInfo] = []
+        for thread_id in [each for each, until in self._until.items() if until <= now]:
+            try:
+                info = await lists.info_of(self._repository, thread_id)
+            except RunNotFound:
+                info = None  # it was deleted meanwhile
+            if info is not None and info.status == READY:
+                found.append(info)
+            else:
+                del self._until[thread_id]
+        return found
+
+    async def _look(self) -> None:
+        is_whole = self._seen is None or time.monotonic() > self._whole_at + _WHOLE_SECONDS
+        since = None if is_whole or self._seen is None else self._seen - _OVERLAP_MICROSECONDS
+        if is_whole:
+            self._whole_at = time.monotonic()
+            self._until.clear()
+        search = replace(make_search(filter={"run_status": WAITING}, limit=_PAGE), since=since)
+        while True:
+            hits = await self._repository.store.search(search)
+            for hit in hits:
+                self._note(hit)
+            if len(hits) < _PAGE:
+                return
+            search = replace(search, after=hits[-1].position)
+
+    def _note(self, hit: Hit) -> None:
+        self._seen = max(self._seen or 0, hit.position.active)
+        metadata = hit.stored.record.metadata if hit.stored is not None else {}
+        until = running.wakes_at(metadata)
+        if until < _NEVER and metadata.get("run") in self._programs.names():
+            self._until[hit.position.thread_id] = until
+        else:
+            self._until.pop(hit.position.thread_id, None)
 
 
 class Worker:
@@ -61,6 +124,7 @@ class Worker:
         self._woken = asyncio.Event()
         self._at_work: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._aside: dict[tuple[int, str], _Aside] = {}
+        self._sleepers = [_Sleepers(engine) for engine in self._engines]
 
     def stop(self) -> None:
         """Stop: steps that are running come to their end and are recorded, then their runs are let go.
@@ -109,13 +173,19 @@ class Worker:
         found: list[tuple[int, RunInfo]] = []
         now = time.monotonic()
         for place, engine in enumerate(self._engines):
-            for info in await lists.recoverable(engine, engine._programs):
+            for info in await self._ready(place, engine):
                 key = (place, info.thread_id)
                 aside = self._aside.get(key)
                 is_aside = aside is not None and aside.checkpoint_id == info.checkpoint_id and aside.until > now
                 if key not in self._at_work and not is_aside:
                     found.append((place, info))
         return sorted(found, key=lambda each: each[1].updated_at)
+
+    async def _ready(self, place: int, engine: CheckpointEngine) -> list[RunInfo]:
+        """Return the runs of an engine that have something to do."""
+        found = await lists.recoverable(engine, engine._programs, (READY, RUNNING))
+        found += await self._sleepers[place].due()
+        return list({info.thread_id: info for info in found}.values())
 
     def _begin(self, place: int, info: RunInfo) -> None:
         key = (place, info.thread_id)
