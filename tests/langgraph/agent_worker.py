@@ -105,7 +105,9 @@ def agent(saver: HarnessCheckpointer, charges: Path, points: Points, middleware:
     return create_agent(Model(), [charge_card], middleware=middleware, checkpointer=saver)
 
 
-def main(url: str, options: str, face: str, effect: str, thread: str, charges: str, answer: str, last: str) -> None:
+def main(
+    url: str, options: str, face: str, effect: str, durability: str, thread: str, charges: str, answer: str, last: str
+) -> None:
     """Ask the agent to charge 5, or answer its question; end at that point, by its number or name."""
     points = Points(last)
     store = HarnessCheckpointer.from_url(url, **json.loads(options)).backend.store
@@ -119,9 +121,9 @@ def main(url: str, options: str, face: str, effect: str, thread: str, charges: s
         said = everstep.happened(answer) if answer != "no" else everstep.did_not_happen()
         given, request_id = Command(resume=said), None
     if face == "async":
-        result = asyncio.run(asend(graph, given, config, request_id=request_id))
+        result = asyncio.run(asend(graph, given, config, request_id=request_id, durability=durability))
     else:
-        result = send(graph, given, config, request_id=request_id)
+        result = send(graph, given, config, request_id=request_id, durability=durability)
     asked = [found.value["question"] for found in result.get("__interrupt__", ())]
     said_so_far = [[message.type, message.content] for message in result["messages"]]
     print(json.dumps({"asked": asked, "messages": said_so_far}), flush=True)

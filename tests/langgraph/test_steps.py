@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypedDict, assert_type
 
@@ -18,6 +19,8 @@ import everstep
 from everstep import errors
 from everstep.langgraph import HarnessCheckpointer, astep, recording, step
 from everstep.runtime.blocking import run_to_end
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import Change, Store
 from tests.langgraph.tools import FacedSaver
 
 T: Any = {"configurable": {"thread_id": "t"}}
@@ -472,6 +475,46 @@ async def test_an_effect_waits_for_its_checkpoint(graphs: Graphs, world: World) 
     with pytest.raises(errors.InvalidInput, match="durability"):
         await graphs.run(graph, start(), {"configurable": {"thread_id": "exit"}}, durability="exit")
     assert world.calls == ["pay"]
+
+
+class LateStore:
+    """A store in which the second checkpoint is stored only when somebody has looked for it in vain."""
+
+    def __init__(self, store: Store, world: World, looked: threading.Event, puts: list[Any]) -> None:
+        self._store, self._world, self._looked, self._puts = store, world, looked, puts
+
+    @property
+    def blocking(self) -> LateStore:
+        return LateStore(self._store.blocking, self._world, self._looked, self._puts)
+
+    async def commit(self, change: Change) -> Any:
+        self._puts.append(change)
+        if len(self._puts) == 2:
+            self._looked.wait(5)
+            self._world.calls.append("checkpoint")
+        return await self._store.commit(change)
+
+    async def read(self, *args: Any, **options: Any) -> Any:
+        found = await self._store.read(*args, **options)
+        if found is None and len(args) == 3 and not options:
+            self._looked.set()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@in_memory
+@pytest.mark.parametrize("face", ["blocking"], indirect=True)
+async def test_an_effect_comes_after_its_checkpoint(graphs: Graphs, world: World) -> None:
+    store: Any = LateStore(MemoryStore(), world, threading.Event(), [])
+    graphs.saver = FacedSaver(HarnessCheckpointer(backend=store), "blocking")
+
+    async def act(_: Any, step: Step) -> Any:
+        return {"logs": [await step(world.do, "pay", effect="once", key="order")]}
+
+    await graphs.run(graphs.make(act), start(), durability="async")
+    assert world.calls == ["checkpoint", "pay"]
 
 
 @in_memory

@@ -38,6 +38,7 @@ class Trial:
 
     def __init__(self, url: str, options: dict[str, Any], face: str, effect: str, folder: Path) -> None:
         self._start = url, json.dumps(options), face, effect
+        self.durability = "sync"
         self._folder = folder
         self._threads = 0
         self.asked = 0
@@ -71,7 +72,9 @@ class Trial:
         raise AssertionError(f"killed at {points} it does not come to its end: {killed}")
 
     def _process(self, thread: str, charges: Path, answer: str, end: int | str) -> str:
-        child = Child("tests.langgraph.agent_worker", *self._start, thread, str(charges), answer, str(end))
+        child = Child(
+            "tests.langgraph.agent_worker", *self._start, self.durability, thread, str(charges), answer, str(end)
+        )
         try:
             said = child.line()
             assert said, "the process has failed"
@@ -116,6 +119,21 @@ def test_killed_at_any_point_the_agent_charges_once(trial: Callable[[str], Trial
         if len(killed) == 1:
             break
     assert again > 5
+
+
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+def test_it_charges_once_though_checkpoints_are_stored_later(trial: Callable[[str], Trial]) -> None:
+    """The agent asks for the charge anew if its asking was not stored: so the charge must come after that."""
+    agent = trial("once")
+    agent.durability = "async"
+    point = 0
+    while True:
+        point += 1
+        killed, charged = agent.run(point)
+        assert charged == 1, killed
+        if not killed:
+            break
+    assert point > 15
 
 
 @pytest.mark.parametrize("kind", ["postgres", "redis"], indirect=True)
