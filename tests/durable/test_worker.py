@@ -214,8 +214,10 @@ async def test_what_an_engine_searches_for_is_only_what_has_happened_since(
     async def ask(run: everstep.Run) -> Any:
         return await run.ask("What?")
 
+    now = time.monotonic()
+    clock = [now]
+    monkeypatch.setattr("everstep.durable.worker.time.monotonic", lambda: clock[0])
     await begun(engine, ask, 3)
-    monkeypatch.setattr("everstep.durable.worker._OVERLAP_MICROSECONDS", 0)
     worker = Worker([engine])
     await worker.take_up_all()
     store = worker._sleepers[0]._repository.store
@@ -228,8 +230,14 @@ async def test_what_an_engine_searches_for_is_only_what_has_happened_since(
         return hits
 
     monkeypatch.setattr(store, "search", counted)
-    await worker.take_up_all()
-    assert sum(listed) == 1  # the newest, which is looked at again
+    counts = []
+    for seconds in (0, 20, 20, 21):  # in all it stays below the time after which everything is looked at again
+        clock[0] += seconds
+        listed.clear()
+        await worker.take_up_all()
+        counts.append(sum(listed))
+    # What may have been on its way is looked at again, once that cannot be it is nothing, and at last all there is.
+    assert counts == [3, 3, 0, 3]
 
 
 async def test_two_workers_do_everything_once(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ PAUSE_SECONDS_MAX = 2.0
 _ASIDE_SECONDS = 1.0
 _ASIDE_SECONDS_MAX = 60.0
 _WHOLE_SECONDS = 60.0
-_OVERLAP_MICROSECONDS = 10_000_000  # what was committed meanwhile may be noted a little before
+_ON_ITS_WAY_SECONDS = 10.0
 _NEVER = 1e18
 _PAGE = 100
 
@@ -60,7 +60,10 @@ class _Sleepers:
         self._programs = engine._programs
         self._until: dict[str, float] = {}
         self._seen: int | None = None
-        """Up to when the store was looked through, by its own clock."""
+        """The newest activity that was seen, by the clock of the store."""
+        self._seen_at = 0.0
+        """When that was seen, by the clock of this process."""
+        self._looked_at = 0.0
         self._whole_at = 0.0
 
     async def due(self) -> list[RunInfo]:
@@ -80,11 +83,12 @@ class _Sleepers:
         return found
 
     async def _look(self) -> None:
-        is_whole = self._seen is None or time.monotonic() > self._whole_at + _WHOLE_SECONDS
-        since = None if is_whole or self._seen is None else self._seen - _OVERLAP_MICROSECONDS
-        if is_whole:
-            self._whole_at = time.monotonic()
+        now = time.monotonic()
+        since = self._since(now)
+        if since is None:
+            self._whole_at = now
             self._until.clear()
+        self._looked_at = now
         search = replace(make_search(filter={"run_status": WAITING}, limit=_PAGE), since=since)
         while True:
             hits = await self._repository.store.search(search)
@@ -94,8 +98,20 @@ class _Sleepers:
                 return
             search = replace(search, after=hits[-1].position)
 
+    def _since(self, now: float) -> int | None:
+        """Return from when on to look, by the clock of the store; None: at all there is.
+
+        What was on its way to the store when it was looked at last may be noted there a little before that.
+        """
+        if self._seen is None or now > self._whole_at + _WHOLE_SECONDS:
+            return None
+        silence = max(0.0, self._looked_at - self._seen_at)
+        return self._seen + int((silence - _ON_ITS_WAY_SECONDS) * 1e6)
+
     def _note(self, hit: Hit) -> None:
-        self._seen = max(self._seen or 0, hit.position.active)
+        if self._seen is None or hit.position.active > self._seen:
+            self._seen = hit.position.active
+            self._seen_at = time.monotonic()
         metadata = hit.stored.record.metadata if hit.stored is not None else {}
         until = running.wakes_at(metadata)
         if until < _NEVER and metadata.get("run") in self._programs.names():
