@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep.durable import lists
 from everstep.durable.worker import Worker
 from everstep.reports import RunInfo
 
@@ -198,13 +197,14 @@ async def test_sleepers_are_woken_and_are_not_looked_for_among_all_that_wait(
     await asyncio.shield((await nap.start(thread_id="nap-1"))._task)
     await asyncio.shield((await nap.start(thread_id="nap-2"))._task)
     await worker.take_up_all()
-    assert set(worker._sleepers[0]._until) == {"nap-1", "nap-2"}
+    assert set(worker._candidates[0]._from) == {"nap-1", "nap-2"}
     for _ in range(2):
         moment[0] += 3700
         await worker.take_up_all()
     found = await statuses(engine)
     assert (found["nap-1"], found["nap-2"]) == ("done", "done")
-    assert worker._sleepers[0]._until.keys() <= {"nap-1", "nap-2"}
+    await worker.take_up_all()
+    assert worker._candidates[0]._from == {}
 
 
 async def test_what_an_engine_searches_for_is_only_what_has_happened_since(
@@ -220,7 +220,7 @@ async def test_what_an_engine_searches_for_is_only_what_has_happened_since(
     await begun(engine, ask, 3)
     worker = Worker([engine])
     await worker.take_up_all()
-    store = worker._sleepers[0]._repository.store
+    store = worker._candidates[0]._repository.store
     listed: list[int] = []
     search = store.search
 
@@ -231,13 +231,74 @@ async def test_what_an_engine_searches_for_is_only_what_has_happened_since(
 
     monkeypatch.setattr(store, "search", counted)
     counts = []
-    for seconds in (0, 20, 20, 21):  # in all it stays below the time after which everything is looked at again
+    for seconds in (0, 20, 20, 300):  # after the last of these everything is looked at again
         clock[0] += seconds
         listed.clear()
         await worker.take_up_all()
         counts.append(sum(listed))
     # What may have been on its way is looked at again, once that cannot be it is nothing, and at last all there is.
     assert counts == [3, 3, 0, 3]
+
+
+async def test_a_run_is_taken_up_when_its_owner_has_died_meanwhile(engine: everstep.CheckpointEngine) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    is_killed = [True]
+
+    class Killed(BaseException):
+        pass
+
+    def slow() -> str:
+        entered.set()
+        assert go_on.wait(60)
+        if is_killed[0]:
+            is_killed[0] = False
+            raise Killed
+        return "done"
+
+    @engine.durable
+    async def work(run: everstep.Run) -> str:
+        return await run.step(slow)
+
+    handle = await work.start(thread_id="t")
+    await until(entered.is_set)
+    worker = Worker([engine])
+    await worker.take_up_all()
+    assert await statuses(engine) == {"t": "running"}
+    go_on.set()
+    with pytest.raises(Killed):
+        await asyncio.shield(handle._task)
+    await worker.take_up_all()
+    assert await statuses(engine) == {"t": "done"}
+
+
+async def test_a_look_that_was_cut_off_is_begun_anew(
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @engine.durable
+    async def ask(run: everstep.Run) -> Any:
+        return await run.ask("What?")
+
+    names = await begun(engine, ask, 2)
+    await engine.answer(names[0], 1)
+    await engine.recover()
+    await engine.answer(names[1], 1)
+    worker = Worker([engine])
+    store = worker._candidates[0]._repository.store
+    search = store.search
+    looks: list[Any] = []
+
+    async def cut_off(asked: Any) -> Any:
+        looks.append(asked)
+        if len(looks) == 2:
+            raise everstep.StoreUnavailable("no server")
+        return await search(asked)
+
+    monkeypatch.setattr(store, "search", cut_off)
+    with pytest.raises(everstep.StoreUnavailable):
+        await worker.take_up_all()
+    await worker.take_up_all()
+    assert looks[2].since is None
+    assert await statuses(engine) == dict.fromkeys(names, "done")
 
 
 async def test_two_workers_do_everything_once(tmp_path: Path) -> None:
@@ -275,8 +336,8 @@ async def test_a_store_that_does_not_answer_does_not_end_a_worker(
     async def fail(*_: Any) -> Any:
         raise everstep.StoreUnavailable("no server")
 
-    monkeypatch.setattr(lists, "recoverable", fail)
     worker = Worker([engine], troubled=troubles.append)
+    monkeypatch.setattr(worker._candidates[0], "ready", fail)
     working = asyncio.create_task(worker.watch())
     await until(lambda: len(troubles) >= 2)
     worker.stop()

@@ -227,14 +227,12 @@ async def resume_blocking(engine: CheckpointEngine, programs: Programs, thread_i
     return await running.to_the_end(runner, thread_id, None)
 
 
-async def recoverable(
-    engine: CheckpointEngine, programs: Programs, statuses: Sequence[str] = (WAITING, READY, RUNNING)
-) -> list[RunInfo]:
-    """Return the runs that somebody should take up, and that this process can, among those whose heads say so."""
+async def recoverable(engine: CheckpointEngine, programs: Programs) -> list[RunInfo]:
+    """Return the runs that somebody should take up, and that this process can."""
     known = set(programs.names())
     repository = repository_of(engine)
     found: dict[str, RunInfo] = {}
-    for status in statuses:
+    for status in (WAITING, READY, RUNNING):
         for head in await _heads(repository, status):
             metadata = head.record.metadata
             if metadata.get("run") not in known or not running.is_ready(metadata):

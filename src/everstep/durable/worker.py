@@ -24,6 +24,7 @@ from everstep.reports import RunInfo
 from everstep.repository.finding import make_search
 from everstep.runtime import checks
 from everstep.stores.protocol import Hit
+from everstep.types import RUN_KIND
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -34,7 +35,7 @@ PAUSE_SECONDS = 0.1
 PAUSE_SECONDS_MAX = 2.0
 _ASIDE_SECONDS = 1.0
 _ASIDE_SECONDS_MAX = 60.0
-_WHOLE_SECONDS = 60.0
+_WHOLE_SECONDS = 300.0
 _ON_ITS_WAY_SECONDS = 10.0
 _NEVER = 1e18
 _PAGE = 100
@@ -48,55 +49,57 @@ class _Aside(NamedTuple):
     until: float
 
 
-class _Sleepers:
-    """The runs of an engine's functions that sleep, and until when.
+class _Candidates:
+    """The runs of an engine's functions that may have something to do, and from when on.
 
-    A run that waits for an answer or an event is made ready by whoever brings that. Only a sleep ends without a word.
-    So only those are remembered: looking for them again costs what has happened since, however many runs wait.
+    An index finds every run that was ever running, so it is asked only for what has happened since it was asked last.
+    What ends without a word is remembered: a sleep, and a run whose owner may die.
     """
 
     def __init__(self, engine: CheckpointEngine) -> None:
         self._repository = repository_of(engine)
         self._programs = engine._programs
-        self._until: dict[str, float] = {}
+        self._from: dict[str, float] = {}
+        """By thread: seconds since 1970."""
         self._seen: int | None = None
         """The newest activity that was seen, by the clock of the store."""
         self._seen_at = 0.0
         """When that was seen, by the clock of this process."""
         self._looked_at = 0.0
-        self._whole_at = 0.0
+        self._whole_at = float("-inf")
 
-    async def due(self) -> list[RunInfo]:
-        """Return the runs whose sleep is over, as long as nobody has taken them up."""
+    async def ready(self) -> list[RunInfo]:
+        """Return the runs that somebody should take up."""
         await self._look()
         now = time.time()
         found: list[RunInfo] = []
-        for thread_id in [each for each, until in self._until.items() if until <= now]:
+        for thread_id in [each for each, begins in self._from.items() if begins <= now]:
             try:
                 info = await lists.info_of(self._repository, thread_id)
             except RunNotFound:
-                info = None  # it was deleted meanwhile
-            if info is not None and info.status == READY:
+                del self._from[thread_id]  # it was deleted meanwhile
+                continue
+            if info.status in (READY, lists.INTERRUPTED):
                 found.append(info)
-            else:
-                del self._until[thread_id]
+            elif info.status != RUNNING:
+                self._remember(thread_id, min([wait.until for wait in info.waits if wait.until], default=_NEVER))
         return found
 
     async def _look(self) -> None:
         now = time.monotonic()
         since = self._since(now)
+        for status in (WAITING, READY, RUNNING):
+            search = replace(make_search(filter={"run_status": status}, limit=_PAGE), since=since)
+            while True:
+                hits = await self._repository.store.search(search)
+                for hit in hits:
+                    self._note(hit)
+                if len(hits) < _PAGE:
+                    break
+                search = replace(search, after=hits[-1].position)
+        self._looked_at = now  # only now: a look that was cut off is begun anew
         if since is None:
             self._whole_at = now
-            self._until.clear()
-        self._looked_at = now
-        search = replace(make_search(filter={"run_status": WAITING}, limit=_PAGE), since=since)
-        while True:
-            hits = await self._repository.store.search(search)
-            for hit in hits:
-                self._note(hit)
-            if len(hits) < _PAGE:
-                return
-            search = replace(search, after=hits[-1].position)
 
     def _since(self, now: float) -> int | None:
         """Return from when on to look, by the clock of the store; None: at all there is.
@@ -112,12 +115,18 @@ class _Sleepers:
         if self._seen is None or hit.position.active > self._seen:
             self._seen = hit.position.active
             self._seen_at = time.monotonic()
-        metadata = hit.stored.record.metadata if hit.stored is not None else {}
-        until = running.wakes_at(metadata)
-        if until < _NEVER and metadata.get("run") in self._programs.names():
-            self._until[hit.position.thread_id] = until
+        if hit.stored is None or hit.stored.record.kind != RUN_KIND:
+            return
+        metadata = hit.stored.record.metadata
+        if metadata.get("run") in self._programs.names():
+            is_waiting = metadata.get("run_status") == WAITING
+            self._remember(hit.position.thread_id, running.wakes_at(metadata) if is_waiting else 0.0)
+
+    def _remember(self, thread_id: str, begins: float) -> None:
+        if begins < _NEVER:
+            self._from[thread_id] = begins
         else:
-            self._until.pop(hit.position.thread_id, None)
+            self._from.pop(thread_id, None)
 
 
 class Worker:
@@ -140,7 +149,7 @@ class Worker:
         self._woken = asyncio.Event()
         self._at_work: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._aside: dict[tuple[int, str], _Aside] = {}
-        self._sleepers = [_Sleepers(engine) for engine in self._engines]
+        self._candidates = [_Candidates(engine) for engine in self._engines]
 
     def stop(self) -> None:
         """Stop: steps that are running come to their end and are recorded, then their runs are let go.
@@ -188,20 +197,14 @@ class Worker:
         """Return what has something to do, the longest waiting first, with the place of its engine."""
         found: list[tuple[int, RunInfo]] = []
         now = time.monotonic()
-        for place, engine in enumerate(self._engines):
-            for info in await self._ready(place, engine):
+        for place, candidates in enumerate(self._candidates):
+            for info in await candidates.ready():
                 key = (place, info.thread_id)
                 aside = self._aside.get(key)
                 is_aside = aside is not None and aside.checkpoint_id == info.checkpoint_id and aside.until > now
                 if key not in self._at_work and not is_aside:
                     found.append((place, info))
         return sorted(found, key=lambda each: each[1].updated_at)
-
-    async def _ready(self, place: int, engine: CheckpointEngine) -> list[RunInfo]:
-        """Return the runs of an engine that have something to do."""
-        found = await lists.recoverable(engine, engine._programs, (READY, RUNNING))
-        found += await self._sleepers[place].due()
-        return list({info.thread_id: info for info in found}.values())
 
     def _begin(self, place: int, info: RunInfo) -> None:
         key = (place, info.thread_id)
