@@ -240,6 +240,10 @@ async def test_a_rewound_run_gets_the_outcome_of_its_effect(engine: everstep.Che
     allowed = await engine.branch(await step_of(engine, "t", "before"), "allowed", effects="allow")
     assert await engine.resume(allowed) == ["receipt 200", "after"]
     assert world.calls.count("charge") == 2
+    shared = await engine.branch(await step_of(engine, allowed, "after"), "shared again")
+    head = await engine.get_latest(shared)
+    assert head is not None
+    assert head.metadata.metadata["run_effects"] == "share"
 
 
 async def test_a_failed_effect_is_not_repeated_by_itself(engine: everstep.CheckpointEngine, world: World) -> None:

@@ -34,6 +34,7 @@ FAILED = "failed"
 """How the last run ended; "" if it did not."""
 
 _RENEWALS_PER_LEASE = 3
+_STRAY_MAX = 16  # records of older claims that are looked for
 
 
 class Owner(NamedTuple):
@@ -185,7 +186,9 @@ class Claims:
             logger.info("task %r is taken over from %s", task_id, found.task.owner)
         claim = Claim(task_id, task, stored, lease_seconds, self)
         # Mostly there is nothing: a record goes with the next one. What stayed would be a fence for its old owner.
-        listed = await self._store.list_checkpoints(Query(thread_id=task_id, namespace=TASK_NAMESPACE, hidden="also"))
+        # Those of claims have the greatest ids of the namespace, so that the effects of a run are not listed with them.
+        query = Query(thread_id=task_id, namespace=TASK_NAMESPACE, hidden="also", order="id", limit=_STRAY_MAX)
+        listed = await self._store.list_checkpoints(query)
         stray = [other.record.key for other in listed if other.seq < stored.seq and not other.record.kind]
         if stray:
             await self._store.delete(task_id, keys=stray)

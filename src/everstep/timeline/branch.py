@@ -104,6 +104,5 @@ def _fields(origin: Record, effects: str) -> dict[str, Any]:
     """Return the kind and the metadata of the first checkpoint. A branch of a durable run waits to be taken up."""
     fields = run_fields(origin)
     if fields.get("kind") == RUN_KIND:
-        shared = {"run_effects": effects} if effects == "allow" else {}
-        fields["metadata"] = {**fields["metadata"], "run_status": "paused", **shared}
+        fields["metadata"] = {**fields["metadata"], "run_status": "paused", "run_effects": effects}
     return fields

@@ -28,7 +28,7 @@ from everstep.stores.records import (
 from everstep.stores.transaction import Packed
 from everstep.values import codec
 
-BUCKETS = 1024
+BUCKETS = 128
 _ESCAPED = re.compile(r"[%:{}\x00-\x1f\x7f]")
 _JSON = json.JSONEncoder(separators=(",", ":")).encode
 _OPTIONAL = ("tags", "summary", "next_node", "trigger", "kind")

@@ -104,7 +104,7 @@ from everstep.stores.workers import AsyncDriver, Driver
 logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
-FORMAT_VERSION = b"10"  # the first that was released
+FORMAT_VERSION = b"11"  # the first that is released
 _TRIES = 100
 _BEATEN_MAX = 3
 """So often others may be faster before a change is given a turn of its own."""
