@@ -76,11 +76,15 @@ class ServerFaults:
 
     @pytest.mark.parametrize("call", WAYS, ids=lambda call: call.name)
     def test_a_reply_lost_with_the_server(self, proxy: Proxy, open_engine: OpenEngine, call: Call) -> None:
-        """It is committed, but cannot be asked whether it is."""
-        answers = outcomes.lose_replies(proxy, open_engine(proxy.port, timeout_seconds=1), call, onwards=True)
-        assert_fitting(answers, open_engine())
-        assert answers[0].error is answers[1].error is None
-        assert any(isinstance(answer.error, CommitUnknown) for answer in answers)
+        """It is committed, but cannot be asked whether it is. A busy machine may need more than a second for that."""
+        for seconds in (1, 3, 9):
+            engine = open_engine(proxy.port, timeout_seconds=seconds)
+            answers = outcomes.lose_replies(proxy, engine, call, onwards=True)
+            assert_fitting(answers, open_engine())
+            assert answers[0].error is answers[1].error is None
+            if any(isinstance(answer.error, CommitUnknown) for answer in answers):
+                return
+        pytest.fail("nobody was told that it is not known")
 
     def test_a_put_whose_reply_is_lost_is_still_acknowledged(self, proxy: Proxy, open_engine: OpenEngine) -> None:
         engine = open_engine(proxy.port)
