@@ -191,7 +191,7 @@ def test_heads_of_a_file_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPat
     for n in range(60):
         engine.append(f"t{n % 40}", [{"role": "user", "content": f"{n} " * 100}])
         rows = engine.checkpointer._driven.store._database.get()._connections.rows
-        known = [head.record for head, _ in rows._heads.values() if head is not None]
+        known = [head.stored.record for head in rows._heads.values() if head.stored is not None]
         assert rows._heads_bytes == sum(len(record.body) + len(record.children) for record in known)
         most = max(most, rows._heads_bytes)
     assert 900 < most < 1_200

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from everstep import MISSING, Conflict, errors
+from everstep.reports import Difference
 
 _MADE: dict[type[BaseException], Callable[[], Any]] = {
     errors.UnstorableValue: lambda: errors.UnstorableValue("state.x", "Socket", "it is open"),
@@ -35,6 +36,18 @@ _MADE: dict[type[BaseException], Callable[[], Any]] = {
     errors.MissingDependency: lambda: errors.MissingDependency("redis", "redis"),
     errors.CommitUnknown: lambda: errors.CommitUnknown("ckpt-1", "t", "no answer"),
     errors.HeadRegressed: lambda: errors.HeadRegressed("t", 7, 0),
+    errors.RunError: lambda: errors.RunError("t", "is odd"),
+    errors.RunNotFound: lambda: errors.RunNotFound("t"),
+    errors.RunExists: lambda: errors.RunExists("t", "book(1)", "book(2)"),
+    errors.RunHeld: lambda: errors.RunHeld("t", "host", 7),
+    errors.RunLost: lambda: errors.RunLost("t"),
+    errors.NotWaiting: lambda: errors.NotWaiting("t", "waits for no answer"),
+    errors.ReplayMismatch: lambda: errors.ReplayMismatch(
+        "t", "charge-1", "asks for another step", [Difference("args", "changed", 1, 2)]
+    ),
+    errors.StepFailed: lambda: errors.StepFailed("t", "charge-1", "KeyError", "x"),
+    errors.EffectConflict: lambda: errors.EffectConflict("t", "charge-1", "u"),
+    errors.EffectUnknown: lambda: errors.EffectUnknown("t", "charge-1"),
 }
 """Those that take more than a message."""
 _ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
