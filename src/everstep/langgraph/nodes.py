@@ -26,6 +26,8 @@ STEPS = "everstep:step"
 _NAMESPACE = uuid.UUID("5d1f7d0c-7f0b-4b62-9d43-4b9d6f6fbb5e")
 _PUSH = "__pregel_push"
 
+_OUTSIDE = "everstep.langgraph.step() and astep() are called inside a node of a graph that is running"
+
 
 class Record(NamedTuple):
     """What a step came to."""
@@ -133,7 +135,7 @@ def running_node(config: Mapping[str, Any] | None = None) -> Node:
     inner = config.get("configurable") or {}
     pad = inner.get("__pregel_scratchpad")
     if pad is None or "__pregel_task_id" not in inner:
-        raise InvalidInput("step() and astep() are called inside a node of a graph that is running")
+        raise InvalidInput(_OUTSIDE)
     saver = inner.get("__pregel_checkpointer")
     if saver is None or isinstance(saver, bool):
         raise InvalidInput("the graph has no checkpointer; compile it with a HarnessCheckpointer to record its steps")
@@ -158,7 +160,7 @@ def _config() -> Mapping[str, Any]:
     try:
         return get_config()
     except RuntimeError:
-        raise InvalidInput("step() and astep() are called inside a node of a graph that is running") from None
+        raise InvalidInput(_OUTSIDE) from None
 
 
 def _checkpoints(found: Mapping[str, Any]) -> dict[str, str]:
