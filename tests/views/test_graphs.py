@@ -16,7 +16,7 @@ from everstep.errors import InvalidInput
 from everstep.langgraph import HarnessCheckpointer
 from everstep.langgraph.tasks import TaskManager
 from everstep.stores.protocol import Store
-from everstep.views import actions, blame, changes, checkpoint, history, state, threads, transcript
+from everstep.views import actions, blame, changes, checkpoint, history, jumps, state, threads, transcript
 
 
 class Trip(TypedDict):
@@ -160,3 +160,6 @@ async def test_a_task(engine: everstep.CheckpointEngine, plain_store: Store) -> 
     with pytest.raises(ValueError, match="no money"):
         await tasks.aresume_task("lg", "fail")
     assert (await threads.one(engine, "lg"))["status"] == "failed"
+    # What the task itself keeps is no row, so it moves none.
+    rows = (await history.page(engine, "lg"))["rows"]
+    assert [await jumps.place_of(engine, "lg", row["id"]) for row in rows] == list(range(len(rows)))

@@ -26,25 +26,28 @@ async def straight(engine: CheckpointEngine, thread_id: str, offset: int, *, bra
     head = await store.read(thread_id)
     if offset < 1 or head is None or len(listing.heads) != 1:
         return None
-    row = await _row_above(store, thread_id, head.stored.seq, offset)
+    # The only head is that of the thread itself: no other namespace has rows. Counting in one is far quicker.
+    namespace = head.stored.record.key.namespace
+    row = await _row_above(store, thread_id, namespace, head.stored.seq, offset)
     if row is None or row.seq == row.segment or row.segment != head.stored.segment:
         return None
     # If as many rows of its segment are that new, then all the rows above are of its segment, and follow one another.
-    own = Query(thread_id=thread_id, namespace=None, segment=row.segment, after_seq=row.seq - 1)
+    own = Query(thread_id=thread_id, namespace=namespace, segment=row.segment, after_seq=row.seq - 1)
     if await store.count(own) != offset:
         return None
     parent = row.record.parents[0].checkpoint_id if row.record.parents else ""
     return Begin(row.seq, [[0, row.segment, row.seq - 1, parent, False]])
 
 
-async def _row_above(store: Store, thread_id: str, newest: int, offset: int) -> Stored | None:
-    """Return the last of the first `offset` rows of a thread."""
+async def _row_above(store: Store, thread_id: str, namespace: str, newest: int, offset: int) -> Stored | None:
+    """Return the last of the first `offset` rows of a namespace."""
     # Where nobody else wrote meanwhile the numbers are without gaps: then counting is enough, which is far quicker.
-    guess = Query(thread_id=thread_id, namespace=None, after_seq=newest - offset)
+    guess = Query(thread_id=thread_id, namespace=namespace, after_seq=newest - offset)
     if await store.count(guess) == offset:
         found = await store.list_checkpoints(replace(guess, order="oldest", limit=1))
     else:
-        found = await store.list_checkpoints(Query(thread_id=thread_id, namespace=None, offset=offset - 1, limit=1))
+        behind = Query(thread_id=thread_id, namespace=namespace, offset=offset - 1, limit=1)
+        found = await store.list_checkpoints(behind)
     return found[0] if found else None
 
 
@@ -58,6 +61,6 @@ async def place_of(engine: CheckpointEngine, thread_id: str, checkpoint_id: str)
     if loaded is None or loaded.stored.hidden:
         return None
     above = 0
-    for name in listing.threads:
-        above += await store.count(Query(thread_id=name, namespace=None, after_seq=loaded.stored.seq))
+    for name, namespace in {key[:2] for key in listing.heads}:
+        above += await store.count(Query(thread_id=name, namespace=namespace, after_seq=loaded.stored.seq))
     return above
