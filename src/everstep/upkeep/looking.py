@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from everstep.errors import CheckpointCorrupted, HeadRegressed, StoreMismatch
 from everstep.reports import Finding
-from everstep.stores.protocol import Key, Loaded, Query, RawThread, Store, Stored, Thread
+from everstep.stores.inspection import Checking
+from everstep.stores.protocol import Key, Loaded, Query, RawThread, ReadsPages, Store, Stored, Thread
 
 PAGE = 500
 _SEQ_MAX = 1 << 62
@@ -113,8 +114,7 @@ class _Reader:
         self.unreadable: list[Key] = []
 
     async def read(self, namespace: str) -> None:
-        async for page in self._pages(namespace):
-            loaded = await self._loaded(page)
+        async for page, loaded in self._pages(namespace):
             for listed in page:
                 self.family = listed.family
                 found = loaded.get(listed.record.key)
@@ -136,7 +136,8 @@ class _Reader:
                 if found is not None and found.stored.seq != listed.seq:
                     self._tell("index", "another checkpoint is found by its id than is listed", record.key)
 
-    async def _pages(self, namespace: str) -> AsyncIterator[list[Stored]]:
+    async def _pages(self, namespace: str) -> AsyncIterator[tuple[list[Stored], dict[Key, Loaded]]]:
+        """Yield what is listed, and the same checkpoints with their roots."""
         after = 0
         limit = PAGE
         while True:
@@ -145,7 +146,7 @@ class _Reader:
                 limit=limit,
             )  # fmt: skip
             try:
-                page = await self._store.list_checkpoints(query)
+                page, loaded = await self._page(query)
             except DAMAGE as exc:
                 if limit > 1:
                     limit = max(1, limit // 8)
@@ -160,11 +161,22 @@ class _Reader:
                 after = seq
                 continue
             if page:
-                yield page
+                yield page, loaded
                 after = page[-1].seq
             if len(page) < limit:
                 return
             limit = min(PAGE, limit * 2)
+
+    async def _page(self, query: Query) -> tuple[list[Stored], dict[Key, Loaded]]:
+        # A store that looks at its own tables finds out itself whether what is listed is found by its id.
+        if isinstance(self._store, ReadsPages) and isinstance(self._store, Checking):
+            try:
+                found = await self._store.read_page(query)
+                return [each.stored for each in found], {each.stored.record.key: each for each in found}
+            except DAMAGE:
+                pass  # which of them is damaged is found below
+        page = await self._store.list_checkpoints(query)
+        return page, await self._loaded(page)
 
     async def _damaged_seq(self, query: Query) -> int | None:
         """Return the number of the next checkpoint, which cannot be read; None: not even numbers before it can."""
