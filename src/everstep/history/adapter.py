@@ -1,4 +1,7 @@
-"""Threads that an adapter wrote, as the engine sees them. An adapter's code is loaded when such a thread is met."""
+"""Threads that an adapter wrote, as the engine sees them.
+
+The code of an adapter is loaded when the first such thread is met.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ class WayBack(NamedTuple):
     """What a rewind does to a thread."""
 
     heads: Mapping[str, str | None]
-    """By namespace: the head from then on."""
+    """The head of each namespace after the rewind."""
     later: Sequence[Hidden]
-    """What is left behind."""
+    """The checkpoints that are left behind."""
     writes: Sequence[Hidden]
-    """Pending writes that are undone with it."""
+    """Pending writes that the rewind takes back."""
     depth: int
     """How many visible checkpoints are left behind."""
     before: int
@@ -40,7 +43,7 @@ class Beginning(NamedTuple):
 
     origin: Stored
     drafts: Sequence[Draft]
-    """The first is that of the origin."""
+    """The first one is made from the origin."""
     writes: Sequence[tuple[Key, Write]]
 
 
@@ -118,7 +121,7 @@ def is_own(kind: str) -> bool:
 
 
 def adapter_of(kind: str) -> Adapter | None:
-    """Return who knows about threads of this kind; None: they are the engine's own."""
+    """Return the adapter that knows about threads of this kind, or None if they are the engine's own."""
     if is_own(kind):
         return None
     if kind == "langgraph":
@@ -131,4 +134,6 @@ def adapter_of(kind: str) -> Adapter | None:
 def described(record: Record) -> tuple[tuple[str, ...], str]:
     """Return the tags and the summary that people see."""
     adapter = adapter_of(record.kind)
-    return adapter.described(record) if adapter is not None else (record.tags, record.summary)
+    if adapter is None:
+        return record.tags, record.summary
+    return adapter.described(record)

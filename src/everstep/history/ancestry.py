@@ -1,4 +1,4 @@
-"""Walks through the ancestry of a family, driven over a store: each asks for the segments it comes to."""
+"""Walks through the ancestry of a family, driven over a store: each walk asks for the segments it comes to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from everstep.stores.protocol import Place, Store
 
 T = TypeVar("T")
 
-_OLDER_MIN, _OLDER_MAX = 8, 4096  # segments that are read in advance
+# How many older segments are read in advance. It doubles with each reading, from the first figure to the second.
+_OLDER_MIN = 8
+_OLDER_MAX = 4096
 
 
 class Ancestry:
@@ -46,6 +48,7 @@ class Ancestry:
         self._older = min(self._older * 2, _OLDER_MAX)  # whoever walks far is likely to go on
         for segment, follows in found.items():
             self._known[segment] = tuple(follows)
+        # The store does not list a segment that follows nothing. It must not be asked for again.
         for segment in missing:
             self._known.setdefault(segment, ())
 

@@ -1,13 +1,14 @@
 """Who came from whom: what follows a checkpoint, common ancestors, and the tree that people see. Pure.
 
-Ancestry is read from runs (see `stores.protocol`), never from parents alone: a parent that retention has removed would
-cut the chain, and a guess across the cut would give a wrong merge base.
+Ancestry is read from segments (see `stores.protocol`), never from parents alone. A parent that retention has removed
+would cut the chain, and a guess across the cut would give a wrong merge base.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TypeVar
 
 from everstep.history.adapter import described, is_own
@@ -20,8 +21,8 @@ T = TypeVar("T")
 def later(target: Stored, newest: int, started: Sequence[int], thread_id: str) -> Walk[list[Hidden]]:
     """Return the stretches of what follows `target` in its namespace and is not hidden as a whole.
 
-    One stretch over all segments if nothing else that is visible arrived later, as usual; else one for each segment.
-    `started` are the visible segments of the namespace that began after it.
+    Usually nothing else that is visible arrived later, and one stretch over all segments is enough. Otherwise there is
+    one for each segment. `started` are the visible segments of the namespace that began after the target.
     """
     namespace = target.record.key.namespace
     following = []
@@ -32,16 +33,23 @@ def later(target: Stored, newest: int, started: Sequence[int], thread_id: str) -
             following.append(segment)
     if len(following) == len(started):
         return [Hidden(namespace, target.seq, newest)]
-    own = Hidden(namespace, target.seq, newest, target.segment)
-    return [own, *(Hidden(namespace, segment - 1, newest, segment) for segment in following)]
+    return _stretches_after(target, newest, following)
 
 
 def all_later(thread: Thread, target: Stored) -> list[Hidden]:
     """Return the stretches of all that follows `target`, hidden or not, segment by segment."""
-    namespace = target.record.key.namespace
     newest = thread.newest[target.record.key.namespace]
-    segments = [Hidden(namespace, segment - 1, newest, segment) for segment in sorted(_following(thread, target))]
-    return [Hidden(namespace, target.seq, newest, target.segment), *segments]
+    return _stretches_after(target, newest, sorted(_following(thread, target)))
+
+
+def _stretches_after(target: Stored, newest: int, following: Iterable[int]) -> list[Hidden]:
+    """Return the rest of the target's own segment, and the segments that follow it as a whole."""
+    namespace = target.record.key.namespace
+    stretches = [Hidden(namespace, target.seq, newest, target.segment)]
+    for segment in following:
+        # A segment is named by its first checkpoint, which belongs to the stretch: so it begins one before.
+        stretches.append(Hidden(namespace, segment - 1, newest, segment))
+    return stretches
 
 
 def _following(thread: Thread, target: Stored) -> set[int]:
@@ -49,9 +57,11 @@ def _following(thread: Thread, target: Stored) -> set[int]:
     found: set[int] = set()
     for segment in sorted(thread.segments):  # a segment comes after what it follows
         for place in thread.segments[segment]:
-            if place.key.thread_id == thread.thread_id and (
-                place.segment in found or (place.segment == target.segment and place.seq >= target.seq)
-            ):
+            # A way that leaves the thread and comes back, over a merge, does not make a segment part of the rewind.
+            if place.key.thread_id != thread.thread_id:
+                continue
+            is_behind_target = place.segment == target.segment and place.seq >= target.seq
+            if is_behind_target or place.segment in found:
                 found.add(segment)
     return found
 
@@ -61,15 +71,22 @@ def writes(found: Iterable[Write], key: Key, thread: Thread, others: Iterable[Wr
 
     What is hidden already is not among them, nor are the `others`, which are visible too.
     """
-    gaps = [h.to for held in thread.hidden.values() for h in held if (h.namespace, h.writes_of) == key[1:]]
-    gaps += [write.seq for write in others]
+    gaps = [write.seq for write in others]
+    for stretch in chain.from_iterable(thread.hidden.values()):
+        if _hides_writes_of(stretch, key):
+            gaps.append(stretch.to)
     stretches: list[Hidden] = []
     for seq in sorted(write.seq for write in found):
+        # Writes with nothing else between them share a stretch.
         if stretches and not any(stretches[-1].to < gap < seq for gap in gaps):
             stretches[-1] = stretches[-1]._replace(to=seq)
         else:
             stretches.append(Hidden(key.namespace, seq - 1, seq, None, key.checkpoint_id))
     return stretches
+
+
+def _hides_writes_of(stretch: Hidden, key: Key) -> bool:
+    return (stretch.namespace, stretch.writes_of) == (key.namespace, key.checkpoint_id)
 
 
 def is_hidden(stored: Stored, stretches: Iterable[Hidden]) -> bool:
@@ -79,26 +96,30 @@ def is_hidden(stored: Stored, stretches: Iterable[Hidden]) -> bool:
 
 def is_place_hidden(namespace: str, segment: int, seq: int, stretches: Iterable[Hidden]) -> bool:
     """Whether one of these stretches hides the checkpoint of this place."""
-    return any(
-        h.writes_of is None and h.namespace == namespace and h.segment in (None, segment) and h.after < seq <= h.to
-        for h in stretches
-    )
+    for stretch in stretches:
+        if stretch.writes_of is not None or stretch.namespace != namespace:
+            continue
+        if stretch.segment in (None, segment) and stretch.after < seq <= stretch.to:
+            return True
+    return False
 
 
 def is_among(write: Write, key: Key, stretches: Iterable[Hidden]) -> bool:
     """Whether one of these stretches holds a pending write of the checkpoint."""
-    return any((h.namespace, h.writes_of) == key[1:] and h.after < write.seq <= h.to for h in stretches)
+    return any(_hides_writes_of(stretch, key) and stretch.after < write.seq <= stretch.to for stretch in stretches)
 
 
 def is_unmoved(stored: Stored, bases: Sequence[Place]) -> bool:
     """Whether nothing happened since one of these places: it is that checkpoint, or the beginning of a branch there."""
-    key = stored.record.key
-    parents = stored.record.parents
     if stored.place in bases:
         return True
-    begins = len(parents) == 1 and parents[0].thread_id != key.thread_id
-    # Where a branch begins under its origin's id, so does a branch of it.
-    return begins and any(place.key == parents[0] or place.key[1:] == key[1:] for place in bases)
+    key = stored.record.key
+    parents = stored.record.parents
+    begins_branch = len(parents) == 1 and parents[0].thread_id != key.thread_id
+    if not begins_branch:
+        return False
+    # Where a branch begins under its origin's id, so does a branch of it: then only the thread differs.
+    return any(place.key == parents[0] or place.key[1:] == key[1:] for place in bases)
 
 
 # -- ancestors ---------------------------------------------------------------------------------------------------------
@@ -133,6 +154,7 @@ class _Frontier:
         if before is None:
             heapq.heappush(self._order, where)
         else:
+            # Both sides came here: it is counted once, under the marks of both.
             self._count(before[1], -1)
             marks |= before[1]
         self._places[where] = place, marks
@@ -179,18 +201,23 @@ class _Reached:
     def has_alone(self, side: int, newest: int) -> bool:
         """Whether a segment that only this side came to begins before `newest`, so that the other may come there."""
         segments = self._alone[side]
+        # A segment that got further marks since it was pushed is no longer this side's alone.
         while segments and self._marks[segments[0]] != side:
             heapq.heappop(segments)
         return bool(segments) and segments[0] <= newest
 
 
 def common_ancestors(ours: Iterable[Place], theirs: Iterable[Place]) -> Walk[list[Place]]:
-    """Return the best common ancestors of some places and some others: not ancestors of one another. Newest first."""
+    """Return the best common ancestors of some places and some others, newest first.
+
+    None of them is an ancestor of another one.
+    """
     frontier = _Frontier()
     reached = _Reached()
-    for side, places in ((_OURS, ours), (_THEIRS, theirs)):
-        for place in places:
-            frontier.add(place, side)
+    for place in ours:
+        frontier.add(place, _OURS)
+    for place in theirs:
+        frontier.add(place, _THEIRS)
     best: list[Place] = []
     while _can_meet(frontier, reached):
         place, marks = frontier.take()
@@ -202,14 +229,22 @@ def common_ancestors(ours: Iterable[Place], theirs: Iterable[Place]) -> Walk[lis
         if marks == before:
             continue
         reached.set(place.segment, marks)
-        spread = marks & ~before
-        if marks & _COVERED:
-            spread = 0 if before & _COVERED else _COVERED
+        spread = _marks_to_spread(before, marks)
         if spread:
             known = yield {place.segment, *frontier.segments}
             for followed in known.get(place.segment, ()):
                 frontier.add(followed, spread)
     return best
+
+
+def _marks_to_spread(before: int, marks: int) -> int:
+    """Return what is news to the places that a segment follows, when its marks changed."""
+    if not marks & _COVERED:
+        return marks & ~before
+    # Below a common ancestor nothing is better than it, so who came there no longer matters.
+    if before & _COVERED:
+        return 0
+    return _COVERED
 
 
 def _can_meet(frontier: _Frontier, reached: _Reached) -> bool:
@@ -243,6 +278,7 @@ class Ancestors:
                 continue
             is_new = found.segment not in self._reached
             self._reached[found.segment] = found.seq
+            # What a segment follows is the same wherever it was entered, and is looked up once.
             if is_new:
                 known = yield {found.segment, *(other.segment for _, other in self._pending)}
                 for followed in known.get(found.segment, ()):
@@ -258,30 +294,41 @@ def tree(
 ) -> CheckpointTree:
     """Return checkpoints (newest first) as nodes and edges. An edge over removed checkpoints says `gap`."""
     links = _Links(listed, segments)
-    return {
-        "thread_id": thread_id,
-        "total_checkpoints": total,
-        "nodes": [_node(stored, heads) for stored in listed],
-        "edges": [edge for stored in listed for edge in links.edges(stored)],
-    }
+    nodes: list[TreeNode] = []
+    edges: list[TreeEdge] = []
+    for stored in listed:
+        nodes.append(_node(stored, heads))
+        edges.extend(links.edges(stored))
+    return {"thread_id": thread_id, "total_checkpoints": total, "nodes": nodes, "edges": edges}
 
 
 def tree_segments(listed: Sequence[Stored]) -> Walk[Segments]:
-    """Return the segments that tell how listed checkpoints hang together. What is older than all says nothing."""
+    """Return the segments that tell how the listed checkpoints hang together.
+
+    What a segment follows is not looked up if it is older than all of them: nothing down there is listed.
+    """
     oldest = min([stored.seq for stored in listed], default=0)
     pending = {stored.segment for stored in listed}
     found: dict[int, Sequence[Place]] = {}
     while pending:
         known = yield pending
-        found.update((segment, known.get(segment, ())) for segment in pending)
-        followed = {place for segment in pending for place in found[segment]}
-        pending = {place.segment for place in followed if place.seq >= oldest} - found.keys()
+        followed: set[int] = set()
+        for segment in pending:
+            found[segment] = known.get(segment, ())
+            for place in found[segment]:
+                if place.seq >= oldest:
+                    followed.add(place.segment)
+        pending = followed - found.keys()
     return found
 
 
 def _node(stored: Stored, heads: Collection[Key]) -> TreeNode:
     record = stored.record
     tags, summary = described(record)
+    branch = None
+    # Only the first checkpoint of a branch names it. An adapter numbers steps in its own way, so all of its count.
+    if record.step == 0 or not is_own(record.kind):
+        branch = branch_name(record.tags)
     return {
         "id": record.key.checkpoint_id,
         "thread_id": record.key.thread_id,
@@ -295,7 +342,7 @@ def _node(stored: Stored, heads: Collection[Key]) -> TreeNode:
         "parents": [parent.checkpoint_id for parent in record.parents],
         "size_bytes": sum(record.sizes),
         "head": record.key in heads,
-        "branch": branch_name(record.tags) if record.step == 0 or not is_own(record.kind) else None,
+        "branch": branch,
         "pinned": stored.pinned,
         "hidden": stored.hidden,
     }
@@ -303,7 +350,9 @@ def _node(stored: Stored, heads: Collection[Key]) -> TreeNode:
 
 def branch_name(tags: Sequence[str]) -> str | None:
     """Return the name in the tags of a branch's first checkpoint."""
-    return tags[1] if len(tags) >= 2 and tags[0] == "branch" else None
+    if len(tags) >= 2 and tags[0] == "branch":
+        return tags[1]
+    return None
 
 
 class _Links:
@@ -311,33 +360,42 @@ class _Links:
 
     def __init__(self, listed: Sequence[Stored], segments: Segments) -> None:
         self._ancestry = segments
-        self._keys = {stored.record.key for stored in listed}
-        self._runs: dict[int, list[tuple[int, Key]]] = {}
-        self._before: dict[Key, Key | None] = {}
+        self._listed_in: dict[int, list[tuple[int, Key]]] = {}
+        self._before: dict[Key, Key] = {}
         for stored in reversed(listed):
-            segment = self._runs.setdefault(stored.segment, [])
-            self._before[stored.record.key] = segment[-1][1] if segment else None
-            segment.append((stored.seq, stored.record.key))
+            key = stored.record.key
+            segment = self._listed_in.setdefault(stored.segment, [])
+            if segment:
+                self._before[key] = segment[-1][1]
+            segment.append((stored.seq, key))
 
     def edges(self, stored: Stored) -> list[TreeEdge]:
+        """Return the edges from its nearest listed ancestors to a checkpoint."""
         child = stored.record.key
         parents = stored.record.parents
-        before = self._before[child]
-        if before is not None:
-            found = [before]
-        else:
-            follows = self._ancestry.get(stored.segment, ())
-            found = [key for place in follows if (key := self._nearest(place)) is not None]
-        return [
-            {
+        edges: list[TreeEdge] = []
+        for key in self._ancestors(stored):
+            edge: TreeEdge = {
                 "from": key.checkpoint_id,
                 "to": child.checkpoint_id,
                 "from_thread": key.thread_id,
                 "to_thread": child.thread_id,
                 "gap": bool(parents) and key not in parents,
             }
-            for key in dict.fromkeys(found)
-        ]
+            edges.append(edge)
+        return edges
+
+    def _ancestors(self, stored: Stored) -> Iterable[Key]:
+        """Return the nearest listed ancestors of a checkpoint, each once, in the order of its parents."""
+        before = self._before.get(stored.record.key)
+        if before is not None:  # inside a segment each checkpoint follows the one before
+            return [before]
+        found: dict[Key, None] = {}
+        for place in self._ancestry.get(stored.segment, ()):
+            key = self._nearest(place)
+            if key is not None:
+                found[key] = None
+        return found
 
     def _nearest(self, place: Place) -> Key | None:
         """Return the newest listed checkpoint at or before `place`, in its segment or in what that follows."""
@@ -345,7 +403,7 @@ class _Links:
         seen = set[int]()
         while pending:
             place = pending.pop()
-            for seq, key in reversed(self._runs.get(place.segment, ())):
+            for seq, key in reversed(self._listed_in.get(place.segment, ())):
                 if seq <= place.seq:
                     return key
             if place.segment not in seen:

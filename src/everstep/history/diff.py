@@ -1,14 +1,16 @@
 """What changed between two checkpoints, path by path. Pure; asks for objects as `values.walk` says.
 
-Equal nodes are never opened: the cost is that of what changed, or of the value in pieces in which it is. A list is
-matched by content first, and only what finds no match is compared item by item; its index counts from the end where
-that saves opening what stands before.
+Equal nodes are never opened. So a comparison costs as much as what changed, or as the value in pieces that holds the
+change. A list is matched by content first, and only what finds no match is compared item by item. Its index counts
+from the end where that saves opening what stands before.
 The law: nothing is reported exactly when the values are equal. So where two different containers show no difference
 inside (the order of keys), the container itself is reported.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import Literal, NamedTuple
 
 from everstep.history.message_facts import Facts, Name, id_of, name_path, unique_names
@@ -42,7 +44,9 @@ class _Change(NamedTuple):
     def kind(self) -> Literal["added", "removed", "changed"]:
         if self.before is None:
             return "added"
-        return "removed" if self.after is None else "changed"
+        if self.after is None:
+            return "removed"
+        return "changed"
 
 
 def compare(a: Root, b: Root, codec: Codec | None = None) -> Need[list[Difference]]:
@@ -56,10 +60,16 @@ def compare(a: Root, b: Root, codec: Codec | None = None) -> Need[list[Differenc
             _value(walker, "tools_result", bare(before.tools_result), bare(after.tools_result)),
         ]
     )
-    changes = [change for part in found for change in part]
-    values = yield from walker.read([node for change in changes for node in change[1:]], MISSING)
-    pairs = zip(values[::2], values[1::2], strict=True)
-    return [Difference(change.path, change.kind, *pair) for change, pair in zip(changes, pairs, strict=True)]
+    changes = _joined(found)
+    nodes: list[Node | None] = []
+    for change in changes:
+        nodes += (change.before, change.after)
+    values = iter((yield from walker.read(nodes, MISSING)))
+    return [Difference(change.path, change.kind, next(values), next(values)) for change in changes]
+
+
+def _joined(found: Iterable[list[_Change]]) -> list[_Change]:
+    return list(chain.from_iterable(found))
 
 
 def _value(walker: Walker, path: str, a: Node | None, b: Node | None) -> Need[list[_Change]]:
@@ -81,13 +91,19 @@ def _value(walker: Walker, path: str, a: Node | None, b: Node | None) -> Need[li
 def _unlike(walker: Walker, path: str, a: Node, b: Node) -> Need[list[_Change]]:
     """Report two nodes as a whole, unless they are the same value: its pieces depend on what it was before."""
     before, after = yield from walker.packed([a, b])
-    return [] if before == after else [_Change(path, a, b)]
+    if before == after:
+        return []
+    return [_Change(path, a, b)]
 
 
 def _mapping(walker: Walker, path: str, a: Entries, b: Entries) -> Need[list[_Change]]:
-    keys = [key for key in a.nodes | b.nodes if a.nodes.get(key) != b.nodes.get(key)]
-    needs = [_value(walker, key_path(path, key), a.nodes.get(key), b.nodes.get(key)) for key in keys]
-    return [change for changes in (yield from together(needs)) for change in changes]
+    needs: list[Need[list[_Change]]] = []
+    for key in a.nodes | b.nodes:
+        before = a.nodes.get(key)
+        after = b.nodes.get(key)
+        if before != after:  # most keys are equal, and a path costs time
+            needs.append(_value(walker, key_path(path, key), before, after))
+    return _joined((yield from together(needs)))
 
 
 def _messages(walker: Walker, a: Node, b: Node) -> Need[list[_Change]]:
@@ -105,48 +121,79 @@ class _Pair(NamedTuple):
     b: int | None
 
 
+_Names = dict[int, Name]
+"""The names of items, by their places in the parts of a list."""
+
+
 def _list(walker: Walker, path: str, a: Items, b: Items, *, named: bool = False) -> Need[list[_Change]]:
     lists, (matches,) = yield from walker.align(a, b)
     a, b = lists
     loose = stretches(matches, len(a.parts), len(b.parts))
-    a_names: dict[int, Name] = {}
-    b_names: dict[int, Name] = {}
+    a_names: _Names = {}
+    b_names: _Names = {}
     if named:
-        a_places = [stretch.a for stretch in loose]
-        b_places = [stretch.b for stretch in loose]
-        facts = yield from together([_facts(walker, a, a_places), _facts(walker, b, b_places)])
-        a_names, b_names = unique_names(facts)
+        a_names, b_names = yield from _names(walker, a, b, loose)
     pairs: list[_Pair] = []
     for stretch in loose:
         pairs += _paired(stretch, a_names, b_names)
-    gone = [pair.a for pair in pairs if pair.a is not None and pair.b is None]
-    here = [pair.b for pair in pairs if pair.b is not None]
+    return (yield from _pair_changes(walker, path, (a, a_names), (b, b_names), pairs))
+
+
+def _pair_changes(
+    walker: Walker, path: str, a: tuple[Items, _Names], b: tuple[Items, _Names], pairs: list[_Pair]
+) -> Need[list[_Change]]:
+    """Compare the items of each pair, under the path of the item."""
+    a_items, a_names = a
+    b_items, b_names = b
+    # What is still there is named by its new place.
+    gone: list[int] = []
+    here: list[int] = []
+    for pair in pairs:
+        if pair.b is not None:
+            here.append(pair.b)
+        elif pair.a is not None:
+            gone.append(pair.a)
     a_paths, b_paths = yield from together(
-        [_paths(walker, path, a, gone, a_names), _paths(walker, path, b, here, b_names)]
+        [_paths(walker, path, a_items, gone, a_names), _paths(walker, path, b_items, here, b_names)]
     )
     needs: list[Need[list[_Change]]] = []
     for pair in pairs:
-        before = None if pair.a is None else a.parts[pair.a].node
-        after = None if pair.b is None else b.parts[pair.b].node
-        # What is still there is named by its new place.
-        where = b_paths[pair.b] if pair.b is not None else a_paths[pair.a or 0]
-        needs.append(_value(walker, where, before, after))
-    changes: list[_Change] = []
-    for found in (yield from together(needs)):
-        changes += found
-    return changes
+        where = path
+        if pair.b is not None:
+            where = b_paths[pair.b]
+        elif pair.a is not None:
+            where = a_paths[pair.a]
+        needs.append(_value(walker, where, _node_at(a_items, pair.a), _node_at(b_items, pair.b)))
+    return _joined((yield from together(needs)))
 
 
-def _facts(walker: Walker, items: Items, stretches: list[range]) -> Need[dict[int, Facts]]:
-    places = [place for stretch in stretches for place in stretch]
+def _node_at(items: Items, place: int | None) -> Node | None:
+    if place is None:
+        return None
+    return items.parts[place].node
+
+
+def _names(walker: Walker, a: Items, b: Items, loose: list[Stretch]) -> Need[list[_Names]]:
+    """Return the names of the items that found no match by content, in both lists."""
+    a_places: list[int] = []
+    b_places: list[int] = []
+    for stretch in loose:
+        a_places += stretch.a
+        b_places += stretch.b
+    facts = yield from together([_facts(walker, a, a_places), _facts(walker, b, b_places)])
+    return unique_names(facts)
+
+
+def _facts(walker: Walker, items: Items, places: list[int]) -> Need[dict[int, Facts]]:
     nodes = list(dict.fromkeys([items.parts[place].node for place in places]))  # equal ones are looked at once
     found: list[Facts] = yield from together([id_of(walker, node) for node in nodes])
     facts = dict(zip(nodes, found, strict=True))
     return {place: facts[items.parts[place].node] for place in places}
 
 
-def _paired(stretch: Stretch, a_names: dict[int, Name], b_names: dict[int, Name]) -> list[_Pair]:
+def _paired(stretch: Stretch, a_names: _Names, b_names: _Names) -> list[_Pair]:
     """Pair the items of a stretch: by name, then one by one where as many nameless ones stand on both sides."""
+    # What has no name gets a token that nothing equals.
     a_tokens = [a_names.get(place, ("a", place)) for place in stretch.a]
     b_tokens = [b_names.get(place, ("b", place)) for place in stretch.b]
     pairs: list[_Pair] = []
@@ -158,10 +205,10 @@ def _paired(stretch: Stretch, a_names: dict[int, Name], b_names: dict[int, Name]
         new = stretch.b[b_start:b_end]
         are_nameless = a_names.keys().isdisjoint(old) and b_names.keys().isdisjoint(new)
         if len(old) == len(new) and are_nameless:
-            pairs += [_Pair(*both) for both in zip(old, new, strict=True)]
+            pairs += map(_Pair, old, new)
         else:
-            pairs += [_Pair(place, None) for place in old]
-            pairs += [_Pair(None, place) for place in new]
+            pairs += map(_Pair, old, repeat(None))
+            pairs += map(_Pair, repeat(None), new)
         if a_end in matches:
             pairs.append(_Pair(stretch.a[a_end], stretch.b[b_end]))
         a_start = a_end + 1
@@ -169,7 +216,7 @@ def _paired(stretch: Stretch, a_names: dict[int, Name], b_names: dict[int, Name]
     return pairs
 
 
-def _paths(walker: Walker, path: str, items: Items, places: list[int], names: dict[int, Name]) -> Need[dict[int, str]]:
+def _paths(walker: Walker, path: str, items: Items, places: list[int], names: _Names) -> Need[dict[int, str]]:
     indexes = yield from walker.positions(items, [place for place in places if place not in names])
     paths: dict[int, str] = {}
     for place in places:

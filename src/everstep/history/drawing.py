@@ -50,7 +50,8 @@ def draw(tree: Mapping[str, Any], *, width: int | None = None) -> str:
     close a circle.
     """
     nodes = _nodes(tree)
-    width = None if width is None else checks.count(width, "width")
+    if width is not None:
+        width = checks.count(width, "width")
     threads = [_thread(node, tree) for node in nodes]
     parents, gaps = _edges(tree, nodes, threads)
     order, parents = _ordered(parents)
@@ -64,20 +65,24 @@ def draw(tree: Mapping[str, Any], *, width: int | None = None) -> str:
         if broken:
             rows.append(_cut(lanes.row(), width))
         rows.append(_node_row(nodes[index], threads[index], lanes, lane, width))
-        rows += [_cut(row, width) for row in lanes.leave(index, lane, parents[index])]
-    return "\n".join([*rows, *_notice(tree, len(nodes))])
+        for row in lanes.leave(index, lane, parents[index]):
+            rows.append(_cut(row, width))
+    notice = _notice(tree, len(nodes))
+    if notice:  # never cut: half a number would be a wrong one
+        rows.append(notice)
+    return "\n".join(rows)
 
 
 # Reading the tree
 
 
 def _nodes(tree: object) -> Sequence[Node]:
-    nodes = tree.get("nodes") if isinstance(tree, Mapping) else None
-    if not isinstance(nodes, list | tuple):
-        raise InvalidInput(f"a checkpoint tree is a mapping with a list of nodes, not {checks.shown(tree)}")
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("nodes"), list | tuple):
+        raise InvalidInput(f"a checkpoint tree is a mapping with a list of nodes, not {shown(tree)}")
+    nodes: Sequence[Node] = tree["nodes"]
     for node in nodes:
         if not isinstance(node, Mapping) or not isinstance(node.get("id"), str):
-            raise InvalidInput(f"a node of a checkpoint tree is a mapping with an id, not {checks.shown(node)}")
+            raise InvalidInput(f"a node of a checkpoint tree is a mapping with an id, not {shown(node)}")
     return nodes
 
 
@@ -89,12 +94,14 @@ def _thread(node: Node, tree: Mapping[str, Any]) -> str:
 
 
 def _edges(tree: Mapping[str, Any], nodes: Sequence[Node], threads: Sequence[str]) -> tuple[Parents, Gaps]:
-    """Return the parents of each node and the gaps; edges that cannot be read, or are said twice, are left out."""
+    """Return the parents of each node and the gaps; edges that cannot be read, or are there twice, are left out."""
     find = _Names(nodes, threads).find
     parents: list[tuple[int, ...]] = [()] * len(nodes)  # Tuples of numbers cost the garbage collector nothing.
-    gaps = set()
+    gaps: set[tuple[int, int]] = set()
     edges = tree.get("edges")
-    for edge in edges if isinstance(edges, list | tuple) else ():
+    if not isinstance(edges, list | tuple):
+        return parents, gaps
+    for edge in edges:
         if not isinstance(edge, Mapping):
             continue
         child = find(edge.get("to"), edge.get("to_thread"))
@@ -122,7 +129,9 @@ class _Names:
             return None
         if isinstance(thread, str):
             return self._by_both.get((thread, name))
-        return self._by_id.get(name) if thread is None else None
+        if thread is None:
+            return self._by_id.get(name)
+        return None
 
 
 def _ordered(parents: Parents) -> tuple[Sequence[int], Parents]:
@@ -130,12 +139,20 @@ def _ordered(parents: Parents) -> tuple[Sequence[int], Parents]:
 
     An order that is right is kept as it is.
     """
-    if all(child < min(found) for child, found in enumerate(parents) if found):
+    if _is_in_order(parents):
         return range(len(parents)), parents
     order = _sorted(parents)
-    place = {index: row for row, index in enumerate(order)}
-    kept = [tuple(p for p in found if place[child] < place[p]) for child, found in enumerate(parents)]
+    row_of = {index: row for row, index in enumerate(order)}
+    kept: list[tuple[int, ...]] = []
+    for child, found in enumerate(parents):
+        # An edge that leads up closes a circle.
+        down = [parent for parent in found if row_of[child] < row_of[parent]]
+        kept.append(tuple(down))
     return order, kept
+
+
+def _is_in_order(parents: Parents) -> bool:
+    return all(child < min(found) for child, found in enumerate(parents) if found)
 
 
 def _sorted(parents: Parents) -> list[int]:
@@ -186,7 +203,11 @@ def _main_top(
             child_any.setdefault(parent, child)
             if threads[parent] == threads[child]:
                 child_own.setdefault(parent, child)
-    top = next((index for index in own if nodes[index].get("head")), own[0])
+    top = own[0]
+    for index in own:
+        if nodes[index].get("head"):
+            top = index
+            break
     while top in child_any:
         top = child_own.get(top, child_any[top])
     return top
@@ -217,18 +238,39 @@ class _Lanes:
     def leave(self, node: int, lane: int, parents: Sequence[int]) -> list[str]:
         """Lead from `node` to its parents and return the connector rows this takes."""
         links = self._lanes.leave(lane, parents)
-        goes_on = bool(links) and links[0].kind in ("own", "moved")
-        rows = self._inherit(links[0]) if goes_on else []
-        others = links[1:] if goes_on else links
+        if links and links[0].kind in ("own", "moved"):
+            return self._go_on(node, lane, links[0], links[1:])
+        rows: list[str] = []
+        for link in links:
+            is_last = link == links[-1]
+            # The lane ends in the corner of its last connector; the others begin beside it.
+            rows += self._link_row(node, lane, link, passes=not is_last)
+        self._put(lane, " ")
+        self._ended = None
+        if not rows:
+            self._ended = lane
+        return rows
+
+    def _go_on(self, node: int, lane: int, own: Link[int], others: Sequence[Link[int]]) -> list[str]:
+        """Return the connector rows of a lane that leads on to the first parent."""
+        self._ended = None
+        rows = self._inherit(own)
         for link in others:
-            self._put(lane, " " if not goes_on and link == others[-1] else "|")
-            rows += self._connector(lane, link.end, gap=(node, link.target) in self._gaps)
-            self._put(link.end, "|")
-        if not goes_on:
-            self._put(lane, " ")
-        elif (node, links[0].target) in self._gaps:
-            rows[:1] = [_overlaid(rows[0] if rows else self.row(), lane, ":")]
-        self._ended = lane if not goes_on and not rows else None
+            rows += self._link_row(node, lane, link, passes=True)
+        if (node, own.target) in self._gaps:
+            # The gap is shown in the row below the child; if there is none, it gets one.
+            rows = rows or [self.row()]
+            rows[0] = _overlaid(rows[0], lane, ":")
+        return rows
+
+    def _link_row(self, node: int, lane: int, link: Link[int], *, passes: bool) -> list[str]:
+        """Return the connector from a node to one parent; `passes` says whether the node's own lane goes on."""
+        sign = " "
+        if passes:
+            sign = "|"
+        self._put(lane, sign)
+        rows = self._connector(lane, link.end, gap=(node, link.target) in self._gaps)
+        self._put(link.end, "|")
         return rows
 
     def row(self, lane: int | None = None, mark: str = "") -> str:
@@ -247,21 +289,36 @@ class _Lanes:
     def _connector(self, start: int, end: int, *, gap: bool) -> list[str]:
         """Return the row that leads from one lane to another. The corner stands beside the right one of them."""
         left, right = sorted((_column(start), _column(end)))
-        if left == right:
+        if left == right:  # both are in the shared column
             return []
-        line, corner = ("_", "/") if start > end else ("-", "\\")
+        if start > end:
+            line = "_"
+            corner = "/"
+        else:
+            line = "-"
+            corner = "\\"
+        if gap:
+            corner = ":"
         between = self._text[left + 1 : right - 1].replace(" ", line)
-        return [(self._text[: left + 1] + between + (":" if gap else corner) + self._text[right:]).rstrip()]
+        row = self._text[: left + 1] + between + corner + self._text[right:]
+        return [row.rstrip()]
 
     def _put(self, lane: int, sign: str) -> None:
-        if lane >= LANES_MAX:
-            (self._folded.discard if sign == " " else self._folded.add)(lane)
-            sign = "+" if self._folded else " "
-        self._text = _overlaid(self._text, lane, sign)
+        if lane < LANES_MAX:
+            self._text = _overlaid(self._text, lane, sign)
+            return
+        if sign == " ":
+            self._folded.discard(lane)
+        else:
+            self._folded.add(lane)
+        shared = " "
+        if self._folded:
+            shared = "+"
+        self._text = _overlaid(self._text, lane, shared)
 
 
 def _column(lane: int) -> int:
-    return 2 * (lane if lane < LANES_MAX else LANES_MAX)
+    return 2 * min(lane, LANES_MAX)
 
 
 def _overlaid(row: str, lane: int, sign: str) -> str:
@@ -274,22 +331,29 @@ def _overlaid(row: str, lane: int, sign: str) -> str:
 
 def _node_row(node: Node, thread: str, lanes: _Lanes, lane: int, width: int | None) -> str:
     notes = _notes(node, thread)
-    if lane >= LANES_MAX:
+    if lane >= LANES_MAX:  # the column does not tell which lane it is
         notes.append(f"lane {lane}")
-    row = lanes.row(lane, "@" if node.get("head") else "*") + "  " + _label(node, notes, width)
+    mark = "*"
+    if node.get("head"):
+        mark = "@"
+    row = f"{lanes.row(lane, mark)}  {_label(node, notes, width)}"
     return _cut(row, width, keep=_column(lane) + 1)
 
 
 def _label(node: Node, notes: Sequence[str], width: int | None) -> str:
-    step = node.get("step")
-    tags = _tags(node)
-    summary = _clean(node.get("summary"))
-    label = f"step {'?' if step is None else _clean(step)} "
+    step = "?"
+    if node.get("step") is not None:
+        step = _clean(node["step"])
+    label = f"step {step} "
     if notes:
         label += f" ({', '.join(notes)})"
+    tags = _tags(node)
     if tags:
         label += f" [{', '.join(tags)}]"
-    return f"{label} {_cut(summary, SUMMARY_CHARS_MAX) if width is None else summary}".rstrip()
+    summary = _clean(node.get("summary"))
+    if width is None:  # otherwise the row as a whole is cut
+        summary = _cut(summary, SUMMARY_CHARS_MAX)
+    return f"{label} {summary}".rstrip()
 
 
 def _notes(node: Node, thread: str) -> list[str]:
@@ -299,22 +363,35 @@ def _notes(node: Node, thread: str) -> list[str]:
         notes.append(f"HEAD {place.strip()}".rstrip())
     if node.get("branch"):
         notes.append(f"branch '{_clean(node['branch'])}'")
-    return notes + [word for word in ("pinned", "hidden") if node.get(word)]
+    for word in ("pinned", "hidden"):
+        if node.get(word):
+            notes.append(word)
+    return notes
 
 
 def _tags(node: Node) -> list[str]:
-    """Return the tags to print, without those that the note about a branch says already."""
+    """Return the tags to print, without those that the note about a branch repeats."""
     tags = node.get("tags")
     branch = node.get("branch")
     if not tags or not isinstance(tags, list | tuple):
         return []
-    said = ("branch", branch) if branch else ()
-    return [text for text in (_clean(tag) for tag in tags if tag not in said) if text]
+    texts: list[str] = []
+    for tag in tags:
+        if branch and tag in ("branch", branch):
+            continue
+        text = _clean(tag)
+        if text:
+            texts.append(text)
+    return texts
 
 
 def _clean(value: object) -> str:
     """Return `value` as text that stays in its row: runs of controls become one space, lone surrogates U+FFFD."""
-    text = value if isinstance(value, str) else "" if value is None else shown(value)
+    if value is None:
+        return ""
+    text = value
+    if not isinstance(text, str):
+        text = shown(value)
     if not text.isprintable():
         text = _SURROGATE.sub("\ufffd", _UNSAFE.sub(" ", text))
     return text.strip()
@@ -329,10 +406,15 @@ def _cut(text: str, width: int | None, keep: int = 0) -> str:
     return text[: width - 3] + "..."
 
 
-def _notice(tree: Mapping[str, Any], shown: int) -> list[str]:
-    """Return the last line, if there is something to say. It is never cut: half a number would be a wrong one."""
+def _notice(tree: Mapping[str, Any], drawn: int) -> str:
+    """Return the last line, or "" if there is nothing to say."""
     total = tree.get("total_checkpoints")
-    missing = total - shown if isinstance(total, int) else 0
-    if missing > 0:
-        return [f"({missing} older checkpoint{'' if missing == 1 else 's'} not shown)"]
-    return [] if shown else ["(no checkpoints)"]
+    if isinstance(total, int) and total > drawn:
+        missing = total - drawn
+        plural = "s"
+        if missing == 1:
+            plural = ""
+        return f"({missing} older checkpoint{plural} not shown)"
+    if not drawn:
+        return "(no checkpoints)"
+    return ""

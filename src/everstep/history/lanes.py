@@ -39,7 +39,10 @@ class Lanes(Generic[T]):
     @property
     def open(self) -> dict[int, T]:
         """The target of each lane in use."""
-        return {lane: target for target, lanes in self._lanes_to.items() for lane in lanes}
+        target_of: dict[int, T] = {}
+        for target, lanes in self._lanes_to.items():
+            target_of.update(dict.fromkeys(lanes, target))
+        return target_of
 
     @property
     def count(self) -> int:
@@ -50,7 +53,7 @@ class Lanes(Generic[T]):
         """Go on with lanes that were open."""
         for lane, target in lanes:
             self._lanes_to.setdefault(target, []).append(lane)
-        used = {lane for found in self._lanes_to.values() for lane in found}
+        used = self.open.keys()
         self._count = max(used, default=-1) + 1
         self._free = [lane for lane in range(self._count) if lane not in used]
         heapify(self._free)
@@ -63,9 +66,12 @@ class Lanes(Generic[T]):
 
     def enter(self, targets: Iterable[T]) -> tuple[int, Sequence[int]]:
         """Return the lane of a node that all of these targets turned out to be, and the lanes that end there."""
-        ended = sorted(lane for target in targets for lane in self._lanes_to.pop(target, ()))
-        if not ended:
+        ended: list[int] = []
+        for target in targets:
+            ended += self._lanes_to.pop(target, ())
+        if not ended:  # no child leads here: it is a head
             return self._take(), ()
+        ended.sort()
         for lane in ended[1:]:
             heappush(self._free, lane)
         return ended[0], ended
@@ -99,18 +105,28 @@ class Lanes(Generic[T]):
 
     def _heir(self, lane: int, parents: Sequence[T]) -> T | None:
         """Return the parent that goes on in the child's own lane: the first one that has no lane further left."""
-        if parents and (self._may_be_apart() or min(self._lanes_to.get(parents[0], [lane])) >= lane):
-            return parents[0]
-        return next((parent for parent in parents if parent not in self._lanes_to), None)
+        if not parents:
+            return None
+        first = parents[0]
+        if self._may_be_apart() or min(self._lanes_to.get(first, [lane])) >= lane:
+            return first
+        for parent in parents:
+            if parent not in self._lanes_to:
+                return parent
+        return None
 
     def _may_be_apart(self) -> bool:
-        return self._count - len(self._free) <= self._apart if self._apart else False
+        if not self._apart:
+            return False
+        in_use = self._count - len(self._free)
+        return in_use <= self._apart
 
     def _inherited(self, lane: int, parent: T) -> Link[T]:
         others = self._lanes_to.get(parent, [])
         if not others or self._apart:
             self._lanes_to[parent] = [*others, lane]
             return Link(parent, lane, lane, "own")
+        # One lane leads to one target: the lane further right gives way to the child's own.
         self._lanes_to[parent] = [lane]
         heappush(self._free, others[0])
         return Link(parent, others[0], lane, "moved")

@@ -1,9 +1,9 @@
 """What a merge is done against: the last common ancestor, or several of them merged into one.
 
-Two threads that were merged into one another crosswise have two common ancestors, and neither alone is right: merging
-against one would take the other's changes for news. So they are merged first, against their own common ancestors. Where
-they conflict nobody knows what the base is; such paths are uncertain, and a merge treats any difference there as a
-conflict.
+Two threads that were merged into one another crosswise have two common ancestors, and neither of them alone is right:
+merging against one would take the other's changes for news. So they are merged first, against their own common
+ancestors. Where they conflict, nobody knows what the base is. Such paths are uncertain, and a merge treats any
+difference there as a conflict.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MergeBase(NamedTuple):
     root: Root
     uncertain: frozenset[str] = frozenset()
     objects: Mapping[bytes, tree.Content] = MappingProxyType({})
-    """Those of its objects that are not stored."""
+    """The objects of the base that no store holds, because the base itself was made by a merge."""
 
 
 class MergeBaseFinder(Generic[P]):
@@ -64,28 +64,38 @@ class MergeBaseFinder(Generic[P]):
 
     async def _joined(self, older: MergeBase, one: MergeBase, other: Root) -> MergeBase:
         uncertain = older.uncertain | one.uncertain
-        seen: list[str] = []
+        conflicting: list[str] = []
 
-        def note(conflict: Conflict) -> Any:
-            seen.append(conflict.path)
+        def take_ours(conflict: Conflict) -> Any:
+            # Any value will do: what counts is that the path is uncertain from now on.
+            conflicting.append(conflict.path)
             return conflict.ours
 
         objects = {**older.objects, **one.objects}
-        roots = [self._view(root) for root in (older.root, one.root, other)]
-        need = merge(roots[0], roots[1], roots[2], resolve=note, uncertain=uncertain, reader=self._reader)
+        need = merge(
+            self._view(older.root),
+            self._view(one.root),
+            self._view(other),
+            resolve=take_ours,
+            uncertain=uncertain,
+            reader=self._reader,
+        )
         found = await self._walk(need, objects)
-        return MergeBase(root_of_nodes(found.nodes), uncertain | frozenset(seen), {**objects, **found.objects})
+        return MergeBase(root_of_nodes(found.nodes), uncertain | frozenset(conflicting), {**objects, **found.objects})
 
 
 def root_of_nodes(nodes: Sequence[tree.Node]) -> Root:
     """Return the root that holds these nodes."""
-    return Root(
-        b"".join(node.children for node in nodes),
-        b"".join(node.body for node in nodes),
-        tuple(node.size for node in nodes),
-    )
+    children = b""
+    body = b""
+    sizes: list[int] = []
+    for node in nodes:
+        children += node.children
+        body += node.body
+        sizes.append(node.size)
+    return Root(children, body, tuple(sizes))
 
 
 def shown_root(root: Root) -> Root:
-    """Return what is shown of an adapter's values: it keeps its own where the results of tools are."""
+    """Return what is shown of an adapter's values. The adapter keeps data of its own where the results of tools are."""
     return root_of_nodes([*tree.nodes(*root)[:2], tree.EMPTY_MAP])

@@ -9,10 +9,10 @@ another message stands between them, so what the other side added there moves be
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from everstep.history.message_facts import Facts, Name, facts_of, name_path, unique_names
@@ -43,6 +43,20 @@ class Slot:
     call: Slot | None = None
     """For the result of a call that the other side dropped: the slot of the call, which is in conflict."""
 
+    @property
+    def calls(self) -> frozenset[str | int]:
+        """The tool calls that the message is known to make."""
+        if self.facts is None:
+            return frozenset()
+        return self.facts.calls
+
+    @property
+    def answers(self) -> tuple[str | int, ...]:
+        """The tool calls whose results the message is known to hold."""
+        if self.facts is None:
+            return ()
+        return self.facts.answers
+
 
 class Woven(NamedTuple):
     """A merged conversation."""
@@ -65,11 +79,14 @@ class _Side(NamedTuple):
     """Places of new messages, by the place in the base that they follow (-1: none)."""
 
     def node(self, base_place: int) -> Node | None:
+        """Return what a message of the base has become here, if it is still there."""
         place = self.kept.get(base_place)
-        return None if place is None else self.items.parts[place].node
+        if place is None:
+            return None
+        return self.items.parts[place].node
 
     def all_added(self) -> list[int]:
-        return list(itertools.chain(*self.added.values()))
+        return list(chain.from_iterable(self.added.values()))
 
 
 def weave(walker: Walker, base: Items, ours: Items, theirs: Items, *, all_paths: bool) -> Need[Woven | None]:
@@ -77,26 +94,40 @@ def weave(walker: Walker, base: Items, ours: Items, theirs: Items, *, all_paths:
 
     To know the index of a message may cost objects: unless `all_paths`, only slots that may conflict have a path.
     """
-    lists, matches = yield from walker.align(base, ours, theirs)
+    lists, (to_ours, to_theirs) = yield from walker.align(base, ours, theirs)
     base, ours, theirs = lists
-    clean = matches[0].keys() & matches[1].keys()
-    known = [clean, set(matches[0].values()), set(matches[1].values())]
-    facts = yield from together([_loose_facts(walker, *both) for both in zip(lists, known, strict=True)])
+    clean = to_ours.keys() & to_theirs.keys()
+    facts = yield from together(
+        [
+            _loose_facts(walker, base, clean),
+            _loose_facts(walker, ours, set(to_ours.values())),
+            _loose_facts(walker, theirs, set(to_theirs.values())),
+        ]
+    )
     names = unique_names(facts)
-    sides = [_side(lists[n], facts[n], names[n], matches[n - 1], len(base.parts), names[0]) for n in (1, 2)]
-    if sides[0] is None or sides[1] is None:
+    length = len(base.parts)
+    our_side = _side(ours, facts[1], names[1], to_ours, length, names[0])
+    their_side = _side(theirs, facts[2], names[2], to_theirs, length, names[0])
+    if our_side is None or their_side is None:
         return None
-    weaver = _Weaver(base, facts[0], names[0], frozenset(clean), sides[0], sides[1])
+    weaver = _Weaver(base, facts[0], names[0], frozenset(clean), our_side, their_side)
     slots = weaver.slots()
     yield from weaver.name_the_nameless(walker, all_paths)
-    stays = {matches[0][place] for place in clean}
+    stays = {to_ours[place] for place in clean}
     replaced = [part.node for place, part in enumerate(ours.parts) if place not in stays]
-    return Woven((yield from _results_to_calls(walker, slots)), ours, replaced)
+    slots = yield from _results_to_calls(walker, slots)
+    return Woven(slots, ours, replaced)
 
 
 def _loose_facts(walker: Walker, items: Items, known: Collection[int]) -> Need[dict[int, Facts]]:
-    places = [place for place in range(len(items.parts)) if place not in known]
-    found = yield from together([facts_of(walker, items.parts[place].node) for place in places])
+    """Look into the messages that are not known to be the same elsewhere."""
+    places: list[int] = []
+    needs: list[Need[Facts]] = []
+    for place, part in enumerate(items.parts):
+        if place not in known:
+            places.append(place)
+            needs.append(facts_of(walker, part.node))
+    found = yield from together(needs)
     return dict(zip(places, found, strict=True))
 
 
@@ -168,27 +199,35 @@ class _Weaver:
         self.theirs = theirs
         self.kept = [self._kept(place) for place in range(len(base.parts))]
         self.twins = _twins(ours, theirs)
+        self.their_twins = set(self.twins.values())
         self.gone = {"ours": self._gone(ours), "theirs": self._gone(theirs)}
 
     def slots(self) -> list[Slot]:
-        twins = set(self.twins.values())
+        """Return all slots: each message of the base, and behind it what ours and then theirs added there."""
+        slots = self._added_after(-1)  # before the first message of the base
+        for place, slot in enumerate(self.kept):
+            slots.append(slot)
+            slots += self._added_after(place)
+        return slots
+
+    def _added_after(self, place: int) -> list[Slot]:
         slots: list[Slot] = []
-        for place in range(-1, len(self.base.parts)):
-            slots.extend(self.kept[place : place + 1] if place >= 0 else [])
-            slots.extend(self._from_ours(new) for new in self.ours.added.get(place, ()))
-            fresh = [new for new in self.theirs.added.get(place, ()) if new not in twins]
-            slots.extend(self._from_one("theirs", new) for new in fresh)
+        for new in self.ours.added.get(place, ()):
+            slots.append(self._from_ours(new))
+        for new in self.theirs.added.get(place, ()):
+            if new not in self.their_twins:  # it is in the slot of ours already
+                slots.append(self._from_one("theirs", new))
         return slots
 
     def name_the_nameless(self, walker: Walker, all_paths: bool) -> Need[None]:
         """Give messages of the base that may be in conflict the path of their index, if they have no id."""
-        places = [
-            place
-            for place, slot in enumerate(self.kept)
-            if slot.path == "messages"
-            and slot.ours != slot.theirs
-            and (all_paths or slot.clash or slot.base not in (slot.ours, slot.theirs))
-        ]
+        places: list[int] = []
+        for place, slot in enumerate(self.kept):
+            if slot.path != "messages" or slot.ours == slot.theirs:
+                continue
+            did_both_change = slot.base not in (slot.ours, slot.theirs)
+            if all_paths or slot.clash or did_both_change:
+                places.append(place)
         for place, index in (yield from walker.positions(self.base, places)).items():
             self.kept[place].path = f"messages[{index}]"
 
@@ -196,21 +235,32 @@ class _Weaver:
         """Return what became of a part of the base."""
         part = self.base.parts[place]
         if place in self.clean:
-            group = part if part.level else None
-            return Slot("base", part.node, part.node, part.node, group, clean=True)
-        seen = [side.facts[side.kept[place]] for side in (self.ours, self.theirs) if side.kept.get(place) in side.facts]
-        calls = frozenset[str | int]().union(*(facts.calls for facts in seen or [self.facts[place]]))
-        slot = Slot("base", part.node, self.ours.node(place), self.theirs.node(place), facts=Facts(calls=calls))
+            return _clean_slot(part)
+        facts = Facts(calls=self._calls(place))
+        slot = Slot("base", part.node, self.ours.node(place), self.theirs.node(place), facts=facts)
         name = self.names.get(place)
         if name is not None and name[0] == "id":
             slot.path = name_path(name)
         return slot
 
+    def _calls(self, place: int) -> frozenset[str | int]:
+        """Return the tool calls that a message of the base makes now, on one side or the other."""
+        seen: list[Facts] = []
+        for side in (self.ours, self.theirs):
+            at = side.kept.get(place)
+            if at in side.facts:
+                seen.append(side.facts[at])
+        if not seen:  # each side has removed it or left it as it was
+            return self.facts[place].calls
+        return _all_calls(seen)
+
     def _gone(self, side: _Side) -> frozenset[str | int]:
         """Return the tool calls of the base that this side no longer has."""
-        changed = [facts for place, facts in self.facts.items() if side.node(place) != self.base.parts[place].node]
-        made = {call for facts in side.facts.values() for call in facts.calls}
-        return frozenset(call for facts in changed for call in facts.calls if call not in made)
+        changed: list[Facts] = []
+        for place, facts in self.facts.items():
+            if side.node(place) != self.base.parts[place].node:
+                changed.append(facts)
+        return _all_calls(changed) - _all_calls(side.facts.values())
 
     def _from_ours(self, place: int) -> Slot:
         if place not in self.twins:
@@ -226,42 +276,77 @@ class _Weaver:
         return slot
 
     def _from_one(self, origin: Literal["ours", "theirs"], place: int) -> Slot:
-        side, other = (self.ours, "theirs") if origin == "ours" else (self.theirs, "ours")
-        node = side.items.parts[place].node
-        facts = side.facts[place]
-        slot = Slot(origin, ours=node, facts=facts) if origin == "ours" else Slot(origin, theirs=node, facts=facts)
-        lost = {call for call in facts.answers if call in self.gone[other] and call not in self.gone[origin]}
+        """Return a message that only one side added."""
+        if origin == "ours":
+            side = self.ours
+            slot = Slot(origin, ours=side.items.parts[place].node, facts=side.facts[place])
+        else:
+            side = self.theirs
+            slot = Slot(origin, theirs=side.items.parts[place].node, facts=side.facts[place])
+        lost = (self.gone[_other(origin)] - self.gone[origin]).intersection(slot.answers)
         if lost:  # the other side dropped a call that was answered here: whether it stays is a conflict
-            slot.call = next(self.kept[at] for at, known in self.facts.items() if not known.calls.isdisjoint(lost))
+            slot.call = self._slot_of_call(lost)
             slot.call.clash = True
         name = side.names.get(place)
         if name is not None:
             slot.path = name_path(name)
         return slot
 
+    def _slot_of_call(self, calls: Collection[str | int]) -> Slot:
+        """Return the message of the base that made the first of these calls."""
+        return next(self.kept[place] for place, facts in self.facts.items() if not facts.calls.isdisjoint(calls))
+
+
+def _clean_slot(part: Part) -> Slot:
+    """Return the slot of a message, or of a group of messages, that is the same on all sides."""
+    slot = Slot("base", part.node, part.node, part.node, clean=True)
+    if part.level:
+        slot.group = part
+    return slot
+
+
+def _other(origin: Origin) -> Origin:
+    if origin == "ours":
+        return "theirs"
+    return "ours"
+
+
+def _all_calls(seen: Iterable[Facts]) -> frozenset[str | int]:
+    return frozenset(chain.from_iterable(facts.calls for facts in seen))
+
 
 def _twins(ours: _Side, theirs: _Side) -> dict[int, int]:
     """Return new messages that are the same on both sides, ours -> theirs: at one place, by name, or by their call."""
     found = _equal_additions(ours, theirs)
     taken = set(found.values())
-    free = [place for place in theirs.all_added() if place not in taken]
-    by_name = {theirs.names[place]: place for place in free if place in theirs.names}
-    by_call: dict[str | int, int] = {}
-    for place in free:
+    # One dict holds both names and calls: a name is a pair and a call is not, so they cannot be mistaken.
+    theirs_by: dict[Name | str | int, int] = {}
+    for place in theirs.all_added():
+        if place in taken:
+            continue
+        if place in theirs.names:
+            theirs_by[theirs.names[place]] = place
         for call in theirs.facts[place].answers:
-            by_call.setdefault(call, place)
+            theirs_by.setdefault(call, place)
 
     for mine in ours.all_added():
         if mine in found:
             continue
-        name = ours.names.get(mine)
-        candidates = [by_name[name]] if name in by_name else []
-        candidates += [by_call[call] for call in ours.facts[mine].answers if call in by_call]
-        twin = next((place for place in candidates if place not in taken), None)
-        if twin is not None:
-            found[mine] = twin
-            taken.add(twin)
+        for known_by in _known_by(ours, mine):
+            twin = theirs_by.get(known_by)
+            if twin is not None and twin not in taken:
+                found[mine] = twin
+                taken.add(twin)
+                break
     return found
+
+
+def _known_by(side: _Side, place: int) -> list[Name | str | int]:
+    """Return what a message may be recognized by on the other side: its name first, then the calls it answers."""
+    known: list[Name | str | int] = list(side.facts[place].answers)
+    if place in side.names:
+        known.insert(0, side.names[place])
+    return known
 
 
 def _equal_additions(ours: _Side, theirs: _Side) -> dict[int, int]:
@@ -284,20 +369,32 @@ def _common_answer(ours: _Side, mine: int, theirs: _Side, other: int) -> str | i
 
 def _results_to_calls(walker: Walker, slots: list[Slot]) -> Need[list[Slot]]:
     """Move what the other side added between a call and its result behind the result."""
-    for slot in [slot for slot in slots if slot.origin in ("ours", "theirs") and slot.facts and slot.facts.answers]:
-        if _undisturbed(slots, slot) or not _foreign(slots, slot):
+    for slot in list(slots):
+        is_result = slot.origin in ("ours", "theirs") and slot.answers
+        if not is_result or _undisturbed(slots, slot) or not _foreign(slots, slot):
             continue
         call_at = yield from _call_at(walker, slots, slot)
-        moved = _unrelated(slots, [place for place in _foreign(slots, slot) if place > call_at])
-        at = slots.index(slot)
-        stay = [slots[place] for place in range(at) if place not in moved]
-        slots = [*stay, slot, *(slots[place] for place in sorted(moved)), *slots[at + 1 :]]
+        between = [place for place in _foreign(slots, slot) if place > call_at]
+        slots = _moved_behind(slots, slot, _unrelated(slots, between))
     return slots
+
+
+def _moved_behind(slots: list[Slot], result: Slot, places: set[int]) -> list[Slot]:
+    """Return the slots with those at `places`, which are before `result`, behind it. All keep their order."""
+    at = slots.index(result)
+    before: list[Slot] = []
+    moved: list[Slot] = []
+    for place, slot in enumerate(slots[:at]):
+        if place in places:
+            moved.append(slot)
+        else:
+            before.append(slot)
+    return [*before, result, *moved, *slots[at + 1 :]]
 
 
 def _undisturbed(slots: list[Slot], slot: Slot) -> bool:
     """Whether the calls are in sight, with nothing between that the other side added: the usual case, and cheap."""
-    wanted = set((slot.facts or Facts()).answers)
+    wanted = set(slot.answers)
     for place in range(slots.index(slot) - 1, -1, -1):
         seen = slots[place]
         if seen.facts is None or seen.origin not in ("base", "both", slot.origin):
@@ -310,7 +407,7 @@ def _undisturbed(slots: list[Slot], slot: Slot) -> bool:
 
 def _foreign(slots: list[Slot], slot: Slot) -> list[int]:
     """Return the places before `slot` of what the other side alone added."""
-    other = "theirs" if slot.origin == "ours" else "ours"
+    other = _other(slot.origin)
     return [place for place in range(slots.index(slot)) if slots[place].origin == other]
 
 
@@ -319,9 +416,9 @@ def _unrelated(slots: list[Slot], places: list[int]) -> set[int]:
     made: set[str | int] = set()
     found: set[int] = set()
     for place in places:
-        facts = slots[place].facts or Facts()
-        made |= facts.calls
-        if not facts.answers or any(call in made for call in facts.answers):
+        answers = slots[place].answers
+        made |= slots[place].calls
+        if not answers or not made.isdisjoint(answers):
             found.add(place)
     return found
 
@@ -329,7 +426,7 @@ def _unrelated(slots: list[Slot], places: list[int]) -> set[int]:
 def _call_at(walker: Walker, slots: list[Slot], answer: Slot) -> Need[int]:
     """Return where the calls that `answer` is for begin; if that is before all foreign messages, any place there."""
     first = _foreign(slots, answer)[0]
-    wanted = set((answer.facts or Facts()).answers)
+    wanted = set(answer.answers)
     at = slots.index(answer)
     step = 8
     while at > first:
@@ -337,9 +434,10 @@ def _call_at(walker: Walker, slots: list[Slot], answer: Slot) -> Need[int]:
         if slots[at].group is not None:
             at += yield from _open(walker, slots, at)
         if slots[at].facts is None:
+            # Each look costs a reading, so it takes in more and more messages.
             yield from _look(walker, slots[max(first, at - step + 1) : at + 1])
             step *= 2
-        calls = (slots[at].facts or Facts()).calls
+        calls = slots[at].calls
         wanted -= calls
         if calls and not wanted:
             return at
@@ -353,9 +451,7 @@ def _open(walker: Walker, slots: list[Slot], at: int) -> Need[int]:
     while group is not None:
         yield from walker.want([group.node.children])
         parts = walker.group(group)
-        slots[at : at + 1] = [
-            Slot("base", part.node, part.node, part.node, part if part.level else None, clean=True) for part in parts
-        ]
+        slots[at : at + 1] = map(_clean_slot, parts)
         at += len(parts) - 1
         group = slots[at].group
     return at - start
@@ -364,11 +460,13 @@ def _open(walker: Walker, slots: list[Slot], at: int) -> Need[int]:
 def _look(walker: Walker, slots: list[Slot]) -> Need[None]:
     """Look at the last messages in a row that nobody has changed or looked at; stop at a closed group."""
     unread: list[Slot] = []
+    needs: list[Need[Facts]] = []
     for slot in reversed(slots):
         if slot.group is not None:
             break
         if slot.facts is None and slot.base is not None:
             unread.append(slot)
-    found = yield from together([facts_of(walker, slot.base) for slot in unread if slot.base is not None])
+            needs.append(facts_of(walker, slot.base))
+    found = yield from together(needs)
     for slot, facts in zip(unread, found, strict=True):
         slot.facts = facts

@@ -6,8 +6,8 @@ here may fail because a message looks different: what is not understood has no n
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from everstep.values import codec
@@ -17,8 +17,11 @@ from everstep.values.walk import Entries, Need, Walker, shown, together, whole
 Name = tuple[str, str | int]
 """("id", its id) or ("tool_call_id", the call it answers)."""
 
-_KEYS = {name: codec.pack(name) for name in ("id", "type", "content", "tool_calls", "tool_call", "tool_call_id")}
-_KEYS |= {name: codec.pack(name) for name in ("tool_use_id", "call_id")}
+_NAMES = ("id", "type", "content", "tool_calls", "tool_call", "tool_call_id", "tool_use_id", "call_id")
+_KEYS = {name: codec.pack(name) for name in _NAMES}
+
+Idents = list[str | int]
+"""Ids of messages or of tool calls."""
 
 
 class Facts(NamedTuple):
@@ -37,21 +40,29 @@ def facts_of(walker: Walker, message: Node) -> Need[Facts]:
     entries = yield from walker.entries(message)
     if entries is None:
         return Facts()
-    ident, listed, single, used, item, answered, results, output = yield from together(
+    idents, *found = yield from together(
         [
             _idents(walker, entries, "id"),
+            # Calls, in the shapes of the frameworks that are known:
             _listed(walker, entries),
             _inside(walker, entries),
             _blocks(walker, entries, "tool_use", "id"),
             _typed(walker, entries, "function_call"),
+            # Answers, likewise:
             _idents(walker, entries, "tool_call_id"),
             _blocks(walker, entries, "tool_result", "tool_use_id"),
             _typed(walker, entries, "function_call_output"),
         ]
     )
-    answers = (*answered, *results, *output)
-    names = [("id", name) for name in ident] + [("tool_call_id", call) for call in answers[:1]]
-    return Facts(tuple(names), frozenset([*listed, *single, *used, *item]), answers)
+    calls = chain.from_iterable(found[:4])
+    answers = tuple(chain.from_iterable(found[4:]))
+    # A result without an id of its own is known by the call it answers.
+    names = _names("id", idents) + _names("tool_call_id", answers[:1])
+    return Facts(names, frozenset(calls), answers)
+
+
+def _names(kind: str, idents: Iterable[str | int]) -> tuple[Name, ...]:
+    return tuple((kind, ident) for ident in idents)
 
 
 def id_of(walker: Walker, message: Node) -> Need[Facts]:
@@ -59,8 +70,8 @@ def id_of(walker: Walker, message: Node) -> Need[Facts]:
     entries = yield from walker.entries(message)
     if entries is None:
         return Facts()
-    ident = yield from _idents(walker, entries, "id")
-    return Facts(tuple(("id", name) for name in ident))
+    idents = yield from _idents(walker, entries, "id")
+    return Facts(_names("id", idents))
 
 
 def unique_names(lists: Iterable[Mapping[int, Facts]]) -> list[dict[int, Name]]:
@@ -71,8 +82,11 @@ def unique_names(lists: Iterable[Mapping[int, Facts]]) -> list[dict[int, Name]]:
     lists = list(lists)
     twice: set[Name] = set()
     for facts in lists:
-        counts = Counter(name for fact in facts.values() for name in fact.names)
-        twice |= {name for name, count in counts.items() if count > 1}
+        seen: set[Name] = set()
+        for name in chain.from_iterable(fact.names for fact in facts.values()):
+            if name in seen:
+                twice.add(name)
+            seen.add(name)
     return [_best_names(facts, twice) for facts in lists]
 
 
@@ -80,19 +94,22 @@ def _best_names(facts: Mapping[int, Facts], twice: Collection[Name]) -> dict[int
     """Return the first name of each message that no other has."""
     best: dict[int, Name] = {}
     for place, fact in facts.items():
-        name = next((name for name in fact.names if name not in twice), None)
-        if name is not None:
-            best[place] = name
+        for name in fact.names:
+            if name not in twice:
+                best[place] = name
+                break
     return best
 
 
 def name_path(name: Name) -> str:
     """Return the path of a message by its name: `messages['m3']`; what could be taken for an index says what it is."""
     kind, ident = name
-    return f"messages[{shown(ident)}]" if kind == "id" and type(ident) is str else f"messages[{kind}={shown(ident)}]"
+    if kind == "id" and type(ident) is str:
+        return f"messages[{shown(ident)}]"
+    return f"messages[{kind}={shown(ident)}]"
 
 
-def _idents(walker: Walker, entries: Entries, key: str) -> Need[list[str | int]]:
+def _idents(walker: Walker, entries: Entries, key: str) -> Need[Idents]:
     """Return the string or integer under `key`, in a list that is empty if there is none."""
     node = entries.nodes.get(_KEYS[key])
     if node is None:
@@ -101,41 +118,57 @@ def _idents(walker: Walker, entries: Entries, key: str) -> Need[list[str | int]]
     if packed is None or codec.is_list(packed) or codec.is_mapping(packed) or codec.untagged(packed):
         return []
     value = codec.unpack(packed)
-    return [value] if (type(value) is str and value) or type(value) is int else []
+    # The types themselves: True is an int too, and an empty string names nothing.
+    is_ident = type(value) is int or (type(value) is str and value != "")
+    if not is_ident:
+        return []
+    return [value]
 
 
-def _inside(walker: Walker, entries: Entries) -> Need[list[str | int]]:
+def _each_ident(walker: Walker, mappings: Iterable[Entries], key: str) -> Need[list[Idents]]:
+    return together([_idents(walker, mapping, key) for mapping in mappings])
+
+
+def _inside(walker: Walker, entries: Entries) -> Need[Idents]:
     """Return the id in `tool_call: {"id"}`."""
     node = entries.nodes.get(_KEYS["tool_call"])
-    call = (yield from walker.entries(node)) if node is not None else None
-    return (yield from _idents(walker, call, "id")) if call is not None else []
+    if node is None:
+        return []
+    call = yield from walker.entries(node)
+    if call is None:
+        return []
+    return (yield from _idents(walker, call, "id"))
 
 
-def _typed(walker: Walker, entries: Entries, kind: str) -> Need[list[str | int]]:
+def _typed(walker: Walker, entries: Entries, kind: str) -> Need[Idents]:
     """Return the `call_id` of an item that is of this type."""
     found = yield from _idents(walker, entries, "type")
-    return (yield from _idents(walker, entries, "call_id")) if found == [kind] else []
+    if found != [kind]:
+        return []
+    return (yield from _idents(walker, entries, "call_id"))
 
 
-def _listed(walker: Walker, entries: Entries) -> Need[list[str | int]]:
+def _listed(walker: Walker, entries: Entries) -> Need[Idents]:
     """Return the ids in `tool_calls: [{"id"}]`."""
     calls = yield from _mappings(walker, entries.nodes.get(_KEYS["tool_calls"]))
-    found = yield from together([_idents(walker, call, "id") for call in calls])
-    return [ident for idents in found for ident in idents]
+    found = yield from _each_ident(walker, calls, "id")
+    return list(chain.from_iterable(found))
 
 
-def _blocks(walker: Walker, entries: Entries, kind: str, key: str) -> Need[list[str | int]]:
-    """Return what stands under `key` in the blocks of `content` that are of this kind."""
+def _blocks(walker: Walker, entries: Entries, kind: str, key: str) -> Need[Idents]:
+    """Return what is under `key` in the blocks of `content` that are of this kind."""
     blocks = yield from _mappings(walker, entries.nodes.get(_KEYS["content"]))
-    kinds = yield from together([_idents(walker, block, "type") for block in blocks])
+    kinds = yield from _each_ident(walker, blocks, "type")
     chosen = [block for block, found in zip(blocks, kinds, strict=True) if found == [kind]]
-    found = yield from together([_idents(walker, block, key) for block in chosen])
-    return [ident for idents in found for ident in idents]
+    found = yield from _each_ident(walker, chosen, key)
+    return list(chain.from_iterable(found))
 
 
 def _mappings(walker: Walker, node: Node | None) -> Need[list[Entries]]:
     """Return the mappings in a list; nothing if it is no list."""
-    found = (yield from walker.list_of(node)) if node is not None else None
+    if node is None:
+        return []
+    found = yield from walker.list_of(node)
     if found is None:
         return []
     items = yield from walker.all_items(found)

@@ -1,13 +1,14 @@
 """The log of operations: what undo and redo read. Pure.
 
 An entry carries what it takes to swap the thread between "done" and "undone": heads to restore, stretches to hide, and
-the number from which on checkpoints are new. Undo and redo are the same swap; each notes what the other needs. While
-an operation is done its stretches are what it hid; while it is undone they are what came after it.
+the number from which on checkpoints are new. Undo and redo are the same swap, and each notes what the other needs.
+While an operation is done, its stretches are what it hid; while it is undone, they are what came after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from everstep.errors import CannotUndo
@@ -63,16 +64,19 @@ def shown(found: Entry) -> Operation:
 
 
 def top(entries: Sequence[Entry]) -> int:
-    """Return the newest operation (by seq) that is not undone; 0: there is none. Entries are newest first."""
-    return next((found.seq for found in entries if not found.undone), 0)
+    """Return the seq of the newest operation that is not undone, or 0 if there is none. Entries are newest first."""
+    for found in entries:
+        if not found.undone:
+            return found.seq
+    return 0
 
 
 def to_undo(entries: Sequence[Entry]) -> Entry:
     """Return the operation that undo takes back."""
-    found = next((found for found in entries if not found.undone), None)
-    if found is None:
-        raise CannotUndo("there is nothing to undo; operations() shows the log, deletion and retention are final")
-    return found
+    for found in entries:
+        if not found.undone:
+            return found
+    raise CannotUndo("there is nothing to undo; operations() shows the log, deletion and retention are final")
 
 
 def to_redo(entries: Sequence[Entry]) -> Entry:
@@ -98,46 +102,66 @@ def _stood_on(found: Entry, entries: Sequence[Entry]) -> int:
 
 def undo_of(found: Entry) -> Undo:
     """Return what it takes to swap an operation."""
-    thread_id, heads, hide, newest, pins, *rest = found.data["undo"]
-    since = rest[0] if rest else None
-    kept = rest[1] if len(rest) > 1 else ()
-    return Undo(
+    packed = found.data["undo"]
+    thread_id, heads, hide, newest, pins = packed[:5]
+    undo = Undo(
         thread_id,
         dict(heads),
-        [Hidden(*stretch)._replace(operation=found.seq) for stretch in hide],
+        _of_operation(starmap(Hidden, hide), found),
         dict(newest),
         [Pin(Key(*key), pinned) for key, pinned in pins],
-        since,
-        [Hidden(*stretch)._replace(operation=found.seq) for stretch in kept],
     )
+    if len(packed) > 5:
+        undo = undo._replace(since=packed[5])
+    if len(packed) > 6:
+        undo = undo._replace(kept=_of_operation(starmap(Hidden, packed[6]), found))
+    return undo
+
+
+def _of_operation(stretches: Iterable[Hidden], found: Entry) -> list[Hidden]:
+    """Return stretches as ones that this operation hides."""
+    return [stretch._replace(operation=found.seq) for stretch in stretches]
 
 
 def written(found: Entry, undo: Undo, thread: Thread) -> set[tuple[str, str]]:
     """Return the checkpoints (namespace, id) whose pending writes a swap exchanges: those hidden, those shown."""
-    details = found.data["details"]
-    stretches = [*undo.hide, *thread.hidden.get(found.seq, ())]
-    places = {(h.namespace, h.writes_of) for h in stretches if h.writes_of is not None}
-    return places | ({(details["namespace"], details["checkpoint_id"])} if found.kind == "rewind" else set())
+    places: set[tuple[str, str]] = set()
+    for stretch in (*undo.hide, *thread.hidden.get(found.seq, ())):
+        if stretch.writes_of is not None:
+            places.add((stretch.namespace, stretch.writes_of))
+    if found.kind == "rewind":
+        # What was written to its target since the rewind goes aside too, though no stretch names it yet.
+        details = found.data["details"]
+        places.add((details["namespace"], details["checkpoint_id"]))
+    return places
 
 
 def swapped(found: Entry, undo: Undo, thread: Thread, writes: Sequence[Hidden]) -> Swap:
     """Return what to hide now, and the entry as it is after the swap; `writes` are those pending now."""
+    # Writes may have come and gone since the entry was made: those pending now count, not those it names.
     hide = [stretch for stretch in undo.hide if stretch.writes_of is None]
-    hide += [stretch._replace(operation=found.seq) for stretch in writes]
+    hide += _of_operation(writes, found)
     for namespace, newest in undo.newest.items():
         if thread.newest.get(namespace, 0) > newest:
             hide.append(Hidden(namespace, newest, thread.newest[namespace], operation=found.seq))
-    back = Undo(
+    data = {**found.data, "undo": _packed(_way_back(found, undo, thread))}
+    return Swap(hide, Entry(found.kind, data, found.seq, undone=not found.undone))
+
+
+def _way_back(found: Entry, undo: Undo, thread: Thread) -> Undo:
+    """Return what it takes to undo the swap: the thread as it is before it."""
+    since = None
+    if undo.since is not None:
+        since = max(thread.newest.values(), default=0)
+    return Undo(
         undo.thread_id,
         {name: thread.head_id(name) for name in undo.heads},
         thread.hidden.get(found.seq, ()),
         {name: thread.newest.get(name, 0) for name in undo.newest},
         [Pin(pin.key, not pin.pinned) for pin in undo.pins],
-        max(thread.newest.values(), default=0) if undo.since is not None else None,
+        since,
         undo.kept,
     )
-    data = {**found.data, "undo": _packed(back)}
-    return Swap(hide, Entry(found.kind, data, found.seq, undone=not found.undone))
 
 
 def renumbered(
@@ -147,13 +171,18 @@ def renumbered(
     entry = found._replace(seq=operation(found.seq))
     if "undo" not in found.data:
         return entry  # not written here
+
+    def other_numbers(stretches: Sequence[Hidden]) -> list[Hidden]:
+        return [renumbered_stretch(stretch, checkpoint, operation, write) for stretch in stretches]
+
     undo = undo_of(found)
     undo = undo._replace(
-        hide=[renumbered_stretch(stretch, checkpoint, operation, write) for stretch in undo.hide],
+        hide=other_numbers(undo.hide),
         newest={namespace: checkpoint(newest) for namespace, newest in undo.newest.items()},
-        since=checkpoint(undo.since) if undo.since is not None else None,
-        kept=[renumbered_stretch(stretch, checkpoint, operation, write) for stretch in undo.kept],
+        kept=other_numbers(undo.kept),
     )
+    if undo.since is not None:
+        undo = undo._replace(since=checkpoint(undo.since))
     after = operation(found.data["after"])
     made_at_seq = checkpoint(found.data["made_at_seq"])
     return entry._replace(data={**found.data, "after": after, "made_at_seq": made_at_seq, "undo": _packed(undo)})
@@ -163,22 +192,30 @@ def renumbered_stretch(
     stretch: Hidden, checkpoint: Callable[[int], int], operation: Callable[[int], int], write: Callable[[int], int]
 ) -> Hidden:
     """Return a hidden stretch with other numbers: those of writes if it hides writes, else of checkpoints."""
-    number = checkpoint if stretch.writes_of is None else write
-    return stretch._replace(
-        after=number(stretch.after),
-        to=number(stretch.to),
-        segment=checkpoint(stretch.segment) if stretch.segment is not None else None,
-        operation=operation(stretch.operation),
-    )
+    number = checkpoint
+    if stretch.writes_of is not None:
+        number = write
+    if stretch.segment is not None:
+        stretch = stretch._replace(segment=checkpoint(stretch.segment))
+    return stretch._replace(after=number(stretch.after), to=number(stretch.to), operation=operation(stretch.operation))
 
 
 def _packed(undo: Undo) -> list[Any]:
-    return [
+    packed: list[Any] = [
         undo.thread_id,
         dict(undo.heads),
-        [list(stretch[:5]) for stretch in undo.hide],
+        _packed_stretches(undo.hide),
         dict(undo.newest),
         [[list(pin.key), pin.pinned] for pin in undo.pins],
-        *([undo.since] if undo.since is not None or undo.kept else []),
-        *([[list(stretch[:5]) for stretch in undo.kept]] if undo.kept else []),
     ]
+    # Few operations need the last two. They are found by their places, so the first must be there for the second.
+    if undo.since is not None or undo.kept:
+        packed.append(undo.since)
+    if undo.kept:
+        packed.append(_packed_stretches(undo.kept))
+    return packed
+
+
+def _packed_stretches(stretches: Sequence[Hidden]) -> list[Any]:
+    # The operation is left out: it is the one that the entry is about.
+    return [list(stretch[:5]) for stretch in stretches]

@@ -81,7 +81,9 @@ class Plan(NamedTuple):
             for key in update.removed:  # first: what is put may be an equal key of another type
                 mapping.pop(key, None)
             mapping.update(update.put)
-        return values if self.next_node is None else values._replace(next_node=self.next_node)
+        if self.next_node is None:
+            return values
+        return values._replace(next_node=self.next_node)
 
 
 def merge(base: Values, ours: Values, theirs: Values, tools: Tools = "merge") -> Values:
@@ -96,9 +98,8 @@ def plan(base: Values, ours: Values, theirs: Values, tools: Tools = "merge") -> 
     if messages is None:
         conflicts.append("messages")
     state = _update("state", base.state, ours.state, theirs.state, conflicts)
-    is_kept = tools == "keep" or (tools == "last" and codec.pack(ours.tools_result) != codec.pack(base.tools_result))
     tools_result = _NO_UPDATE
-    if not is_kept:
+    if not _is_ours_kept(tools, base, ours):
         tools_result = _update("tools_result", base.tools_result, ours.tools_result, theirs.tools_result, conflicts)
     next_node = None
     if theirs.next_node not in (base.next_node, ours.next_node):
@@ -108,6 +109,13 @@ def plan(base: Values, ours: Values, theirs: Values, tools: Tools = "merge") -> 
     if conflicts:
         raise Conflict(conflicts)
     return Plan(messages or (), state, tools_result, next_node)
+
+
+def _is_ours_kept(tools: Tools, base: Values, ours: Values) -> bool:
+    """Whether our results of tools stay as they are, whatever they changed."""
+    if tools == "last":
+        return codec.pack(ours.tools_result) != codec.pack(base.tools_result)
+    return tools == "keep"
 
 
 _NO_UPDATE = Update({}, ())
@@ -132,32 +140,49 @@ class _Side(NamedTuple):
 
 
 def _splices(base: Sequence[Any], ours: Sequence[Any], theirs: Sequence[Any]) -> list[Splice] | None:
-    """Return what is to be done to our list so that it has what they did, the last place first; None: edits overlap."""
-    old = [codec.pack(item) for item in base]
-    mine = _side(old, [codec.pack(item) for item in ours])
-    other = _side(old, [codec.pack(item) for item in theirs])
+    """Return what is to be done to our list so that it has what they did, the last place first.
+
+    None means that the two edits overlap.
+    """
+    old = list(map(codec.pack, base))
+    mine = _side(old, list(map(codec.pack, ours)))
+    other = _side(old, list(map(codec.pack, theirs)))
     found: list[Splice] = []
     if other.added:
         end = len(old) + mine.growth  # what was added is kept from both, even if it is the same
         found.append(Splice(end, end, theirs[len(theirs) - len(other.added) :]))
-    if not other.is_edited or mine[:3] == other[:3]:
+    did_same_edit = mine[:3] == other[:3]
+    if not other.is_edited or did_same_edit:
         return found
+    start = _start_in_ours(mine, other)
+    if start is None:
+        return None
+    length = other.stop - other.start
     items = theirs[other.start : other.start + len(other.items)]
-    is_same_place = mine[:2] == other[:2]
-    is_before_ours = other.stop <= mine.start and not is_same_place
-    if not mine.is_edited or is_before_ours:
-        return [*found, Splice(other.start, other.stop, items)]
-    is_behind_ours = mine.stop <= other.start and not is_same_place
-    if is_behind_ours:
-        return [*found, Splice(other.start + mine.growth, other.stop + mine.growth, items)]
+    found.append(Splice(start, start + length, items))
+    return found
+
+
+def _start_in_ours(mine: _Side, other: _Side) -> int | None:
+    """Return where the stretch that they replaced begins in our list; None if our own edit is in the way."""
+    if not mine.is_edited:
+        return other.start
+    if mine[:2] == other[:2]:  # both replaced the same stretch, or inserted at the same place
+        return None
+    if other.stop <= mine.start:
+        return other.start
+    if mine.stop <= other.start:
+        return other.start + mine.growth
     return None
 
 
 def _side(old: Sequence[bytes], new: Sequence[bytes]) -> _Side:
+    """Return what became of a list. It was edited between the equal items at its beginning and those at its end."""
     added: Sequence[bytes] = ()
     end = len(old)
     if len(new) > end and (end == 0 or old[-1] == new[end - 1]):  # the last message is where it was
-        new, added = new[:end], new[end:]
+        added = new[end:]
+        new = new[:end]
     shorter = min(end, len(new))
     start = 0
     while start < shorter and old[start] == new[start]:
@@ -171,32 +196,35 @@ def _side(old: Sequence[bytes], new: Sequence[bytes]) -> _Side:
 def _update(
     name: str, base: Mapping[Any, Any], ours: Mapping[Any, Any], theirs: Mapping[Any, Any], conflicts: list[str]
 ) -> Update:
-    old = _entries(base)
-    one = _entries(ours)
-    two = _entries(theirs)
+    """Return what they did to a dict, and add to `conflicts` the keys that we changed too, in another way."""
+    # Keys too are compared by their bytes: 1 and True are one key of a dict, and two different ones here.
+    keys: dict[bytes, Any] = {}
+    old = _packed_values(base, keys)
+    one = _packed_values(ours, keys)
+    two = _packed_values(theirs, keys)
     put: dict[Any, Any] = {}
     removed: list[Any] = []
     for packed in {**old, **two}:
         before = old.get(packed)
         mine = one.get(packed)
         other = two.get(packed)
-        is_theirs = _value(other) != _value(before) and _value(other) != _value(mine)
-        if not is_theirs:
+        if other in (before, mine):  # they changed nothing, or the same as we did
             continue
-        if _value(mine) != _value(before):
-            key = next(entry for entry in (other, mine, before) if entry is not None)[0]
+        key = keys[packed]
+        if mine != before:
             conflicts.append(f"{name}[{key!r}]")
         elif other is None:
-            removed.append(before[0] if before is not None else None)
+            removed.append(key)
         else:
-            put[other[0]] = theirs[other[0]]
+            put[key] = theirs[key]
     return Update(put, removed)
 
 
-def _entries(mapping: Mapping[Any, Any]) -> dict[bytes, tuple[Any, bytes]]:
-    """Return a mapping by its encoded keys: the key, and its encoded value."""
-    return {codec.pack(key): (key, codec.pack(value)) for key, value in mapping.items()}
-
-
-def _value(entry: tuple[Any, bytes] | None) -> bytes | None:
-    return None if entry is None else entry[1]
+def _packed_values(mapping: Mapping[Any, Any], keys: dict[bytes, Any]) -> dict[bytes, bytes]:
+    """Return the encoded values of a mapping by its encoded keys, and note which keys these are."""
+    found: dict[bytes, bytes] = {}
+    for key, value in mapping.items():
+        packed = codec.pack(key)
+        keys[packed] = key
+        found[packed] = codec.pack(value)
+    return found

@@ -13,8 +13,9 @@ such law: two nodes that differ are compared as values (`Walker.alike`) before a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from everstep.errors import CheckpointCorrupted, InvalidInput
@@ -24,7 +25,7 @@ from everstep.types import MISSING
 from everstep.values import codec, tree
 from everstep.values.codec import Codec
 from everstep.values.tree import Content, Node, Part
-from everstep.values.walk import Need, Root, Values, Walker, bare, key_path, ready, together
+from everstep.values.walk import Entries, Need, Root, Values, Walker, bare, key_path, ready, together
 
 Resolve: TypeAlias = str | Mapping[str, Any] | Callable[[Conflict], Any] | None
 Key: TypeAlias = bytes | int
@@ -53,6 +54,12 @@ class _Clash:
     """What was decided, if it is what one side has."""
     value: Any = MISSING
     """What was decided, if it is a new value; MISSING removes."""
+
+    def take_side(self, side: str) -> None:
+        """Decide for "ours" or "theirs"."""
+        self.node = self.theirs
+        if side == "ours":
+            self.node = self.ours
 
 
 @dataclass
@@ -113,15 +120,15 @@ def merge(
             planner.tools_result(bare(b.tools_result), bare(o.tools_result), bare(t.tools_result)),
         ]
     )
-    clashes = [clash for plan in plans for clash in _clashes(plan)]
+    clashes = list(chain.from_iterable(map(_clashes, plans)))
     conflicts = yield from _settle(walker, clashes, resolve)
     if mappings_only:
         _check_messages(plans[0])
     if conflicts:
         return Merged([], {}, conflicts)
     builder = _Builder(walker)
-    nodes = yield from together([builder.field(*both) for both in zip(plans, Values._fields, strict=True)])
-    sized = [_sized(node, mine, other) for node, mine, other in zip(nodes, o, t, strict=True)]
+    nodes = yield from together(map(builder.field, plans, Values._fields))
+    sized = list(map(_sized, nodes, o, t))
     return Merged(sized, _new_objects(walker, sized, (ours, theirs)), [])
 
 
@@ -129,18 +136,24 @@ def _sized(node: Node, ours: Node, theirs: Node) -> Node:
     """Return the node with its size, which a node taken from a side has there."""
     if node.size:
         return node
-    return ours if node == bare(ours) else theirs
+    if node == bare(ours):
+        return ours
+    return theirs
 
 
 def _new_objects(walker: Walker, nodes: Iterable[Node], sides: Iterable[Root]) -> dict[bytes, Content]:
     """Return the objects below `nodes` that are not seen to be below one of the sides."""
 
     def children_of(key: bytes) -> bytes | None:
-        return walker.objects[key][0] if key in walker.objects else None
+        if key not in walker.objects:
+            return None
+        return walker.objects[key][0]
 
     old, _ = tree.reachable(b"".join(side.children for side in sides), children_of)
     found: dict[bytes, Content] = {}
-    pending = [key for node in nodes for key in tree.hashes(node.children)]
+    pending: list[bytes] = []
+    for node in nodes:
+        pending.extend(tree.hashes(node.children))
     while pending:
         key = pending.pop()
         if key not in old and key not in found:
@@ -165,26 +178,38 @@ class _Planner:
     def value(
         self, path: str, base: Node | None, ours: Node | None, theirs: Node | None, certain: bool = True
     ) -> Need[_Plan]:
+        """Plan one value: a side's node, a container whose parts are planned, or a conflict.
+
+        If the base is not `certain`, the sides are in conflict wherever they differ.
+        """
         certain = certain and path not in self._uncertain
         if ours == theirs or self._is_ours(path):
             return ours
-        b = base
-        o = ours
-        t = theirs
+        nodes: Sequence[Node | None] = (base, ours, theirs)
         if not certain or base not in (ours, theirs):
             # Equal values may have been written in different forms.
-            b, o, t = yield from self._walker.alike([base, ours, theirs])
-        if o == t:
+            nodes = yield from self._walker.alike(list(nodes))
+        like_base, like_ours, like_theirs = nodes
+        if like_ours == like_theirs:
             return ours
-        if certain and b in (o, t) and not self._is_opened(path):
-            return theirs if o == b else ours
+        if certain and not self._is_opened(path):
+            if like_ours == like_base:
+                return theirs
+            if like_theirs == like_base:
+                return ours
+        container = None
         if ours is not None and theirs is not None:
-            container = yield from self._mapping(path, base, ours, theirs, certain)
-            if container is None:
-                container = yield from self._list(path, base, ours, theirs, certain)
-            if container is not None:
-                return container
-        return _Clash(path, base, ours, theirs)
+            container = yield from self._container(path, base, ours, theirs, certain)
+        return container or _Clash(path, base, ours, theirs)
+
+    def _container(
+        self, path: str, base: Node | None, ours: Node, theirs: Node, certain: bool
+    ) -> Need[_Container | None]:
+        """Plan a value part by part; None if it is not the same kind of container on both sides."""
+        container = yield from self._mapping(path, base, ours, theirs, certain)
+        if container is None:
+            container = yield from self._list(path, base, ours, theirs, certain)
+        return container
 
     def _is_ours(self, path: str) -> bool:
         """Whether the caller says that our value counts, whatever theirs is."""
@@ -194,10 +219,20 @@ class _Planner:
         """Plan the results of tool calls. The record of one captured call is not mixed with another's: ours counts."""
         b, o, t = yield from self._walker.alike([base, ours, theirs])
         if o != t and b not in (o, t):
-            opened = yield from together([self._walker.entries(node) for node in (ours, theirs)])
-            if any(entries is not None and entries.nodes.keys() >= _CALL_RECORD for entries in opened):
-                return ours
+            for entries in (yield from self._entries(ours, theirs)):
+                if entries is not None and entries.nodes.keys() >= _CALL_RECORD:
+                    return ours
         return (yield from self.value("tools_result", base, ours, theirs))
+
+    def _entries(self, *nodes: Node | None) -> Need[list[Entries | None]]:
+        """Open mappings, and return None for what is no mapping or is not there."""
+        needs: list[Need[Entries | None]] = []
+        for node in nodes:
+            if node is None:
+                needs.append(ready(None))
+            else:
+                needs.append(self._walker.entries(node))
+        return together(needs)
 
     def _is_opened(self, path: str) -> bool:
         """Whether a container must be opened although a side left it alone."""
@@ -209,34 +244,31 @@ class _Planner:
     def _mapping(
         self, path: str, base: Node | None, ours: Node, theirs: Node, certain: bool
     ) -> Need[_Container | None]:
-        b, o, t = yield from together(
-            self._walker.entries(node) if node is not None else ready(None) for node in (base, ours, theirs)
-        )
+        b, o, t = yield from self._entries(base, ours, theirs)
         if o is None or t is None:
             return None
-        if b is None and base is not None and certain:
+        before: dict[Key, Node] = {}
+        if b is not None:
+            before = _keyed(b.nodes)
+        elif base is not None and certain:
             return None  # it became a mapping on both sides: nothing tells how
         container = _Container(path, ours, _keyed(o.nodes), {}, is_list=False)
-        alone = [entries.stands_alone for entries in (o, t) if entries.stands_alone is not None]
-        if alone:
-            container.stands_alone = frozenset().union(*alone)
-        before = _keyed(b.nodes) if b is not None else {}
+        container.stands_alone = _union(o.stands_alone, t.stands_alone)
         yield from self._parts(container, before, _keyed(t.nodes), certain)
         return container
 
     def _list(self, path: str, base: Node | None, ours: Node, theirs: Node, certain: bool) -> Need[_Container | None]:
-        found = yield from together(
-            self._walker.list_of(node) if node is not None else ready(None) for node in (base, ours, theirs)
-        )
+        if base is None:
+            return None  # both sides made a list: nothing tells which items belong together
+        found = yield from together(map(self._walker.list_of, (base, ours, theirs)))
         lists = [items for items in found if items is not None]
         if len(lists) < 3:
             return None
-        nodes = yield from together(self._walker.all_items(items) for items in lists)
-        if not _same_places(*nodes):
+        before, mine, other = yield from together(map(self._walker.all_items, lists))
+        if not _same_places(before, mine, other):
             return None
-        b, o, t = [dict[Key, Node](enumerate(items)) for items in nodes]
-        container = _Container(path, ours, o, {}, is_list=True)
-        yield from self._parts(container, b, t, certain)
+        container = _Container(path, ours, dict(enumerate(mine)), {}, is_list=True)
+        yield from self._parts(container, dict(enumerate(before)), dict(enumerate(other)), certain)
         return container
 
     def _parts(
@@ -244,28 +276,37 @@ class _Planner:
     ) -> Need[None]:
         """Plan each part of a container: ours in their order, then what only theirs have."""
         ours = container.own
-        container.parts = {key: ours.get(key) for key in [*ours, *(key for key in theirs if key not in ours)]}
-        open_keys = [key for key in container.parts if ours.get(key) != theirs.get(key)]
-        plans = yield from together(
-            self.value(_part_path(container.path, key), base.get(key), ours.get(key), theirs.get(key), certain)
-            for key in open_keys
-        )
+        open_keys: list[Key] = []
+        needs: list[Need[_Plan]] = []
+        for key in ours | theirs:
+            mine = ours.get(key)
+            other = theirs.get(key)
+            container.parts[key] = mine
+            if mine != other:
+                open_keys.append(key)
+                path = _part_path(container.path, key)
+                needs.append(self.value(path, base.get(key), mine, other, certain))
+        plans = yield from together(needs)
         container.parts.update(zip(open_keys, plans, strict=True))
 
     def messages(self, base: Node, ours: Node, theirs: Node) -> Need[_Plan]:
+        """Plan the messages: a side's list as it is, or both woven into one."""
         if ours == theirs or self._is_ours("messages"):
             return ours
         if "messages" in self._uncertain:
             return _Clash("messages", base, ours, theirs)
         unsure = self._uncertain_below("messages")
-        if base in (ours, theirs) and not unsure:
-            return theirs if ours == base else ours
-        lists = yield from together([self._walker.messages(node) for node in (base, ours, theirs)])
+        if ours == base and not unsure:
+            return theirs
+        if theirs == base and not unsure:
+            return ours
+        lists = yield from together(map(self._walker.messages, (base, ours, theirs)))
         woven = yield from weave(self._walker, *lists, all_paths=unsure)
         if woven is None:
             return _Clash("messages", base, ours, theirs)
         loose = [slot for slot in woven.slots if not slot.clean]
-        return _Conversation(woven, loose, (yield from together([self._slot(slot) for slot in loose])))
+        plans = yield from together(map(self._slot, loose))
+        return _Conversation(woven, loose, plans)
 
     def _slot(self, slot: Slot) -> Need[_Plan]:
         if slot.clash:
@@ -279,10 +320,23 @@ _CALL_RECORD = {codec.pack(key) for key in ("name", "args", "kwargs", "status")}
 def _same_places(base: list[Node], ours: list[Node], theirs: list[Node]) -> bool:
     """Whether an index means the same in all three: items were changed in place, or added at the end by one side."""
     length = len(base)
-    if len(ours) == len(theirs) == length:
-        return True
-    longer, other = (ours, theirs) if len(theirs) == length else (theirs, ours)
-    return len(other) == length < len(longer) and longer[:length] == base
+    if len(theirs) == length:
+        return len(ours) == length or _is_extended(base, ours)
+    return len(ours) == length and _is_extended(base, theirs)
+
+
+def _is_extended(base: list[Node], items: list[Node]) -> bool:
+    length = len(base)
+    return len(items) > length and items[:length] == base
+
+
+def _union(ours: frozenset[bytes] | None, theirs: frozenset[bytes] | None) -> frozenset[bytes] | None:
+    """Return the keys of both, or None if neither side has such keys."""
+    if ours is None:
+        return theirs
+    if theirs is None:
+        return ours
+    return ours | theirs
 
 
 def _keyed(nodes: dict[bytes, Node]) -> dict[Key, Node]:
@@ -290,7 +344,9 @@ def _keyed(nodes: dict[bytes, Node]) -> dict[Key, Node]:
 
 
 def _part_path(path: str, key: Key) -> str:
-    return f"{path}[{key}]" if isinstance(key, int) else key_path(path, key)
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    return key_path(path, key)
 
 
 def _clashes(plan: _Plan) -> Iterator[_Clash]:
@@ -322,14 +378,10 @@ def _settle(walker: Walker, clashes: list[_Clash], resolve: Resolve) -> Need[lis
     """Decide each clash as `resolve` says, and return those that are left."""
     if isinstance(resolve, str):
         for clash in clashes:
-            clash.node = clash.ours if resolve == "ours" else clash.theirs
+            clash.take_side(resolve)
         return []
     if isinstance(resolve, Mapping):
-        _check_paths(resolve, clashes)
-        for clash in clashes:
-            if clash.path in resolve:
-                _decide(clash, resolve[clash.path])
-        return (yield from _conflicts(walker, [clash for clash in clashes if clash.path not in resolve]))
+        return (yield from _conflicts(walker, _settle_by_path(clashes, resolve)))
     conflicts = yield from _conflicts(walker, clashes)
     if resolve is None:
         return conflicts
@@ -338,17 +390,32 @@ def _settle(walker: Walker, clashes: list[_Clash], resolve: Resolve) -> Need[lis
     return []
 
 
+def _settle_by_path(clashes: list[_Clash], resolve: Mapping[str, Any]) -> list[_Clash]:
+    """Decide the clashes whose paths are named, and return the others."""
+    _check_paths(resolve, clashes)
+    left: list[_Clash] = []
+    for clash in clashes:
+        if clash.path in resolve:
+            _decide(clash, resolve[clash.path])
+        else:
+            left.append(clash)
+    return left
+
+
 def _conflicts(walker: Walker, clashes: list[_Clash]) -> Need[list[Conflict]]:
-    nodes = [node for clash in clashes for node in (clash.base, clash.ours, clash.theirs)]
-    values = yield from walker.read(nodes, MISSING)
-    return [Conflict(clash.path, *values[at * 3 : at * 3 + 3]) for at, clash in enumerate(clashes)]
+    """Return clashes as people see them, with the values of all sides."""
+    nodes: list[Node | None] = []
+    for clash in clashes:
+        nodes += (clash.base, clash.ours, clash.theirs)
+    values = iter((yield from walker.read(nodes, MISSING)))
+    return [Conflict(clash.path, next(values), next(values), next(values)) for clash in clashes]
 
 
 def _check_paths(resolve: Mapping[str, Any], clashes: list[_Clash]) -> None:
     paths = [clash.path for clash in clashes]
     for path in resolve:
         if path not in paths:
-            real = ", ".join(paths[:10]) if paths else "none"
+            real = ", ".join(paths[:10]) or "none"
             raise InvalidInput(f"resolve names {path!r:.200}, which is no conflict; the conflicts are: {real}")
 
 
@@ -410,23 +477,18 @@ class _Builder:
         built = yield from self._built(plan.plans, 1)
         node_of = dict(zip(plan.loose, built, strict=True))
         for slot in plan.loose:
-            if slot.call is not None and _is_lost(slot, node_of[slot.call]):
+            # A result goes with its call, for a model refuses one without the other.
+            if slot.call is not None and _is_lost(slot, slot.call, node_of[slot.call]):
                 node_of[slot] = None
         new = [node for node in node_of.values() if node is not None]
         gone_size, new_size = yield from together([self._walker.sizes_of(replaced), self._walker.sizes_of(new)])
-        parts: list[Part] = []
-        for slot in plan.woven.slots:
-            node = slot.base if slot.clean else node_of[slot]
-            if node is not None:
-                parts.append(slot.group or Part(0, node))
+        parts = _parts(plan.woven.slots, node_of)
         length = ours.length - len(replaced) + len(new)
         return (yield from self._walker.list_node(parts, length, ours.size - gone_size + new_size))
 
     def _built(self, plans: Iterable[_Plan], depth: int) -> Need[list[Node | None]]:
         """Build the parts of something, side by side."""
-        nodes = yield from together(
-            ready(plan) if plan is None or isinstance(plan, Node) else self._node(plan, depth) for plan in plans
-        )
+        nodes = yield from together(self._node(plan, depth) for plan in plans)
         return [node and bare(node) for node in nodes]
 
     def _node(self, plan: _Plan, depth: int) -> Need[Node | None]:
@@ -449,32 +511,56 @@ class _Builder:
         if plan.is_list:
             packed = codec.list_of(values)
         else:
-            packed = codec.mapping_of([(_key(key), value) for key, value in zip(parts, values, strict=True)])
+            keys = map(_packed_key, parts)
+            packed = codec.mapping_of(list(zip(keys, values, strict=True)))
         if depth == 0:
             return self._writer.packed(packed, (yield from self._walker.in_pieces(plan.node)))
         return self._writer.packed(packed)
 
     def _mapping(self, stands_alone: frozenset[bytes], parts: dict[Key, Node]) -> Need[Node]:
         """Write a mapping of items; what stands alone in one of the sides does so here."""
-        together = {_key(key): node for key, node in parts.items() if _key(key) not in stands_alone}
-        packed = yield from self._walker.packed(list(together.values()))
-        small = dict(zip(together, packed, strict=True))
-        alone = [node for key, node in parts.items() if _key(key) in stands_alone]
+        small: list[Node] = []
+        alone: list[Node] = []
+        for part, node in parts.items():
+            if _packed_key(part) in stands_alone:
+                alone.append(node)
+            else:
+                small.append(node)
+        values = iter((yield from self._walker.packed(small)))
         sizes = iter((yield from self._walker.each_size(alone)))
         entries: list[tuple[bytes, bytes | Node]] = []
         for part, node in parts.items():
-            key = _key(part)
-            entries.append((key, small[key] if key in small else node._replace(size=next(sizes))))
+            key = _packed_key(part)
+            if key in stands_alone:
+                entries.append((key, node._replace(size=next(sizes))))
+            else:
+                entries.append((key, next(values)))
         return self._writer.placed(self._writer.mapping(entries))
 
 
-def _is_lost(result: Slot, call: Node | None) -> bool:
+def _parts(slots: Iterable[Slot], node_of: Mapping[Slot, Node | None]) -> list[Part]:
+    """Return the parts of a merged conversation; a slot without a node was removed."""
+    parts: list[Part] = []
+    for slot in slots:
+        node = slot.base
+        if not slot.clean:
+            node = node_of[slot]
+        if node is not None:
+            parts.append(slot.group or Part(0, node))
+    return parts
+
+
+def _is_lost(result: Slot, call: Slot, node: Node | None) -> bool:
     """Whether the call that a result answers did not stay: the conflict was settled for the side that dropped it."""
-    dropped = result.call.theirs if result.call is not None and result.ours is not None else None
-    if result.call is not None and result.theirs is not None:
-        dropped = result.call.ours
-    return call is None or call == dropped
+    dropped = None
+    if result.theirs is not None:
+        dropped = call.ours
+    elif result.ours is not None:
+        dropped = call.theirs
+    return node is None or node == dropped
 
 
-def _key(key: Key) -> bytes:
-    return b"" if isinstance(key, int) else key
+def _packed_key(key: Key) -> bytes:
+    if isinstance(key, int):
+        return b""
+    return key
