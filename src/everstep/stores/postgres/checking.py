@@ -318,6 +318,7 @@ def _wrong_labels(rows: Rows) -> list[Finding]:
 def _labels_to_set(rows: Rows) -> list[tuple[Key, tuple[int, int, int], list[int] | None]]:
     """Return the checkpoints whose labels are not those that their metadata has, and the right ones."""
     wrong = []
+    rows.send()
     with rows.connection.cursor(name="everstep_labels", binary=True) as cursor:
         cursor.execute(
             rows._tables(

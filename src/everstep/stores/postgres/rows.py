@@ -119,6 +119,18 @@ _OF_SHOWN = """JOIN {lines} l ON l.family = a.family AND l.thread = a.thread AND
 _IS_SHOWN = "(l.head IS NOT NULL OR c.seq IS NOT NULL OR t.lines IS DISTINCT FROM coalesce(a.lines, 0))"
 _MICROS = "CASE WHEN isfinite(a.active) THEN (extract(epoch FROM a.active) * 1000000)::bigint ELSE 0 END"
 _LOAD = "SELECT * FROM {load}(%s, %s, %s, %s, %s)"
+_DRAW = ("SELECT nextval('{numbers}') FROM generate_series(1, 6)", ())
+_FACTS = """SELECT id, shift, generation FROM {families}
+            WHERE id IN (SELECT family FROM {names} WHERE name = ANY(%s))"""
+_OF_NAMED_LINE = """FROM {names} n JOIN {lines} l ON l.family = n.family AND l.thread = n.thread"""
+_LOCK_LINE = f"""SELECT l.family, l.id, l.head, l.head_was_moved, l.generation {_OF_NAMED_LINE}
+                 WHERE n.name = %s AND l.namespace = %s FOR NO KEY UPDATE OF l"""
+_HEAD_OF_LINE = f"""SELECT {_STALE}, {_COLUMNS} {_OF_NAMED_LINE}
+                    JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
+                    WHERE n.name = %s AND l.namespace = %s"""
+_CHECKPOINT = f"""SELECT l.family, {_COLUMNS} {_OF_NAMED_LINE}
+                  JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id
+                  WHERE n.name = %s AND l.namespace = %s AND c.id = %s FOR KEY SHARE OF c"""
 _NARROW = 1000  # threads that an index may give for them to be put in order one by one
 _LOOKS_MORE = 1.25  # than it takes if those with a label are spread evenly
 _NARROW_LABELS = 10_000  # checkpoints, of which most may be old ones
@@ -173,6 +185,31 @@ class Known(NamedTuple):
     head: Stored
 
 
+class _Spot(NamedTuple):
+    """Where a thread is."""
+
+    family: int
+    thread: int
+
+
+class _FamilyFacts(NamedTuple):
+    """What numbers of a family are made with; both stay as they are while its guard is held."""
+
+    shift: int
+    generation: int
+    """Where new lines go on from."""
+
+
+class _HeldLine:
+    """A line that a transaction has locked, as it is after what the transaction did to it."""
+
+    __slots__ = ("generation", "line")
+
+    def __init__(self, line: Line, generation: int) -> None:
+        self.line = line
+        self.generation = generation
+
+
 class _NewestLine(NamedTuple):
     ref: int
     thread_id: str
@@ -181,87 +218,154 @@ class _NewestLine(NamedTuple):
 
 
 class Rows:
-    """The tables, inside one transaction of one connection."""
+    """The tables, inside one transaction of one connection.
+
+    What only changes rows waits until something is asked, or until the commit, and is sent together with that: a change
+    takes as many round trips as it asks questions, however many rows it touches.
+    """
 
     def __init__(self, connection: Connection, tables: Tables) -> None:
         self.connection = connection
         self._tables = tables
+        self._unsent: list[tuple[str, Values]] = []
         self._guarded: set[int] = set()
         self._made: set[int] = set()
         """Threads that this transaction has made: they have lost nothing."""
         self._numbers: list[int] = []
-        self._places: dict[tuple[str, str], tuple[int, int] | None] = {}
-        """Family and number of lines that were looked for in this transaction; None: there is none."""
-        self._families: dict[str, str | None] = {}
-        """Those of threads that were looked for in this transaction, and are locked against deletion."""
+        # What was read in this transaction, and cannot be changed by others until its end.
+        self._spots: dict[str, _Spot | None] = {}
+        """Where threads are, those that are locked against deletion; None: there is none."""
+        self._nameless: set[str] = set()
+        """Threads that have no row of names, but one of threads: it was lost."""
+        self._held: dict[tuple[str, str], _HeldLine | None] = {}
+        """Lines that are locked, as they are by now; None: there is none."""
+        self._facts: dict[int, _FamilyFacts] = {}
+        self._checkpoints: dict[Key, Stored] = {}
+        """Those that are locked against deletion."""
 
-    def _do(self, text: str, values: Values = ()) -> Cursor[Any]:
-        return self.connection.execute(self._tables(text), values, binary=True)
+    def begin(self, mode: str = "") -> None:
+        """Begin a transaction. Nothing is sent for it alone."""
+        self._do(f"BEGIN {mode}")
+
+    def commit(self) -> None:
+        """Commit the transaction, together with what waits to be sent."""
+        self._ask("COMMIT")
+
+    def send(self) -> None:
+        """Send what waits, for whoever uses the connection directly."""
+        if self._unsent:
+            self._ask("SELECT")
+
+    def _do(self, text: str, values: Values = ()) -> None:
+        """Run a statement that nobody waits for; an error comes out when it is sent."""
+        self._unsent.append((text, values))
+
+    def _ask(self, text: str, values: Values = ()) -> Cursor[Any]:
+        """Run a statement, after those that were not sent yet, in one round trip."""
+        if not self._unsent:
+            return self.connection.execute(self._tables(text), values, binary=True)
+        return self._ask_together([(text, values)])[0]
+
+    def _ask_together(self, asked: Sequence[tuple[str, Values]]) -> list[Cursor[Any]]:
+        """Run statements, after those that were not sent yet, in one round trip."""
+        unsent = self._unsent
+        self._unsent = []
+        with self.connection.in_one_go():
+            for text, values in unsent:
+                self.connection.execute(self._tables(text), values)
+            return [self.connection.execute(self._tables(text), values, binary=True) for text, values in asked]
 
     def _all(self, text: str, values: Values = ()) -> list[Any]:
-        return self._do(text, values).fetchall()
+        return self._ask(text, values).fetchall()
 
     def _one(self, text: str, values: Values = ()) -> Any:
-        return self._do(text, values).fetchone()
+        return self._ask(text, values).fetchone()
 
     def _next(self) -> int:
-        """Return a new number. A new thread needs three, so that many are asked for."""
+        """Return a new number. They are asked for together, since a new thread needs several."""
         if not self._numbers:
-            found = self._all("SELECT nextval('{numbers}') FROM generate_series(1, 3)")
-            self._numbers = [number for (number,) in reversed(found)]
+            self._numbers = _drawn(self._all(*_DRAW))
         return self._numbers.pop()
+
+    def _number_in(self, family: int, thread_id: str) -> int:
+        """Return a new number of a family whose guard is held: see `AdoptingRows.reserve`."""
+        return self._next() + self._family_facts(family, thread_id).shift
+
+    def _family_facts(self, family: int, thread_id: str) -> _FamilyFacts:
+        if family not in self._facts:
+            row = self._one("SELECT shift, generation FROM {families} WHERE id = %s", (family,))
+            if row is None:
+                raise _damaged("its family is missing", thread_id)
+            self._facts[family] = _FamilyFacts(*row)
+        return self._facts[family]
 
     def _forget_places(self) -> None:
         """Look for lines and threads again: some were deleted."""
-        self._places.clear()
-        self._families.clear()
+        self._spots.clear()
+        self._held.clear()
+        self._checkpoints.clear()
 
     # -- the Transaction that `apply` works on
 
     def line(self, thread_id: str, namespace: str) -> Line | None:
-        row = self._locked(thread_id, namespace)
-        return self._line_of(thread_id, namespace, row) if row is not None else None
+        held = self._hold(thread_id, namespace)
+        return held.line if held is not None else None
 
-    def _line_of(self, thread_id: str, namespace: str, row: Any) -> Line:
-        family, ref, head, head_was_moved, _ = row
+    def _hold(self, thread_id: str, namespace: str) -> _HeldLine | None:
+        """Lock a line, and return it as this transaction has left it."""
+        if (thread_id, namespace) not in self._held:
+            self.look(thread_id, namespace)
+        return self._held[thread_id, namespace]
+
+    def look(self, thread_id: str, namespace: str, others: Iterable[str] = (), keys: Sequence[Key] = ()) -> None:
+        """Lock a line and read what a change of it may need, in one round trip.
+
+        `others` are threads, and `keys` checkpoints, that the change speaks of. Locks are taken in one order, whoever
+        asks: guards of families, names, the line, checkpoints.
+        """
+        names = sorted(name.encode() for name in {thread_id, *others})
+        place = _named(thread_id, namespace)
+        guarded, named, facts, locked, head, lost, drawn, *found = self._ask_together(
+            [
+                ("SELECT family, {guard}(family) FROM {names} WHERE name = ANY(%s) ORDER BY family", (names,)),
+                ("SELECT name, family, thread FROM {names} WHERE name = ANY(%s) ORDER BY name FOR KEY SHARE", (names,)),
+                (_FACTS, (names,)),
+                (_LOCK_LINE, place),
+                (_HEAD_OF_LINE, place),
+                ("SELECT 1 FROM {threads} WHERE name = %s", place[:1]),
+                _DRAW,
+                *[(_CHECKPOINT, _named_checkpoint(key)) for key in keys],
+            ]
+        )
+        self._guarded.update(family for family, _ in guarded.fetchall())
+        self._spots.update(dict.fromkeys([thread_id, *others]))
+        for name, family, thread in named.fetchall():
+            self._spots[name.decode()] = _Spot(family, thread)
+        for family, *its_facts in facts.fetchall():
+            self._facts[family] = _FamilyFacts(*its_facts)
+        if self._spots[thread_id] is None and lost.fetchone() is not None:
+            self._nameless.add(thread_id)
+        # Numbers that were drawn before this line was locked may be smaller than those that others gave to it.
+        self._numbers = _drawn(drawn.fetchall())
+        for key, answer in zip(keys, found, strict=True):
+            self._note_checkpoint(key, answer.fetchone())
+        self._held[thread_id, namespace] = self._held_line(thread_id, namespace, locked.fetchone(), head.fetchone())
+
+    def _held_line(self, thread_id: str, namespace: str, row: Any, head_row: Any) -> _HeldLine | None:
+        if row is None:
+            return None
+        family, ref, head, head_was_moved, generation = row
+        self._guard(family)
         found = None
         if head is not None:
-            row = self._one(
-                f"""SELECT {_STALE}, {_COLUMNS} FROM {{checkpoints}} c
-                    JOIN {{lines}} l ON l.family = c.family AND l.id = c.line
-                    WHERE c.family = %s AND c.line = %s AND c.seq = %s""",
-                (family, ref, head),
-            )
-            if row is None:
+            if head_row is None:
                 raise _damaged("its head points to a checkpoint that is missing", thread_id)
-            is_stale, *columns_ = row
+            is_stale, *columns_ = head_row
             if is_stale:
                 raise _damaged(_STALE_HEAD, thread_id)
             found = _stored(thread_id, namespace, family, (*columns_, False))
-        return Line((family, ref), thread_id, namespace, str(family), found, head_was_moved)
-
-    def _locked(self, thread_id: str, namespace: str) -> Any:
-        """Lock a line and return its family, number, head, whether that was moved, and generation."""
-        place = self._place(thread_id, namespace)
-        if place is None:
-            return None
-        self._guard(place[0])
-        return self._one(
-            """SELECT family, id, head, head_was_moved, generation FROM {lines} WHERE family = %s AND id = %s
-               FOR NO KEY UPDATE""",
-            place,
-        )
-
-    def _place(self, thread_id: str, namespace: str) -> tuple[int, int] | None:
-        """Return the family and the number of a line."""
-        line = thread_id, namespace
-        if line not in self._places:
-            self._places[line] = self._one(
-                """SELECT l.family, l.id FROM {names} n JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
-                   WHERE n.name = %s AND l.namespace = %s""",
-                _named(thread_id, namespace),
-            )
-        return self._places[line]
+        line = Line((family, ref), thread_id, namespace, str(family), found, head_was_moved)
+        return _HeldLine(line, generation)
 
     def _guard(self, family: int) -> None:
         if family not in self._guarded:
@@ -279,14 +383,14 @@ class Rows:
         """
         with self.connection.in_one_go():
             self.connection.execute("BEGIN")
-            self._do(
+            self._ask(
                 """SELECT set_config('idle_in_transaction_session_timeout', %s, true), {alone}(family) FROM {names}
                    WHERE name = %s""",
                 (str(max(1, int(seconds * 1000))), thread_id.encode()),
             )
             # A statement of its own: it sees what was committed while the lock was waited for.
-            found = self._do(_LOAD, (*_named(thread_id, namespace), None, False, False))
-            asked = [(base, self._do(_LOAD, (*map(str.encode, base.key), False, False))) for base in bases]
+            found = self._ask(_LOAD, (*_named(thread_id, namespace), None, False, False))
+            asked = [(base, self._ask(_LOAD, (*map(str.encode, base.key), False, False))) for base in bases]
         rows = found.fetchall()
         if not rows:
             return None, []
@@ -312,8 +416,8 @@ class Rows:
 
     def generation(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
         """Lock a line and return its family and generation."""
-        row = self._locked(thread_id, namespace)
-        return None if row is None else (str(row[0]), row[4])
+        held = self._hold(thread_id, namespace)
+        return None if held is None else (held.line.family, held.generation)
 
     def generation_seen(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
         """Return a line's family and generation, without a lock."""
@@ -346,65 +450,71 @@ class Rows:
 
     def head(self, thread_id: str, namespace: str) -> tuple[str, int, Known | None] | None:
         """Return the family of a line, its generation, and its head unless that was moved."""
-        row = self._locked(thread_id, namespace)
-        if row is None:
+        held = self._hold(thread_id, namespace)
+        if held is None:
             return None
-        line = self._line_of(thread_id, namespace, row)
+        line = held.line
         known = Known(line.ref[1], line.head) if line.head is not None and not line.head_was_moved else None
-        return line.family, row[4], known
+        return line.family, held.generation, known
 
     def family(self, thread_id: str) -> str | None:
-        if thread_id not in self._families:
-            # Locked against deletion: what is about to be written may refer to the thread.
-            row = self._one("SELECT family FROM {names} WHERE name = %s FOR KEY SHARE", (thread_id.encode(),))
-            self._families[thread_id] = None if row is None else str(row[0])
-        return self._families[thread_id]
+        spot = self._spot(thread_id)
+        return None if spot is None else str(spot.family)
+
+    def _spot(self, thread_id: str) -> _Spot | None:
+        """Return where a thread is. It is locked against deletion: what is about to be written may refer to it."""
+        if thread_id not in self._spots:
+            row = self._one("SELECT family, thread FROM {names} WHERE name = %s FOR KEY SHARE", (thread_id.encode(),))
+            self._spots[thread_id] = None if row is None else _Spot(*row)
+        return self._spots[thread_id]
+
+    def _required_spot(self, thread_id: str) -> _Spot:
+        spot = self._spot(thread_id)
+        if spot is None:
+            raise _damaged("its name is missing", thread_id)
+        return spot
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
         number, thread = self._joined(thread_id, family)
         self._guard(number)
-        ref = self._next()
         if thread not in self._made:
             self.check_whole(thread_id, namespace)
-        made = self._do(
+        ref = self._next()
+        generation = self._family_facts(number, thread_id).generation
+        self._do(
             """WITH made AS (
                    INSERT INTO {lines} (family, id, thread, namespace, head_was_moved, generation, active, unreferenced)
-                   SELECT id, %(l)s, %(t)s, %(n)s, false, generation, '-infinity', 0 FROM {families} WHERE id = %(f)s
-                   RETURNING 1
+                   VALUES (%(f)s, %(l)s, %(t)s, %(n)s, false, %(g)s, '-infinity', 0) RETURNING 1
                )
                UPDATE {threads} SET lines = lines + 1 FROM made WHERE family = %(f)s AND id = %(t)s""",
-            {"l": ref, "t": thread, "n": namespace.encode(), "f": number},
+            {"f": number, "l": ref, "t": thread, "n": namespace.encode(), "g": generation},
         )
-        if made.rowcount == 0:
-            raise _damaged("its family is missing", thread_id)
-        self._places[thread_id, namespace] = number, ref
-        return Line((number, ref), thread_id, namespace, str(number), None)
+        line = Line((number, ref), thread_id, namespace, str(number), None)
+        self._held[thread_id, namespace] = _HeldLine(line, generation)
+        return line
 
-    def _joined(self, thread_id: str, family: str | None) -> tuple[int, int]:
-        """Return the family and number of a thread, which is made if it is missing."""
-        name = thread_id.encode()
-        row: tuple[int, int] | None = None
-        if self.family(thread_id) is not None:
-            row = self._one("SELECT family, thread FROM {names} WHERE name = %s FOR KEY SHARE", (name,))
-        if row is None:
-            row = number, thread = int(family) if family is not None else self._new_family(), self._next()
-            # Another writer may be making the same thread: the loser starts again and finds it.
-            made = self._do(
-                """WITH made AS (
-                       INSERT INTO {names} (name, family, thread) SELECT %(n)s, %(f)s, %(t)s
-                       WHERE NOT EXISTS (SELECT 1 FROM {threads} WHERE name = %(n)s) RETURNING 1
-                   )
-                   INSERT INTO {threads} (family, id, name) SELECT %(f)s, %(t)s, %(n)s FROM made""",
-                {"n": name, "f": number, "t": thread},
-            )
-            if made.rowcount == 0:
-                self.check_whole(thread_id)
-                raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
-            self._made.add(thread)
-            self._families[thread_id] = str(number)
-        elif family is not None and row[0] != int(family):  # made since we looked
+    def _joined(self, thread_id: str, family: str | None) -> _Spot:
+        """Return where a thread is, which is made if it is missing."""
+        spot = self._spot(thread_id)
+        if spot is None:
+            return self._make_thread(thread_id, family)
+        if family is not None and spot.family != int(family):  # made since we looked
             raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
-        return row
+        return spot
+
+    def _make_thread(self, thread_id: str, family: str | None) -> _Spot:
+        if thread_id in self._nameless:
+            self.check_whole(thread_id)
+            raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
+        number = int(family) if family is not None else self._new_family()
+        spot = _Spot(number, self._next())
+        values = {"n": thread_id.encode(), "f": spot.family, "t": spot.thread}
+        # Another writer may be making the same thread: the loser is refused, starts again and finds it.
+        self._do("INSERT INTO {names} (name, family, thread) VALUES (%(n)s, %(f)s, %(t)s)", values)
+        self._do("INSERT INTO {threads} (family, id, name) VALUES (%(f)s, %(t)s, %(n)s)", values)
+        self._made.add(spot.thread)
+        self._spots[thread_id] = spot
+        return spot
 
     def _new_family(self) -> int:
         number = self._next()
@@ -412,17 +522,17 @@ class Rows:
             "INSERT INTO {families} (id, format, sweeps, live, generation, shift) VALUES (%s, %s, 0, 0, 0, 0)",
             (number, FORMAT),
         )
+        self._facts[number] = _FamilyFacts(0, 0)
         return number
 
     def checkpoint(self, key: Key) -> Stored | None:
-        row = self._one(
-            f"""SELECT l.family, {_COLUMNS} FROM {{names}} n
-                JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
-                JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id
-                WHERE n.name = %s AND l.namespace = %s AND c.id = %s FOR KEY SHARE OF c""",
-            (*_named(key.thread_id, key.namespace), key.checkpoint_id.encode()),
-        )
-        return None if row is None else _stored(key.thread_id, key.namespace, row[0], (*row[1:], False))
+        if key not in self._checkpoints:
+            self._note_checkpoint(key, self._one(_CHECKPOINT, _named_checkpoint(key)))
+        return self._checkpoints.get(key)
+
+    def _note_checkpoint(self, key: Key, row: Any) -> None:
+        if row is not None:
+            self._checkpoints[key] = _stored(key.thread_id, key.namespace, row[0], (*row[1:], False))
 
     def is_taken_back(self, line: Line) -> bool:
         found = self._one(
@@ -446,10 +556,7 @@ class Rows:
     ) -> Stored:
         family, ref = line.ref
         record = packed.record
-        row = self._one(f"SELECT {_NUMBER} FROM {{families}} f WHERE f.id = %s", (family,))
-        if row is None:
-            raise _damaged("its family is missing", line.thread_id)
-        seq: int = row[0]
+        seq = self._number_in(family, line.thread_id)
         segment = segment if segment is not None else seq
         self._do(
             """WITH made AS (
@@ -490,7 +597,12 @@ class Rows:
                 old.seq,
             ),
         )
-        return old._replace(record=record, digest=packed.digest)
+        replaced = old._replace(record=record, digest=packed.digest)
+        self._checkpoints.pop(record.key, None)
+        held = self._held.get(record.key[:2])
+        if held is not None and held.line.head is not None and held.line.head.seq == old.seq:
+            held.line = held.line._replace(head=replaced)
+        return replaced
 
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         if objects:
@@ -503,17 +615,22 @@ class Rows:
                WHERE family = %s AND id = %s""",
             (stored.seq if stored is not None else None, head_was_moved, *line.ref),
         )
+        held = self._held.get((line.thread_id, line.namespace))
+        if held is not None:
+            held.line = held.line._replace(head=stored, head_was_moved=head_was_moved)
+            held.generation += 1
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
         prune(self, line, seqs)
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
-        self._release_origin(thread_id)
+        spot = self._required_spot(thread_id)
+        if spot.thread not in self._made:
+            self._release_origin(thread_id)
         sealed = pack_origin(origin.record.key, thread_id)
         self._do(
-            """UPDATE {threads} t SET began = %s, origin = %s FROM {names} n
-               WHERE n.name = %s AND t.family = n.family AND t.id = n.thread""",
-            (origin.seq, sealed, thread_id.encode()),
+            "UPDATE {threads} SET began = %s, origin = %s WHERE family = %s AND id = %s",
+            (origin.seq, sealed, *spot),
         )
         self._do(
             "UPDATE {checkpoints} SET branches = branches + 1 WHERE id = %s AND family = %s AND seq = %s",
@@ -534,15 +651,14 @@ class Rows:
             )
 
     def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
-        names = [thread_id.encode(), other.encode()]
-        rows = self._all("SELECT family, thread, name FROM {names} WHERE name = ANY(%s) ORDER BY thread", (names,))
-        (family, low, one), (_, high, two) = rows
+        spots = [(self._required_spot(name), name) for name in (thread_id, other)]
+        ((family, low), one), ((_, high), two) = sorted(spots)
         self._do(
             """INSERT INTO {shared_states} (family, low, high, seq, data, children) VALUES (%s, %s, %s, %s, %s, %s)
                ON CONFLICT (family, low, high, seq) DO UPDATE SET data = excluded.data, children = excluded.children""",
             (
                 family, low, high, common.place.seq,
-                pack_common(common, one.decode(), two.decode()), common.root.children,
+                pack_common(common, one, two), common.root.children,
             ),
         )  # fmt: skip
         self._do(
@@ -559,15 +675,8 @@ class Rows:
         )
 
     def add_operation(self, thread_id: str, operation: Operation) -> int:
-        seq: int
-        row = self._one(
-            f"""SELECT n.family, n.thread, {_NUMBER} FROM {{names}} n JOIN {{families}} f ON f.id = n.family
-                WHERE n.name = %s""",
-            (thread_id.encode(),),
-        )
-        if row is None:
-            raise _damaged("its name or its family is missing", thread_id)
-        family, thread, seq = row
+        family, thread = self._required_spot(thread_id)
+        seq = self._number_in(family, thread_id)
         self._do(
             """WITH made AS (
                    INSERT INTO {operations} (family, thread, seq, undone, data) VALUES (%s, %s, %s, %s, %s)
@@ -1331,6 +1440,7 @@ class Rows:
         return [Candidate(name.decode(), seq, added, is_protected) for name, seq, added, is_protected in rows]
 
     def discard(self, line: Line, gone: Sequence[Candidate]) -> None:
+        self._checkpoints.clear()
         self._do(
             "DELETE FROM {checkpoints} WHERE family = %s AND line = %s AND seq = ANY(%s)",
             (*line.ref, [each.seq for each in gone]),
@@ -1356,6 +1466,7 @@ class Rows:
             )
 
     def fall_back(self, line: Line) -> None:
+        self._held.pop((line.thread_id, line.namespace), None)
         self._do(
             f"""UPDATE {{lines}} l SET generation = generation + 1, head_was_moved = true, head =
                 (SELECT max(c.seq) FROM {{checkpoints}} c WHERE c.family = l.family AND c.line = l.id AND NOT {_HIDDEN})
@@ -1828,6 +1939,15 @@ _STALE_HEAD = "its head is older than the newest checkpoint that follows it"
 
 def _damaged(what: str, thread_id: str) -> CheckpointCorrupted:
     return CheckpointCorrupted(f"rows of the thread are lost or do not agree: {what}", thread_id=thread_id)
+
+
+def _drawn(rows: Sequence[Any]) -> list[int]:
+    """Return numbers so that the last one is taken first."""
+    return [number for (number,) in reversed(rows)]
+
+
+def _named_checkpoint(key: Key) -> tuple[bytes, ...]:
+    return *_named(key.thread_id, key.namespace), key.checkpoint_id.encode()
 
 
 def _named(thread_id: str, namespace: str) -> tuple[bytes, bytes]:

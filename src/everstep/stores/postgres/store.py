@@ -96,6 +96,7 @@ SCHEMA_FIRST = 11  # tables of earlier versions were never released
 SCHEMA_VERSION = 11
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
+_ONE_STATE = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LOSSES = {
     "synchronous_commit": "a crash of the server may lose the checkpoints of its last moments",
     "fsync": "a crash of its machine may lose or damage everything",
@@ -359,6 +360,25 @@ def _fence(others: set[BaseRef]) -> tuple[bytes | None, ...]:
     return (None,) * 4
 
 
+def _threads_beside(change: Change) -> set[str]:
+    """Return the other threads that a change speaks of."""
+    threads = set(change.shared_states)
+    if change.log_thread is not None:
+        threads.add(change.log_thread)
+    return threads
+
+
+def _checkpoints_named(change: Change) -> list[Key]:
+    """Return the checkpoints that a change speaks of."""
+    keys = [pin.key for pin in change.pins]
+    if change.origin is not None:
+        keys.append(change.origin)
+    for move in change.moves:
+        if move.checkpoint_id is not None:
+            keys.append(Key(change.thread_id, move.namespace, move.checkpoint_id))
+    return keys
+
+
 class Prepared(NamedTuple):
     """A put that is ready to be sent, once or again."""
 
@@ -416,7 +436,7 @@ class _Turn:
         """Commit, if that was not done with the change."""
         if not self.is_ending:
             self.is_ending = True
-            self.rows.connection.execute("COMMIT")
+            self.rows.commit()
 
     def load(
         self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
@@ -557,9 +577,11 @@ class _Database:
         """Run several statements on one state of the database."""
 
         def whole(rows: Rows) -> T:
-            with rows.connection.transaction():
-                rows.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                return work(rows)
+            with rolled_back(rows.connection):
+                rows.begin(_ONE_STATE)
+                result = work(rows)
+                rows.commit()
+                return result
 
         return self.read(whole, deadline)
 
@@ -570,10 +592,12 @@ class _Database:
             while True:
                 committing = False
                 try:
-                    with self._pool.connection(deadline) as connection:
-                        with connection.transaction():
-                            result = work(Rows(connection, self._tables))
-                            committing = True
+                    with self._pool.connection(deadline) as connection, rolled_back(connection):
+                        rows = Rows(connection, self._tables)
+                        rows.begin()
+                        result = work(rows)
+                        committing = True
+                        rows.commit()
                         return result
                 except RACES as exc:
                     if not pauses.wait():
@@ -670,6 +694,7 @@ class _Database:
     ) -> tuple[Stored | None, tuple[str, int, Known | None] | None]:
         """Apply a change inside a transaction; return the checkpoint it made, and the head as it is then."""
         line = change.thread_id, change.namespace
+        rows.look(*line, _threads_beside(change), _checkpoints_named(change))
         self._check_locked(rows, line, since)
         return apply(rows, change), rows.head(*line)
 
