@@ -218,6 +218,9 @@ def judge(answer: Answer, engine: CheckpointEngine) -> list[str]:
     return [] if times in right else [f"{call.name} of {example.thread_id}, told {error!r}, is there {times} times"]
 
 
+_ROUNDS = itertools.count(1)
+
+
 def lose_replies(proxy: Proxy, engine: CheckpointEngine, call: Call, *, onwards: bool = False) -> list[Answer]:
     """Do `call` through the proxy, first undisturbed, then losing the reply to another of its requests each time.
 
@@ -226,14 +229,15 @@ def lose_replies(proxy: Proxy, engine: CheckpointEngine, call: Call, *, onwards:
     does not come is passed over.
     """
     answers = []
+    which = next(_ROUNDS)
     for name in ("first", "undisturbed"):  # the server may have to learn a script first
-        example = make_example(engine, f"{call.name} {name}")
+        example = make_example(engine, f"{call.name} {which} {name}")
         proxy.asked.clear()
         answers.append(perform(engine, "blocking", call, example))
     chosen = _chosen(list(proxy.asked), onwards)
     reached = 0
     for nth, face in zip(chosen, itertools.cycle(FACES), strict=False):
-        example = make_example(engine, f"{call.name} {nth}")
+        example = make_example(engine, f"{call.name} {which} {nth}")
         before = proxy.counts
         proxy.lose_reply(nth, onwards=onwards)
         answers.append(perform(engine, face, call, example))

@@ -335,8 +335,10 @@ class PostgresStore:
             lambda deadline: self._database.about_thread(thread_id, work, deadline, is_view=is_view)
         )
 
-    async def _write(self, work: Callable[[Rows], T], thread_id: str) -> T:
-        return await self._driver.run(lambda deadline: self._database.write(work, deadline, thread_id))
+    async def _write(self, work: Callable[[Rows], T], thread_id: str, *, is_repeatable: bool = False) -> T:
+        return await self._driver.run(
+            lambda deadline: self._database.write(work, deadline, thread_id, is_repeatable=is_repeatable)
+        )
 
 
 class _SweepDriver:
@@ -344,7 +346,11 @@ class _SweepDriver:
 
     def __init__(self, store: PostgresStore) -> None:
         self.read = store._read
-        self.write = store._write
+        self._store = store
+
+    async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
+        """Run a transaction which may be run again even if it was committed: the sweep notices that, or starts anew."""
+        return await self._store._write(work, thread_id, is_repeatable=True)
 
 
 def _number(value: Any, name: str, low: float, high: float) -> Any:
@@ -585,8 +591,11 @@ class _Database:
 
         return self.read(whole, deadline)
 
-    def write(self, work: Callable[[Rows], T], deadline: float, thread_id: str) -> T:
-        """Run a transaction. Those that met another writer, or were lost before their end, are run again."""
+    def write(self, work: Callable[[Rows], T], deadline: float, thread_id: str, *, is_repeatable: bool = False) -> T:
+        """Run a transaction. Those that met another writer, or were lost before their end, are run again.
+
+        So is one whose end is not known, if it is repeatable.
+        """
         with translated():
             pauses = Pauses(deadline)
             while True:
@@ -596,7 +605,7 @@ class _Database:
                         rows = Rows(connection, self._tables)
                         rows.begin()
                         result = work(rows)
-                        committing = True
+                        committing = not is_repeatable
                         rows.commit()
                         return result
                 except RACES as exc:
