@@ -1139,7 +1139,7 @@ def shown_by(error: BaseException) -> list[str]:
 
 
 def test_the_schema_may_be_partitioned_by_family(own: OwnPostgres, schema: str) -> None:
-    text = resources.files("everstep.stores.postgres").joinpath("sql/postgres-11.sql").read_text()
+    text = resources.files("everstep.stores.postgres").joinpath("sql/postgres-12.sql").read_text()
     parts = []
     for name in (
         "threads",

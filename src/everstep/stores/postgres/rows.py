@@ -72,7 +72,7 @@ TABLES = (
     "writes",
     "operations", "hidden", "covers", "cover_rest", "cover", "uncover_all", "uncover",
     "gone", "packed", "guard", "alone", "below", "keep", "put", "attach", "is_followed", "stretches",
-    "unswept", "item", "readable", "told", "overview", "load",
+    "unswept", "item", "readable", "told", "overview", "load", "whole",
 )  # fmt: skip
 
 # Covers do not overlap: the first one that ends at a seq or later has it, or none has.
@@ -812,24 +812,10 @@ class Rows:
         """Raise CheckpointCorrupted if rows of a thread are missing (or of one namespace of it), or do not agree.
 
         With `stored_max` checkpoints are counted too, in namespaces that have no more than so many. One statement,
-        which sees one state of the database; a quick one before it, for threads of which there is nothing.
+        which sees one state of the database.
         """
-        there = "SELECT 1 FROM {names} WHERE name = %(t)s UNION ALL SELECT 1 FROM {threads} WHERE name = %(t)s LIMIT 1"
-        if self._one(there, {"t": thread_id.encode()}) is None:
-            return
-        rows = self._all(
-            _CHECK_WHOLE,
-            {
-                "t": thread_id.encode(),
-                "n": _bytes(namespace),
-                "lines": 1 << 40 if not namespace else _LINES_COUNTED_MAX,
-                "stored": stored_max,
-            },
-        )
-        for row in rows:
-            damage = _damage_of(row)
-            if damage:
-                raise _damaged(damage, thread_id)
+        asked = _whole(thread_id, namespace, stored_max)
+        _check_rows(thread_id, self._all(*asked), asked)
 
     def load_many(self, keys: Sequence[Key], writes: bool) -> list[Loaded]:
         """Read checkpoints and their writes in one statement."""
@@ -1154,13 +1140,20 @@ class Rows:
         return "" if row is None else bytes(row[0]).decode()
 
     def thread(self, thread_id: str, branches: bool, ancestry: bool, brief: bool) -> Thread | None:
-        row = self._one(
-            """SELECT t.id, t.family, t.origin, f.live FROM {names} n
-               JOIN {threads} t ON t.family = n.family AND t.id = n.thread
-               JOIN {families} f ON f.id = t.family WHERE n.name = %s""",
-            (thread_id.encode(),),
+        whole = _whole(thread_id, stored_max=_STORED_COUNTED_MAX)
+        found, checked = self._ask_together(
+            [
+                (
+                    """SELECT t.id, t.family, t.origin, f.live FROM {names} n
+                       JOIN {threads} t ON t.family = n.family AND t.id = n.thread
+                       JOIN {families} f ON f.id = t.family WHERE n.name = %s""",
+                    (thread_id.encode(),),
+                ),
+                whole,
+            ]
         )
-        self.check_whole(thread_id, stored_max=_STORED_COUNTED_MAX)
+        _check_rows(thread_id, checked.fetchall(), whole)
+        row = found.fetchone()
         if row is None:
             return None
         ref, family, origin, live = row
@@ -1346,13 +1339,20 @@ class Rows:
         return found, position + _OUTLINES if len(rows) == _OUTLINES else None
 
     def operations(self, thread_id: str, limit: int | None) -> list[Operation]:
-        rows = self._all(
-            """SELECT o.data, o.seq, o.undone FROM {names} n
-               JOIN {operations} o ON o.family = n.family AND o.thread = n.thread
-               WHERE n.name = %s ORDER BY o.seq DESC LIMIT %s""",
-            (thread_id.encode(), limit),
+        whole = _whole(thread_id)
+        found, checked = self._ask_together(
+            [
+                (
+                    """SELECT o.data, o.seq, o.undone FROM {names} n
+                       JOIN {operations} o ON o.family = n.family AND o.thread = n.thread
+                       WHERE n.name = %s ORDER BY o.seq DESC LIMIT %s""",
+                    (thread_id.encode(), limit),
+                ),
+                whole,
+            ]
         )
-        self.check_whole(thread_id)
+        _check_rows(thread_id, checked.fetchall(), whole)
+        rows = found.fetchall()
         return [unpack_operation(data, seq, undone) for data, seq, undone in rows]
 
     # -- the Removal that `delete` works on
@@ -1874,30 +1874,26 @@ _PUT = f"SELECT {{put}}({', '.join(f'${n}' for n in range(1, len(_PUT_TYPES) + 1
 
 
 # Every row of a thread that others count on. Of a thread that is whole, the numbers agree.
-_CHECK_WHOLE = f"""
-    SELECT n.family, w.id, t.id, f.id, l.id, l.head, c.seq, {_STALE},
-           t.lines, (SELECT count(*) FROM (SELECT 1 FROM {{lines}} x WHERE x.family = n.family AND x.thread = n.thread
-                                           LIMIT %(lines)s) x) AS lines_found, %(lines)s::bigint,
-           t.operations, (SELECT count(*) FROM {{operations}} o WHERE o.family = n.family AND o.thread = n.thread),
-           {_TORN},
-           l.segments, (SELECT count(*) FROM {{segments}} r WHERE r.family = l.family AND r.line = l.id),
-           l.stored, (SELECT count(*) FROM {{checkpoints}} s WHERE s.family = l.family AND s.line = l.id
-                      AND l.stored <= %(stored)s), %(stored)s::bigint
-    FROM (SELECT 1) AS one
-    LEFT JOIN {{names}} n ON n.name = %(t)s
-    LEFT JOIN {{threads}} w ON w.name = %(t)s
-    LEFT JOIN {{threads}} t ON t.family = n.family AND t.id = n.thread
-    LEFT JOIN {{families}} f ON f.id = n.family
-    LEFT JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
-        AND (%(n)s::bytea IS NULL OR l.namespace = %(n)s)
-    LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head"""
+def _whole(thread_id: str, namespace: str | None = None, stored_max: int = 0) -> tuple[str, tuple[Any, ...]]:
+    """Return the question whether a thread is whole: see `Rows.check_whole`."""
+    lines_max = _LINES_COUNTED_MAX if namespace else 1 << 40
+    return "SELECT * FROM {whole}(%s, %s, %s, %s)", (thread_id.encode(), _bytes(namespace), lines_max, stored_max)
 
 
-def _damage_of(row: Sequence[Any]) -> str:
-    """Return what is wrong according to a row of `_CHECK_WHOLE`; "": nothing."""
+def _check_rows(thread_id: str, rows: Sequence[Any], asked: tuple[str, tuple[Any, ...]]) -> None:
+    """Raise CheckpointCorrupted if the answer to `_whole` shows damage."""
+    *_, lines_max, stored_max = asked[1]
+    for row in rows:
+        damage = _damage_of(row, lines_max, stored_max)
+        if damage:
+            raise _damaged(damage, thread_id)
+
+
+def _damage_of(row: Sequence[Any], lines_max: int, stored_max: int) -> str:
+    """Return what is wrong according to a row of `whole`; "": nothing."""
     (
-        family, named, thread, kept, line, head, head_found, is_stale, lines, lines_found, lines_max, operations,
-        operations_found, is_torn, segments, runs_found, stored, stored_found, stored_max,
+        family, named, thread, kept, line, head, head_found, is_stale, lines, lines_found, operations,
+        operations_found, is_torn, segments, segments_found, stored, stored_found,
     ) = row  # fmt: skip
     if family is None:
         return "its name is missing" if named is not None else ""
@@ -1917,7 +1913,7 @@ def _damage_of(row: Sequence[Any]) -> str:
         return _STALE_HEAD
     if is_torn:
         return _LOST_STRETCH
-    if segments != runs_found:
+    if segments != segments_found:
         return "what a segment follows is missing"
     if stored <= stored_max and stored != stored_found:
         return "a checkpoint is missing"

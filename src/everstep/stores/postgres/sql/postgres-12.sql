@@ -1,4 +1,4 @@
--- Schema 10 of the PostgreSQL store, the first that is released. Names in braces are filled in with the schema and the
+-- Schema 12 of the PostgreSQL store, the first that is released. Names in braces are filled in with the schema and the
 -- table prefix. Everything a user names or saves is bytea: text columns cannot hold NUL. Primary keys start with the
 -- family, so that each table but `meta`, `names`, `gone` and `families` can be hash-partitioned by it.
 --
@@ -557,4 +557,40 @@ BEGIN
             AND NOT EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = w.family AND h.line = w.line
                             AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto);
     END IF;
+END $$;
+
+-- What is there of a thread, and what should be, line by line (all, or those of one namespace): see `_damage_of`. Nothing
+-- at all for a thread that never was. Up to `_lines` lines are counted, and checkpoints of lines that have no more than
+-- `_stored` of them.
+CREATE FUNCTION {whole}(_name bytea, _namespace bytea, _lines bigint, _stored bigint)
+RETURNS TABLE (
+    family bigint, named bigint, thread bigint, kept bigint, line bigint, head bigint, head_found bigint, is_stale boolean,
+    lines bigint, lines_found bigint, operations bigint, operations_found bigint, is_torn boolean, segments bigint,
+    segments_found bigint, stored bigint, stored_found bigint
+) LANGUAGE plpgsql STABLE ROWS 1 SET enable_seqscan = off AS $$
+#variable_conflict use_column
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM {names} n WHERE n.name = _name)
+       AND NOT EXISTS (SELECT 1 FROM {threads} t WHERE t.name = _name) THEN RETURN; END IF;
+    RETURN QUERY SELECT n.family, w.id, t.id, f.id, l.id, l.head, c.seq,
+        (NOT l.head_was_moved AND NOT l.incoming AND {is_followed}(l.family, l.id, l.head, c.segment)),
+        t.lines, (SELECT count(*) FROM (SELECT 1 FROM {lines} x WHERE x.family = n.family AND x.thread = n.thread
+                                        LIMIT _lines) x),
+        t.operations, (SELECT count(*) FROM {operations} o WHERE o.family = n.family AND o.thread = n.thread),
+        (l.stretches <> {stretches}(l.family, l.id) OR l.stretches > 0
+         AND NOT EXISTS (SELECT 1 FROM {covers} v WHERE v.family = l.family AND v.line = l.id)
+         AND EXISTS (SELECT 1 FROM {hidden} h JOIN {checkpoints} x ON x.family = h.family AND x.line = h.line
+                     AND x.seq > h.after AND x.seq <= h.upto
+                     WHERE h.family = l.family AND h.line = l.id AND h.writes_of IS NULL)),
+        l.segments, (SELECT count(*) FROM {segments} r WHERE r.family = l.family AND r.line = l.id),
+        l.stored, (SELECT count(*) FROM {checkpoints} s WHERE s.family = l.family AND s.line = l.id
+                   AND l.stored <= _stored)
+        FROM (SELECT 1) AS one
+        LEFT JOIN {names} n ON n.name = _name
+        LEFT JOIN {threads} w ON w.name = _name
+        LEFT JOIN {threads} t ON t.family = n.family AND t.id = n.thread
+        LEFT JOIN {families} f ON f.id = n.family
+        LEFT JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
+            AND (_namespace IS NULL OR l.namespace = _namespace)
+        LEFT JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head;
 END $$;
