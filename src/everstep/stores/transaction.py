@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, IdTaken, InvalidInput
@@ -345,12 +346,13 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     if change.origin is not None:
         origin = _found(tx, change.origin)
     family = _family(tx, change, line, origin)
+    known = {stored.record.key: stored for stored in (head, origin) if stored is not None}
     for base in draft.bases if draft is not None else ():
-        _check_base(tx, base, head, family)
+        _check_base(tx, base, known, family)
     others: list[tuple[Draft, Packed]] = []
     for each in change.other_namespaces:
         for base in each.bases:
-            _check_base(tx, base, head, family)
+            _check_base(tx, base, known, family)
         others.append((each, _packed_beside(each, change)))
     operation = _Operation(tx, change, family, origin) if is_operation else None
     if draft is not None and line is not None and head is None:
@@ -364,7 +366,7 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
         if existing is not None:
             stored = tx.replace(line, existing, packed)
         else:
-            stored = _insert(tx, change, line, draft, packed, is_new)
+            stored = _insert(tx, change, line, draft, packed, is_new, known)
     for each, its_packed in others:
         _insert_beside(tx, change, line.family, each, its_packed)
     for key, write in change.writes:
@@ -459,7 +461,16 @@ _FIRST_OF_OPERATIONS = Change._fields.index("origin")
 _NO_OPERATION = tuple(Change._field_defaults[name] for name in Change._fields[_FIRST_OF_OPERATIONS:])
 
 
-def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: Packed, is_new: bool) -> Stored:
+def _insert(
+    tx: Transaction,
+    change: Change,
+    line: Line,
+    draft: Draft,
+    packed: Packed,
+    is_new: bool,
+    known: Mapping[Key, Stored] = MappingProxyType({}),
+) -> Stored:
+    """Keep a new checkpoint; `known` are stored ones that were looked up before."""
     head = line.head
     record = draft.record
     moves = change.head == "always" or (change.head == "newer" and is_newer(record, head))
@@ -470,7 +481,7 @@ def _insert(tx: Transaction, change: Change, line: Line, draft: Draft, packed: P
     if moves and head is not None and not line.head_was_moved and parents == (head.record.key,):
         segment = head.segment
     else:
-        found = (tx.checkpoint(parent) for parent in parents)
+        found = (known.get(parent) or tx.checkpoint(parent) for parent in parents)
         follows = [parent.place for parent in found if parent is not None and parent.family == line.family]
     added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
     stored = tx.insert(line, packed, segment, added, is_head=moves)
@@ -487,7 +498,9 @@ def apply_writes(
     """Attach writes. See `Store.put_writes`."""
     line = tx.line(key.thread_id, key.namespace)
     family = line.family if line is not None else tx.family(key.thread_id)
-    _check_base(tx, base, line.head if line is not None else None, family)
+    if base is not None:
+        head = line.head if line is not None else None
+        _check_base(tx, base, {head.record.key: head} if head is not None else {}, family)
     line = line or tx.create(key.thread_id, key.namespace, family)
     tx.add_objects(line.family, objects)
     for write in writes:
@@ -628,10 +641,8 @@ def _check_related(tx: Transaction, change: Change, family: str | None) -> None:
             raise InvalidInput(f"threads {change.thread_id!r} and {other!r} are not of one family")
 
 
-def _check_base(tx: Transaction, base: BaseRef | None, head: Stored | None, family: str | None) -> None:
-    if base is None:
-        return
-    found = head if head is not None and head.record.key == base.key else tx.checkpoint(base.key)
+def _check_base(tx: Transaction, base: BaseRef, known: Mapping[Key, Stored], family: str | None) -> None:
+    found = known.get(base.key) or tx.checkpoint(base.key)
     if found is None or found.digest != base.digest or found.family != family:
         raise BaseGone(f"{base.key} is no longer stored as it was")
 
