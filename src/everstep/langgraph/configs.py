@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from everstep.errors import InvalidInput
@@ -79,16 +79,25 @@ def is_secret(name: str) -> bool:
     words = [word.lower() for word in _WORDS.findall(name)]
     while len(words) > 1 and words[-1] in _TRAILING:
         words.pop()
-    if any(word in _ALWAYS or word.endswith(_ENDINGS) for word in words):
-        return True
+    for word in words:
+        if word in _ALWAYS or word.endswith(_ENDINGS):
+            return True
     if any(_is_secret_pair(*pair) for pair in itertools.pairwise(words)):
         return True
-    if not words or words == ["key"]:  # of what, it does not say
+    return _has_secret_ending(words)
+
+
+def _has_secret_ending(words: Sequence[str]) -> bool:
+    # A bare `key` does not say what it opens: most are keys of dictionaries.
+    if not words or words == ["key"]:
         return False
     last = words[-1]
+    # `accesstoken` is written as one word.
     if last.endswith("token"):
-        last = "token"  # accesstoken
-    return last in _LAST and not (len(words) > 1 and words[-2] in _HARMLESS_BEFORE.get(last, ()))
+        last = "token"
+    if last not in _LAST:
+        return False
+    return len(words) == 1 or words[-2] not in _HARMLESS_BEFORE.get(last, ())
 
 
 def _is_secret_pair(first: str, second: str) -> bool:
@@ -116,21 +125,30 @@ def thread_id(inner: Mapping[str, Any]) -> str:
     value = inner.get("thread_id")
     if value is None:
         raise InvalidInput('the config names no thread; pass {"configurable": {"thread_id": "..."}}')
-    return checks.thread_id(value if isinstance(value, str) else str(value))
+    return checks.thread_id(_as_text(value))
 
 
 def namespace(inner: Mapping[str, Any]) -> str:
     """Return the namespace a config names; the graph's own is ""."""
     value = inner.get("checkpoint_ns")
-    return "" if value is None else checks.namespace(value)
+    if value is None:
+        return ""
+    return checks.namespace(value)
 
 
 def checkpoint_id(inner: Mapping[str, Any]) -> str | None:
     """Return the checkpoint a config names, if it names one."""
     value = inner.get("checkpoint_id")
-    return (
-        None if value is None or value == "" else checks.checkpoint_id(value if isinstance(value, str) else str(value))
-    )
+    if value is None or value == "":
+        return None
+    return checks.checkpoint_id(_as_text(value))
+
+
+def _as_text(value: Any) -> str:
+    # A subclass of str stays as it is: the check that follows has its own say on it.
+    if isinstance(value, str):
+        return value
+    return str(value)
 
 
 def config_of(thread: str, ns: str, checkpoint: str) -> dict[str, Any]:
@@ -148,7 +166,8 @@ def check_mappings(**given: object) -> None:
 def pairs(writes: object) -> list[tuple[str, Any]]:
     """Return a task's writes, each a channel and a value."""
     found: list[Any] = [writes]
-    if isinstance(writes, (list, tuple)) or (isinstance(writes, Iterable) and not isinstance(writes, (str, Mapping))):
+    # Strings and mappings can be iterated over, too, but are no lists of writes.
+    if isinstance(writes, Iterable) and not isinstance(writes, (str, Mapping)):
         found = list(writes)
     for pair in found:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -159,26 +178,44 @@ def pairs(writes: object) -> list[tuple[str, Any]]:
 def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str], bool]) -> dict[str, Any]:
     """Return the metadata to keep: what was given, and the scalars of the config, but for secrets."""
     if hasattr(metadata, "model_dump"):
-        metadata = dict(metadata)  # its fields as they are, so that objects in them are refused as in a dict
+        # Its fields as they are, so that objects in them are refused as in a dict.
+        metadata = dict(metadata)
     check_mappings(metadata=metadata)
     kept: dict[str, Any] = {}
     for key, value in (metadata or {}).items():
         if not isinstance(key, str):
             raise InvalidInput("the keys of metadata are strings")
-        kept[key] = value if type(value) in _AS_THEY_ARE else _clean(value)
+        # Most values need no cleaning, and this runs for every checkpoint.
+        if type(value) not in _AS_THEY_ARE:
+            value = _clean(value)
+        kept[key] = value
     counters = kept.get(COUNTERS)
     if counters is not None and isinstance(counters, Mapping):
-        # LangGraph writes pairs and gets lists back from its own savers.
-        kept[COUNTERS] = {name: list(pair) if type(pair) is tuple else pair for name, pair in counters.items()}
-    for part in (config.get("metadata"), config.get("configurable")):
-        if not part or not isinstance(part, (dict, Mapping)):
-            continue
-        for key, value in part.items():
-            if key in _PLACES or key in kept:
-                continue
-            if isinstance(value, (str, int, float)) and _is_kept(key, hides):
-                kept[key] = _clean(value)
+        kept[COUNTERS] = _with_lists(counters)
+    _add_scalars(kept, config.get("metadata"), hides)
+    _add_scalars(kept, config.get("configurable"), hides)
     return kept
+
+
+def _with_lists(counters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counters of delta channels as LangGraph's own savers give them back: its pairs as lists."""
+    found: dict[str, Any] = {}
+    for name, pair in counters.items():
+        if type(pair) is tuple:
+            pair = list(pair)
+        found[name] = pair
+    return found
+
+
+def _add_scalars(kept: dict[str, Any], part: Any, hides: Callable[[str], bool]) -> None:
+    """Add what a part of a config says of a run. What `kept` has already wins."""
+    if not part or not isinstance(part, (dict, Mapping)):
+        return
+    for key, value in part.items():
+        if key in _PLACES or key in kept:
+            continue
+        if isinstance(value, (str, int, float)) and _is_kept(key, hides):
+            kept[key] = _clean(value)
 
 
 def _is_kept(key: Any, hides: Callable[[str], bool]) -> bool:
@@ -196,6 +233,10 @@ def _clean(value: Any) -> Any:
     # Without NUL, as with LangGraph's own savers; and without a subclass of a plain type.
     if isinstance(value, str):
         return str.__str__(value).replace("\x00", "")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
     return value

@@ -25,24 +25,26 @@ def difference(found: Any, expected: Any, path: str, codec: Codec) -> str | None
     if type(found) is not kind:
         return path
     if kind in _SIMPLE:
-        return None if found == expected else path
+        return _unless(found == expected, path)
     if kind is list:
-        if len(found) != len(expected):
-            return path
-        return None if _same_messages(found, expected, codec) else _items(found, expected, path, codec)
-    if kind in (tuple, deque):
-        if len(found) != len(expected) or getattr(found, "maxlen", None) != getattr(expected, "maxlen", None):
+        if len(found) == len(expected) and _same_messages(found, expected, codec):
+            return None
+        return _items(found, expected, path, codec)
+    if kind is tuple:
+        return _items(found, expected, path, codec)
+    if kind is deque:
+        if found.maxlen != expected.maxlen:
             return path
         return _items(found, expected, path, codec)
     if kind is dict:
-        if list(map(repr, found)) != list(map(repr, expected)):
-            return path
-        for (key, item), (wanted_key, wanted) in zip(found.items(), expected.items(), strict=True):
-            inner = difference(key, wanted_key, path, codec) or difference(item, wanted, f"{path}[{key!r}]", codec)
-            if inner is not None:
-                return inner
-        return None
+        return _entries(found, expected, path, codec)
     return _of_another_kind(found, expected, path, codec)
+
+
+def _unless(is_same: bool, path: str) -> str | None:
+    if is_same:
+        return None
+    return path
 
 
 def same_packed(found: Any, expected: Any, codec: Codec) -> bool:
@@ -77,13 +79,29 @@ class SameItems:
         ours, theirs = map(list, zip(*new, strict=True))
         if not _same_messages(ours, theirs, self._codec):
             return False
-        known.update({(id(pair[0]), id(pair[1])): pair for pair in new})
+        for pair in new:
+            known[id(pair[0]), id(pair[1])] = pair
         return True
 
 
 def _items(found: Any, expected: Any, path: str, codec: Codec) -> str | None:
+    if len(found) != len(expected):
+        return path
     for n, (one, other) in enumerate(zip(found, expected, strict=True)):
         inner = difference(one, other, f"{path}[{n}]", codec)
+        if inner is not None:
+            return inner
+    return None
+
+
+def _entries(found: Mapping[Any, Any], expected: Mapping[Any, Any], path: str, codec: Codec) -> str | None:
+    # By their text, in order: keys that are equal may still be of different types, as 1 and True are.
+    if list(map(repr, found)) != list(map(repr, expected)):
+        return path
+    for (key, item), (wanted_key, wanted) in zip(found.items(), expected.items(), strict=True):
+        inner = difference(key, wanted_key, path, codec)
+        if inner is None:
+            inner = difference(item, wanted, f"{path}[{key!r}]", codec)
         if inner is not None:
             return inner
     return None
@@ -106,21 +124,23 @@ def _same_messages(found: list[Any], expected: list[Any], codec: Codec) -> bool:
 
 
 def _of_another_kind(found: Any, expected: Any, path: str, codec: Codec) -> str | None:
-    numpy = sys.modules.get("numpy")
-    if isinstance(expected, float) and type(expected) is float:
-        return None if found.hex() == expected.hex() else path
+    if type(expected) is float:
+        # By its digits: not-a-number is not equal to itself, and zero is equal to minus zero.
+        return _unless(found.hex() == expected.hex(), path)
     if isinstance(expected, enum.Enum):
-        return None if found is expected else path
+        return _unless(found is expected, path)
     if isinstance(expected, (set, frozenset)):
         return difference(sorted(found, key=repr), sorted(expected, key=repr), path, codec)
+    # An array cannot be here unless numpy was imported.
+    numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(expected, (numpy.ndarray, numpy.generic)):
         same = (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
-        return None if same else path
+        return _unless(same, path)
     parts = _parts(expected)
     if parts is not None:
         return difference(_parts(found), parts, path, codec)
     try:
-        return None if bool(found == expected) or repr(found) == repr(expected) else path
+        return _unless(bool(found == expected) or repr(found) == repr(expected), path)
     except Exception:  # whatever somebody's own class does
         return path
 
@@ -128,17 +148,32 @@ def _of_another_kind(found: Any, expected: Any, path: str, codec: Codec) -> str 
 def _parts(value: Any) -> dict[str, Any] | None:
     """Return all that an object is made of; None if it is not one of those."""
     if isinstance(value, BaseModel):
-        names = ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-        return {"": dict(value.__dict__), **{name: getattr(value, name) for name in names}}
-    if isinstance(value, tuple):  # a named one
+        return {
+            "": dict(value.__dict__),
+            "__pydantic_fields_set__": value.__pydantic_fields_set__,
+            "__pydantic_extra__": value.__pydantic_extra__,
+            "__pydantic_private__": value.__pydantic_private__,
+        }
+    # A named tuple: plain ones were compared before.
+    if isinstance(value, tuple):
         return {"": tuple(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    slots = [name for cls in type(value).__mro__ for name in _names(cls.__dict__.get("__slots__", ()))]
-    if type(value).__module__.partition(".")[0] == "langgraph" and slots:
-        return {name: getattr(value, name, None) for name in slots}
+    # LangGraph's own classes have slots, and some have no `==` of their own.
+    if type(value).__module__.partition(".")[0] == "langgraph":
+        slots = _slots(type(value))
+        if slots:
+            return {name: getattr(value, name, None) for name in slots}
     return None
 
 
-def _names(slots: Any) -> Mapping[str, None]:
-    return dict.fromkeys((slots,) if isinstance(slots, str) else slots)
+def _slots(cls: type) -> list[str]:
+    """Return the names of the slots of a class and of those it is made from."""
+    found: list[str] = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        # One slot may be named by a string instead of a list.
+        if isinstance(slots, str):
+            slots = (slots,)
+        found.extend(slots)
+    return found

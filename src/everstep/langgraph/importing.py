@@ -41,7 +41,7 @@ from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.runtime.blocking import SyncFace, run_to_end
 from everstep.runtime.calls import Figures, public_call
-from everstep.stores.protocol import Key, Part, Query, ReadsTogether, Store, Stored, Write
+from everstep.stores.protocol import Key, Part, Query, ReadsTogether, Record, Store, Stored, Write
 from everstep.stores.staging import StagingStore
 from everstep.types import TASK_NAMESPACE
 from everstep.values.tree import Node
@@ -86,7 +86,9 @@ class ImportReport:
     @property
     def mb_per_second(self) -> float:
         """How fast the source was read, all in all."""
-        return self.bytes_read / 1e6 / self.seconds if self.seconds else 0.0
+        if not self.seconds:
+            return 0.0
+        return self.bytes_read / 1e6 / self.seconds
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,16 @@ async def _import(
     quiet: bool,
     stop: threading.Event,
 ) -> ImportReport:
-    target = os.fspath(target) if isinstance(target, os.PathLike) else target
+    if isinstance(target, os.PathLike):
+        target = os.fspath(target)
     if isinstance(thread_ids, str):
         raise InvalidInput(f"thread_ids is a list of thread ids, not the string {thread_ids!r:.100}")
-    names = None if thread_ids is None else [checks.thread_id(name) for name in dict.fromkeys(thread_ids)]
-    source = open_source(source_url, maybe_add_typed_methods(serde) if serde is not None else None)
+    names: list[str] | None = None
+    if thread_ids is not None:
+        names = [checks.thread_id(name) for name in dict.fromkeys(thread_ids)]
+    if serde is not None:
+        serde = maybe_add_typed_methods(serde)
+    source = open_source(source_url, serde)
     try:
         teller = _Teller(progress, quiet)
         async with _opened(target) as saver:
@@ -182,7 +189,8 @@ async def _import(
     finally:
         source.close()
     store: Any = saver.backend.store
-    if is_address(target) and hasattr(store, "path"):  # a closed file is smaller
+    if is_address(target) and hasattr(store, "path"):
+        # The file was closed by now, and a closed file is smaller.
         report = replace(report, target_bytes=await store.size_bytes())
     teller.end(report)
     return report
@@ -197,8 +205,11 @@ async def _opened(target: Any) -> AsyncIterator[HarnessCheckpointer]:
     if target is None:
         raise InvalidInput("the target is a saver, a backend, a store or a URL, not None")
     if not is_address(target):
-        target = target._driven if isinstance(target, SyncFace) else target
-        yield HarnessCheckpointer(backend=target.checkpointer if isinstance(target, CheckpointEngine) else target)
+        if isinstance(target, SyncFace):
+            target = target._driven
+        if isinstance(target, CheckpointEngine):
+            target = target.checkpointer
+        yield HarnessCheckpointer(backend=target)
         return
     if is_in_memory(target):
         raise InvalidInput("a target in memory would be gone at once; pass an open saver")
@@ -239,10 +250,11 @@ class _Teller:
             f"{_counted(report.writes, 'write')}; {report.skipped:,} were there, {report.verified:,} verified, "
             f"{_counted(report.secrets, 'secret')} left behind; {report.seconds:.1f} s, {report.mb_per_second:.0f} MB/s"
         )
-        before = report.target_bytes_before
         after = "of a size that this store cannot tell"
         if report.target_bytes is not None:
-            after = _mb(report.target_bytes) + (f", of which {_mb(before)} were there" if before else "")
+            after = _mb(report.target_bytes)
+            if report.target_bytes_before:
+                after += f", of which {_mb(report.target_bytes_before)} were there"
         _say(f"{summary}\nbefore: {_mb(report.source_bytes)}; after: {after}\n", sys.stdout)
 
 
@@ -252,11 +264,15 @@ def _say(text: str, stream: TextIO) -> None:
 
 
 def _counted(number: int, word: str) -> str:
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+    if number == 1:
+        return f"1 {word}"
+    return f"{number:,} {word}s"
 
 
 def _mb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1_000_000 else f"{size_bytes / 1e3:,.1f} kB"
+    if size_bytes < 1_000_000:
+        return f"{size_bytes / 1e3:,.1f} kB"
+    return f"{size_bytes / 1e6:,.1f} MB"
 
 
 # -- one import --------------------------------------------------------------------------------------------------------
@@ -328,7 +344,9 @@ class _Mover:
         self._codec = saver._channels.kinds.codec
         self._same = SameItems(self._codec)
         self._is_secret = functools.lru_cache(_NAMES_MAX)(saver._is_secret)
-        self._stock = source.saver() if verify else None
+        self._stock: Any = None
+        if verify:
+            self._stock = source.saver()
         self.report = ImportReport()
         self._threads_total = self._checkpoints_total = 0
 
@@ -338,10 +356,17 @@ class _Mover:
         for name in names or ():
             if name not in counts:
                 raise InvalidInput(f"there is no thread {name!r} in the source")
-        chosen = list(counts) if names is None else [name for name in counts if name in set(names)]
-        self._threads_total, self._checkpoints_total = len(chosen), sum(counts[name] for name in chosen)
+        chosen = list(counts)
+        if names is not None:
+            wanted = set(names)
+            chosen = [name for name in counts if name in wanted]
+        self._threads_total = len(chosen)
+        self._checkpoints_total = sum(counts[name] for name in chosen)
         before = await self._target_bytes()
-        for group in _groups(chosen, counts, _GROUP_THREADS if self._source.sees_many else 1):
+        size = 1
+        if self._source.sees_many:
+            size = _GROUP_THREADS
+        for group in _groups(chosen, counts, size):
             with self._source.reading():
                 await self._group(group)
         self.report = replace(
@@ -355,10 +380,13 @@ class _Mover:
 
     async def _target_bytes(self) -> int | None:
         size = getattr(self._store, "size_bytes", None)
-        return cast(int, await size()) if size is not None else None
+        if size is None:
+            return None
+        return cast(int, await size())
 
     def _count(self, **more: int) -> None:
-        self.report = replace(self.report, **{name: getattr(self.report, name) + n for name, n in more.items()})
+        totals = {name: getattr(self.report, name) + number for name, number in more.items()}
+        self.report = replace(self.report, **totals)
 
     def _tell(self) -> None:
         report = self.report
@@ -404,16 +432,19 @@ class _Mover:
 
     async def _complete(self, plan: _Plan) -> None:
         """Bring what the target lacks of a thread that it has."""
-        thread_id = plan.thread_id
         missing = plan.missing
         known = [entry for entry in plan.entries if entry.key in plan.there]
         if plan.gone_on and missing:
-            raise _gone_on(thread_id)
-        wanting = [] if plan.gone_on else await self._wanting([entry.key for entry in known], plan.written)
+            raise _gone_on(plan.thread_id)
+        wanting: list[Key] = []
+        if not plan.gone_on:
+            wanting = await self._wanting([entry.key for entry in known], plan.written)
         if known and (missing or wanting):
+            # Only what follows a true copy may be added to it.
             await self._compare(plan, known, writes=False)
         self._count(skipped=len(known))
-        for key in wanting:  # before anything follows them: values of delta channels are made from writes
+        # Before anything follows them: the values of delta channels are made from writes.
+        for key in wanting:
             await self._attach_lacking(key, (await self._written([key]))[key])
         if missing:
             rows = self._source.rows(missing, plan.written)
@@ -433,14 +464,15 @@ class _Mover:
         return found
 
     async def _plan(self, thread_id: str, outline: Outline, *, is_there: bool) -> _Plan:
-        entries = _parents_first(outline.entries)
+        entries = _parents_first(thread_id, outline.entries)
         by_key = {entry.key: entry for entry in entries}
         sizes: dict[Key, int] = {}
         if is_there:
             async for page in self._listed(thread_id):
                 known = {stored.record.key: stored for stored in page if stored.record.key in by_key}
                 self._check_known([by_key[key] for key in known], known)
-                sizes.update({key: _size(stored) for key, stored in known.items()})
+                for key, stored in known.items():
+                    sizes[key] = _size(stored)
         gone_on = is_there and await self._has_gone_on(thread_id, by_key)
         there = frozenset(sizes)
         return _Plan(thread_id, entries, outline.written, outline.heads, there, sizes, not is_there, gone_on)
@@ -450,9 +482,11 @@ class _Mover:
         thread = await self._store.thread(thread_id)
         if thread is None:
             return False
-        heads = [Key(thread_id, namespace, head) for namespace, (head, _) in thread.heads.items()]
-        if thread.hidden or any(head not in known for head in heads):
+        if thread.hidden:
             return True
+        for namespace, (head, _) in thread.heads.items():
+            if Key(thread_id, namespace, head) not in known:
+                return True
         log = await self._store.operations(thread_id, DEPTH_MAX)
         return any(entry.kind == "rewind" and not entry.undone for entry in log)
 
@@ -477,7 +511,9 @@ class _Mover:
         found = self._source.metadata(entries[0].key.thread_id, [entry.key for entry in entries])
         for entry in entries:
             metadata, _ = self._without_secrets(found[entry.key])
-            parents = (entry.parent,) if entry.parent is not None else ()
+            parents: tuple[Key, ...] = ()
+            if entry.parent is not None:
+                parents = (entry.parent,)
             record = known[entry.key].record
             if record.parents != parents or self._differs(_sorted(record.metadata), _sorted(metadata), "") is not None:
                 raise InvalidInput(
@@ -494,9 +530,10 @@ class _Mover:
 
     async def _bring_new(self, plans: Sequence[_Plan]) -> None:
         """Put whole threads that the target does not have, many in one commit."""
-        entries = [entry for plan in plans for entry in plan.entries]
+        entries: list[Entry] = []
         written: dict[Key, Attached] = {}
         for plan in plans:
+            entries.extend(plan.entries)
             written.update(plan.written)
         rows = zip(entries, self._source.rows(entries, written), strict=True)
         left = deque(plans)
@@ -547,8 +584,11 @@ class _Mover:
         self, plan: _Plan, missing: Sequence[Entry], chunks: Iterable[Sequence[tuple[Entry, Row]]]
     ) -> None:
         """Put checkpoints of a thread that the target has, each with its writes, in batches."""
-        attached = [plan.written[entry.key] for entry in missing if entry.key in plan.written]
-        count = len(missing) + sum(len(one.names) for one in attached)
+        # Every checkpoint and every write gets a number of its own.
+        count = len(missing)
+        for entry in missing:
+            if entry.key in plan.written:
+                count += len(plan.written[entry.key].names)
         number = await self._store.adopt(Part(plan.thread_id, reserve=count))
         batch = await _Batch.opened(self, plan, number)
         for chunk in chunks:
@@ -577,12 +617,16 @@ class _Mover:
         having = [key for key in known if key in written]
         for start in range(0, len(having), _PAGE):
             for key, there in (await self._written(having[start : start + _PAGE])).items():
-                # Special writes (an interrupt, say) are replaced by later ones, so these are looked at.
-                names = written[key].names
-                changeable = any(idx < 0 for _, idx in names)
-                if any(name not in there for name in names) or (changeable and self._lacking(key, there)[0]):
+                if self._is_wanting(key, written[key], there):
                     found.append(key)
         return found
+
+    def _is_wanting(self, key: Key, written: Attached, there: Mapping[tuple[str, int], Write]) -> bool:
+        if any(name not in there for name in written.names):
+            return True
+        # Special writes (an interrupt, say), whose numbers are negative, are replaced by later ones: these are read.
+        has_special = any(idx < 0 for _, idx in written.names)
+        return has_special and bool(self._lacking(key, there)[0])
 
     async def _written(self, keys: Sequence[Key]) -> dict[Key, dict[tuple[str, int], Write]]:
         """Return the writes that the target has of these checkpoints, by task and number."""
@@ -595,15 +639,17 @@ class _Mover:
         """Attach writes whose checkpoints have not come yet, or are gone."""
         raw = await self._store.raw(plan.thread_id)
         there: dict[Key, dict[tuple[str, int], Write]] = {}
-        for key, write in raw.writes if raw is not None else ():
-            there.setdefault(key, {})[write.task_id, write.idx] = write
+        if raw is not None:
+            for key, write in raw.writes:
+                there.setdefault(key, {})[write.task_id, write.idx] = write
         for key in plan.early:
             await self._attach_lacking(key, there.get(key, {}))
 
     async def _attach_lacking(self, key: Key, there: Mapping[tuple[str, int], Write]) -> None:
         lacking, size = self._lacking(key, there)
         await self._threads.attach(key, lacking)
-        self._count(writes=len(lacking), bytes_read=size if lacking else 0)
+        if lacking:
+            self._count(writes=len(lacking), bytes_read=size)
 
     def _lacking(self, key: Key, there: Mapping[tuple[str, int], Write]) -> tuple[list[Pending], int]:
         """Return the writes of a checkpoint that the target has not, or has otherwise and may replace."""
@@ -632,8 +678,9 @@ class _Mover:
         found: dict[Key, Saved] = {}
         heads: Mapping[_Line, str] | None = None
         if self._stock is not None:
-            keys = [entry.key for plan in plans for entry in plan.entries]
-            found = {saved.stored.record.key: saved for saved in await self._threads.read_some(keys)}
+            entries = itertools.chain(*(plan.entries for plan in plans))
+            keys = [entry.key for entry in entries]
+            found = await self._read_ours(keys)
             heads = await self._heads(list(dict.fromkeys(key[:2] for key in keys)))
         for plan in plans:
             await self._compare(plan, plan.entries, writes=True, found=found, heads=heads)
@@ -641,7 +688,13 @@ class _Mover:
 
     async def _heads(self, lines: Sequence[_Line]) -> Mapping[_Line, str] | None:
         """Return the heads of lines of the target, if it gives those of many at once."""
-        return await self._store.heads(lines) if isinstance(self._store, ReadsTogether) else None
+        if not isinstance(self._store, ReadsTogether):
+            return None
+        return await self._store.heads(lines)
+
+    async def _read_ours(self, keys: Sequence[Key]) -> dict[Key, Saved]:
+        """Return what the target has of these checkpoints."""
+        return {saved.stored.record.key: saved for saved in await self._threads.read_some(keys)}
 
     async def _compare(
         self,
@@ -670,11 +723,13 @@ class _Mover:
     async def _compare_head(
         self, thread_id: str, namespace: str, expected: str | None, heads: Mapping[_Line, str] | None
     ) -> None:
+        found: str | None = None
         if heads is not None:
             found = heads.get((thread_id, namespace))
         else:
             loaded = await self._store.read(thread_id, namespace)
-            found = loaded.stored.record.key.checkpoint_id if loaded is not None else None
+            if loaded is not None:
+                found = loaded.stored.record.key.checkpoint_id
         if found != expected:
             raise _differs_at(Key(thread_id, namespace, expected or ""), f"the head is {found!r}", None)
 
@@ -682,31 +737,41 @@ class _Mover:
         self, plan: _Plan, namespace: str, wanted: Mapping[Key, Entry], writes: bool, at_hand: Mapping[Key, Saved]
     ) -> str | None:
         """Compare checkpoints of a namespace; return which one the stock saver takes for its head."""
-        histories = _Histories(self, wanted) if writes else None
+        # Writes that are compared are also what the values of delta channels are made from.
+        histories: _Histories | None = None
+        if writes:
+            histories = _Histories(self, wanted)
         head: str | None = None
         for page in self._stock_pages(plan, namespace, wanted):
+            # The stock saver lists its head first.
             if head is None:
                 head = _name(page[0])
-            expected = {Key(plan.thread_id, namespace, _name(one)): one for one in page}
-            expected = {key: one for key, one in expected.items() if key in wanted}
+            pairs: list[tuple[Entry, Any]] = []
+            for expected in page:
+                key = Key(plan.thread_id, namespace, _name(expected))
+                if key in wanted:
+                    pairs.append((wanted[key], expected))
             found = at_hand
-            lacking = [key for key in expected if key not in at_hand]
+            lacking = [entry.key for entry, _ in pairs if entry.key not in at_hand]
             if lacking:
-                read = {saved.stored.record.key: saved for saved in await self._threads.read_some(lacking)}
-                found = {**at_hand, **read}
-            pairs = list(expected.items())
+                found = {**at_hand, **await self._read_ours(lacking)}
             for start in range(0, len(pairs), _TOLD_EACH):
                 self._go_on()
-                some = pairs[start : start + _TOLD_EACH]
-                with QUIET:
-                    for key, one in some:
-                        if key not in found:
-                            raise _differs_at(key, "it is missing", None)
-                        self._compare_one(wanted[key], found[key], one, writes)
-                if histories is not None:
-                    for key, one in some:
-                        await histories.check(wanted[key], one)
+                await self._compare_pairs(pairs[start : start + _TOLD_EACH], found, histories)
         return head
+
+    async def _compare_pairs(
+        self, pairs: Sequence[tuple[Entry, Any]], found: Mapping[Key, Saved], histories: _Histories | None
+    ) -> None:
+        """Compare checkpoints with what the stock saver reads of them; without `histories` not their writes."""
+        with QUIET:
+            for entry, expected in pairs:
+                if entry.key not in found:
+                    raise _differs_at(entry.key, "it is missing", None)
+                self._compare_one(entry, found[entry.key], expected, writes=histories is not None)
+        if histories is not None:
+            for entry, expected in pairs:
+                await histories.check(entry, expected)
 
     def _stock_pages(self, plan: _Plan, namespace: str, wanted: Mapping[Key, Entry]) -> Iterator[list[Any]]:
         """Yield what the stock saver lists of a namespace, with few values in memory; all that is wanted is among it.
@@ -724,7 +789,8 @@ class _Mover:
                 with QUIET:
                     page = self._read(place, "list", _config(*place[:2]), **options)
             except CheckpointCorrupted:
-                break  # one of them: each is looked at by itself
+                # One of them cannot be read: each is looked at by itself, below, to say which.
+                break
             if page:
                 left.difference_update(place._replace(checkpoint_id=_name(one)) for one in page)
                 before = page[-1].config
@@ -743,36 +809,40 @@ class _Mover:
         try:
             with self._source.translated():
                 found = getattr(self._stock, method)(*arguments, **options)
-                return list(found) if method == "list" else found
+                # A list is made while it is read: its errors shall be raised in here.
+                if method == "list":
+                    return list(found)
+                return found
         except EverstepError:
             raise
         except Exception as exc:
             reason = f"the stock saver cannot read the source: {exc!r:.200}"
             raise CheckpointCorrupted(reason, thread_id=key.thread_id, checkpoint_id=key.checkpoint_id or None) from exc
 
-    def _compare_one(self, entry: Entry, saved: Saved, expected: Any, writes: bool) -> None:
+    def _compare_one(self, entry: Entry, saved: Saved, expected: Any, *, writes: bool) -> None:
         key = entry.key
         record = saved.stored.record
-        parent = expected.parent_config
-        named = record.parents[0].checkpoint_id if record.parents else None
-        if named != (parent["configurable"]["checkpoint_id"] if parent is not None else None):
+        if _first_parent(record) != _named_parent(expected):
             raise _differs_at(key, "it has another parent", None)
         metadata, _ = self._without_secrets(expected.metadata)
         found = dict(saved.checkpoint)
         wanted = dict(expected.checkpoint)
-        values = found.pop("channel_values")
-        wanted_values = wanted.pop("channel_values", None) or {}
-        for name in sorted(values.keys() | wanted_values.keys()):
-            if name not in values or name not in wanted_values:
-                raise _differs_at(key, "a channel is on one side only", name)
-            if not self._same.lists(values[name], wanted_values[name]):
-                self._expect(key, values[name], wanted_values[name], name)
+        self._compare_values(key, found.pop("channel_values"), wanted.pop("channel_values", None) or {})
+        # At once first, which is nearly always enough; one by one only to say where they differ.
         own = [_sorted(record.metadata), _sorted(found)]
         if not same_packed(own, [_sorted(metadata), _sorted(wanted)], self._codec):
             self._expect(key, own[0], _sorted(metadata), "metadata")
             self._compare_fields(key, found, wanted, saved.absent)
         if writes and (saved.writes or expected.pending_writes):
             self._expect(key, list(saved.writes), list(expected.pending_writes or ()), "pending writes")
+
+    def _compare_values(self, key: Key, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Compare the values of channels."""
+        for name in sorted(found.keys() | wanted.keys()):
+            if name not in found or name not in wanted:
+                raise _differs_at(key, "a channel is on one side only", name)
+            if not self._same.lists(found[name], wanted[name]):
+                self._expect(key, found[name], wanted[name], name)
 
     def _compare_fields(
         self, key: Key, found: Mapping[str, Any], wanted: Mapping[str, Any], absent: Container[str]
@@ -818,7 +888,8 @@ class _Batch:
         heads = {name: line.head for name, line in stage.base.lines.items() if line.head is not None}
         for name, head in heads.items():
             if name != TASK_NAMESPACE and Key(plan.thread_id, name, head) not in plan.sizes:
-                raise _gone_on(plan.thread_id)  # since it was looked at
+                # Somebody has put a checkpoint since the thread was looked at.
+                raise _gone_on(plan.thread_id)
         return cls(mover, plan, stage, heads)
 
     @property
@@ -838,7 +909,10 @@ class _Batch:
     async def put(self, chunk: Sequence[tuple[Entry, Row]]) -> None:
         """Put checkpoints with their writes."""
         own = {entry.key for entry, _ in chunk}
-        before = {entry.parent for entry, _ in chunk if entry.parent is not None} - own
+        before: set[Key] = set()
+        for entry, _ in chunk:
+            if entry.parent is not None and entry.parent not in own:
+                before.add(entry.parent)
         await self.stage.bring(before)
         for parent in before:
             await self._threads.warm(parent)
@@ -850,12 +924,11 @@ class _Batch:
         key = entry.key
         parent = entry.parent
         metadata, secrets = self._mover._without_secrets(row.metadata)
+        parent_id: str | None = None
         if parent is not None:
+            parent_id = parent.checkpoint_id
             await self._threads.warm(parent)
-        head = self._heads.get(key.namespace)
-        last = self.plan.heads[key.namespace]
-        moves = key.checkpoint_id == last or head is None or (head != last and key.checkpoint_id > head)
-        parent_id = parent.checkpoint_id if parent is not None else None
+        moves = self._moves_head(key)
         where: Literal["always", "never"] = "always" if moves else "never"
         try:
             stored = await self._threads.put(key, parent_id, row.checkpoint, metadata, None, head=where)
@@ -870,6 +943,14 @@ class _Batch:
         self.counts["writes"] += len(row.writes)
         self.counts["secrets"] += secrets
         self.counts["bytes_read"] += row.size_bytes
+
+    def _moves_head(self, key: Key) -> bool:
+        """Whether a checkpoint becomes the head of its namespace: a greater id does, up to the stock saver's head."""
+        head = self._heads.get(key.namespace)
+        last = self.plan.heads[key.namespace]
+        if head is None or key.checkpoint_id == last:
+            return True
+        return head != last and key.checkpoint_id > head
 
 
 class _Histories:
@@ -890,21 +971,23 @@ class _Histories:
 
     async def check(self, entry: Entry, expected: Any) -> None:
         key = entry.key
-        parent = entry.parent
         self._seen.add(key)
-        values = expected.checkpoint.get("channel_values") or {}
-        names = [name for name in expected.metadata.get("counters_since_delta_snapshot") or {} if name not in values]
+        names = _unsaved_deltas(expected)
         own = await self._read(key, names, opened=False)
         for child, histories in self._waiting.pop(key, ()):
             for name, history in histories.items():
                 await self._check_link(child, name, history, key, own, expected)
-        comes_later = parent is not None and parent in self._wanted and parent not in self._seen
-        if names and (key not in self._followed or not comes_later):
+        if not names:
+            return
+        comes_later = entry.parent in self._wanted and entry.parent not in self._seen
+        is_end = key not in self._followed
+        # Where no parent is compared later there is nothing to compare with but the stock saver.
+        if is_end or not comes_later:
             stock = self._mover._read(key, "get_delta_channel_history", config=_config(*key), channels=names)
             for name, history in (await self._read(key, names)).items():
                 self._expect(key, name, history, _ordered(stock[name]))
-        if names and parent is not None and comes_later:
-            self._waiting.setdefault(parent, []).append((key, own))
+        if entry.parent is not None and comes_later:
+            self._waiting.setdefault(entry.parent, []).append((key, own))
 
     async def _check_link(
         self, child: Key, name: str, history: Mapping[str, Any], key: Key, own: Mapping[str, Any], expected: Any
@@ -916,10 +999,11 @@ class _Histories:
             found = (await self._read(child, [name]))[name]
             self._expect(child, name, found, {"seed": values[name], "writes": writes})
             return
-        before = own[name] if name in own else (await self._read(key, [name], opened=False))[name]
-        seed = history.get("seed")
-        other = before.get("seed")
-        if (seed is None and other is None) or (isinstance(seed, Node) and seed == other):
+        if name in own:
+            before = own[name]
+        else:
+            before = (await self._read(key, [name], opened=False))[name]
+        if _have_one_seed(history, before):
             self._expect(child, name, history["writes"], [*before["writes"], *writes])
             return
         found = (await self._read(child, [name]))[name]
@@ -927,7 +1011,9 @@ class _Histories:
         self._expect(child, name, found, {**before, "writes": [*before["writes"], *writes]})
 
     async def _read(self, key: Key, names: Sequence[str], *, opened: bool = True) -> dict[str, Any]:
-        found = await self._mover._threads.history(*key, names, opened=opened) if names else {}
+        if not names:
+            return {}
+        found = await self._mover._threads.history(*key, names, opened=opened)
         return {name: _ordered(history) for name, history in found.items()}
 
     def _expect(self, key: Key, name: str, found: Any, expected: Any) -> None:
@@ -935,8 +1021,40 @@ class _Histories:
 
 
 def _ordered(history: Mapping[str, Any]) -> dict[str, Any]:
-    writes = [tuple(write) for write in history["writes"]]
-    return {"seed": history["seed"], "writes": writes} if "seed" in history else {"writes": writes}
+    found: dict[str, Any] = {}
+    if "seed" in history:
+        found["seed"] = history["seed"]
+    found["writes"] = [tuple(write) for write in history["writes"]]
+    return found
+
+
+def _unsaved_deltas(expected: Any) -> list[str]:
+    """Return the delta channels of a checkpoint whose values are not stored with it, but made from writes."""
+    counted = expected.metadata.get(configs.COUNTERS) or {}
+    values = expected.checkpoint.get("channel_values") or {}
+    return [name for name in counted if name not in values]
+
+
+def _have_one_seed(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two unopened histories begin with the same value, or both with none."""
+    seed = one.get("seed")
+    if seed is None:
+        return other.get("seed") is None
+    return isinstance(seed, Node) and seed == other.get("seed")
+
+
+def _first_parent(record: Record) -> str | None:
+    if not record.parents:
+        return None
+    return record.parents[0].checkpoint_id
+
+
+def _named_parent(expected: Any) -> str | None:
+    """Return the parent of a checkpoint that the stock saver has read."""
+    if expected.parent_config is None:
+        return None
+    name: str = expected.parent_config["configurable"]["checkpoint_id"]
+    return name
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------------
@@ -959,12 +1077,13 @@ def _groups(names: Sequence[str], counts: Mapping[str, int], size: int) -> Itera
 
 def _is_full(batches: Sequence[_Batch]) -> bool:
     """Whether these are enough for one commit."""
-    count = sum([batch.count for batch in batches])
-    return count >= _BATCH_MAX or sum([batch.stage.size_bytes for batch in batches]) >= _BATCH_BYTES
+    count = sum(batch.count for batch in batches)
+    size = sum(batch.stage.size_bytes for batch in batches)
+    return count >= _BATCH_MAX or size >= _BATCH_BYTES
 
 
-def _parents_first(entries: Iterable[Entry]) -> list[Entry]:
-    """Return checkpoints by id, but none before its parent: the order in which the saver would have put them."""
+def _parents_first(thread_id: str, entries: Iterable[Entry]) -> list[Entry]:
+    """Return the checkpoints of a thread by id, but none before its parent: as the saver would have put them."""
     by_key = {entry.key: entry for entry in entries}
     children: dict[Key, list[Entry]] = {}
     ready: list[tuple[str, str]] = []
@@ -974,20 +1093,15 @@ def _parents_first(entries: Iterable[Entry]) -> list[Entry]:
         else:
             ready.append((entry.key.checkpoint_id, entry.key.namespace))
     heapq.heapify(ready)
-    thread_id = next(iter(by_key)).thread_id if by_key else ""
-    found = list(_popped(thread_id, ready, by_key, children))
-    return found + sorted(by_key.values(), key=lambda entry: entry.key.checkpoint_id)  # what goes in circles
-
-
-def _popped(
-    thread_id: str, ready: list[tuple[str, str]], by_key: dict[Key, Entry], children: Mapping[Key, Sequence[Entry]]
-) -> Iterator[Entry]:
+    found: list[Entry] = []
     while ready:
         checkpoint_id, namespace = heapq.heappop(ready)
         entry = by_key.pop(Key(thread_id, namespace, checkpoint_id))
+        found.append(entry)
         for child in children.get(entry.key, ()):
             heapq.heappush(ready, (child.key.checkpoint_id, child.key.namespace))
-        yield entry
+    # What is left goes in circles: none of them can come after its parent.
+    return found + sorted(by_key.values(), key=lambda entry: entry.key.checkpoint_id)
 
 
 def _chunks(rows: Iterable[tuple[Entry, Row]]) -> Iterator[list[tuple[Entry, Row]]]:

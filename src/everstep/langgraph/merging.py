@@ -9,7 +9,9 @@ own, so a way to apply it is taken only if it turns the ancestor's value into th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+import itertools
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -42,8 +44,7 @@ from everstep.types import MISSING, utc_now
 from everstep.values import codec, tree
 
 KINDS = Kinds().exact()
-"""The rules for classes where no graph says which saver's rules count."""
-"""The classes that the values of a merge may have: those that are imported."""
+"""The rules for classes where no graph says which saver's rules count: those that are imported may be in values."""
 
 _STEPS_MAX = 10_000
 _EMPTY = KINDS.codec.pack([]), KINDS.codec.pack(set())
@@ -75,7 +76,8 @@ async def merged(
     if graph is not None:
         _gathering(graph)
     rest_on = [BaseRef(stored.record.key, stored.digest) for stored in sides]
-    if is_unmoved(ours, bases):  # all is as in theirs
+    if is_unmoved(ours, bases):
+        # Ours has done nothing since, so that the merge is as theirs.
         counters = theirs.record.metadata.get(_COUNTERS)
         return Draft(_record(sides, theirs.record.root, counters), (), rest_on)
     merger = _Merger(repository, sides, base, bases, ancestry, graph)
@@ -107,6 +109,8 @@ def _record(sides: tuple[Stored, Stored], root: Root, counters: Any) -> Record:
     into, namespace, _ = ours.record.key
     step = ours.record.step + 1
     metadata = {"source": "update", "step": step, "parents": ours.record.metadata.get("parents", {})}
+    if counters:
+        metadata[_COUNTERS] = counters
     return Record(
         key=Key(into, namespace, ""),
         step=step,
@@ -118,7 +122,7 @@ def _record(sides: tuple[Stored, Stored], root: Root, counters: Any) -> Record:
         tags=("merge",),
         summary=f"Merge {theirs.record.key.thread_id} into {into}",
         kind=KIND,
-        metadata=metadata | ({_COUNTERS: counters} if counters else {}),
+        metadata=metadata,
     )
 
 
@@ -153,7 +157,8 @@ class _Merger:
     async def open(self) -> None:
         """Read the three checkpoints."""
         ours, theirs = self._stored
-        self._ours, self._theirs = [await self._side(stored.record.root, stored.family) for stored in (ours, theirs)]
+        self._ours = await self._side(ours.record.root, ours.family)
+        self._theirs = await self._side(theirs.record.root, theirs.family)
         self._before = await self._side(
             self._base.root, ours.family, self._base.objects, self._ours.envelope.get("forms", {})
         )
@@ -168,20 +173,36 @@ class _Merger:
         nodes = tree.nodes(*root)
         if len(nodes) != 3:
             raise CheckpointCorrupted("a stored checkpoint is out of shape")
-        needed = tree.reachable(root.children, lambda key: at_hand[key][0] if key in at_hand else None)[1]
-        objects = {**at_hand, **await self._repository.objects(family, b"".join(needed))}
+        objects = {**at_hand, **await self._lacking(root, family, at_hand)}
         conversation, others, rest = nodes
         envelope, kept = self._channels.opened_envelope(rest, objects)
-        forms = envelope.get("forms", {}) if envelope else usual_forms  # of several ancestors there is only a view
-        seeds = envelope.get("seeds", {})
+        # Several ancestors are merged into a view of their values, which has no envelope of its own.
+        forms = usual_forms
+        if envelope:
+            forms = envelope.get("forms", {})
         found = self._channels.opened(forms, others, objects)
         if LIST_CHANNEL in forms and LIST_CHANNEL not in found:
             found[LIST_CHANNEL] = self._channels.thawed(forms[LIST_CHANNEL], conversation, objects, top=True)
-        deltas = {
-            name: self._channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
-            for name, node in kept.items()
-        }
+        seeds = envelope.get("seeds", {})
+        deltas: dict[str, Written] = {}
+        for name, node in kept.items():
+            form = seeds.get(name.removeprefix(SEED), PLAIN)
+            deltas[name] = self._channels.thawed(form, node, objects)
         return Side(found, envelope, deltas, objects)
+
+    async def _lacking(
+        self, root: Root, family: str, at_hand: Mapping[bytes, tree.Content]
+    ) -> Mapping[bytes, tree.Content]:
+        """Return the objects below a root that are not at hand."""
+
+        def children_of(key: bytes) -> bytes | None:
+            content = at_hand.get(key)
+            if content is None:
+                return None
+            return content[0]
+
+        _, unknown = tree.reachable(root.children, children_of)
+        return await self._repository.objects(family, b"".join(unknown))
 
     async def nodes(self, resolve: Resolve) -> tuple[list[tree.Node], dict[bytes, tree.Content]]:
         """Return the values of the merge, and the objects they need."""
@@ -217,23 +238,23 @@ class _Merger:
         self, resolve: Resolve, clashes: Sequence[Conflict]
     ) -> tuple[dict[str, Written], dict[bytes, tree.Content]]:
         """Merge the channels path by path. What is decided elsewhere stays as in ours meanwhile."""
-        sides = [self._base.root, *(stored.record.root for stored in self._stored)]
-        views = [root_of_nodes([*tree.nodes(*root)[:2], tree.EMPTY_MAP]) for root in sides]
+        ours, theirs = self._stored
         walk = merge(
-            views[0],
-            views[1],
-            views[2],
+            _without_envelope(self._base.root),
+            _without_envelope(ours.record.root),
+            _without_envelope(theirs.record.root),
             resolve=self._lowering(resolve),
             uncertain=self._base.uncertain,
             ours_count=self._is_decided,
             reader=self._codec,
         )
-        found = await self._repository.walk(walk, [self._stored[0].family], self._base.objects)
+        found = await self._repository.walk(walk, [ours.family], self._base.objects)
         if found.conflicts or clashes:
             raise MergeConflict([*found.conflicts, *clashes])
         objects = {**self._ours.objects, **self._theirs.objects, **found.objects}
         channels = self._channels.opened({}, found.nodes[1], objects)
-        if any(_stands_alone(side.channels) for side in (self._ours, self._theirs)) and LIST_CHANNEL not in channels:
+        is_list_apart = _stands_alone(self._ours.channels) or _stands_alone(self._theirs.channels)
+        if is_list_apart and LIST_CHANNEL not in channels:
             channels[LIST_CHANNEL] = self._channels.thawed(PLAIN, found.nodes[0], objects, top=True)
         formed = {name: value._replace(form=self._form(name, value)) for name, value in channels.items()}
         return formed, found.objects
@@ -247,31 +268,46 @@ class _Merger:
 
     def _form(self, name: str, value: Written) -> Form:
         """Return in which form a merged value is kept: that of the side it is from, or of both."""
-        sides = [side.channels[name] for side in (self._ours, self._theirs) if name in side.channels]
-        for side in sides:
-            if side.packed == value.packed:
-                return side.form
-        forms = [side.form for side in sides]
-        if any(isinstance(form, dict) for form in forms):
-            return {key: kind for form in forms if isinstance(form, dict) for key, kind in form.items()}
-        if value.items is not None and value.items.length == 0:  # an empty list has no form of its own
+        by_key: dict[str, Any] = {}
+        greatest = PLAIN
+        is_mapping = False
+        for side in (self._ours, self._theirs):
+            channel = side.channels.get(name)
+            if channel is None:
+                continue
+            if channel.packed == value.packed:
+                return channel.form
+            if isinstance(channel.form, dict):
+                is_mapping = True
+                by_key.update(channel.form)
+            else:
+                greatest = max(greatest, channel.form)
+        if is_mapping:
+            return by_key
+        # An empty list has no form of its own.
+        if value.items is not None and value.items.length == 0:
             return PLAIN
-        return max([form for form in forms if isinstance(form, int)], default=PLAIN)
+        return greatest
 
     def _opaque(self, resolve: Resolve, clashes: list[Conflict]) -> None:
         """Decide the channels that a serializer of somebody's own packed: nobody can look into them."""
         for name in {**self._ours.channels, **self._theirs.channels}:
-            before, ours, theirs = [side.channels.get(name) for side in (self._before, self._ours, self._theirs)]
-            if FOREIGN not in [side.form for side in (ours, theirs) if side is not None] or display.is_internal(name):
+            ours = self._ours.channels.get(name)
+            theirs = self._theirs.channels.get(name)
+            is_opaque = _is_foreign(ours) or _is_foreign(theirs)
+            if not is_opaque or display.is_internal(name):
                 continue
-            packed = [side.packed if side is not None else None for side in (before, ours, theirs)]
-            if packed[2] in packed[:2] or resolve == "ours":
+            before_packed = _packed_of(self._before.channels.get(name))
+            ours_packed = _packed_of(ours)
+            theirs_packed = _packed_of(theirs)
+            if theirs_packed in (before_packed, ours_packed) or resolve == "ours":
                 self._decided[name] = ours
-            elif packed[1] == packed[0] or resolve == "theirs":
+            elif ours_packed == before_packed or resolve == "theirs":
                 self._decided[name] = theirs
             else:
-                self._decided[name] = ours  # for a person, that is: not path by path
-                clashes.append(Conflict(display.path_of(name), MISSING, MISSING, MISSING))
+                # Only a person can decide, and only about the channel as a whole: there are no paths in it.
+                self._decided[name] = ours
+                clashes.append(_clash(name))
 
     def _lowering(self, resolve: Resolve) -> Resolve:
         """Return `resolve` with messages among its values as they are kept."""
@@ -290,7 +326,10 @@ class _Merger:
             return self._messages.lowered(_as_messages(value)) or value
         if isinstance(value, base):
             found = self._messages.lowered([value])
-            return found[0] if found and path.startswith("messages[") else found or value
+            # In the conversation a message is an item; a channel of one message is kept as a list of it.
+            if found and path.startswith("messages["):
+                return found[0]
+            return found or value
         return value
 
     # -- what the checkpoint is besides its values
@@ -301,13 +340,7 @@ class _Merger:
         versions = dict(envelope["channel_versions"])
         known = [*versions.values(), *self._theirs.envelope["channel_versions"].values()]
         newest = next_version(max(known, key=number_of, default=None))
-        changed: list[str] = []
-        for name in {**self._ours.channels, **channels}:
-            before = self._ours.channels.get(name)
-            after = channels.get(name)
-            if before is None or after is None or before.packed != after.packed:
-                changed.append(name)
-        changed += [name for name in self._moved_deltas if name not in changed]
+        changed = self._changed_names(channels)
         for name in changed:
             versions[name] = newest
         envelope["channel_versions"] = versions
@@ -322,6 +355,19 @@ class _Merger:
             envelope["forms"] = forms
         return envelope
 
+    def _changed_names(self, channels: Mapping[str, Written]) -> list[str]:
+        """Return the channels whose values are not as in ours."""
+        changed: list[str] = []
+        for name in {**self._ours.channels, **channels}:
+            before = self._ours.channels.get(name)
+            after = channels.get(name)
+            if before is None or after is None or before.packed != after.packed:
+                changed.append(name)
+        for name in self._moved_deltas:
+            if name not in changed:
+                changed.append(name)
+        return changed
+
     # -- delta channels
 
     async def _deltas(
@@ -330,15 +376,7 @@ class _Merger:
         """Return, by channel, its value or what that is made from: a stored value and the writes since."""
         found: dict[str, tuple[Written | None, dict[str, Written]]] = {}
         clashes: list[Conflict] = []
-        self._delta_names = {
-            name.removeprefix(WRITES)
-            for side in (self._ours, self._theirs)
-            for name in side.rest
-            if name.startswith(WRITES)
-        }
-        if self._graph is not None:  # such a channel may have its value stored on both sides
-            known = {**self._ours.channels, **self._theirs.channels}
-            self._delta_names |= _gathering(self._graph, "DeltaChannel").keys() & known.keys()
+        self._delta_names = self._find_delta_names()
         for name in sorted(self._delta_names):
             before = _delta(self._before, name)
             ours = _delta(self._ours, name)
@@ -352,7 +390,7 @@ class _Merger:
             elif is_changed and resolve != "ours":
                 new = await self._new_items(name, before, theirs)
                 if new is None:
-                    clashes.append(Conflict(display.path_of(name), MISSING, MISSING, MISSING))
+                    clashes.append(_clash(name))
                     continue
                 chosen = ours._replace(items=ours.items + new)
             if chosen != ours:
@@ -360,27 +398,50 @@ class _Merger:
             found[name] = self._made_of(name, _seed(side, name), chosen.items)
         return found, clashes
 
+    def _find_delta_names(self) -> set[str]:
+        names: set[str] = set()
+        for side in (self._ours, self._theirs):
+            for name in side.rest:
+                if name.startswith(WRITES):
+                    names.add(name.removeprefix(WRITES))
+        if self._graph is not None:
+            # Such a channel may have its value stored on both sides: then only the graph tells what it is.
+            known = {**self._ours.channels, **self._theirs.channels}
+            names |= _gathering(self._graph, "DeltaChannel").keys() & known.keys()
+        return names
+
     async def _new_items(self, name: str, before: _Delta, theirs: _Delta) -> tuple[bytes, ...] | None:
         """Return what theirs wrote to a delta channel since the ancestor, but for what ours have too; None: unknown."""
         steps = await self._steps([name])
         if theirs.seed == before.seed and _begin(theirs, before):
             found = theirs.items[len(before.items) :]
-        elif steps.is_own:  # a value was stored meanwhile, so that the list of writes begins there
-            found = await self._items([write for step in steps.writes for write in step])
+        elif steps.is_own:
+            # A value was stored meanwhile, so that the list of writes begins there: it is taken from the steps.
+            found = await self._items(itertools.chain(*steps.writes))
         else:
             return None
-        pending = await self._pending(steps.since) if any(steps.first) else ()
+        pending = await self._shared_writes(steps)
         if pending is None:
             return None
-        shared = await self._items([write for write in pending if write.channel == name])
+        shared = await self._items(_to_channel(name, pending))
         return tuple(item for item in found if item not in shared)
 
-    async def _items(self, writes: Sequence[Write]) -> tuple[bytes, ...]:
-        objects = await self._repository.objects(self._stored[0].family, b"".join([write.children for write in writes]))
-        values = [self._channels.plain(tree.Node(w.children, w.body[1:], w.size), objects) for w in writes]
-        return tuple(
-            self._codec.pack([write.task_id, write.body[0], value]) for write, value in zip(writes, values, strict=True)
-        )
+    async def _shared_writes(self, steps: _Steps) -> Sequence[Write] | None:
+        """Return what was pending where the threads parted and ours has taken in, too; None: unknown."""
+        if not any(steps.first):
+            return ()
+        return await self._pending(steps.since)
+
+    async def _items(self, writes: Iterable[Write]) -> tuple[bytes, ...]:
+        """Return writes as the items of a delta channel are kept."""
+        written = list(writes)
+        children = b"".join([write.children for write in written])
+        objects = await self._repository.objects(self._stored[0].family, children)
+        found: list[bytes] = []
+        for write in written:
+            value = self._channels.plain(_node_of(write), objects)
+            found.append(self._codec.pack([write.task_id, write.body[0], value]))
+        return tuple(found)
 
     def _made_of(
         self, name: str, seed: Written | None, items: Sequence[bytes]
@@ -397,7 +458,11 @@ class _Merger:
     def counters(self) -> dict[str, Any]:
         """Return LangGraph's counters for delta channels."""
         ours, theirs = [stored.record.metadata.get(_COUNTERS) or {} for stored in self._stored]
-        return {**theirs, **ours, **{name: theirs[name] for name in self._moved_deltas if name in theirs}}
+        found = {**theirs, **ours}
+        for name in self._moved_deltas:
+            if name in theirs:
+                found[name] = theirs[name]
+        return found
 
     # -- reducers
 
@@ -408,7 +473,7 @@ class _Merger:
         if not open_names:
             return
         steps = await self._steps(open_names)
-        pending = await self._pending(steps.since) if any(steps.first) else ()
+        pending = await self._shared_writes(steps)
         if pending is None:
             return
         shared = {_place(write) for write in pending}
@@ -423,49 +488,67 @@ class _Merger:
         if name in self._decided:
             return False
         sides = [side.channels.get(name) for side in (self._before, self._ours, self._theirs)]
-        if any(side is not None and side.form == FOREIGN for side in sides):
-            return False  # nobody here can read it: see `_opaque`
-        before, ours, theirs = [side.packed if side is not None else None for side in sides]
+        # Nobody here can read what is foreign: see `_opaque`.
+        if any(_is_foreign(side) for side in sides):
+            return False
+        before, ours, theirs = map(_packed_of, sides)
         return ours is not None and theirs is not None and before not in (ours, theirs)
 
     async def _applied(self, spec: Any, name: str, own: _Steps, shared: Set[_Place]) -> Any:
         """Return ours with what theirs wrote; MISSING: no way to do it turns the ancestor's value into theirs."""
-        before, ours, theirs = [
-            self._channels.unwritten(side.channels[name]) if name in side.channels else MISSING
-            for side in (self._before, self._ours, self._theirs)
-        ]
-        steps = _of(name, own.writes)
-        written = await self._values(steps)
-        fresh = await self._values([[write for write in step if _place(write) not in shared] for step in steps])
-        # What both did in the same way, as they do if they part within a step, cannot be told from the values alone.
-        is_plain = self._ours.channels[name].packed != self._theirs.channels[name].packed
-        is_plain = is_plain and not _is_running(self._before)
-        guesses = self._guesses(name, theirs) if is_plain else ()
-        # After an earlier merge the ancestor, too, has what was pending where they parted.
-        for updates, applied in [(written, fresh), (fresh, fresh), (None, fresh), *((way, way) for way in guesses)]:
+        before = self._value_of(name, self._before.channels)
+        ours = self._value_of(name, self._ours.channels)
+        theirs = self._value_of(name, self._theirs.channels)
+        for way in await self._ways(name, theirs, own, shared):
             try:
-                if updates is None:
-                    is_right = own.is_own and len(own.pieces) > 1 and await self._is_made_of(spec, name, own.pieces)
-                else:
-                    made = self._packed(name, _updated(spec, before, updates))
-                    is_right = made == self._theirs.channels[name].packed
-                if is_right:
-                    return _updated(spec, ours, applied)
+                if await self._leads_to_theirs(spec, name, way, before, own):
+                    return _updated(spec, ours, way.applied)
             except (StoreError, CheckpointCorrupted):
                 raise
             except Exception:  # noqa: S112  # a reducer that does not take it: another way may do
                 continue
         return MISSING
 
+    async def _ways(self, name: str, theirs: Any, own: _Steps, shared: Set[_Place]) -> list[_Way]:
+        """Return how theirs may have come to its value, the likeliest first."""
+        steps = [_to_channel(name, step) for step in own.writes]
+        written = await self._values(steps)
+        fresh = await self._values([_without(step, shared) for step in steps])
+        # After an earlier merge the ancestor, too, has what was pending where they parted: hence the second way.
+        ways = [_Way(written, fresh), _Way(fresh, fresh), _Way(None, fresh)]
+        # What both did in the same way, as they do if they part within a step, cannot be told from the values alone.
+        is_plain = self._ours.channels[name].packed != self._theirs.channels[name].packed
+        if is_plain and not _is_running(self._before):
+            for guess in self._guesses(name, theirs):
+                ways.append(_Way(guess, guess))
+        return ways
+
+    async def _leads_to_theirs(self, spec: Any, name: str, way: _Way, before: Any, own: _Steps) -> bool:
+        """Whether a way turns the value of the ancestor into theirs, exactly."""
+        if way.updates is None:
+            return own.is_own and len(own.pieces) > 1 and await self._is_made_of(spec, name, own.pieces)
+        made = self._packed(name, _updated(spec, before, way.updates))
+        return made == self._theirs.channels[name].packed
+
+    def _value_of(self, name: str, channels: Mapping[str, Written]) -> Any:
+        """Return the value of a channel; MISSING if it has none."""
+        if name not in channels:
+            return MISSING
+        return self._channels.unwritten(channels[name])
+
     def _guesses(self, name: str, theirs: Any) -> list[list[list[Any]]]:
         """Return what may have been written: what a list has more at its end, or the value as a whole."""
+        whole = [[theirs]]
+        if not isinstance(theirs, list):
+            return [whole]
         old = self._before.channels.get(name)
-        ways = [[[theirs]]]
-        if isinstance(theirs, list):
-            before = codec.items(old.packed) if old is not None and codec.is_list(old.packed) else []
-            if codec.items(self._theirs.channels[name].packed)[: len(before)] == before:
-                ways.insert(0, [[theirs[len(before) :]]])
-        return ways
+        before: Sequence[bytes] = []
+        if old is not None and codec.is_list(old.packed):
+            before = codec.items(old.packed)
+        if codec.items(self._theirs.channels[name].packed)[: len(before)] != before:
+            return [whole]
+        added = [[theirs[len(before) :]]]
+        return [added, whole]
 
     def _packed(self, name: str, value: Any) -> bytes:
         top = self._channels.stands_alone(name, value)
@@ -488,17 +571,26 @@ class _Merger:
             if loaded is None:
                 break
             if len(parents) > 1:
-                others = await self._repository.store.read_many(parents[1:])
-                is_own = is_own and len(others) == len(parents) - 1
-                for other in others:
-                    is_own = is_own and await self._is_known(other.stored.place)
-                pieces.append(_Piece(loaded.stored, loaded.stored, []))  # what was pending here ran again
+                is_own = is_own and await self._are_known(parents[1:])
+                # What was pending before a merge ran again after it, and is no part of either piece.
+                pieces.append(_Piece(loaded.stored, loaded.stored, []))
                 continue
-            if parents[0].checkpoint_id != child.record.key.checkpoint_id:  # a branch begins with its origin once more
+            # A branch begins with its origin once more: that is no step.
+            if parents[0].checkpoint_id != child.record.key.checkpoint_id:
                 pieces[-1].steps.insert(0, [write for write in loaded.writes if write.channel in names])
             pieces[-1] = pieces[-1]._replace(start=loaded.stored)
         is_own = is_own and await self._is_known(pieces[-1].start.place)
         return _Steps(pieces[::-1], is_own=is_own)
+
+    async def _are_known(self, keys: Sequence[Key]) -> bool:
+        """Whether these checkpoints are stored, and the ancestor has all of them among its own."""
+        others = await self._repository.store.read_many(keys)
+        if len(others) != len(keys):
+            return False
+        for other in others:
+            if not await self._is_known(other.stored.place):
+                return False
+        return True
 
     async def _is_known(self, place: Place) -> bool:
         """Whether the ancestor has a checkpoint among its own."""
@@ -507,10 +599,11 @@ class _Merger:
     async def _is_made_of(self, spec: Any, name: str, pieces: Sequence[_Piece]) -> bool:
         """Whether writes are all that happened to a channel, but for merges."""
         for piece in pieces:
-            start, end = [(await self._side(at.record.root, at.family)).channels for at in (piece.start, piece.end)]
-            value = self._channels.unwritten(start[name]) if name in start else MISSING
-            made = _updated(spec, value, await self._values(_of(name, piece.steps)))
-            if name not in end or self._packed(name, made) != end[name].packed:
+            start = await self._side(piece.start.record.root, piece.start.family)
+            end = await self._side(piece.end.record.root, piece.end.family)
+            updates = await self._values([_to_channel(name, step) for step in piece.steps])
+            made = _updated(spec, self._value_of(name, start.channels), updates)
+            if name not in end.channels or self._packed(name, made) != end.channels[name].packed:
                 return False
         return True
 
@@ -518,11 +611,13 @@ class _Merger:
         """Return the writes that were pending where the threads parted, if ours went on with them; None: unknown."""
         found = list[Write]()
         seen = set[Key]()
-        line = [(key, self._stored[0].record) for key in self._stored[0].record.parents]
+        record = self._stored[0].record
+        line = deque((key, record) for key in record.parents)
         while line and len(seen) < _STEPS_MAX:
-            key, following = line.pop(0)
-            is_applied = key.checkpoint_id == since and _goes_on(following) and following.key.checkpoint_id != since
-            if not is_applied and (key in seen or key.checkpoint_id <= since):  # ids grow along a line
+            key, following = line.popleft()
+            is_applied = key.checkpoint_id == since and _takes_in(following, since)
+            # Ids grow along a line: what comes before `since` need not be looked at.
+            if not is_applied and (key in seen or key.checkpoint_id <= since):
                 continue
             seen.add(key)
             loaded = await self._repository.store.read(*key, writes=is_applied)
@@ -532,7 +627,8 @@ class _Merger:
                 if not await self._is_as_it_was(key):
                     return None
                 found += loaded.writes
-            line += [(parent, loaded.stored.record) for parent in loaded.stored.record.parents]
+            record = loaded.stored.record
+            line.extend((parent, record) for parent in record.parents)
         return found
 
     async def _is_as_it_was(self, key: Key) -> bool:
@@ -540,20 +636,29 @@ class _Merger:
         if key.thread_id == self._stored[0].record.key.thread_id:
             return True
         thread = await self._repository.store.thread(key.thread_id)
-        hidden = [h for held in thread.hidden.values() for h in held] if thread is not None else []
-        return not any((h.namespace, h.writes_of) == key[1:] for h in hidden)
+        if thread is None:
+            return True
+        hidden = itertools.chain(*thread.hidden.values())
+        return not any((one.namespace, one.writes_of) == key[1:] for one in hidden)
 
     async def _values(self, steps: Sequence[Sequence[Write]]) -> list[list[Any]]:
-        children = b"".join([write.children for step in steps for write in step])
+        """Return what was written, step by step; a step without writes is left out."""
+        children = b"".join([write.children for write in itertools.chain(*steps)])
         objects = await self._repository.objects(self._stored[1].family, children)
-        return [
-            [
-                self._channels.value(write.body[0], tree.Node(write.children, write.body[1:], write.size), objects)
-                for write in step
-            ]
-            for step in steps
-            if step
-        ]
+        found: list[list[Any]] = []
+        for step in steps:
+            if step:
+                found.append([self._channels.value(write.body[0], _node_of(write), objects) for write in step])
+        return found
+
+
+class _Way(NamedTuple):
+    """A way to apply what theirs wrote, which counts if its updates turn the value of the ancestor into theirs."""
+
+    updates: Sequence[Sequence[Any]] | None
+    """None: there was a merge in between, so that each piece of the line is looked at by itself."""
+    applied: Sequence[Sequence[Any]]
+    """What ours lacks of it."""
 
 
 class _Piece(NamedTuple):
@@ -579,15 +684,45 @@ class _Steps(NamedTuple):
     @property
     def first(self) -> Sequence[Write]:
         """What was pending there."""
-        return self.pieces[0].steps[0] if self.pieces[0].steps else ()
+        return next(iter(self.pieces[0].steps), ())
 
     @property
     def writes(self) -> list[list[Write]]:
         return [step for piece in self.pieces for step in piece.steps]
 
 
-def _of(name: str, steps: Sequence[Sequence[Write]]) -> list[list[Write]]:
-    return [[write for write in step if write.channel == name] for step in steps]
+def _to_channel(name: str, writes: Iterable[Write]) -> list[Write]:
+    return [write for write in writes if write.channel == name]
+
+
+def _without(writes: Iterable[Write], shared: Set[_Place]) -> list[Write]:
+    return [write for write in writes if _place(write) not in shared]
+
+
+def _node_of(write: Write) -> tree.Node:
+    """Return the value of a write; the first byte of its body is the form."""
+    return tree.Node(write.children, write.body[1:], write.size)
+
+
+def _is_foreign(channel: Written | None) -> bool:
+    return channel is not None and channel.form == FOREIGN
+
+
+def _packed_of(channel: Written | None) -> bytes | None:
+    if channel is None:
+        return None
+    return channel.packed
+
+
+def _clash(name: str) -> Conflict:
+    """Return a conflict about a channel as a whole, whose values cannot be shown."""
+    return Conflict(display.path_of(name), MISSING, MISSING, MISSING)
+
+
+def _without_envelope(root: Root) -> Root:
+    """Return the values of a checkpoint alone: what else it is, is put together elsewhere."""
+    conversation, others = tree.nodes(*root)[:2]
+    return root_of_nodes([conversation, others, tree.EMPTY_MAP])
 
 
 _Place = tuple[str, int, str, bytes, bytes]
@@ -606,10 +741,12 @@ class _Delta(NamedTuple):
 
 
 def _delta(side: Side, name: str) -> _Delta:
-    value = _seed(side, name)
     writes = side.rest.get(WRITES + name)
-    items = codec.items(writes.packed) if writes is not None and name not in side.channels else ()
-    return _Delta(value.packed if value is not None else None, tuple(items))
+    items: Sequence[bytes] = ()
+    # A value that is stored whole has all of the writes in it.
+    if writes is not None and name not in side.channels:
+        items = codec.items(writes.packed)
+    return _Delta(_packed_of(_seed(side, name)), tuple(items))
 
 
 def _seed(side: Side, name: str) -> Written | None:
@@ -617,8 +754,13 @@ def _seed(side: Side, name: str) -> Written | None:
     return side.channels.get(name) or side.rest.get(SEED + name)
 
 
-def _goes_on(record: Record) -> bool:
-    """Whether a checkpoint was made with what was pending before it: neither a merge nor a new input is."""
+def _takes_in(record: Record, parent_id: str) -> bool:
+    """Whether a checkpoint was made with what was pending at its parent.
+
+    Neither a merge nor a new input is, nor the first checkpoint of a branch, which is its origin once more.
+    """
+    if record.key.checkpoint_id == parent_id:
+        return False
     return len(record.parents) == 1 and record.metadata.get("source") in ("loop", "update")
 
 
@@ -634,7 +776,9 @@ def _begin(longer: _Delta, shorter: _Delta) -> bool:
 def _kinds_of(graph: Any) -> Kinds:
     """Return the rules for classes of the saver that a graph was compiled with."""
     channels = getattr(getattr(graph, "checkpointer", None), "channels", None)
-    return channels.kinds.exact() if isinstance(channels, Channels) else KINDS
+    if isinstance(channels, Channels):
+        return channels.kinds.exact()
+    return KINDS
 
 
 def _gathering(graph: Any, *kinds: str) -> dict[str, Any]:
@@ -642,19 +786,23 @@ def _gathering(graph: Any, *kinds: str) -> dict[str, Any]:
     channels = getattr(graph, "channels", None)
     if not isinstance(channels, Mapping):
         raise InvalidInput(f"graph= takes a compiled graph (or a StateGraph), not {type(graph).__name__}")
-    return {
-        name: spec
-        for name, spec in channels.items()
-        if isinstance(name, str)
-        and not display.is_internal(name)
-        and any(cls.__name__ in kinds for cls in type(spec).__mro__)
-    }
+    found: dict[str, Any] = {}
+    for name, spec in channels.items():
+        if not isinstance(name, str) or display.is_internal(name):
+            continue
+        # By the names of the classes: LangGraph need not be imported for this.
+        if any(cls.__name__ in kinds for cls in type(spec).__mro__):
+            found[name] = spec
+    return found
 
 
 def _updated(spec: Any, value: Any, steps: Sequence[Sequence[Any]]) -> Any:
     """Return the value of a channel after these steps. The caller's own objects are not changed."""
     with held_by_caller():  # the reducer is the caller's
-        channel = spec.copy() if value is MISSING else spec.from_checkpoint(copy.deepcopy(value))
+        if value is MISSING:
+            channel = spec.copy()
+        else:
+            channel = spec.from_checkpoint(copy.deepcopy(value))
         for step in steps:
             channel.update(copy.deepcopy(list(step)))
         return channel.checkpoint()

@@ -51,20 +51,52 @@ def as_data(name: str, state: Any) -> Any:
     kind = type(state)
     if kind is dict or kind is tuple:
         return state
-    if kind is list and len(state) in (4, 5) and type(state[0]) is dict and type(state[1]) in (dict, type(None)):
-        fields = class_forms.as_plain(state[0] | (state[1] or {}))  # of a pydantic model
-        return fields.get("root") if len(state) == 5 else fields
-    if kind is list and len(state) == 1 and type(state[0]) is str:
-        return state[0]  # a member of an enum whose value was not kept
-    if kind is list and len(state) == 2:
-        first, second = state
-        if first is None:
-            return second
-        if type(first) is str and type(second) is list and len(second) == 1:
-            return second[0]  # a member of an enum
-        if type(first) is dict and type(second) is dict:
-            return first  # a named tuple that had attributes, too
+    if kind is list:
+        found = _listed_data(state)
+        if found is not _UNKNOWN:
+            return found
     raise UnregisteredType(name, "which this saver does not rebuild; pass the class in allow=[...] if you trust it")
+
+
+_UNKNOWN = object()
+"""Stands for the data of a state whose form nobody knows; None is the data of some objects."""
+
+
+def _listed_data(state: list[Any]) -> Any:
+    """Return the data of a state that is kept as a list: the length of the list tells what kind of object it was."""
+    if len(state) in (4, 5):
+        return _model_data(state)
+    if len(state) == 1 and type(state[0]) is str:
+        # A member of an enum whose value was not kept.
+        return state[0]
+    if len(state) == 2:
+        return _pair_data(state[0], state[1])
+    return _UNKNOWN
+
+
+def _model_data(state: list[Any]) -> Any:
+    """Return the fields of a pydantic model, or the value of a root model, which has five parts."""
+    fields = state[0]
+    extra = state[1]
+    if type(fields) is not dict or type(extra) not in (dict, type(None)):
+        return _UNKNOWN
+    data = class_forms.as_plain(fields | (extra or {}))
+    if len(state) == 5:
+        return data.get("root")
+    return data
+
+
+def _pair_data(first: Any, second: Any) -> Any:
+    if first is None:
+        # What an object said of itself: see `described`.
+        return second
+    if type(first) is str and type(second) is list and len(second) == 1:
+        # A member of an enum: its name, and its value.
+        return second[0]
+    if type(first) is dict and type(second) is dict:
+        # A named tuple that had attributes, too.
+        return first
+    return _UNKNOWN
 
 
 def warn_once(name: str, reason: str) -> None:
@@ -147,7 +179,9 @@ def _datetime(value: dt.datetime) -> Any:
         )  # fmt: skip
     except (TypeError, ValueError):
         return value.isoformat()
-    return plain if plain.isoformat() == value.isoformat() else value.isoformat()
+    if plain.isoformat() != value.isoformat():
+        return value.isoformat()
+    return plain
 
 
 def _time(value: dt.time) -> dt.time:

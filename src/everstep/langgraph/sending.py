@@ -175,7 +175,9 @@ class _Turn:
 
     async def take(self, face: Face) -> Any:
         """Wait for the thread, and run."""
-        end = None if self._timeout is None else time.monotonic() + self._timeout
+        end = None
+        if self._timeout is not None:
+            end = time.monotonic() + self._timeout
         key = id(self.saver.backend.store), self._thread_id
         place = queues.join(key)
         try:
@@ -195,7 +197,9 @@ class _Turn:
         """Return what is known of the last run, and the claim of the thread, as soon as nobody else has it."""
         for pause in runs.pauses(_PAUSE_MAX):
             found = await face.claims.find(self._thread_id)
-            before = found.task if found is not None else None
+            before = None
+            if found is not None:
+                before = found.task
             if before is None:
                 # A thread that is none of LangGraph's is refused before anything is written to it.
                 await face.saved(self._config)
@@ -206,11 +210,17 @@ class _Turn:
                     pass  # somebody else was first
                 else:
                     return before, claim
-            left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
-                raise ThreadBusy(self._thread_id, self._timeout)
-            await face.pause(pause if left is None else min(pause, left))
+            await face.pause(self._shortened(pause, end))
         raise RuntimeError("waiting has no end")
+
+    def _shortened(self, pause: float, end: float | None) -> float:
+        """Return how long to pause, so that the caller waits no longer than it wants to."""
+        if end is None:
+            return pause
+        left = end - time.monotonic()
+        if left <= 0:
+            raise ThreadBusy(self._thread_id, self._timeout)
+        return min(pause, left)
 
     async def _run(self, face: Face, graph: Any, before: Task | None) -> Any:
         """Run the graph as the owner of the claim."""
@@ -246,31 +256,34 @@ class _Turn:
             raise PendingTurnFailed(self._thread_id, error) from error
 
     async def _is_cut_off(self, face: Face, graph: Any, before: Task | None) -> bool:
-        """Whether the thread stands where nobody meant it to stop."""
+        """Whether the last run of the thread was ended from outside, at a place where nobody meant it to stop."""
         head = await face.store.read(self._thread_id, writes=True)
         if head is None:
             return False
-        has_ended = before is not None and before.owner is None and before.last == head.stored.record.key.checkpoint_id
-        if has_ended and before is not None and before.ended == FAILED:
-            return False  # its caller was told. Such a state may not even be readable
-        if has_ended and not head.writes:
-            return False  # it stopped by itself, and no node has run since: most turns begin so
+        has_ended = _ended_at(before, head.stored.record.key.checkpoint_id)
+        if has_ended:
+            if before is not None and before.ended == FAILED:
+                # Its caller was told. Such a state may not even be readable.
+                return False
+            if not head.writes:
+                # It stopped by itself, and no node has run since: most turns begin so.
+                return False
         state = await face.state(graph, self._config)
         if not state.tasks:
             return False
         if not state.next:
-            return True  # every node has run, and no checkpoint has taken that in: it looks finished, but is not
+            # Every node has run, and no checkpoint has taken that in: it looks finished, but is not.
+            return True
         if has_ended:
-            return False  # it stopped by itself
+            # It stopped by itself, before nodes that have not run yet.
+            return False
         saved = await face.saved(self._config)
         if await self._is_at_breakpoint(face, graph, state, saved):
             return False
         if before is not None and (before.owner is not None or not before.ended):
+            # The record of the last run says that it was not ended.
             return True
-        # Nothing is known of who was here last. What waits, has failed or was changed by hand was not cut off.
-        has_failed = any(task.error is not None for task in state.tasks)
-        is_by_hand = saved.metadata.get("source") in ("update", "fork")
-        return not state.interrupts and not has_failed and not is_by_hand
+        return not _has_reason_to_wait(state, saved)
 
     async def _is_at_breakpoint(self, face: Face, graph: Any, state: Any, saved: Any) -> bool:
         """Whether the graph, or one inside it, stopped before or after a node because it was told to."""
@@ -303,7 +316,7 @@ class _Turn:
         """Return the last checkpoint of the turn that was sent under this name; None if there is no such turn."""
         query = Query(thread_id=self._thread_id, filter={configs.REQUEST_ID: request_id}, limit=1)
         found = await face.store.list_checkpoints(query)
-        return found[0] if found else None
+        return next(iter(found), None)
 
     async def _result_of(self, face: Face, graph: Any, taken: Stored) -> Any:
         """Return what a turn came to that was sent before; one that failed is tried again if it was the last."""
@@ -332,7 +345,9 @@ class _Turn:
         if not state.interrupts:
             return values
         asked = {"__interrupt__": list(state.interrupts)}
-        return {**values, **asked} if isinstance(values, dict) else asked
+        if isinstance(values, dict):
+            return {**values, **asked}
+        return asked
 
 
 def _saver_of(graph: Any) -> HarnessCheckpointer:
@@ -372,6 +387,21 @@ def _checked_request_id(request_id: str) -> str:
     return request_id
 
 
+def _ended_at(task: Task | None, checkpoint_id: str) -> bool:
+    """Whether the last run came to an end of its own, at this checkpoint."""
+    return task is not None and task.owner is None and task.last == checkpoint_id
+
+
+def _has_reason_to_wait(state: Any, saved: Any) -> bool:
+    """Whether a state explains by itself why nothing runs: it waits for an answer, has failed, or was made by hand.
+
+    This decides where nothing is known of who was here last.
+    """
+    if state.interrupts or any(task.error is not None for task in state.tasks):
+        return True
+    return saved.metadata.get("source") in ("update", "fork")
+
+
 def _with_request_id(config: Mapping[str, Any], request_id: str) -> dict[str, Any]:
     """Return a config whose run keeps the caller's name for the turn with each checkpoint."""
     metadata = config.get("metadata") or {}
@@ -396,17 +426,28 @@ def _is_told_to_stop(
     """Whether LangGraph stops at this checkpoint, before or after one of these nodes ("*": of all)."""
     if not before and not after:
         return False
-    waiting = {task.id for task in state.tasks}
-    if not waiting or any(task_id in waiting for task_id, _, _ in saved.pending_writes or ()):
-        return False  # nothing is left to run, or it has begun
-    passed = saved.checkpoint["versions_seen"].get("__interrupt__", {})
-    versions = saved.checkpoint["channel_versions"]
-    if all(channel in passed and not versions[channel] > passed[channel] for channel in versions):
-        return False  # it was told to go on from here
+    if not state.tasks or _has_begun(state, saved) or _is_told_to_go_on(saved.checkpoint):
+        return False
     if _names_one_of(before, [task.name for task in state.tasks]):
         return True
-    has_run = saved.metadata.get("source") == "loop"  # after an input no node has run yet
+    # After an input no node has run yet.
+    has_run = saved.metadata.get("source") == "loop"
     return has_run and _names_one_of(after, runs.nodes_that_ran_last(graph, saved))
+
+
+def _has_begun(state: Any, saved: Any) -> bool:
+    """Whether one of the tasks that come next has written something already."""
+    waiting = {task.id for task in state.tasks}
+    return any(task_id in waiting for task_id, _, _ in saved.pending_writes or ())
+
+
+def _is_told_to_go_on(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether somebody has resumed from this checkpoint: LangGraph notes the versions then, as seen by interrupts."""
+    passed = checkpoint["versions_seen"].get("__interrupt__", {})
+    for channel, version in checkpoint["channel_versions"].items():
+        if channel not in passed or version > passed[channel]:
+            return False
+    return True
 
 
 def _names_one_of(breakpoints: str | Sequence[str], nodes: Sequence[str]) -> bool:
