@@ -7,7 +7,9 @@ the namespaces of subgraphs (`node:task|node:task`), follow from the id of the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Literal
 
 from everstep.errors import InvalidInput
@@ -64,11 +66,18 @@ class _LangGraph:
         self, repository: Repository, changes: Sequence[Difference], before: Stored, after: Stored
     ) -> list[Difference]:
         """Say what comes next instead of what LangGraph notes about it, and messages as they are shown elsewhere."""
-        forms = [await _forms(repository, stored) for stored in (before, after)]
-        found = [display.difference(change, *forms) for change in changes if not display.is_internal_path(change.path)]
+        forms_before = await _forms(repository, before)
+        forms_after = await _forms(repository, after)
+        found: list[Difference] = []
+        for change in changes:
+            if not display.is_internal_path(change.path):
+                found.append(display.difference(change, forms_before, forms_after))
         if len(found) < len(changes):
-            nodes = [await _next_node(repository, stored) for stored in (before, after)]
-            found += [Difference("next_node", "changed", *nodes)] if nodes[0] != nodes[1] else []
+            # LangGraph keeps in channels of its own which nodes come next.
+            next_before = await _next_node(repository, before)
+            next_after = await _next_node(repository, after)
+            if next_before != next_after:
+                found.append(Difference("next_node", "changed", next_before, next_after))
         return found
 
     async def way_back(self, store: Store, thread: Thread, target: Loaded) -> WayBack:
@@ -82,7 +91,9 @@ class _LangGraph:
                 thread_id=key.thread_id, namespace=namespace, before_id=key.checkpoint_id, order="id", limit=1
             )
             left = await store.list_checkpoints(older)
-            heads[namespace] = left[0].record.key.checkpoint_id if left else None
+            heads[namespace] = None
+            if left:
+                heads[namespace] = left[0].record.key.checkpoint_id
         writes = checkpoint_tree.writes(target.writes, key, thread)
         kept = list[Hidden]()
         for above, tasks in _running(target.stored.record).items():
@@ -100,7 +111,7 @@ class _LangGraph:
             heads,
             await _stretches(store, key.thread_id, doomed),
             writes,
-            len([stored for stored in doomed if stored.record.key.namespace == key.namespace]),
+            sum(stored.record.key.namespace == key.namespace for stored in doomed),
             await store.count(Query(thread_id=key.thread_id, namespace=key.namespace)),
             kept,
         )
@@ -112,7 +123,8 @@ class _LangGraph:
         running = _running(source.record)
         chosen = {above.namespace: above for above in running}
         chosen[key.namespace] = key
-        root = Key(key.thread_id, "", chosen[""].checkpoint_id) if "" in chosen else key
+        # A checkpoint of a subgraph goes with the one of the graph that the subgraph runs in.
+        root = chosen.get("", key)
         chosen = await _memories(store, root, source) | chosen
         keys = [chosen.pop(root.namespace), *chosen.values()]
         loaded = await store.read_many(keys, writes=True)
@@ -124,7 +136,10 @@ class _LangGraph:
         drafts = list[Draft]()
         for found in loaded:
             at = found.stored.record.key
-            kept = [write for write in found.writes if at not in running or not _is_of(write, running[at])]
+            kept = found.writes
+            # The task that the subgraph runs in has not come so far yet.
+            if at in running:
+                kept = [write for write in found.writes if not _is_of(write, running[at])]
             draft = await _draft(repository, found.stored, kept, thread_id)
             writes += [(draft.record.key, write) for write in kept]
             drafts.append(draft)
@@ -143,8 +158,9 @@ class _LangGraph:
         return Draft(copy, (), (BaseRef(record.key, source.digest),))
 
     def subgraph(self, graph: Any, namespace: str) -> Any:
-        found = graph.get_subgraphs(recurse=True) if hasattr(graph, "get_subgraphs") else ()
-        return dict(found).get(namespace)
+        if not hasattr(graph, "get_subgraphs"):
+            return None
+        return dict(graph.get_subgraphs(recurse=True)).get(namespace)
 
     async def merged(
         self,
@@ -177,7 +193,9 @@ async def _forms(repository: Repository, stored: Stored) -> Mapping[str, Form]:
 
 async def _next_node(repository: Repository, stored: Stored) -> str:
     loaded = await repository.load(*stored.record.key)
-    return loaded[0].record.next_node if loaded is not None else ""
+    if loaded is None:
+        return ""
+    return loaded[0].record.next_node
 
 
 async def _greater(store: Store, key: Key) -> list[Stored]:
@@ -212,7 +230,7 @@ async def _stretches(store: Store, thread_id: str, doomed: Sequence[Stored]) -> 
         else:
             stretches.append(Hidden(namespace, stored.seq - 1, stored.seq))
             is_open[namespace] = True
-    return [stretch for stretches in found.values() for stretch in stretches]
+    return list(itertools.chain(*found.values()))
 
 
 def _above(record: Record) -> dict[str, str]:
@@ -220,11 +238,14 @@ def _above(record: Record) -> dict[str, str]:
     parents = record.metadata.get("parents")
     if not record.key.namespace or not isinstance(parents, Mapping):
         return {}
-    return {
-        namespace: checkpoint_id
-        for namespace, checkpoint_id in parents.items()
-        if namespace != record.key.namespace and isinstance(namespace, str) and isinstance(checkpoint_id, str)
-    }
+    found: dict[str, str] = {}
+    for namespace, checkpoint_id in parents.items():
+        # The metadata is LangGraph's, and whoever puts by hand writes anything there.
+        if not isinstance(namespace, str) or not isinstance(checkpoint_id, str):
+            continue
+        if namespace != record.key.namespace:
+            found[namespace] = checkpoint_id
+    return found
 
 
 def _running(record: Record) -> dict[Key, str | None]:
@@ -254,26 +275,40 @@ async def _memories(store: Store, root: Key, source: Stored) -> dict[str, Key]:
     begun = await store.read(*root)
     if begun is None:
         return {}
+    until: int | None = None
+    if source.record.key != root:
+        # Of the other subgraphs, only what was there when this one had come so far.
+        until = source.seq + 1
     found: dict[str, Key] = {}
-    hidden: Literal["no", "also"] = "also" if begun.stored.hidden else "no"
     last = begun.stored.seq
-    offset = 0
-    until = source.seq + 1 if source.record.key != root else None
-    while True:
-        query = Query(
-            thread_id=root.thread_id, namespace=None, after_seq=begun.stored.seq, before_seq=until, order="oldest",
-            hidden=hidden, limit=_PAGE, offset=offset,
-        )  # fmt: skip
-        listed = await store.list_checkpoints(query)
-        for stored in listed:
+    async with aclosing(_later(store, begun.stored, until)) as later:
+        async for stored in later:
             namespace = stored.record.key.namespace
+            # Here begins the next step of the graph.
             if namespace == root.namespace:
-                return found | await _lasting(store, thread, root, last, found)
+                break
             last = stored.seq
             if stored.record.kind == KIND and _above(stored.record).get(root.namespace) == root.checkpoint_id:
                 found[namespace] = stored.record.key
+    return found | await _lasting(store, thread, root, last, found)
+
+
+async def _later(store: Store, start: Stored, until: int | None) -> AsyncGenerator[Stored, None]:
+    """Yield what was put into a thread after a checkpoint, in order; hidden ones only if that one is hidden, too."""
+    hidden: Literal["no", "also"] = "no"
+    if start.hidden:
+        hidden = "also"
+    offset = 0
+    while True:
+        query = Query(
+            thread_id=start.record.key.thread_id, namespace=None, after_seq=start.seq, before_seq=until,
+            order="oldest", hidden=hidden, limit=_PAGE, offset=offset,
+        )  # fmt: skip
+        listed = await store.list_checkpoints(query)
+        for stored in listed:
+            yield stored
         if len(listed) < _PAGE:
-            return found | await _lasting(store, thread, root, last, found)
+            return
         offset += _PAGE
 
 
@@ -297,5 +332,7 @@ async def _draft(repository: Repository, source: Stored, writes: Sequence[Write]
     """Return a checkpoint as the first of another thread. Its values are shared; so are those of its writes."""
     children = b"".join([write.children for write in writes])
     # The store has them; they are sent so that no sweep takes them before this commits.
-    objects = await repository.objects(source.family, children) if children else {}
+    objects: Mapping[bytes, Content] = {}
+    if children:
+        objects = await repository.objects(source.family, children)
     return ADAPTER.taken_over(source, thread_id)._replace(objects=squeezed_objects(objects, thorough=True))

@@ -51,13 +51,18 @@ async def _cleaned(given: Any, days: float, dry_run: bool, whole_threads: bool, 
         if whole_threads:
             raise UnsupportedByBackend("whole_threads needs a store of Everstep; this backend has none")
         engine = CheckpointEngine(store, policy)
-        return engine.sync.collect(dry_run=dry_run) if blocking else await engine.collect(dry_run=dry_run)
-    scope = Scope(_over, whole_threads)
-    return await Keeper(policy).collect(store.blocking if blocking else store, None, dry_run=dry_run, scope=scope)
+        if blocking:
+            return engine.sync.collect(dry_run=dry_run)
+        return await engine.collect(dry_run=dry_run)
+    if blocking:
+        store = store.blocking
+    return await Keeper(policy).collect(store, None, dry_run=dry_run, scope=Scope(_over, whole_threads))
 
 
 def _store(given: Any) -> Store | CheckpointBackend:
-    found = given.checkpointer if isinstance(given, CheckpointEngine) else getattr(given, "backend", given)
+    found: Any = getattr(given, "backend", given)
+    if isinstance(given, CheckpointEngine):
+        found = given.checkpointer
     if isinstance(found, StoreBackend):
         return found.store
     if isinstance(found, CheckpointBackend):
@@ -74,7 +79,9 @@ def _over(heads: Collection[Stored]) -> list[str]:
     found = []
     for record in ours:
         parents = record.metadata.get("parents")
-        parent = parents.get("") if isinstance(parents, dict) else None
+        parent = None
+        if isinstance(parents, dict):
+            parent = parents.get("")
         # A call is named "node:task"; a subgraph that remembers from call to call is just "node".
         if is_call(record.key.namespace) and root is not None and parent != root:
             found.append(record.key.namespace)

@@ -72,7 +72,9 @@ class SavedTuple(CheckpointTuple):
     @property
     def parent_checkpoint_id(self) -> str | None:
         """The id of the checkpoint it follows."""
-        return None if self.parent_config is None else str(self.parent_config["configurable"]["checkpoint_id"])
+        if self.parent_config is None:
+            return None
+        return str(self.parent_config["configurable"]["checkpoint_id"])
 
 
 _last_ticks = 0
@@ -81,7 +83,10 @@ _last_ticks = 0
 def new_checkpoint_id(after: Iterable[str] = ()) -> str:
     """Return a UUID of version 6: later ones are greater, within one process always, and than those in `after`."""
     global _last_ticks
-    ticks = max([time.time_ns() // 100 + 0x01B21DD213814000, _last_ticks + 1, *(1 + _ticks(old) for old in after)])
+    # Tenths of a microsecond since 1582, as in every UUID that has a time; the clock itself counts from 1970.
+    ticks = max(time.time_ns() // 100 + 0x01B21DD213814000, _last_ticks + 1)
+    for old in after:
+        ticks = max(ticks, _ticks(old) + 1)
     _last_ticks = ticks
     high = (ticks >> 12) & 0xFFFFFFFFFFFF
     tail = int.from_bytes(os.urandom(8), "big") & 0x3FFFFFFFFFFFFFFF
@@ -93,7 +98,9 @@ def _ticks(checkpoint_id: str) -> int:
         found = uuid.UUID(checkpoint_id)
     except ValueError:
         return 0
-    return (found.int >> 80) << 12 | (found.int >> 64) & 0xFFF if found.version == 6 else 0
+    if found.version != 6:
+        return 0
+    return (found.int >> 80) << 12 | (found.int >> 64) & 0xFFF
 
 
 def next_version(current: Any) -> Any:
@@ -107,4 +114,6 @@ def number_of(version: Any) -> int:
     """Return the number in a version."""
     if version is None:
         return 0
-    return int(version.split(".")[0]) if isinstance(version, str) else int(version)
+    if isinstance(version, str):
+        return int(version.split(".")[0])
+    return int(version)

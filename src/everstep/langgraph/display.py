@@ -36,9 +36,16 @@ class _PlainTypes:
 
     def for_name(self, name: str) -> Registered:
         found = registry.for_name(name)
-        if found is None and (not name.startswith("numpy:") or "numpy" in sys.modules):
-            found = special_for_name(name) if ":" not in name or name.startswith("numpy:") else None
+        if found is None and _is_special(name):
+            found = special_for_name(name)
         return found or Registered(object, name, _keep, _WAYS.get(name, _fields))
+
+
+def _is_special(name: str) -> bool:
+    """Whether a name may be one of ours instead of a class's: arrays are, where numpy is imported anyway."""
+    if name.startswith("numpy:"):
+        return "numpy" in sys.modules
+    return ":" not in name
 
 
 def _keep(value: Any) -> Any:
@@ -65,11 +72,15 @@ def _fields(state: Any) -> Any:
 
 
 def _sent(state: Any) -> Any:
-    return {"node": state[0], "arg": state[1]} if isinstance(state, list) and len(state) >= 2 else state
+    if not isinstance(state, list) or len(state) < 2:
+        return state
+    return {"node": state[0], "arg": state[1]}
 
 
 def _snapshot(state: Any) -> Any:
-    return state[0] if isinstance(state, tuple) and state else state
+    if isinstance(state, tuple) and state:
+        return state[0]
+    return state
 
 
 _WAYS: dict[str, Callable[[Any], Any]] = {
@@ -99,14 +110,7 @@ def opened(record: Record, objects: Mapping[bytes, tree.Content]) -> tuple[list[
     if LIST_CHANNEL in forms and LIST_CHANNEL not in channels:
         channels[LIST_CHANNEL] = _CHANNELS.plain(conversation, objects)
     values = {name: shown(forms.get(name, PLAIN), value) for name, value in channels.items()}
-    for key in kept:
-        name = key.removeprefix(WRITES)
-        if name == key or name in values:
-            continue
-        form = envelope.get("seeds", {}).get(name, PLAIN)
-        folded = _delta_value(name, form, kept, objects)
-        if folded is not None:
-            values[name] = folded
+    _add_deltas(values, envelope.get("seeds", {}), kept, objects)
     messages = []
     if isinstance(values.get(LIST_CHANNEL), list):
         messages = values.pop(LIST_CHANNEL)
@@ -114,12 +118,32 @@ def opened(record: Record, objects: Mapping[bytes, tree.Content]) -> tuple[list[
     return [messages, state, {}], ", ".join(_next(values))
 
 
+def _add_deltas(
+    values: dict[str, Any],
+    forms: Mapping[str, Form],
+    kept: Mapping[str, tree.Node],
+    objects: Mapping[bytes, tree.Content],
+) -> None:
+    """Add the values of delta channels that are not stored whole."""
+    for key in kept:
+        if not key.startswith(WRITES):
+            continue
+        name = key.removeprefix(WRITES)
+        if name in values:
+            continue
+        folded = _delta_value(name, forms.get(name, PLAIN), kept, objects)
+        if folded is not None:
+            values[name] = folded
+
+
 def _delta_value(
     name: str, form: Form, kept: Mapping[str, tree.Node], objects: Mapping[bytes, tree.Content]
 ) -> list[Any] | None:
     """Return the value of a delta channel: its last whole one, and what was written since."""
+    start: Any = []
     seed = kept.get(SEED + name)
-    start = [] if seed is None else shown(form, _CHANNELS.plain(seed, objects))
+    if seed is not None:
+        start = shown(form, _CHANNELS.plain(seed, objects))
     items = _CHANNELS.delta_items(kept[WRITES + name], objects)
     return _folded(start, [shown(form, value) for _, form, value in items])
 
@@ -141,7 +165,8 @@ def difference(change: Difference, before: Mapping[str, Form], after: Mapping[st
             values = [shown(kind, value) for kind, value in zip(kinds, values, strict=True)]
         elif MESSAGE in kinds and path.startswith(f"{where}[0]"):
             path = where + path.removeprefix(f"{where}[0]")
-    values = [_bare(value) if path.startswith("messages[") else value for value in values]
+    if path.startswith("messages["):
+        values = [_bare(value) for value in values]
     return Difference(path, change.kind, *values)
 
 
@@ -167,8 +192,11 @@ def is_internal_path(path: str) -> bool:
 
 def described(record: Record) -> tuple[tuple[str, ...], str]:
     """Return tags and a summary: those of a branch or merge, or what LangGraph says of the checkpoint."""
+    tags = record.tags
     source = record.metadata.get("source")
-    return record.tags or ((source,) if isinstance(source, str) else ()), record.summary
+    if not tags and isinstance(source, str):
+        tags = (source,)
+    return tags, record.summary
 
 
 def shown(form: Form, value: Any) -> Any:
@@ -177,20 +205,28 @@ def shown(form: Form, value: Any) -> Any:
         return {key: shown(form.get(key, PLAIN), item) for key, item in value.items()}
     if form in (CHAT, MESSAGE) and isinstance(value, list):
         messages = [_bare(message) for message in value]
-        return messages if form == CHAT else next(iter(messages), None)
+        if form == CHAT:
+            return messages
+        # A channel of one message is kept as a list of it.
+        return next(iter(messages), None)
     return value
 
 
 def _bare(message: Any) -> Any:
     """Return a message without the mark of what its fields do not say."""
-    return {key: field for key, field in message.items() if key != MARK} if isinstance(message, dict) else message
+    if not isinstance(message, dict):
+        return message
+    return {key: field for key, field in message.items() if key != MARK}
 
 
 def _next(values: Mapping[str, Any]) -> list[str]:
+    """Return the nodes that come next, as LangGraph's own channels say: those triggered, the first, those sent to."""
     names = [name.removeprefix(_TO) for name in values if name.startswith(_TO)]
-    names += [_START] if _START in values else []
+    if _START in values:
+        names.append(_START)
     sent = values.get(_SENT)
-    names += [send["node"] for send in (sent if isinstance(sent, list) else []) if isinstance(send, dict)]
+    if isinstance(sent, list):
+        names += [send["node"] for send in sent if isinstance(send, dict)]
     return list(dict.fromkeys(names))
 
 
@@ -200,22 +236,26 @@ def _folded(start: Any, writes: list[Any]) -> list[Any] | None:
         return None
     found = list(start)
     for write in writes:
-        for item in write if isinstance(write, list) else [write]:
+        items = write
+        if not isinstance(write, list):
+            items = [write]
+        for item in items:
             _fold(found, item)
     return found
 
 
 def _fold(found: list[Any], item: Any) -> None:
     """Add an item, or put it in the place of the one of its id, or remove that one."""
-    name = item.get("id") if isinstance(item, dict) else None
-    if name is None:
+    if not isinstance(item, dict) or item.get("id") is None:
         found.append(item)
         return
-    same = [n for n, old in enumerate(found) if isinstance(old, dict) and old.get("id") == name]
     is_removal = item.get("type") == "remove"
-    if same and is_removal:
-        del found[same[0]]
-    elif same:
-        found[same[0]] = item
-    elif not is_removal:
+    for place, old in enumerate(found):
+        if isinstance(old, dict) and old.get("id") == item["id"]:
+            if is_removal:
+                del found[place]
+            else:
+                found[place] = item
+            return
+    if not is_removal:
         found.append(item)
