@@ -31,7 +31,7 @@ KILLS = 4
 
 def copy(source: str, target: str, told: int) -> None:
     """Copy in small parts; one byte per part goes down the pipe."""
-    families.PART_CHECKPOINTS, families.PART_THREADS, receiving.PART_RUNS = 5, 2, 5
+    families.PART_CHECKPOINTS, families.PART_THREADS, receiving.PART_SEGMENTS = 5, 2, 5
     everstep.copy(source, target, progress=lambda _: os.write(told, b"."))
 
 

@@ -7,6 +7,7 @@ an object is stored under the hash of what came, and a checkpoint that refers to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise, starmap
 from typing import Any, BinaryIO, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, EverstepError
@@ -27,8 +28,7 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.records import PLAIN_CODEC, pack_info, pack_record, record_digest, unpack_info
-from everstep.transfer import renumber
-from everstep.transfer.families import Entry, Family, Group, pieces
+from everstep.transfer.families import Entry, Family, Group, family_spans, pieces
 from everstep.transfer.frames import FrameReader, FrameWriter
 from everstep.values import codec, compress, tree
 
@@ -82,8 +82,11 @@ def family_items(family: Family) -> Iterator[Item]:
     yield [FAMILY, family.identity, len(family.raws), len(family.ancestry), len(family.entries)]
     for raw in family.raws.values():
         yield from _thread_items(raw)
-    segments = [[segment, [_place_row(place) for place in to]] for segment, to in sorted(family.ancestry.items())]
+    segments: list[Any] = []
+    for segment, follows in sorted(family.ancestry.items()):
+        segments.append([segment, list(map(_place_row, follows))])
     yield from _in_batches(SEGMENTS, segments)
+    # A family may have very many checkpoints: a thread is named by its number there, not by its name.
     threads = {name: number for number, name in enumerate(family.raws)}
     entries: list[Any] = []
     for entry in family.entries:
@@ -95,20 +98,31 @@ def family_items(family: Family) -> Iterator[Item]:
 
 
 def _thread_items(raw: RawThread) -> Iterator[Item]:
-    lines = [
-        [namespace, line.head, line.head_was_moved, line.generation, line.active, sorted(line.segments), line.newest]
-        for namespace, line in raw.lines.items()
-    ]
-    origin = list(raw.origin) if raw.origin is not None else None
+    lines: list[Any] = []
+    for namespace, line in raw.lines.items():
+        lines.append(
+            [
+                namespace,
+                line.head,
+                line.head_was_moved,
+                line.generation,
+                line.active,
+                sorted(line.segments),
+                line.newest,
+            ]
+        )
+    origin = None
+    if raw.origin is not None:
+        origin = list(raw.origin)
     yield [THREAD, raw.thread_id, lines, origin, raw.began, sorted(raw.pinned)]
-    yield from _in_batches(HIDDEN, [list(stretch) for stretch in raw.hidden])
+    yield from _in_batches(HIDDEN, list(map(list, raw.hidden)))
     yield from _in_batches(LOG, [[entry.kind, dict(entry.data), entry.seq, entry.undone] for entry in raw.operations])
     yield from _in_batches(WRITES, [[key.namespace, key.checkpoint_id, *write] for key, write in raw.writes])
-    shared = [
-        [other, _place_row(common.place), common.root.children, common.root.body, list(common.root.sizes)]
-        for other, held in raw.shared_states.items()
-        for common in held
-    ]
+    shared: list[Any] = []
+    for other, held in raw.shared_states.items():
+        for common in held:
+            children, body, sizes = common.root
+            shared.append([other, _place_row(common.place), children, body, list(sizes)])
     yield from _in_batches(SHARED, shared)
 
 
@@ -150,12 +164,14 @@ class ItemReader:
 
     def __init__(self, file: BinaryIO) -> None:
         self._frames = FrameReader(file)
-        self._items: list[Any] = []
+        self._items: list[Item] = []
         """Those of the last frame that are still to come, the last first."""
 
     def read(self) -> Item | None:
         """Return the next item; None if it takes another frame: see `fill`."""
-        return self._items.pop() if self._items else None
+        if not self._items:
+            return None
+        return self._items.pop()
 
     def fill(self) -> None:
         """Read a frame."""
@@ -166,7 +182,7 @@ class ItemReader:
             items = PLAIN_CODEC.unpack(content)
         except CheckpointCorrupted:
             raise
-        except EverstepError as exc:
+        except EverstepError as exc:  # such as a class: an export holds plain values only
             raise _out_of_shape("it holds what no export holds") from exc
         if type(items) is not list or not items:
             raise _out_of_shape("a frame is not a list of items")
@@ -205,7 +221,7 @@ class FamilyReader:
         elif kind == SEGMENTS:
             _check_shape(item, (_number, [(_number, [_PLACE])]))
             for segment, follows in item[1]:
-                self._ancestry[segment] = tuple(_place(row) for row in follows)
+                self._ancestry[segment] = tuple(map(_place, follows))
         elif kind == INDEX:
             _check_shape(item, _INDEX)
             for row in item[1]:
@@ -224,8 +240,9 @@ class FamilyReader:
             lines[checks.namespace(namespace)] = RawLine(
                 head, was_moved, generation, active, frozenset(segments), newest
             )
-        key = Key(*origin) if origin is not None else None
-        self._raws[name] = RawThread(name, "", self.identity, lines, key, began, frozenset(pinned))
+        if origin is not None:
+            origin = Key(*origin)
+        self._raws[name] = RawThread(name, "", self.identity, lines, origin, began, frozenset(pinned))
         self._names.append(name)
 
     def _add_rows(self, item: Item) -> None:
@@ -238,17 +255,13 @@ class FamilyReader:
         _check_shape(item, (_number, [_THREAD_ROWS[kind]]))
         rows = item[1]
         if kind == HIDDEN:
-            raw = raw._replace(hidden=[*raw.hidden, *(Hidden(*row) for row in rows)])
+            raw = raw._replace(hidden=[*raw.hidden, *starmap(Hidden, rows)])
         elif kind == LOG:
-            raw = raw._replace(operations=[*raw.operations, *(_operation(row) for row in rows)])
+            raw = raw._replace(operations=[*raw.operations, *starmap(Operation, rows)])
         elif kind == WRITES:
-            writes = [(Key(name, checks.namespace(row[0]), checks.checkpoint_id(row[1])), _write(row)) for row in rows]
-            raw = raw._replace(writes=[*raw.writes, *writes])
+            raw = raw._replace(writes=[*raw.writes, *(_key_and_write(name, row) for row in rows)])
         else:
-            shared = {other: list(held) for other, held in raw.shared_states.items()}
-            for other, place, children, body, sizes in rows:
-                shared.setdefault(other, []).append(SharedState(_place(place), Root(children, body, tuple(sizes))))
-            raw = raw._replace(shared_states=shared)
+            raw = raw._replace(shared_states=_with_shared(raw, rows))
         self._raws[name] = raw
 
     def _add_entry(self, row: list[Any]) -> None:
@@ -260,7 +273,9 @@ class FamilyReader:
             raise _out_of_shape("a checkpoint belongs to no namespace", key)
         if key in self._keys:
             raise _out_of_shape("a checkpoint is there twice", key)
-        last = self._entries[-1].seq if self._entries else 0
+        last = 0
+        if self._entries:
+            last = self._entries[-1].seq
         if not 0 < segment <= seq or seq <= last:
             raise _out_of_shape("a checkpoint has an impossible number", key)
         self._keys.add(key)
@@ -272,18 +287,15 @@ class FamilyReader:
         if counts != (self._threads, self._segments, self._checkpoints) or not self._raws:
             raise _out_of_shape("a family has more or less than it says")
         for segment, follows in self._ancestry.items():
-            for place in follows:
-                # What follows itself would be walked for ever.
-                if place.seq >= segment or place.segment > place.seq:
-                    raise _out_of_shape("a segment follows what came later")
+            _check_follows(segment, follows)
         for raw in self._raws.values():
             _check_log(raw)
-        used = [number for entry in self._entries for number in (entry.seq, entry.segment)]
-        for lowest, highest in renumber.spans(self._raws.values(), self._ancestry, used).values():
+        family = Family("", self.identity, self._raws, self._ancestry, self._entries)
+        for lowest, highest in family_spans(family).values():
             self.span = max(self.span, highest - lowest)
             if highest >= _NUMBER_MAX or self.span >= _SPAN_MAX:
                 raise _out_of_shape("its numbers are out of bounds")
-        return Family("", self.identity, self._raws, self._ancestry, self._entries)
+        return family
 
 
 class GroupReader:
@@ -328,36 +340,35 @@ class GroupReader:
         found: list[Stored] = []
         packed: dict[Key, tuple[bytes, bytes]] = {}
         for position, step, children, info, body in item[1]:
-            if position >= len(self._family.entries) or position in self._positions:
-                raise _out_of_shape("a checkpoint is there twice, or is not in the index")
-            self._positions.add(position)
-            entry = self._family.entries[position]
+            entry = self._take_entry(position)
             _check_hashes(children)
             self._check_there(children, entry.key)
             if not wants(entry):
                 continue
             record = _record(entry.key, step, children, info, body)
             packed[entry.key] = pack_record(record)
+            digest = record_digest(*packed[entry.key])
             found.append(
-                Stored(
-                    record,
-                    entry.seq,
-                    "",
-                    digest=record_digest(*packed[entry.key]),
-                    segment=entry.segment,
-                    added_bytes=entry.added_bytes,
-                )
+                Stored(record, entry.seq, "", digest=digest, segment=entry.segment, added_bytes=entry.added_bytes)
             )
-        # Whoever has all of these checkpoints has their objects too.
-        is_held = bool(item[1]) and not found
-        objects = [] if is_held else self._objects
+        objects = self._objects
         self._objects = []
+        are_all_held = bool(item[1]) and not found
+        if are_all_held:  # whoever has all of these checkpoints has their objects too
+            objects = []
         return Group(found, objects, packed)
+
+    def _take_entry(self, position: int) -> Entry:
+        """Return the checkpoint at this place of the index, which must not have come before."""
+        if position >= len(self._family.entries) or position in self._positions:
+            raise _out_of_shape("a checkpoint is there twice, or is not in the index")
+        self._positions.add(position)
+        return self._family.entries[position]
 
     def check_threads(self) -> None:
         """Refuse threads that refer to objects which did not come."""
         for raw in self._family.raws.values():
-            for common in [common for held in raw.shared_states.values() for common in held]:
+            for common in chain.from_iterable(raw.shared_states.values()):
                 self._check_there(common.root.children, Key(raw.thread_id, "", ""))
             for key, write in raw.writes:
                 self._check_there(write.children, key)
@@ -406,6 +417,7 @@ def _record(key: Key, step: int, children: bytes, info: bytes, body: bytes) -> R
         raise
     except EverstepError as exc:
         raise _out_of_shape(f"its metadata cannot be decoded: {exc}", key) from exc
+    # A name or a time of another type would fail much later, in whatever reads it.
     texts = [record.created_at, record.summary, record.next_node, record.trigger, record.kind, *record.tags]
     for parent in record.parents:
         texts += parent
@@ -416,13 +428,18 @@ def _record(key: Key, step: int, children: bytes, info: bytes, body: bytes) -> R
     return record
 
 
-def _operation(row: list[Any]) -> Operation:
-    kind, data, seq, undone = row
-    return Operation(kind, data, seq, undone)
+def _key_and_write(thread_id: str, row: list[Any]) -> tuple[Key, Write]:
+    namespace, checkpoint_id, *write = row
+    return Key(thread_id, checks.namespace(namespace), checks.checkpoint_id(checkpoint_id)), Write(*write)
 
 
-def _write(row: list[Any]) -> Write:
-    return Write(*row[2:])
+def _with_shared(raw: RawThread, rows: list[Any]) -> dict[str, list[SharedState]]:
+    """Return the shared states of a thread, with those of some more rows."""
+    shared = {other: list(held) for other, held in raw.shared_states.items()}
+    for other, place, children, body, sizes in rows:
+        root = Root(children, body, tuple(sizes))
+        shared.setdefault(other, []).append(SharedState(_place(place), root))
+    return shared
 
 
 def _place(row: list[Any]) -> Place:
@@ -515,24 +532,37 @@ def _check_hashes(children: bytes) -> None:
         raise _out_of_shape("a reference is cut off")
 
 
+def _check_follows(segment: int, follows: Sequence[Place]) -> None:
+    for place in follows:
+        # What follows itself would be walked for ever.
+        if place.seq >= segment or place.segment > place.seq:
+            raise _out_of_shape("a segment follows what came later")
+
+
 def _check_log(raw: RawThread) -> None:
-    """Refuse a log that undo and redo could not read, and writes or operations out of order."""
-    for before, after in zip(raw.operations, raw.operations[1:], strict=False):
+    """Refuse a log that undo and redo could not read, or whose operations are out of order."""
+    for before, after in pairwise(raw.operations):
         if before.seq >= after.seq:
             raise _out_of_shape("the log of a thread is out of order", Key(raw.thread_id, "", ""))
     try:
         for entry in raw.operations:
-            if "undo" not in entry.data:
-                continue
-            undo = undo_of(entry)
-            numbers = [entry.data["after"], entry.data["made_at_seq"], *undo.newest.values(), undo.since or 0]
-            for stretch in (*undo.hide, *undo.kept):
-                numbers += [stretch.after, stretch.to, stretch.segment or 0]
-            told = type(entry.data["details"]), type(entry.data["created_at"])
-            if not all(map(_number, numbers)) or told != (dict, str):
-                raise ValueError("it is out of shape")
+            if "undo" in entry.data:  # one without was not written by the engine
+                _check_operation(entry)
+    # The data of an entry may be anything: whatever goes wrong while it is read, the file is to blame.
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as exc:
         raise _out_of_shape(f"the log of a thread cannot be read: {exc}", Key(raw.thread_id, "", "")) from exc
+
+
+def _check_operation(entry: Operation) -> None:
+    data = entry.data
+    undo = undo_of(entry)
+    numbers = [data["after"], data["made_at_seq"], *undo.newest.values(), undo.since or 0]
+    for stretch in (*undo.hide, *undo.kept):
+        numbers += [stretch.after, stretch.to, stretch.segment or 0]
+    if type(data["details"]) is not dict or type(data["created_at"]) is not str:
+        raise ValueError("it is out of shape")
+    if not all(map(_number, numbers)):
+        raise ValueError("it is out of shape")
 
 
 def _out_of_shape(reason: str, key: Key | None = None) -> CheckpointCorrupted:

@@ -7,7 +7,6 @@ whoever is killed leaves the backups that there were, and a file that the next o
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import hashlib
 import json
@@ -24,7 +23,7 @@ from everstep.reports import BackupReport, CopyReport
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Store
 from everstep.transfer import archive
-from everstep.transfer.exporting import ArchiveSource, Exporter, directly, file_error, sync_folder, write_aside
+from everstep.transfer.exporting import ArchiveSource, Exporter, file_error, runner, sync_folder, write_aside
 from everstep.transfer.families import Family, Pass, StoreSource
 from everstep.transfer.receiving import Progress, Target
 from everstep.transfer.sides import Side, opened
@@ -90,20 +89,24 @@ class _Held(NamedTuple):
 
 
 async def _backup(store: Side, folder: Path, progress: Progress | None, *, blocking: bool) -> BackupReport:
-    run = directly if blocking else asyncio.to_thread
+    run = runner(blocking)
     async with opened(store, "source", blocking) as one:
         folder.mkdir(parents=True, exist_ok=True)
         manifest = _read_manifest(folder)
-        known = _read_families(folder, manifest[-1]) if manifest else {}
-        number = manifest[-1]["number"] + 1 if manifest else 1
+        known: dict[str, _Held] = {}
+        number = 1
+        if manifest:
+            known = _read_families(folder, manifest[-1])
+            number = manifest[-1]["number"] + 1
         name = f"{number:06}.everstep"
         time = utc_now()
         source = _ChangedFamilies(one, known, number)
         async with write_aside(folder / name, run) as out:
             report = await Exporter(out, source, progress, run).write_all()
-        families = json.dumps({identity: list(held) for identity, held in source.families.items()}).encode()
+        families = json.dumps(source.families).encode()
         async with write_aside(folder / f"{number:06}.families", run) as out:
             out.write(families)
+        # The manifest is what counts: two backups at once must not each leave out the other.
         if _read_manifest(folder) != manifest:
             raise StoreUnavailable(f"another backup into {folder} has ended meanwhile; try again")
         check = hashlib.sha256(families).hexdigest()
@@ -123,7 +126,7 @@ async def _restore(
     *,
     blocking: bool,
 ) -> CopyReport:
-    run = directly if blocking else asyncio.to_thread
+    run = runner(blocking)
     chosen = _choose(_read_manifest(folder), at, folder)
     by_file: dict[int, set[bytes]] = defaultdict(set)
     for identity, held in _read_families(folder, chosen).items():
@@ -170,6 +173,7 @@ class _ChangedFamilies(StoreSource):
                 token = _token(coming.family)
                 held = self._known.get(identity)
                 if held is not None and held.token == token:
+                    # The earlier backup has it: its file is named again, and nothing is written.
                     self.families[identity] = held
                     self.unchanged += len(coming.family.raws)
                     coming.is_finished = True
@@ -204,9 +208,9 @@ def _read_manifest(folder: Path) -> list[dict[str, Any]]:
         return []
     except OSError as exc:
         raise file_error(exc, folder / _MANIFEST) from exc
+    except InvalidInput:  # it is a ValueError too
+        raise
     except (ValueError, TypeError, KeyError) as exc:
-        if isinstance(exc, InvalidInput):
-            raise
         raise CheckpointCorrupted(f"the manifest of the backups in {folder} cannot be read: {exc}") from exc
 
 
@@ -224,20 +228,25 @@ def _read_families(folder: Path, entry: Mapping[str, Any]) -> dict[str, _Held]:
 def _choose(manifest: Collection[dict[str, Any]], at: int | str | datetime | None, folder: Path) -> dict[str, Any]:
     """Return the backup that is meant."""
     found = list(manifest)
+    wanted = ""
     if isinstance(at, int):
+        wanted = f" for {at}"
         found = [entry for entry in found if entry["number"] == at]
     elif at is not None:
+        wanted = f" for {at}"
         moment = _moment(at)
         found = [entry for entry in found if datetime.fromisoformat(entry["time"]) <= moment]
     if not found:
-        wanted = "" if at is None else f" for {at}"
         raise InvalidInput(f"there is no backup{wanted} in {folder}")
     return found[-1]
 
 
 def _moment(at: str | datetime) -> datetime:
-    try:
-        moment = at if isinstance(at, datetime) else datetime.fromisoformat(at)
-    except (ValueError, TypeError) as exc:
-        raise InvalidInput(f"at is the number of a backup or a time, not {at!r:.100}") from exc
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    if not isinstance(at, datetime):
+        try:
+            at = datetime.fromisoformat(at)
+        except (ValueError, TypeError) as exc:
+            raise InvalidInput(f"at is the number of a backup or a time, not {at!r:.100}") from exc
+    if at.tzinfo is None:
+        return at.replace(tzinfo=UTC)
+    return at

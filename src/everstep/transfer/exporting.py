@@ -7,6 +7,7 @@ The file is written and read from its beginning to its end, so a pipe will do. F
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -90,7 +91,7 @@ async def _export(
     store: Side, file: File, threads: Iterable[str] | None, progress: Progress | None, *, blocking: bool
 ) -> ExportReport:
     names = thread_names(threads)
-    run = directly if blocking else asyncio.to_thread
+    run = runner(blocking)
     async with opened(store, "source", blocking) as one, _written(file, run) as out:
         return await Exporter(out, StoreSource(one, names), progress, run).write_all()
 
@@ -105,14 +106,20 @@ async def _import(
     blocking: bool,
 ) -> CopyReport:
     names = thread_names(threads)
-    run = directly if blocking else asyncio.to_thread
+    run = runner(blocking)
     async with _read(file) as content, opened(store, "target", blocking) as other:
         source = ArchiveSource(content, names, run)
         return await Target(other, source, progress, verify=verify, may_go_back=False).take_all()
 
 
-async def directly(work: Callable[..., T], *args: Any) -> T:
-    """Return what `work` gives, at once: for callers that may be kept waiting."""
+def runner(blocking: bool) -> Run:
+    """Return how work that takes time is run: in a thread, so that the event loop goes on, or right here."""
+    if blocking:
+        return _directly
+    return asyncio.to_thread
+
+
+async def _directly(work: Callable[..., T], *args: Any) -> T:
     return work(*args)
 
 
@@ -188,8 +195,10 @@ async def _read(file: File) -> AsyncIterator[BinaryIO]:
 
 def file_error(exc: OSError, path: Path) -> StoreError:
     """Return what to raise about a file that cannot be read or written."""
-    kind = StoreFull if isinstance(exc, OSError) and exc.errno in _FULL else StoreError
-    return kind(f"{path}: {exc.strerror or exc}")
+    message = f"{path}: {exc.strerror or exc}"
+    if exc.errno in _FULL:
+        return StoreFull(message)
+    return StoreError(message)
 
 
 _FULL = {28, 122}  # ENOSPC, EDQUOT
@@ -240,7 +249,8 @@ class Exporter:
             async for group in groups:
                 for item in await self._run(list, archive.group_items(group, positions)):
                     await self._write(item)
-                written.update(stored.record.key for stored in group.checkpoints)
+                for stored in group.checkpoints:
+                    written.add(stored.record.key)
                 objects += len(group.objects)
                 self._count(checkpoints=len(group.checkpoints), objects=len(group.objects))
                 self._tell()
@@ -288,13 +298,12 @@ class ArchiveSource:
         self._identities = identities
         self.taken: set[bytes] = set()
         """The families that somebody took, by identity."""
-        self._names = None if names is None else set(names)
+        self._names = names
         self.run = run
         self.threads_total = 0
         self.checkpoints_total = 0
         self._span = 0
-        self._counts = [0, 0, 0, 0]
-        """Families, threads, checkpoints and objects so far."""
+        self._so_far = archive.Summary(0, 0, 0, 0)
 
     async def passes(self) -> AsyncGenerator[Pass, None]:
         self.threads_total, self.checkpoints_total = archive.read_start(await self.next_item())
@@ -310,29 +319,27 @@ class ArchiveSource:
                 missing -= family.raws.keys()
                 self.taken.add(family.identity)
                 yield coming
-                if coming.is_whole and not coming.is_finished:
-                    raise CheckpointCorrupted(
-                        "the file is damaged: a head is missing", thread_id=next(iter(family.raws))
-                    )
+                _check_finished(coming)
             else:
                 await coming.skip()
-            unfinished = None if coming.is_whole else family.identity
             if coming.is_whole:
+                unfinished = None
                 seen = set()
-                self._counts[0] += 1
-                self._counts[1] += len(family.raws)
+                self.count(families=1, threads=len(family.raws))
+            else:  # its writer was overtaken by others, and another pass of the same family follows
+                unfinished = family.identity
         if unfinished is not None:
             raise CheckpointCorrupted("the file is damaged: a family was begun and not finished")
-        if list(archive.read_end(item)) != self._counts:
+        if archive.read_end(item) != self._so_far:
             raise CheckpointCorrupted("the file is damaged: it has more or less than it says")
         await self.run(self._items.check_end)
-        for name in sorted(missing):
-            raise InvalidInput(f"there is no thread {name!r} in the file")
+        if missing:
+            raise InvalidInput(f"there is no thread {min(missing)!r} in the file")
 
     def _is_wanted(self, family: families.Family) -> bool:
         if self._identities is not None and family.identity not in self._identities:
             return False
-        return self._names is None or not self._names.isdisjoint(family.raws)
+        return self._names is None or any(name in family.raws for name in self._names)
 
     async def _read_family(self, item: Item) -> tuple[families.Family, Item]:
         """Return a family, and the first item of what follows."""
@@ -351,10 +358,10 @@ class ArchiveSource:
             await self.run(self._items.fill)
         return item
 
-    def count(self, checkpoints: int, objects: int) -> None:
-        """Note what a pass had."""
-        self._counts[2] += checkpoints
-        self._counts[3] += objects
+    def count(self, families: int = 0, threads: int = 0, checkpoints: int = 0, objects: int = 0) -> None:
+        """Note what has come."""
+        more = (families, threads, checkpoints, objects)
+        self._so_far = archive.Summary(*map(operator.add, self._so_far, more))
 
 
 class _ArchivePass(Pass):
@@ -379,7 +386,7 @@ class _ArchivePass(Pass):
                 if group.checkpoints or group.objects:
                     yield group
             item = await self._source.next_item()
-        if self._read_done(item) != [reader.checkpoints, reader.objects]:
+        if self._read_done(item) != (reader.checkpoints, reader.objects):
             raise CheckpointCorrupted("the file is damaged: a family has more or less than it says")
         if self.is_whole:
             reader.check_threads()
@@ -392,8 +399,15 @@ class _ArchivePass(Pass):
             item = await self._source.next_item()
         self._read_done(item)
 
-    def _read_done(self, item: Item) -> list[int]:
+    def _read_done(self, item: Item) -> tuple[int, int]:
         """Take the last item of the pass; return how many checkpoints and objects it tells of."""
-        self.is_whole, *counts = archive.read_done(item)
-        self._source.count(*counts)
-        return counts
+        self.is_whole, checkpoints, objects = archive.read_done(item)
+        self._source.count(checkpoints=checkpoints, objects=objects)
+        return checkpoints, objects
+
+
+def _check_finished(coming: _ArchivePass) -> None:
+    """Refuse a pass that is whole by its own account, and was not enough for who took it."""
+    if coming.is_whole and not coming.is_finished:
+        name = next(iter(coming.family.raws))
+        raise CheckpointCorrupted("the file is damaged: a head is missing", thread_id=name)

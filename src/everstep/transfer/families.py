@@ -21,16 +21,19 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
 
 from everstep.errors import CheckpointCorrupted, InvalidInput, StoreUnavailable
 from everstep.repository.repository import verified
 from everstep.stores.protocol import Key, Object, Place, Query, RawThread, Store, Stored, Thread
+from everstep.transfer import renumber
 from everstep.values.tree import hashes
 
 T = TypeVar("T")
 
+# How much goes in one part. Each part is all or nothing, and small enough for one transaction of any store.
 PART_CHECKPOINTS = 500
 PART_BYTES = 8 << 20
 PART_THREADS = 100
@@ -126,9 +129,14 @@ class StoreSource:
         self.checkpoints_total = 0
 
     async def passes(self) -> AsyncGenerator[Pass, None]:
-        families = await self._all_families() if self._names is None else await self._families_of(self._names)
+        if self._names is None:
+            families = await self._all_families()
+            counted: Iterable[str | None] = [None]  # all threads at once
+        else:
+            families = await self._families_of(self._names)
+            counted = chain.from_iterable(families)
         self.threads_total = sum(map(len, families))
-        for thread_id in [None] if self._names is None else [name for names in families for name in names]:
+        for thread_id in counted:
             self.checkpoints_total += await self._count(Query(thread_id=thread_id, namespace=None, hidden="also"))
         for names in families:
             sent: set[bytes] = set()
@@ -151,8 +159,8 @@ class StoreSource:
     async def _all_families(self) -> list[list[str]]:
         """Return the names of all threads by family, those that were active last at the end.
 
-        A thread that becomes active while we turn the pages changes places: so until nothing new turns up, or what
-        does was made since.
+        A thread that becomes active while we turn the pages changes places, and may be missed. So the list is read
+        again until nothing new turns up.
         """
         found: dict[str, dict[str, None]] = {}
         seen: set[str] = set()
@@ -180,13 +188,14 @@ class StoreSource:
         found: list[list[str]] = []
         seen: set[str] = set()
         for name in names:
-            if name not in seen:
-                raw = await self._raw(name, family_threads=True)
-                if raw is None:
-                    self._refuse_missing(name)
-                    continue
-                found.append(list(raw.family_threads))
-                seen.update(raw.family_threads)
+            if name in seen:
+                continue
+            raw = await self._raw(name, family_threads=True)
+            if raw is None:
+                self._refuse_missing(name)
+                continue
+            found.append(list(raw.family_threads))
+            seen.update(raw.family_threads)
         return found
 
     def _refuse_missing(self, name: str) -> None:
@@ -197,10 +206,11 @@ class StoreSource:
         raws = await self._read_threads(names)
         found: list[Entry] = []
         for name, raw in raws.items():
-            # What came later belongs to a later moment of the thread.
-            newest = {namespace: line.newest for namespace, line in raw.lines.items()}
-            listed = await self._entries(name)
-            found += [entry for entry in listed if entry.seq <= newest.get(entry.key.namespace, 0)]
+            for entry in await self._entries(name):
+                # What came later belongs to a later moment of the thread.
+                line = raw.lines.get(entry.key.namespace)
+                if line is not None and entry.seq <= line.newest:
+                    found.append(entry)
         found.sort(key=lambda entry: entry.seq)
         for raw in raws.values():
             thread = await self._thread(raw.thread_id)
@@ -231,11 +241,12 @@ class StoreSource:
             name = next(iter(pending))
             del pending[name]
             raw = await self._raw(name, family_threads=not raws)
+            # It was deleted meanwhile, and perhaps a new thread of the same name was made.
             if raw is None or family not in (None, raw.family):
                 continue
             family = raw.family
             raws[name] = raw
-            pending |= dict.fromkeys(name for name in raw.family_threads if name not in raws)
+            pending |= dict.fromkeys(other for other in raw.family_threads if other not in raws)
         return raws
 
 
@@ -265,11 +276,16 @@ class StorePass(Pass):
     async def _load(self, group: Sequence[Entry], receiver: Receiver) -> AsyncGenerator[Group, None]:
         """Yield checkpoints and the objects that the receiver lacks: in one part, or more."""
         numbers = {entry.key: entry.seq for entry in group}
-        every = [loaded.stored for loaded in await self._store.read_many(list(numbers))]
-        found = [stored for stored in every if stored.seq == numbers[stored.record.key]]
+        found: list[Stored] = []
+        roots: list[bytes] = []
+        for loaded in await self._store.read_many(list(numbers)):
+            stored = loaded.stored
+            # One that was replaced meanwhile has another number, and belongs to a later moment.
+            if stored.seq == numbers[stored.record.key]:
+                found.append(stored)
+                roots += hashes(stored.record.children)
         if not found:
             return
-        roots = [key for stored in found for key in hashes(stored.record.children)]
         try:
             objects = await self._lacking(roots, receiver)
         except Lost:
@@ -291,14 +307,16 @@ class StorePass(Pass):
             return
         key = group[0].key
         loaded = await self._store.read(*key)
+        # If it is still there as it was, nobody has deleted anything: the source is damaged.
         if loaded is not None and loaded.stored.digest == found[0].digest:
             raise differs("a part of its values is missing in the source", key)
 
     async def _load_threads(self, batch: Sequence[RawThread], receiver: Receiver) -> list[Object] | None:
         """Return the objects that threads need besides their checkpoints; None: the source has moved on."""
         try:
-            return await self._lacking([key for raw in batch for key in roots_of(raw)], receiver)
+            return await self._lacking(chain.from_iterable(map(roots_of, batch)), receiver)
         except Lost:
+            # Gone because somebody has changed a thread meanwhile? Then another pass will do.
             for raw in batch:
                 found = await self._store.raw(raw.thread_id)
                 if found is None or found != raw._replace(family_threads=found.family_threads):
@@ -316,13 +334,21 @@ class StorePass(Pass):
             held = await receiver.held(asked)
             known = {obj.hash for obj in held}
             rest = [key for key in asked if key not in known]
-            objects = await self._store.fetch(self.family.name, rest, below=False) if rest else []
-            verified(objects)
+            if not rest:
+                return held
+            objects = await fetch_verified(self._store, self.family.name, rest)
             lacking.extend(objects)
             return held + objects
 
         await walk(roots, self._sent, fetch)
         return lacking
+
+
+async def fetch_verified(store: Store, family: str, asked: Sequence[bytes]) -> list[Object]:
+    """Return the objects of a family with these hashes; CheckpointCorrupted if one does not match its hash."""
+    objects = await store.fetch(family, asked, below=False)
+    verified(objects)
+    return objects
 
 
 async def listed(store: Store, thread_id: str) -> AsyncIterator[Stored]:
@@ -352,7 +378,9 @@ async def walk(
             objects = await fetch(asked)
             if len(objects) < len(asked):
                 raise Lost
-            below.update((key, None) for obj in objects if obj.children for key in hashes(obj.children))
+            for obj in objects:
+                if obj.children:  # most have none
+                    below.update(dict.fromkeys(hashes(obj.children)))
         level = [key for key in below if key not in seen and key not in visited]
     seen |= visited
 
@@ -367,9 +395,20 @@ def entry_of(stored: Stored) -> Entry:
 
 def roots_of(raw: RawThread) -> list[bytes]:
     """Return the hashes that a thread needs besides its checkpoints."""
-    found = [common.root.children for held in raw.shared_states.values() for common in held]
-    found += [write.children for _, write in raw.writes]
-    return [key for children in found for key in hashes(children)]
+    roots: list[bytes] = []
+    for common in chain.from_iterable(raw.shared_states.values()):
+        roots += hashes(common.root.children)
+    for _, write in raw.writes:
+        roots += hashes(write.children)
+    return roots
+
+
+def family_spans(family: Family) -> dict[renumber.Kind, tuple[int, int]]:
+    """Return the lowest and the highest number of each kind that a family uses."""
+    used: list[int] = []
+    for entry in family.entries:
+        used += (entry.seq, entry.segment)
+    return renumber.spans(family.raws.values(), family.ancestry, used)
 
 
 def has_all_heads(threads: Iterable[RawThread], stored: Collection[Key]) -> bool:

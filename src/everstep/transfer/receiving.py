@@ -7,17 +7,17 @@ was done is found in the store, never kept elsewhere.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history import checkpoint_tree
 from everstep.reports import CopyProgress, CopyReport
-from everstep.repository.repository import verified
-from everstep.stores.protocol import Key, Object, Part, RawThread, Store, Stored
+from everstep.stores.protocol import Key, Object, Part, RawThread, Record, Store, Stored
 from everstep.stores.records import pack_record, record_digest
 from everstep.transfer import families, renumber
 from everstep.transfer.families import Entry, Family, Group, Lost, Pass, Source, differs, entry_of, pieces
@@ -26,7 +26,7 @@ from everstep.values.tree import hashes, reachable
 
 Progress = Callable[[CopyProgress], object]
 
-PART_RUNS = 5000
+PART_SEGMENTS = 5000
 _WAITING_BYTES_MAX = 8 << 20
 
 
@@ -56,6 +56,7 @@ class Target:
         before = self.report.checkpoints
         family = coming.family
         there = await self._there(family)
+        # A copy follows its source wherever it goes; a file may be older than what was copied since.
         if not self._may_go_back:
             _check_not_older(family, there)
         arrival = _Arrival(self, family, there)
@@ -78,23 +79,20 @@ class Target:
             raw = await self.store.raw(name)
             if raw is not None:
                 raws[name] = _among(raw, family.raws)
-        if not raws:
+        if not raws:  # the first copy: any thread will do as the anchor
             return _There(next(iter(family.raws)), {}, {}, {}, Numbers())
-        notes = {name: renumber.unpack_note(raw.note) for name, raw in raws.items() if raw.note}
-        if not notes:
-            raise _not_a_copy(next(iter(raws)))
-        for name, note in notes.items():
-            if note.identity != family.identity:
-                raise _not_a_copy(name)
-        anchor = max(notes, key=lambda name: sum(s.size for s in notes[name].stretches))
+        notes = _notes(raws, family)
+        # A thread notes all that was reserved by the time it was copied, so the longest list is the newest.
+        anchor = max(notes, key=lambda name: renumber.total_size(notes[name].stretches))
         numbers = Numbers(notes[anchor].stretches)
         entries: dict[Key, Entry] = {}
         for name, raw in raws.items():
-            if raw.family != raws[anchor].family or (name not in notes and not renumber.is_bare(raw)):
+            is_foreign = name not in notes and not renumber.is_bare(raw)
+            if is_foreign or raw.family != raws[anchor].family:
                 raise _not_a_copy(name)
             _check_untouched(raw, notes.get(name))
             for entry in await families.entries(self.store, name):
-                if not numbers.reserved(entry.seq):
+                if not numbers.reserved(entry.seq):  # the store gave this number itself: somebody has written here
                     raise _moved_on(name)
                 entries[entry.key] = entry
         there = _There(anchor, raws, notes, entries, numbers)
@@ -106,11 +104,11 @@ class Target:
     async def adopt(self, part: Part) -> None:
         """Let the store take over a part, and count it."""
         await self.store.adopt(part)
+        records = [stored.record for stored in part.checkpoints]
         self.count(
             checkpoints=len(part.checkpoints),
             objects=len(part.objects),
-            bytes=sum(len(obj.children) + len(obj.body) for obj in part.objects)
-            + sum(len(stored.record.children) + len(stored.record.body) for stored in part.checkpoints),
+            bytes=_size_bytes(part.objects) + _size_bytes(records),
         )
         self.tell()
 
@@ -136,11 +134,12 @@ class Target:
 
     async def _compare(self, family: Family, copied: _There) -> None:
         """Read everything back and raise CheckpointCorrupted where it is not as it should be."""
-        expected = renumber.segments(family.ancestry, copied.numbers)
         thread = await self.store.thread(copied.anchor, ancestry=True)
-        found = thread.ancestry if thread is not None else {}
-        if thread is None or any(tuple(found.get(segment, ())) != to for segment, to in expected.items()):
-            raise differs("the copy has another ancestry", Key(copied.anchor, "", ""))
+        if thread is None:
+            raise _other_ancestry(copied)
+        for segment, follows in renumber.segments(family.ancestry, copied.numbers).items():
+            if tuple(thread.ancestry.get(segment, ())) != follows:
+                raise _other_ancestry(copied)
         by_thread: dict[str, dict[Key, Entry]] = {name: {} for name in copied.raws}
         for entry in copied.entries.values():
             by_thread[entry.key.thread_id][entry.key] = entry
@@ -155,7 +154,9 @@ class Target:
     async def _compare_thread(self, expected: RawThread, entries: Mapping[Key, Entry], family: Collection[str]) -> None:
         name = expected.thread_id
         raw = await self.store.raw(name)
-        different = renumber.difference(expected, _among(raw, family)) if raw is not None else "it is missing"
+        different: str | None = "it is missing"
+        if raw is not None:
+            different = renumber.difference(expected, _among(raw, family))
         if different is not None:
             raise differs(f"the copy is not like the source: {different}", Key(name, "", ""))
         left = dict(entries)
@@ -180,20 +181,15 @@ class Target:
         for key in by_key.keys() - roots.keys():
             raise differs("the copy of the checkpoint is not like the source's", key)
         try:
-            await self._check_below(family, itertools.chain(*roots.values()), seen, group[0].key)
+            await self._check_below(family, chain.from_iterable(roots.values()), seen, group[0].key)
         except CheckpointCorrupted:
             for key, below in roots.items():  # which one is it?
                 await self._check_below(family, below, seen, key)
             raise
 
     async def _check_below(self, family: str, roots: Iterable[bytes], seen: set[bytes], key: Key) -> None:
-        async def fetch(asked: Sequence[bytes]) -> list[Object]:
-            objects = await self.store.fetch(family, asked, below=False)
-            verified(objects)
-            return objects
-
         try:
-            await families.walk(roots, seen, fetch)
+            await families.walk(roots, seen, partial(families.fetch_verified, self.store, family))
         except Lost:
             raise differs("a part of its values is missing in the copy", key) from None
         except CheckpointCorrupted as exc:
@@ -247,9 +243,11 @@ class _Arrival:
             async for group in groups:
                 if await self._send_group(group, note):
                     note = None
-        if note is not None:
+        if note is not None:  # there was no part that it could go with
             await self._target.adopt(Part(self._there.anchor, note))
-        finished = None if coming.has_moved_on else await self._send_threads()
+        finished = None
+        if not coming.has_moved_on:
+            finished = await self._send_threads()
         if finished is None:
             # The next pass brings the checkpoints and threads again, but not these.
             await self._target.adopt(Part(self._there.anchor, objects=self._held_back()))
@@ -257,7 +255,10 @@ class _Arrival:
 
     def _held_back(self) -> list[Object]:
         """Return the objects that come with threads."""
-        return [*self._waiting, *itertools.chain(*[group.objects for group in self._late])]
+        objects = list(self._waiting)
+        for group in self._late:
+            objects += group.objects
+        return objects
 
     # -- checkpoints and their objects
 
@@ -267,25 +268,30 @@ class _Arrival:
         there = self._there
         numbers = there.numbers
         before = list(numbers.stretches)
-        used = [number for entry in family.entries for number in (entry.seq, entry.segment)]
-        spans = renumber.spans(family.raws.values(), family.ancestry, used)
+        spans = families.family_spans(family)
         old = there.notes.get(there.anchor, Note(family.identity, (), None))
         size = numbers.needed(spans)
         if size:
-            note = renumber.pack_note(old) if not there.notes else None  # from the first on it is known as a copy
-            numbers.add(await self._target.store.adopt(Part(there.anchor, note, reserve=size)), size, spans)
-        return renumber.pack_note(old._replace(stretches=numbers.stretches)) if numbers.stretches != before else None
+            note = None
+            if not there.notes:  # from the first part on the family is known as a copy
+                note = renumber.pack_note(old)
+            base = await self._target.store.adopt(Part(there.anchor, note, reserve=size))
+            numbers.add(base, size, spans)
+        if numbers.stretches == before:
+            return None
+        return renumber.pack_note(old._replace(stretches=numbers.stretches))
 
     async def _send_segments(self, note: bytes | None) -> bytes | None:
         """Send what segments follow; return the note if it is still to be sent."""
         anchor = self._there.anchor
         found = await self._target.store.thread(anchor, ancestry=True)
-        known = found.ancestry if found is not None else {}
-        segments = renumber.segments(self._family.ancestry, self._there.numbers)
-        missing = [(segment, to) for segment, to in segments.items() if segment not in known]
-        for batch in pieces(missing, PART_RUNS):
+        missing = renumber.segments(self._family.ancestry, self._there.numbers)
+        if found is not None:
+            for segment in missing.keys() & found.ancestry.keys():
+                del missing[segment]
+        for batch in pieces(list(missing.items()), PART_SEGMENTS):
             await self._target.adopt(Part(anchor, note, segments=dict(batch)))
-            note = None
+            note = None  # once is enough
         return note
 
     async def _send_group(self, group: Group, note: bytes | None) -> bool:
@@ -293,23 +299,29 @@ class _Arrival:
         now: list[Stored] = []
         late: list[Stored] = []
         for stored in group.checkpoints:
-            is_late = self._is_renumbered(entry_of(stored))
-            (late if is_late else now).append(stored)
+            if self._is_renumbered(entry_of(stored)):
+                late.append(stored)
+            else:
+                now.append(renumber.stored(stored, self._there.numbers))
         if late:
             self._late.append(Group(late, _needed(late, group.objects)))
-        objects = group.objects if group.checkpoints else self._released(group.objects)
-        if not now and not (objects and not late):
+        objects = group.objects
+        if not group.checkpoints:  # these are for threads
+            objects = self._released(objects)
+        # If all checkpoints of the group are late, so are its objects.
+        has_objects_for_now = bool(objects) and not late
+        if not now and not has_objects_for_now:
             return False
-        checkpoints = [renumber.stored(stored, self._there.numbers) for stored in now]
-        part = Part(self._there.anchor, note, objects=objects, checkpoints=checkpoints, packed=group.packed)
+        part = Part(self._there.anchor, note, objects=objects, checkpoints=now, packed=group.packed)
         await self._target.adopt(part)
-        self._entries |= {stored.record.key: entry_of(stored) for stored in checkpoints}
+        for stored in now:
+            self._entries[stored.record.key] = entry_of(stored)
         return True
 
     def _released(self, objects: Sequence[Object]) -> list[Object]:
         """Let objects wait for their threads; return those that wait by now, if they are too many."""
         self._waiting += objects
-        if sum(len(obj.children) + len(obj.body) for obj in self._waiting) <= _WAITING_BYTES_MAX:
+        if _size_bytes(self._waiting) <= _WAITING_BYTES_MAX:
             return []
         released = self._waiting
         self._waiting = []
@@ -324,15 +336,8 @@ class _Arrival:
         """
         family = self._family
         there = self._there._replace(entries=self._entries)
-        renumbered = {entry.key for entry in family.entries if self._is_renumbered(entry)}
-        moved = {
-            stored.record.key: renumber.stored(stored, there.numbers)
-            for group in self._late
-            for stored in group.checkpoints
-        }
-        wanted = {entry.key for entry in family.entries} - renumbered
-        entries = {key: entry for key, entry in there.entries.items() if key in wanted}
-        entries |= {key: entry_of(stored) for key, stored in moved.items()}
+        moved = self._late_checkpoints()
+        entries = self._entries_then(moved)
         threads = _expected(family, entries, there.numbers)
         if not families.has_all_heads(threads.values(), entries):
             return None
@@ -355,17 +360,35 @@ class _Arrival:
             objects = []
         return there._replace(raws=threads, entries=entries)
 
+    def _late_checkpoints(self) -> dict[Key, Stored]:
+        """Return the checkpoints that come with the threads, with their numbers in the target."""
+        found: dict[Key, Stored] = {}
+        for group in self._late:
+            for stored in group.checkpoints:
+                found[stored.record.key] = renumber.stored(stored, self._there.numbers)
+        return found
+
+    def _entries_then(self, moved: Mapping[Key, Stored]) -> dict[Key, Entry]:
+        """Return the checkpoints that the store has when the threads have come."""
+        wanted: set[Key] = set()
+        for entry in self._family.entries:
+            if not self._is_renumbered(entry):
+                wanted.add(entry.key)
+        entries = {key: entry for key, entry in self._entries.items() if key in wanted}
+        for key, stored in moved.items():
+            entries[key] = entry_of(stored)
+        return entries
+
     async def _send_batch(self, part: Part) -> None:
         """Send threads with all that belongs to them."""
         for raw in part.threads:  # once more, at the last moment
             found = await self._target.store.raw(raw.thread_id)
             if found is not None:
                 _check_untouched(found, self._there.notes.get(raw.thread_id))
-        done = Note(self._family.identity, self._there.numbers.stretches, None)
-        threads = [
-            raw._replace(note=renumber.pack_note(done._replace(fingerprint=renumber.fingerprint(raw))))
-            for raw in part.threads
-        ]
+        threads: list[RawThread] = []
+        for raw in part.threads:
+            done = Note(self._family.identity, self._there.numbers.stretches, renumber.fingerprint(raw))
+            threads.append(raw._replace(note=renumber.pack_note(done)))
         await self._target.adopt(part._replace(threads=threads))
 
 
@@ -377,21 +400,31 @@ def _needed(checkpoints: Sequence[Stored], objects: Sequence[Object]) -> list[Ob
     by_hash = {obj.hash: obj for obj in objects}
 
     def children_of(key: bytes) -> bytes | None:
-        return by_hash[key].children if key in by_hash else None
+        if key not in by_hash:
+            return None
+        return by_hash[key].children
 
     children = b"".join(stored.record.children for stored in checkpoints)
     found, _ = reachable(children, children_of)
     return [obj for obj in objects if obj.hash in found]
 
 
+def _size_bytes(held: Iterable[Object | Record]) -> int:
+    return sum(len(each.children) + len(each.body) for each in held)
+
+
 def _expected(family: Family, entries: Mapping[Key, Entry], numbers: Numbers) -> dict[str, RawThread]:
     """Return the threads as the target shall have them, with what could be copied."""
     stored = {entry.seq for entry in entries.values()}
-    threads = {name: _among(renumber.thread(raw, numbers), family.raws) for name, raw in family.raws.items()}
-    return {
-        name: raw._replace(began=raw.began if raw.began in stored else 0, pinned=raw.pinned & stored)
-        for name, raw in threads.items()
-    }
+    threads: dict[str, RawThread] = {}
+    for name, raw in family.raws.items():
+        thread = _among(renumber.thread(raw, numbers), family.raws)
+        # A checkpoint that could not be copied can be neither pinned nor a beginning.
+        thread = thread._replace(pinned=thread.pinned & stored)
+        if thread.began not in stored:
+            thread = thread._replace(began=0)
+        threads[name] = thread
+    return threads
 
 
 def _is_done(raw: RawThread, there: _There) -> bool:
@@ -412,10 +445,28 @@ def _among(raw: RawThread, names: Collection[str]) -> RawThread:
     return raw._replace(shared_states={name: held for name, held in raw.shared_states.items() if name in names})
 
 
+def _notes(raws: Mapping[str, RawThread], family: Family) -> dict[str, Note]:
+    """Return what earlier copies noted with threads; InvalidInput if one of them is no copy of this family."""
+    notes: dict[str, Note] = {}
+    for name, raw in raws.items():
+        if raw.note:
+            notes[name] = renumber.unpack_note(raw.note)
+    if not notes:
+        raise _not_a_copy(next(iter(raws)))
+    for name, note in notes.items():
+        if note.identity != family.identity:
+            raise _not_a_copy(name)
+    return notes
+
+
 def _check_untouched(raw: RawThread, note: Note | None) -> None:
     """Refuse a thread that somebody has changed since it was copied."""
-    print_then = note.fingerprint if note is not None else None
-    if not renumber.is_bare(raw) if print_then is None else print_then != renumber.fingerprint(raw):
+    if note is None or note.fingerprint is None:
+        # It is not all there yet: only its checkpoints may have come.
+        is_untouched = renumber.is_bare(raw)
+    else:
+        is_untouched = note.fingerprint == renumber.fingerprint(raw)
+    if not is_untouched:
         raise _moved_on(raw.thread_id)
 
 
@@ -432,12 +483,19 @@ def _check_not_older(family: Family, there: _There) -> None:
     """Refuse what is older than the copy that the target has: heads only move on."""
     for name, raw in there.raws.items():
         for namespace, line in raw.lines.items():
+            generation = 0
             coming = family.raws[name].lines.get(namespace)
-            if line.generation > (coming.generation if coming is not None else 0):
+            if coming is not None:
+                generation = coming.generation
+            if line.generation > generation:
                 raise InvalidInput(
                     f"thread {name!r} is older in the file than the copy of it that the target has; delete it there, "
                     "or choose another store"
                 )
+
+
+def _other_ancestry(copied: _There) -> CheckpointCorrupted:
+    return differs("the copy has another ancestry", Key(copied.anchor, "", ""))
 
 
 def _not_a_copy(thread_id: str) -> InvalidInput:

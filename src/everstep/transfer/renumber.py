@@ -11,7 +11,7 @@ finds there which numbers it has given, and whether somebody has changed the thr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,10 @@ from everstep.stores.protocol import Place, RawLine, RawThread, SharedState, Sto
 from everstep.values import codec
 
 Kind = int
-KINDS = CHECKPOINT, WRITE, OPERATION = 0, 1, 2
+CHECKPOINT = 0
+WRITE = 1
+OPERATION = 2
+KINDS = (CHECKPOINT, WRITE, OPERATION)
 Number = Callable[[Kind, int], int]
 
 _SPARE_MIN = 1000
@@ -35,6 +38,11 @@ class Stretch(NamedTuple):
     size: int
     after: tuple[int | None, ...]
     """By kind: the source's number that comes before the first of this stretch; None: it had none of that kind yet."""
+
+    @property
+    def end(self) -> int:
+        """The last number."""
+        return self.base + self.size
 
 
 class Numbers:
@@ -63,7 +71,7 @@ class Numbers:
 
     def reserved(self, number: int) -> bool:
         """Whether the target's number comes from the source."""
-        return any(s.base < number <= s.base + s.size for s in self.stretches)
+        return any(stretch.base < number <= stretch.end for stretch in self.stretches)
 
     def needed(self, spans: Mapping[Kind, tuple[int, int]]) -> int:
         """Return how many numbers to reserve for these, given as (lowest, highest) by kind; 0: they have a place.
@@ -73,36 +81,57 @@ class Numbers:
         missing = 0
         for kind, (lowest, highest) in spans.items():
             end = self._end(kind)
-            if end is None and self.stretches and highest - _before(lowest) <= self.stretches[-1].size:
-                last = self.stretches[-1]
-                after = tuple(_before(lowest) if k == kind else last.after[k] for k in KINDS)
-                self.stretches[-1] = last._replace(after=after)
-            else:
-                missing = max(missing, highest - (end if end is not None else _before(lowest)))
+            if end is not None:
+                missing = max(missing, highest - end)
+            elif not self._start_in_last(kind, lowest, highest):
+                missing = max(missing, highest - _before(lowest))
+        if missing == 0:
+            return 0
         # As many again as the family has had: so the stretches stay few, however often it is copied.
-        return missing + max(_SPARE_MIN, missing, sum(s.size for s in self.stretches)) if missing > 0 else 0
+        return missing + max(_SPARE_MIN, missing, total_size(self.stretches))
+
+    def _start_in_last(self, kind: Kind, lowest: int, highest: int) -> bool:
+        """Let a kind that had no numbers start in the last stretch; return False if it does not fit."""
+        before = _before(lowest)
+        if not self.stretches or highest - before > self.stretches[-1].size:
+            return False
+        last = self.stretches[-1]
+        after = list(last.after)
+        after[kind] = before
+        self.stretches[-1] = last._replace(after=tuple(after))
+        return True
 
     def add(self, base: int, size: int, spans: Mapping[Kind, tuple[int, int]]) -> None:
         """Note what was reserved."""
-        after = []
+        after: list[int | None] = []
         for kind in KINDS:
             end = self._end(kind)
-            after.append(end if end is not None or kind not in spans else _before(spans[kind][0]))
-        last = self.stretches[-1] if self.stretches else None
-        goes_on = last is not None and last.base + last.size == base
-        if (
-            last is not None
-            and goes_on
-            and all((a is None) == (b is None) for a, b in zip(last.after, after, strict=True))
-        ):
-            self.stretches[-1] = last._replace(size=last.size + size)
-        else:
-            self.stretches.append(Stretch(base, size, tuple(after)))
+            if end is None and kind in spans:
+                end = _before(spans[kind][0])
+            after.append(end)
+        new = Stretch(base, size, tuple(after))
+        # One that follows at once makes the last one longer, unless a kind begins with it.
+        if self.stretches and self.stretches[-1].end == base and _have_same_kinds(self.stretches[-1], new):
+            last = self.stretches.pop()
+            new = last._replace(size=last.size + size)
+        self.stretches.append(new)
 
     def _end(self, kind: Kind) -> int | None:
         """Return the source's highest number that has a place."""
-        ends = [after + s.size for s in self.stretches if (after := s.after[kind]) is not None]
-        return ends[-1] if ends else None
+        for stretch in reversed(self.stretches):
+            after = stretch.after[kind]
+            if after is not None:
+                return after + stretch.size
+        return None
+
+
+def _have_same_kinds(one: Stretch, other: Stretch) -> bool:
+    return all((one.after[kind] is None) == (other.after[kind] is None) for kind in KINDS)
+
+
+def total_size(stretches: Iterable[Stretch]) -> int:
+    """Return how many numbers are reserved in all."""
+    return sum(stretch.size for stretch in stretches)
 
 
 def _before(lowest: int) -> int:
@@ -134,27 +163,30 @@ def spans(
 
 def thread(raw: RawThread, number: Number) -> RawThread:
     """Return a thread with its numbers in the target."""
-    checkpoint, write, operation = _by_kind(number)
+    checkpoint = partial(number, CHECKPOINT)
+    write = partial(number, WRITE)
+    operation = partial(number, OPERATION)
+    shared_states: dict[str, list[SharedState]] = {}
+    for other, held in raw.shared_states.items():
+        shared_states[other] = [SharedState(_place(common.place, checkpoint), common.root) for common in held]
     return raw._replace(
         lines={name: _line(line, checkpoint) for name, line in raw.lines.items()},
         began=checkpoint(raw.began),
-        pinned=frozenset(checkpoint(seq) for seq in raw.pinned),
+        pinned=frozenset(map(checkpoint, raw.pinned)),
         hidden=[renumbered_stretch(stretch, checkpoint, operation, write) for stretch in raw.hidden],
         operations=[renumbered(entry, checkpoint, operation, write) for entry in raw.operations],
-        writes=[(key, held._replace(seq=write(held.seq))) for key, held in raw.writes],
-        shared_states={
-            other: [SharedState(_place(common.place, checkpoint), common.root) for common in shared_states]
-            for other, shared_states in raw.shared_states.items()
-        },
+        writes=[(key, found._replace(seq=write(found.seq))) for key, found in raw.writes],
+        shared_states=shared_states,
     )
 
 
 def segments(ancestry: Mapping[int, Sequence[Place]], number: Number) -> dict[int, tuple[Place, ...]]:
     """Return what segments follow, with their numbers in the target."""
-    checkpoint, _, _ = _by_kind(number)
-    return {
-        checkpoint(segment): tuple(_place(place, checkpoint) for place in ancestry[segment]) for segment in ancestry
-    }
+    checkpoint = partial(number, CHECKPOINT)
+    found: dict[int, tuple[Place, ...]] = {}
+    for segment, follows in ancestry.items():
+        found[checkpoint(segment)] = tuple(_place(place, checkpoint) for place in follows)
+    return found
 
 
 def stored(found: Stored, number: Number) -> Stored:
@@ -162,14 +194,8 @@ def stored(found: Stored, number: Number) -> Stored:
     return found._replace(seq=number(CHECKPOINT, found.seq), segment=number(CHECKPOINT, found.segment))
 
 
-def _by_kind(number: Number) -> Iterator[Callable[[int], int]]:
-    return (partial(number, kind) for kind in KINDS)
-
-
 def _line(line: RawLine, checkpoint: Callable[[int], int]) -> RawLine:
-    return line._replace(
-        segments=frozenset(checkpoint(segment) for segment in line.segments), newest=checkpoint(line.newest)
-    )
+    return line._replace(segments=frozenset(map(checkpoint, line.segments)), newest=checkpoint(line.newest))
 
 
 def _place(place: Place, checkpoint: Callable[[int], int]) -> Place:
@@ -191,7 +217,7 @@ class Note(NamedTuple):
 
 def pack_note(note: Note) -> bytes:
     """Return a note as bytes."""
-    stretches = [[s.base, s.size, list(s.after)] for s in note.stretches]
+    stretches = [[stretch.base, stretch.size, list(stretch.after)] for stretch in note.stretches]
     return codec.pack([_NOTE_VERSION, note.identity, stretches, note.fingerprint], "note")
 
 
@@ -227,19 +253,25 @@ def difference(expected: RawThread, found: RawThread) -> str | None:
 
 def _content(raw: RawThread) -> dict[str, Any]:
     """Return what a thread's own writers change. Activity and common states tell nothing that this does not."""
-    led = sorted(name for name, line in raw.lines.items() if line.generation)  # others may be half there
+    heads: list[Any] = []
+    for name, line in sorted(raw.lines.items()):
+        if line.generation:  # others may be half there
+            heads.append([name, line.head, line.head_was_moved, line.generation, sorted(line.segments)])
+    origin = None
+    if raw.origin is not None:
+        origin = list(raw.origin)
     return {
-        "heads": [[name, *raw.lines[name][:3], sorted(raw.lines[name].segments)] for name in led],
-        "origin": list(raw.origin) if raw.origin is not None else None,
+        "heads": heads,
+        "origin": origin,
         "pins": sorted(raw.pinned),
-        "hidden stretches": sorted((list(stretch) for stretch in raw.hidden), key=repr),
-        "log": [[o.kind, dict(o.data), o.seq, o.undone] for o in raw.operations],
+        "hidden stretches": sorted(map(list, raw.hidden), key=repr),
+        "log": [[entry.kind, dict(entry.data), entry.seq, entry.undone] for entry in raw.operations],
         "pending writes": [[*key, *write] for key, write in raw.writes],
     }
 
 
 def _related(raw: RawThread) -> dict[str, Any]:
-    shared_states = {
-        name: sorted(held, key=lambda common: common.place.seq) for name, held in raw.shared_states.items()
-    }
+    shared_states: dict[str, list[SharedState]] = {}
+    for name, held in raw.shared_states.items():
+        shared_states[name] = sorted(held, key=lambda common: common.place.seq)
     return {"beginning": raw.began, "common states": shared_states}

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from everstep.errors import CheckpointCorrupted
 from everstep.history.checkpoint_tree import is_place_hidden
 from everstep.reports import Finding
-from everstep.repository.repository import verified
 from everstep.stores.inspection import Checking
-from everstep.stores.protocol import Key, Object, Query, RawLine, RawThread, Store, Thread
+from everstep.stores.protocol import Key, Query, RawLine, RawThread, SharedState, Store, Thread, Write
 from everstep.transfer import families
 from everstep.transfer.families import Entry, Family, Group, Lost, Pass, Receiver, StorePass, StoreSource, entry_of
 from everstep.upkeep.looking import DAMAGE, finding_of, look_at
@@ -56,10 +57,12 @@ class SalvageSource(StoreSource):
         if not self._findings or not isinstance(self._store, Checking):
             return found
         # Some could not even be listed: by name there may be more to be had, and it is known what is lost.
-        listed = {name for names in found for name in names}
+        listed = set(chain.from_iterable(found))
         more: dict[str, list[str]] = {}
         for name in await self._store.thread_names():
-            raw = await self._raw(name, family_threads=False) if name not in listed else None
+            if name in listed:
+                continue
+            raw = await self._raw(name, family_threads=False)
             if raw is not None:
                 more.setdefault(raw.family, []).append(name)
         return [*found, *more.values()]
@@ -68,15 +71,20 @@ class SalvageSource(StoreSource):
         try:
             return await super()._list_threads(offset)
         except DAMAGE:
-            pass
+            pass  # one thread of the page is damaged: they are asked for one by one
         try:
             page = await self._store.list_threads(1, offset, headless=True)
             return [(head.record.key.thread_id, head.family) for head in page], len(page)
         except DAMAGE as exc:
             name = getattr(exc, "thread_id", None)
             self.note(exc, "thread", name)
-            raw = await self._raw(name, family_threads=False) if name is not None else None
-            return [(name, raw.family)] if name is not None and raw is not None else [], 1
+        # The list goes on behind it. If it is known which thread it is, more of it may be readable.
+        if name is None:
+            return [], 1
+        raw = await self._raw(name, family_threads=False)
+        if raw is None:
+            return [], 1
+        return [(name, raw.family)], 1
 
     async def _raw(self, name: str, *, family_threads: bool) -> RawThread | None:
         try:
@@ -106,6 +114,7 @@ class SalvageSource(StoreSource):
         return [entry for entry in listed if entry.key not in self.left_out]
 
     async def _entries_around_damage(self, name: str) -> list[Entry]:
+        """Read checkpoints one by one, by the names that can still be found, and note those that are damaged."""
         look = await look_at(self._store, name)
         for finding in look.findings:
             self._findings.setdefault((finding.thread_id, finding.checkpoint_id), finding)
@@ -116,39 +125,46 @@ class SalvageSource(StoreSource):
             except DAMAGE as exc:
                 self.note(exc, "checkpoint", name, entry.key)
                 continue
-            found += [entry_of(each.stored) for each in loaded]
+            for each in loaded:
+                found.append(entry_of(each.stored))
         return found
 
     async def _read(self, names: Sequence[str]) -> Family | None:
         family = await super()._read(names)
         if family is None:
             return None
-        raws = {name: await self._without_damage(family.name, raw) for name, raw in family.raws.items()}
-        for name in raws.keys() & {finding.thread_id for finding in self.findings if finding.thread_id is not None}:
-            entries = [entry for entry in family.entries if entry.key.thread_id == name]
-            raws[name] = _with_whole_heads(raws[name], entries)
+        raws: dict[str, RawThread] = {}
+        for name, raw in family.raws.items():
+            raws[name] = await self._without_damage(family.name, raw)
+        # Only a thread of which something is damaged may have lost a head.
+        damaged = {finding.thread_id for finding in self.findings}
+        for name in raws:
+            if name in damaged:
+                entries = [entry for entry in family.entries if entry.key.thread_id == name]
+                raws[name] = _with_whole_heads(raws[name], entries)
         return family._replace(raws=raws)
 
     async def _without_damage(self, family: str, raw: RawThread) -> RawThread:
         """Return a thread without the pending writes and common states of which a part cannot be read."""
         if await self._is_whole(family, families.roots_of(raw)):
             return raw
-        writes = [(key, write) for key, write in raw.writes if await self._is_whole(family, hashes(write.children))]
-        shared = {}
+        writes: list[tuple[Key, Write]] = []
+        for key, write in raw.writes:
+            if await self._is_whole(family, hashes(write.children)):
+                writes.append((key, write))
+        shared: dict[str, list[SharedState]] = {}
         for other, held in raw.shared_states.items():
-            shared[other] = [common for common in held if await self._is_whole(family, hashes(common.root.children))]
+            shared[other] = []
+            for common in held:
+                if await self._is_whole(family, hashes(common.root.children)):
+                    shared[other].append(common)
         missing = CheckpointCorrupted("a part of a pending write, or of a common state, cannot be read")
         self.note(missing, "write", raw.thread_id)
         return raw._replace(writes=writes, shared_states=shared)
 
     async def _is_whole(self, family: str, roots: Sequence[bytes]) -> bool:
-        async def fetch(asked: Sequence[bytes]) -> list[Object]:
-            objects = await self._store.fetch(family, asked, below=False)
-            verified(objects)
-            return objects
-
         try:
-            await families.walk(roots, set(), fetch)
+            await families.walk(roots, set(), partial(families.fetch_verified, self._store, family))
         except (Lost, *DAMAGE):
             return False
         return True
@@ -171,6 +187,7 @@ class _SalvagePass(StorePass):
             if len(group) == 1:
                 self._source.note(exc, "checkpoint", None, group[0].key)
                 return
+        # Which one is damaged? Whatever is whole among them is sent.
         for entry in group:
             async with aclosing(self._load([entry], receiver)) as parts:
                 async for part in parts:
@@ -185,10 +202,15 @@ def _with_whole_heads(raw: RawThread, entries: Sequence[Entry]) -> RawThread:
         lines[namespace] = line
         if line.head is None or Key(raw.thread_id, namespace, line.head) in keys:
             continue
-        head: str | None = None
-        for entry in entries:  # the oldest first
-            is_hidden = is_place_hidden(namespace, entry.segment, entry.seq, raw.hidden)
-            if entry.key.namespace == namespace and not is_hidden:
-                head = entry.key.checkpoint_id
+        head = _newest_visible(raw, namespace, entries)
         lines[namespace] = line._replace(head=head, head_was_moved=True, generation=line.generation + 1)
     return raw._replace(lines=lines)
+
+
+def _newest_visible(raw: RawThread, namespace: str, entries: Sequence[Entry]) -> str | None:
+    """Return the id of the newest checkpoint that is not hidden; `entries` are in the order of their numbers."""
+    for entry in reversed(entries):
+        is_hidden = is_place_hidden(namespace, entry.segment, entry.seq, raw.hidden)
+        if entry.key.namespace == namespace and not is_hidden:
+            return entry.key.checkpoint_id
+    return None

@@ -23,8 +23,7 @@ Side = Address | CheckpointEngine | CheckpointBackend | SyncFace[Any] | Store
 async def opened(side: Side, which: str, blocking: bool) -> AsyncIterator[Store]:
     """Give the store of a side; one that was opened here is closed in the end."""
     if not isinstance(side, (str, os.PathLike)):
-        store = _store(side, which)
-        yield store.blocking if blocking else store
+        yield _face(_store(side, which), blocking)
         return
     if is_in_memory(side):
         raise InvalidInput(f"the {which} {side!r} would be a new, empty store; pass an open engine or backend")
@@ -32,18 +31,26 @@ async def opened(side: Side, which: str, blocking: bool) -> AsyncIterator[Store]
     path = getattr(store, "path", None)
     if which == "source" and path is not None and not path.exists():
         raise InvalidInput(f"the source is not there: no file {path}")
-    store = store.blocking if blocking else store
+    store = _face(store, blocking)
     try:
         yield store
     finally:
         await store.close()
 
 
+def _face(store: Store, blocking: bool) -> Store:
+    if blocking:
+        return store.blocking
+    return store
+
+
 def thread_names(threads: Iterable[str] | None) -> list[str] | None:
-    """Return the names of threads that somebody asks for; None: all."""
+    """Return the names of the threads that somebody asks for; None means all of them."""
     if isinstance(threads, str):
         raise InvalidInput(f"threads is a list of thread ids, not the string {threads!r:.100}")
-    return None if threads is None else [checks.thread_id(name) for name in threads]
+    if threads is None:
+        return None
+    return list(map(checks.thread_id, threads))
 
 
 def _store(side: Any, which: str) -> Store:
