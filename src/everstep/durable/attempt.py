@@ -34,7 +34,7 @@ from everstep.repository.claims import Claim
 from everstep.repository.new_names import new_token
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
-from everstep.stores.protocol import Key
+from everstep.stores.protocol import Key, Record
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -225,7 +225,8 @@ class Attempt:
             return
         if self._pending or self._saved != (WAITING, list(self._waits.values())):
             await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: waiting"))
-        if not self._waits:  # what it waited for came while that was recorded
+        if not self._waits:
+            # What it waited for came while that was recorded.
             await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: ready"), status=READY)
 
     async def _check_all_asked_for(self) -> None:
@@ -265,19 +266,28 @@ class Attempt:
     async def _save(self, batch: Sequence[Draft], status: str | None) -> None:
         waits = list(self._waits.values())
         if status is None:
-            status = WAITING if waits and not self._active else RUNNING
-        self.live.run_metadata = {"run": self.program.name, "run_status": status, "run_waits": waits}
+            status = RUNNING
+            # As long as a step is running, the run is not only waiting.
+            if waits and not self._active:
+                status = WAITING
+        metadata = {"run": self.program.name, "run_status": status, "run_waits": waits}
         if self._repeats_effects:
-            self.live.run_metadata = {**self.live.run_metadata, "run_effects": "allow"}
-        entries = [draft.about for draft in batch]
-        has_values = any(draft.values is not None for draft in batch)
+            metadata["run_effects"] = "allow"
+        self.live.run_metadata = metadata
+        results: dict[str, Any] | None = None
+        if any(draft.values is not None for draft in batch):
+            results = as_results(batch)
+        summaries = [draft.summary for draft in batch if draft.summary]
+        tags: list[str] = []
+        for draft in batch:
+            tags.extend(draft.tags)
         made = await self.live.record(
             self._engine,
             _trigger(batch),
-            as_results(batch) if has_values else None,
-            metadata={ENTRIES: entries},
-            summary="; ".join([draft.summary for draft in batch if draft.summary])[:200],
-            tags=[tag for draft in batch for tag in draft.tags],
+            results,
+            metadata={ENTRIES: [draft.about for draft in batch]},
+            summary="; ".join(summaries)[:200],
+            tags=tags,
         )
         self._saved = (status, waits)
         await self._look_for_others(made)
@@ -285,12 +295,10 @@ class Attempt:
     async def _look_for_others(self, made: str) -> None:
         """Note what others have recorded in the thread meanwhile: answers, events."""
         stored = self._repository.memory.head(self.thread_id, "")
-        is_next = stored is not None and stored.record.key.checkpoint_id == made
-        if is_next and stored is not None:
-            parents = [parent.checkpoint_id for parent in stored.record.parents]
-            is_next = parents == ([self._last_id] if self._last_id is not None else [])
+        before = self._last_id
         self._last_id = made
-        if is_next and stored is not None:
+        # What follows the last entry of ours at once has nothing of others in between.
+        if stored is not None and stored.record.key.checkpoint_id == made and _follows(stored.record, before):
             self.journal.last_seq = stored.seq
             return
         entries, seq = await journal.load_since(self._repository, self.thread_id, self.journal.last_seq)
@@ -394,31 +402,21 @@ class Attempt:
     async def _perform(self, call: _Call, undo: Callable[..., Any] | None, on_unknown: Any) -> Any:
         """Perform an effect once, or give what became of it when it was performed before."""
         effects = await self._family()
-        key = call.key if not self._repeats_effects else f"{self.thread_id}\n{call.key}"
+        key = call.key
+        if self._repeats_effects:
+            # It may happen once in each thread then, not once in the family.
+            key = f"{self.thread_id}\n{call.key}"
         before = await effects.find(key)
-        if before is not None and before.about["status"] == "failed" and call.key not in self.journal.again:
-            self._check_same(call, before)
-            error = failures.made_again(self.thread_id, call.key, before.values.get("error", {}))
-            outcome = calling.Outcome(None, error, [str(error)], 0.0)
-            await self.record(_step_draft(call, outcome))
-            return self._given(call.key, outcome)
-        if before is not None and before.about["status"] in ("begun", "failed", "done"):
-            known = await self._known(call, before, on_unknown)
-            if known is not None:
-                return await self._taken_over(call, known)
-        path = undoing.remember(undo) if undo is not None else None
-        about = {
-            "args": call.arguments.digest,
-            "thread": self.thread_id,
-            "name": call.name,
-            "undo": path,
-            "begun": int(before.about["begun"]) + 1 if before is not None else 1,
-        }
-        values = {"step": call.key, "step_key": call.step_key, **call.arguments.shown}
-        try:
-            effect = await effects.begin(key, about, values, before)
-        except IdTaken:
-            raise EffectUnknown(self.thread_id, call.key) from None
+        if before is not None:
+            status = before.about["status"]
+            if status == "failed" and call.key not in self.journal.again:
+                return await self._failed_before(call, before)
+            # One that was undone may be performed again.
+            if status in ("begun", "failed", "done"):
+                known = await self._known(call, before, on_unknown)
+                if known is not None:
+                    return await self._taken_over(call, known)
+        effect = await self._begin_effect(effects, key, call, undo, before)
         outcome = await self._called(call)
         if isinstance(outcome.error, calling.TimedOut):
             raise EffectUnknown(self.thread_id, call.key) from outcome.error
@@ -428,6 +426,35 @@ class Attempt:
             await effects.end(effect, "failed", {"error": failures.recorded(outcome.error)})
         self._pending.append(_step_draft(call, outcome))
         return self._given(call.key, outcome)
+
+    async def _failed_before(self, call: _Call, before: Effect) -> Any:
+        """Raise the failure of an effect that was performed before, in this branch of the family or in another."""
+        self._check_same(call, before)
+        error = failures.made_again(self.thread_id, call.key, before.values.get("error", {}))
+        outcome = calling.Outcome(None, error, [str(error)], 0.0)
+        await self.record(_step_draft(call, outcome))
+        return self._given(call.key, outcome)
+
+    async def _begin_effect(
+        self, effects: Effects, key: str, call: _Call, undo: Callable[..., Any] | None, before: Effect | None
+    ) -> Effect:
+        """Store that an effect is about to be performed, and what takes it back."""
+        about = {
+            "args": call.arguments.digest,
+            "thread": self.thread_id,
+            "name": call.name,
+            "undo": None,
+            "begun": 1,
+        }
+        if undo is not None:
+            about["undo"] = undoing.remember(undo)
+        if before is not None:
+            about["begun"] = int(before.about["begun"]) + 1
+        values = {"step": call.key, "step_key": call.step_key, **call.arguments.shown}
+        try:
+            return await effects.begin(key, about, values, before)
+        except IdTaken:
+            raise EffectUnknown(self.thread_id, call.key) from None
 
     async def _known(self, call: _Call, found: Effect, on_unknown: Any) -> dict[str, Any] | None:
         """Return `{"result": ...}` of an effect that happened; None: it did not, and may be performed."""
@@ -515,7 +542,9 @@ class Attempt:
 
     async def _slept(self, key: str, seconds: float) -> None:
         entry = self._find("sleep", key)
-        until = float(entry.about["until"]) if entry is not None else time.time() + seconds
+        until = time.time() + seconds
+        if entry is not None:
+            until = float(entry.about["until"])
         is_long = until - time.time() > _LINGER_SECONDS
         if is_long:
             self._waits[key] = {"kind": "sleep", "key": key, "until": until}
@@ -593,7 +622,10 @@ class Keys:
                 return key
             while True:
                 number = self._next(scope + name)
-                key = f"{scope}{name}" if number == 0 else f"{scope}{name}#{number + 1}"
+                key = scope + name
+                if number:
+                    key = f"{key}#{number + 1}"
+                # Somebody may have chosen a key that looks like a numbered one.
                 if key not in self._taken:
                     self._taken.add(key)
                     return key
@@ -609,8 +641,20 @@ class Keys:
         return number
 
 
+def _follows(record: Record, before: str | None) -> bool:
+    """Whether a checkpoint follows that one alone; without one, whether it is the first."""
+    parents = [parent.checkpoint_id for parent in record.parents]
+    if before is None:
+        return not parents
+    return parents == [before]
+
+
 def _step_draft(call: _Call, outcome: calling.Outcome) -> Draft:
-    status = "ok" if outcome.error is None else "error"
+    status = "ok"
+    tags: tuple[str, ...] = ()
+    if outcome.error is not None:
+        status = "error"
+        tags = ("error",)
     about = {
         "op": "step",
         "key": call.key,
@@ -628,14 +672,16 @@ def _step_draft(call: _Call, outcome: calling.Outcome) -> Draft:
         values["result"] = outcome.result
     else:
         values["error"] = failures.recorded(outcome.error)
-    return Draft(about, values, f"{call.key}: {status}", () if outcome.error is None else ("error",))
+    return Draft(about, values, f"{call.key}: {status}", tags)
 
 
 def _trigger(batch: Sequence[Draft]) -> SnapshotTrigger:
     ops = {draft.about["op"] for draft in batch}
     if "step" in ops:
         return SnapshotTrigger.TOOL_CALL
-    return SnapshotTrigger.TASK_BOUNDARY if ops & {"start", "end"} else SnapshotTrigger.STATE_CHANGE
+    if ops & {"start", "end"}:
+        return SnapshotTrigger.TASK_BOUNDARY
+    return SnapshotTrigger.STATE_CHANGE
 
 
 def differences_of(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Difference]:
@@ -668,7 +714,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(each))
         yield each
-        found += [other for other in (each.__cause__, each.__context__) if other is not None]
+        for other in (each.__cause__, each.__context__):
+            if other is not None:
+                found.append(other)
         if isinstance(each, BaseExceptionGroup):
             found += each.exceptions
 

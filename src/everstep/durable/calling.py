@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from everstep.errors import InvalidInput
 from everstep.runtime import checks
@@ -49,18 +49,30 @@ class Options(NamedTuple):
 
 def checked(retries: object, backoff: object, timeout: object, retry_on: object, effect: object) -> Options:
     """Return the options of a step; InvalidInput says what is wrong with them."""
+    # Compared one by one, which tells the type checker what it is.
     if effect != "none" and effect != "retry" and effect != "once":
         raise InvalidInput(f"effect is 'none', 'retry' or 'once', not {checks.shown(effect)}")
     if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
         raise InvalidInput(f"retries is a whole number from 0 on, not {checks.shown(retries)}")
     if retries and effect == "once":
         raise InvalidInput("a step with effect='once' is tried once; retries are for effect='retry' and 'none'")
-    kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+    limit: float | None = None
+    kinds = _error_classes(retry_on)
+    if timeout is not None:
+        limit = _seconds(timeout, "timeout")
+    pause = 0.0
+    if backoff != 0:
+        pause = _seconds(backoff, "backoff")
+    return Options(retries, pause, limit, kinds, effect)
+
+
+def _error_classes(retry_on: object) -> tuple[type[Exception], ...]:
+    kinds = (retry_on,)
+    if isinstance(retry_on, tuple):
+        kinds = retry_on
     if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
         raise InvalidInput(f"retry_on is a class of errors, or a tuple of them, not {checks.shown(retry_on)}")
-    limit = _seconds(timeout, "timeout") if timeout is not None else None
-    pause = 0.0 if backoff == 0 else _seconds(backoff, "backoff")
-    return Options(retries, pause, limit, kinds, effect)
+    return cast(tuple[type[Exception], ...], kinds)
 
 
 def _seconds(value: object, name: str) -> float:
@@ -105,7 +117,10 @@ class AsyncFace:
                 if is_async(function):
                     return await function()
                 found = await asyncio.to_thread(function)
-                return await found if inspect.isawaitable(found) else found
+                # A plain function may return a coroutine: a lambda around an `async def`, say.
+                if inspect.isawaitable(found):
+                    found = await found
+                return found
         except TimeoutError as exc:
             if limit.expired():
                 raise TimedOut(f"the step took longer than {timeout} seconds") from exc
@@ -244,10 +259,16 @@ async def gathered(work: Sequence[Awaitable[Any]]) -> list[Any]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-    return results_of(
-        [task.exception() if not task.cancelled() else asyncio.CancelledError() for task in tasks],
-        [None if task.cancelled() or task.exception() else task.result() for task in tasks],
-    )
+    errors: list[BaseException | None] = []
+    results: list[Any] = []
+    for task in tasks:
+        error: BaseException | None = asyncio.CancelledError()
+        if not task.cancelled():
+            error = task.exception()
+        errors.append(error)
+        if error is None:
+            results.append(task.result())
+    return results_of(errors, results)
 
 
 def results_of(errors: Sequence[BaseException | None], results: Sequence[Any]) -> list[Any]:

@@ -74,22 +74,26 @@ class Effects:
     async def list(self) -> list[Effect]:
         """Return all of them, the newest first."""
         listed = await self.stored()
-        values = await self._repository.tools_results(listed) if listed else []
+        if not listed:
+            return []
+        values = await self._repository.tools_results(listed)
         return [Effect(stored, held) for stored, held in zip(listed, values, strict=True)]
 
     async def _keep(
         self, key: str, about: Mapping[str, Any], values: Mapping[str, Any], before: Effect | None
     ) -> Effect:
         claim = self._claim
+        replaced: Stored | None = None
+        if before is not None:
+            replaced = before.stored
         while True:
             record = self._record(key, about)
-            rests_on = [claim.base] if claim is not None else []
+            rests_on = []
+            if claim is not None:
+                rests_on.append(claim.base)
             try:
                 stored = await self._repository.keep_beside(
-                    record,
-                    ([], {}, dict(values)),
-                    before=before.stored if before is not None else None,
-                    rests_on=rests_on,
+                    record, ([], {}, dict(values)), before=replaced, rests_on=rests_on
                 )
                 return Effect(stored, values)
             except BaseGone:

@@ -53,7 +53,10 @@ class Draft(NamedTuple):
 def as_results(drafts: Sequence[Draft]) -> dict[str, Any]:
     """Return the results of tools of the checkpoint that records these."""
     held = [{"key": draft.about["key"], **draft.values} for draft in drafts if draft.values is not None]
-    return held[0] if len(held) == 1 else {"steps": held}
+    # One entry, which is the usual case, reads better by itself.
+    if len(held) == 1:
+        return held[0]
+    return {"steps": held}
 
 
 def values_by_key(results: Any) -> dict[str, Mapping[str, Any]]:
@@ -79,7 +82,10 @@ class Arguments(NamedTuple):
         """Return the arguments as they are now."""
         shown = {"args": _lasting(storable(list(args), 2)), "kwargs": _lasting(storable(dict(kwargs), 2))}
         packed = codec.pack(shown)
-        return cls(hashlib.sha256(packed).hexdigest()[:32], shown if len(packed) <= _ARGUMENTS_BYTES_MAX else {})
+        digest = hashlib.sha256(packed).hexdigest()[:32]
+        if len(packed) > _ARGUMENTS_BYTES_MAX:
+            return cls(digest, {})
+        return cls(digest, shown)
 
 
 def _lasting(value: Any) -> Any:

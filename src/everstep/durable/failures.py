@@ -37,7 +37,9 @@ def made_again(thread_id: str, key: str, kept: Mapping[str, Any]) -> Exception:
     except Exception:
         return StepFailed(thread_id, key, str(kept.get("type")), str(kept.get("text")))
     made.args = tuple(args)
-    vars(made).update({name: value for name, value in fields.items() if not _has_gaps([value])})
+    for name, value in fields.items():
+        if not _has_gaps([value]):
+            vars(made)[name] = value
     return made
 
 
@@ -46,8 +48,13 @@ def _class_of(name: str) -> type[Exception] | None:
     module, _, path = name.partition(":")
     found: Any = modules.loaded(module)
     for part in path.split("."):
-        found = vars(found).get(part) if hasattr(found, "__dict__") else None
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+        # Not by getattr: the name comes from stored bytes, and an attribute may run code.
+        if not hasattr(found, "__dict__"):
+            return None
+        found = vars(found).get(part)
+    if isinstance(found, type) and issubclass(found, Exception):
+        return found
+    return None
 
 
 def _builtin_base(kind: type[Exception]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from everstep.durable.entries import ENTRIES, Entry, values_by_key
 from everstep.errors import CheckpointCorrupted
 from everstep.repository.repository import Repository
-from everstep.stores.protocol import Place, Query, Store, Stored
+from everstep.stores.protocol import Key, Place, Query, Store, Stored
 
 _PAGE = 1_000
 
@@ -68,7 +68,9 @@ class Journal:
     def event(self, name: str, number: int) -> Entry | None:
         """Return the event of that name, by its number among them; None: it has not come yet."""
         found = self._events.get(name, [])
-        return found[number] if number < len(found) else None
+        if number >= len(found):
+            return None
+        return found[number]
 
     def not_asked_for(self) -> list[Entry]:
         """Return recorded steps that the code has not come to, the oldest first."""
@@ -95,7 +97,9 @@ async def load(repository: Repository, head: Stored) -> Journal:
 async def load_since(repository: Repository, thread_id: str, seq: int) -> tuple[list[Entry], int]:
     """Return what was recorded in a thread after that checkpoint, and up to which one was looked."""
     listed = await repository.store.list_checkpoints(Query(thread_id=thread_id, after_seq=seq, order="oldest"))
-    return await entries_of(repository, listed), listed[-1].seq if listed else seq
+    if listed:
+        seq = listed[-1].seq
+    return await entries_of(repository, listed), seq
 
 
 async def entries_of(repository: Repository, records: Sequence[Stored]) -> list[Entry]:
@@ -112,7 +116,7 @@ async def entries_of(repository: Repository, records: Sequence[Stored]) -> list[
 
 def _entries(stored: Stored, values: Mapping[str, Mapping[str, Any]]) -> Iterable[Entry]:
     record = stored.record
-    parent = record.parents[0] if record.parents else None
+    parent: Key | None = next(iter(record.parents), None)
     for about in record.metadata[ENTRIES]:
         yield Entry(about, values.get(str(about["key"]), {}), record.key, parent)
 
@@ -129,9 +133,13 @@ async def _line_of(store: Store, head: Stored) -> list[Stored]:
             continue
         looked_at[place.segment] = place.seq
         listed = await _segment(store, place, from_seq)
+        # A thread may have several runs, one after the other: only the last beginning counts.
         begun = [stored.seq for stored in listed if _is_start(stored)]
-        first = begun[-1] if begun else 0
-        found.update({stored.seq: stored for stored in listed if stored.seq >= first})
+        first = max(begun, default=0)
+        for stored in listed:
+            if stored.seq >= first:
+                found[stored.seq] = stored
+        # A run that began in an earlier segment, as after a branch, goes on there.
         if not begun and not from_seq:
             places += (await store.segments(head.family, [place.segment])).get(place.segment, ())
     return [found[seq] for seq in sorted(found)]
@@ -140,13 +148,14 @@ async def _line_of(store: Store, head: Stored) -> list[Stored]:
 async def _segment(store: Store, place: Place, after_seq: int) -> list[Stored]:
     """Return the checkpoints of a segment up to a place, the oldest first."""
     listed: list[Stored] = []
+    last_seq = after_seq
     while True:
         page = await store.list_checkpoints(
             Query(
                 thread_id=place.key.thread_id,
                 namespace=place.key.namespace,
                 segment=place.segment,
-                after_seq=listed[-1].seq if listed else after_seq,
+                after_seq=last_seq,
                 before_seq=place.seq + 1,
                 hidden="also",
                 order="oldest",
@@ -156,6 +165,7 @@ async def _segment(store: Store, place: Place, after_seq: int) -> list[Stored]:
         listed += page
         if len(page) < _PAGE:
             return listed
+        last_seq = page[-1].seq
 
 
 def _is_start(stored: Stored) -> bool:

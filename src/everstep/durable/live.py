@@ -153,7 +153,10 @@ def put_together(base: Values, made_again: Values, stored: Values) -> Values:
     `base` is what there was when it began, `made_again` what its code has made of that in this process, and `stored`
     the head: what the code had made of it before, and what others have added.
     """
-    next_node = stored.next_node if made_again.next_node == base.next_node else made_again.next_node
+    next_node = made_again.next_node
+    if next_node == base.next_node:
+        # The code has not touched it: what others have set counts.
+        next_node = stored.next_node
     return Values(
         _messages(base.messages, made_again.messages, stored.messages),
         _state(base.state, made_again.state, stored.state),
@@ -166,7 +169,8 @@ def _messages(base: Sequence[Any], made_again: Sequence[Any], stored: Sequence[A
     """Return the stored messages, and those of the run's code that are not among them yet."""
     old = [codec.pack(message) for message in base]
     mine = [codec.pack(message) for message in made_again]
-    if mine[: len(old)] != old:  # the code has changed what was there: what it makes of it is what counts
+    # If the code has changed what was there, what it makes of it is what counts.
+    if mine[: len(old)] != old:
         return list(made_again)
     there = collections.Counter([codec.pack(message) for message in stored[len(old) :]])
     added: list[Any] = []
@@ -184,8 +188,9 @@ def _state(base: Mapping[Any, Any], made_again: Mapping[Any, Any], stored: Mappi
     for key, value in made_again.items():
         if key not in base or codec.pack(value) != codec.pack(base[key]):
             found[key] = value
-        elif key in found:
-            found[key] = value if codec.pack(found[key]) == codec.pack(value) else found[key]
+        elif key in found and codec.pack(found[key]) == codec.pack(value):
+            # Equal to what is stored, but the object that the code holds: what it changes later is seen.
+            found[key] = value
     for key in base:
         if key not in made_again:
             found.pop(key, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from everstep.durable import journal, modules
 from everstep.durable.calling import AsyncFace, BlockingFace, Face, Options, call
@@ -42,7 +42,9 @@ def _function(path: str) -> Callable[..., Any] | None:
     found: Any = modules.loaded(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return found if callable(found) else None
+    if not callable(found):
+        return None
+    return cast(Callable[..., Any], found)
 
 
 async def compensate(engine: CheckpointEngine, target: Key, *, is_blocking: bool) -> list[str]:
@@ -61,7 +63,9 @@ async def compensate(engine: CheckpointEngine, target: Key, *, is_blocking: bool
         try:
             effects = Effects(repository, await host_of(repository, thread_id), claim)
             left = await _left_behind(repository, effects, target)
-            face: Face = BlockingFace() if is_blocking else AsyncFace()
+            face: Face = AsyncFace()
+            if is_blocking:
+                face = BlockingFace()
             for effect, undo in left:
                 await _undo(face, effects, effect, undo)
             return [str(effect.values["step"]) for effect, _ in left]
@@ -109,19 +113,25 @@ async def _later_effects(repository: Repository, effects: Effects, target: Key) 
         raise CheckpointNotFound(target.checkpoint_id, target.thread_id)
     if adapter_of(kept.stored.record.kind) is not None:
         # The ids of a graph's checkpoints say which is later; what ran from the checkpoint itself is to run again.
-        performed = [effect for effect in await effects.list() if effect.about["thread"] == target.thread_id]
-        return [effect for effect in performed if str(effect.about.get("checkpoint", "")) >= target.checkpoint_id]
+        return [effect for effect in await effects.list() if _is_of_graph_since(effect, target)]
     if head is None or head.stored.record.kind != RUN_KIND:
         raise RunNotFound(target.thread_id)
     before = await _performed(repository, kept.stored)
     found: list[Effect] = []
     for key in reversed(await _performed(repository, head.stored)):
-        effect = None
-        if key not in before:
-            effect = await effects.find(key) or await effects.find(f"{target.thread_id}\n{key}")
+        if key in before:
+            continue
+        # A run that repeats effects keeps them under the name of its thread.
+        effect = await effects.find(key) or await effects.find(f"{target.thread_id}\n{key}")
         if effect is not None:
             found.append(effect)
     return found
+
+
+def _is_of_graph_since(effect: Effect, target: Key) -> bool:
+    if effect.about["thread"] != target.thread_id:
+        return False
+    return str(effect.about.get("checkpoint", "")) >= target.checkpoint_id
 
 
 async def _performed(repository: Repository, stored: Stored) -> list[str]:

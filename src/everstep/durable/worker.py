@@ -119,8 +119,10 @@ class _Candidates:
             return
         metadata = hit.stored.record.metadata
         if metadata.get("run") in self._programs.names():
-            is_waiting = metadata.get("run_status") == WAITING
-            self._remember(hit.position.thread_id, running.wakes_at(metadata) if is_waiting else 0.0)
+            begins = 0.0
+            if metadata.get("run_status") == WAITING:
+                begins = running.wakes_at(metadata)
+            self._remember(hit.position.thread_id, begins)
 
     def _remember(self, thread_id: str, begins: float) -> None:
         if begins < _NEVER:
@@ -175,10 +177,16 @@ class Worker:
         try:
             while not self._stopping.is_set():
                 has_begun = await self._begin_what_is_there()
-                pause = PAUSE_SECONDS if has_begun else min(pause * 2, PAUSE_SECONDS_MAX)
-                is_full = len(self._at_work) >= self._concurrency
-                # A little by chance, so that not all workers look at the same moment.
-                await self._rest(None if is_full else pause * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
+                # The longer nothing has come, the less often it looks.
+                pause = min(pause * 2, PAUSE_SECONDS_MAX)
+                if has_begun:
+                    pause = PAUSE_SECONDS
+                if len(self._at_work) >= self._concurrency:
+                    # Full: there is nothing to look for until one of them ends.
+                    await self._rest(None)
+                else:
+                    # A little by chance, so that not all workers look at the same moment.
+                    await self._rest(pause * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
         finally:
             await self._finish()
 
@@ -200,11 +208,14 @@ class Worker:
         for place, candidates in enumerate(self._candidates):
             for info in await candidates.ready():
                 key = (place, info.thread_id)
-                aside = self._aside.get(key)
-                is_aside = aside is not None and aside.checkpoint_id == info.checkpoint_id and aside.until > now
-                if key not in self._at_work and not is_aside:
+                if key not in self._at_work and not self._is_aside(key, info, now):
                     found.append((place, info))
         return sorted(found, key=lambda each: each[1].updated_at)
+
+    def _is_aside(self, key: tuple[int, str], info: RunInfo, now: float) -> bool:
+        """Whether a run was put aside and is still as it was then."""
+        aside = self._aside.get(key)
+        return aside is not None and aside.checkpoint_id == info.checkpoint_id and aside.until > now
 
     def _begin(self, place: int, info: RunInfo) -> None:
         key = (place, info.thread_id)

@@ -51,7 +51,9 @@ class CheckpointerConfig(BaseModel):
     @field_validator("sqlite_path", mode="before")
     @classmethod
     def _as_text(cls, path: object) -> object:
-        return os.fspath(path) if isinstance(path, os.PathLike) else path
+        if isinstance(path, os.PathLike):
+            return os.fspath(path)
+        return path
 
 
 class CheckpointMetadata(BaseModel):
@@ -128,12 +130,15 @@ def record_of(saved: Saved) -> CheckpointRecord:
     stored = saved.stored.record
     checkpoint = saved.checkpoint
     own = {name: value for name, value in checkpoint.items() if name not in saved.absent}
+    parent_id: str | None = None
+    if stored.parents:
+        parent_id = stored.parents[0].checkpoint_id
     return CheckpointRecord(
         checkpoint={**own, **saved.odd},
         checkpoint_id=stored.key.checkpoint_id,
         checkpoint_ns=stored.key.namespace,
         metadata=_metadata(stored),
-        parent_checkpoint_id=stored.parents[0].checkpoint_id if stored.parents else None,
+        parent_checkpoint_id=parent_id,
         thread_id=stored.key.thread_id,
     )
 
@@ -158,19 +163,25 @@ class TupleMetadata(dict[str, Any]):
 
 
 def _metadata(stored: Record) -> CheckpointMetadata:
-    source = stored.metadata.get("source")
-    at = moment(stored.created_at)
-    usual = {
-        "source_layer": source if isinstance(source, str) else "",
+    fields: dict[str, Any] = {
+        "source_layer": "",
         "step": stored.step,
-        "timestamp": at.timestamp() if at is not None else 0.0,
+        "timestamp": 0.0,
         "parents": {},
         "writes": {},
     }
-    # LangGraph before 1.0 wrote None where there were no writes.
-    given = {name: value for name, value in stored.metadata.items() if value is not None or name not in usual}
+    source = stored.metadata.get("source")
+    if isinstance(source, str):
+        fields["source_layer"] = source
+    at = moment(stored.created_at)
+    if at is not None:
+        fields["timestamp"] = at.timestamp()
+    for name, value in stored.metadata.items():
+        # LangGraph before 1.0 wrote None where there were no writes.
+        if value is not None or name not in fields:
+            fields[name] = value
     try:
-        return CheckpointMetadata(**{**usual, **given})
+        return CheckpointMetadata(**fields)
     except ValidationError as exc:
         wrong = ", ".join(str(error["loc"][0]) for error in exc.errors())
         raise InvalidInput(
@@ -180,8 +191,12 @@ def _metadata(stored: Record) -> CheckpointMetadata:
 
 def moment(text: object) -> datetime | None:
     """Return the time that a text in ISO 8601 names, in UTC if it does not say; None if it names none."""
+    if not isinstance(text, str):
+        return None
     try:
-        found = datetime.fromisoformat(text) if isinstance(text, str) else None
+        found = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found.replace(tzinfo=UTC) if found is not None and found.tzinfo is None else found
+    if found.tzinfo is None:
+        return found.replace(tzinfo=UTC)
+    return found

@@ -80,14 +80,19 @@ class Node:
             return
         found = await threads.writes_of(self.checkpoint)
         with self._lock:
-            if self._records:  # another step of the node was faster
+            # Another step of the node was faster.
+            if self._records:
                 return
-            steps = [value for _, channel, value in found or () if channel == STEPS]
-            own = [about for about in steps if about["task"] == self.task_id]
+            own: list[Mapping[str, Any]] = []
+            errors: list[str] = []
+            for task, channel, value in found or ():
+                if channel == STEPS and value["task"] == self.task_id:
+                    own.append(value)
+                elif channel == "__error__" and task == self.task_id:
+                    errors.append(str(value))
             for about in sorted(own, key=lambda about: int(about["order"])):
                 self._note(about, 0)
-            errors = [value for task, channel, value in found or () if (task, channel) == (self.task_id, "__error__")]
-            self._error = str(errors[0]) if errors else None
+            self._error = next(iter(errors), None)
             self._is_loaded = True
 
     def find(self, key: str) -> Record | None:
@@ -131,7 +136,8 @@ _lock = threading.Lock()
 
 def running_node(config: Mapping[str, Any] | None = None) -> Node:
     """Return the node that is running here. InvalidInput: there is none, or what it does is not kept in a store."""
-    config = config if config is not None else _config()
+    if config is None:
+        config = _config()
     inner = config.get("configurable") or {}
     pad = inner.get("__pregel_scratchpad")
     if pad is None or "__pregel_task_id" not in inner:
@@ -177,9 +183,13 @@ def _checkpoints(found: Mapping[str, Any]) -> dict[str, str]:
 
 def _number(path: Any) -> str:
     """Return which one a task is of those that were sent to the same node, or called by it, at once."""
-    return f"[{_flat(path[1:])}]" if path and path[0] == _PUSH else ""
+    if not path or path[0] != _PUSH:
+        return ""
+    return f"[{_flat(path[1:])}]"
 
 
 def _flat(path: Any) -> str:
-    parts = [_flat(part) if isinstance(part, (tuple, list)) else str(part) for part in path]
-    return ".".join(parts)
+    # A task that is called by another one has the path of that one inside its own.
+    if not isinstance(path, (tuple, list)):
+        return str(path)
+    return ".".join(map(_flat, path))

@@ -83,14 +83,19 @@ class StoreRecordBackend(OnBackend, RecordBackend):
     async def aput(self, record: CheckpointRecord) -> str:
         checks.kind(record, CheckpointRecord, "record")
         key = _key(record)
-        parent = record.parent_checkpoint_id
+        parent_id = record.parent_checkpoint_id
+        if parent_id is not None:
+            parent_id = checks.checkpoint_id(parent_id)
         regular: dict[str, Any] = {}
         odd: dict[str, Any] = {}
         for name, value in record.checkpoint.items():
-            (regular if _is_regular(name, value) else odd)[name] = value
+            if _is_regular(name, value):
+                regular[name] = value
+            else:
+                odd[name] = value
         await self._threads.put(
             key,
-            checks.checkpoint_id(parent) if parent is not None else None,
+            parent_id,
             regular,
             dict(record.metadata),
             None,
@@ -113,7 +118,9 @@ class StoreRecordBackend(OnBackend, RecordBackend):
         elif checkpoint_id is not None:
             namespace = await self._namespace(thread_id, checks.checkpoint_id(checkpoint_id))
         saved = await self._threads.get(thread_id, namespace or "", checkpoint_id, writes=False)
-        return record_of(saved) if saved is not None else None
+        if saved is None:
+            return None
+        return record_of(saved)
 
     async def alist(self, thread_id: str, *, limit: int | None = None) -> list[CheckpointRecord]:
         if limit is not None:
@@ -129,7 +136,9 @@ class StoreRecordBackend(OnBackend, RecordBackend):
         found = [key for key in listed if key.namespace != TASK_NAMESPACE]
         if len(found) > 1:
             raise AmbiguousCheckpoint(checkpoint_id, [(key.thread_id, key.namespace) for key in found])
-        return found[0].namespace if found else None
+        if not found:
+            return None
+        return found[0].namespace
 
 
 class MemoryBackend(StoreRecordBackend):

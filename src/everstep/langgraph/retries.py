@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from everstep.errors import InvalidInput, SnapshotTooLarge, StoreClosed, TaskError, UnregisteredType, UnstorableValue
-from everstep.langgraph import configs
+from everstep.langgraph import configs, runs
 from everstep.langgraph.graphs import AsyncGraph, Graph
 from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end
@@ -111,11 +111,15 @@ async def _tried(
     inner = configs.configurable(config)
     configs.thread_id(inner)
     # Without a checkpoint that is named in it: what this call wrote is the head.
-    head: Any = {**config, "configurable": {name: value for name, value in inner.items() if name != "checkpoint_id"}}
+    head_place = {name: value for name, value in inner.items() if name != "checkpoint_id"}
+    head: Any = {**config, "configurable": head_place}
     begun = await calls.last(head)
-    before = _checkpoint_id(begun)
-    answers = _Answers(state, begun, await calls.saved(head)) if getattr(state, "resume", None) is not None else None
-    given = answers.given if answers is not None else state
+    before = runs.checkpoint_id(begun)
+    given = state
+    answers: _Answers | None = None
+    if getattr(state, "resume", None) is not None:
+        answers = _Answers(state, begun, await calls.saved(head))
+        given = answers.given
     where = dict(config)
     failures = list[str]()
     for number in range(1, tries + 1):
@@ -132,7 +136,8 @@ async def _tried(
             )
         seconds = min(backoff[0] * 2 ** (number - 1), backoff[1])
         await calls.pause(seconds * random.uniform(0.5, 1.0))  # noqa: S311  # no secret
-        if _checkpoint_id(await calls.last(head)) != before:
+        if runs.checkpoint_id(await calls.last(head)) != before:
+            # The input is in a checkpoint by now: given again it would be taken twice.
             given = None
             where = head
         elif answers is not None:
@@ -157,39 +162,52 @@ class _Answers:
 
     def __init__(self, command: Any, begun: Any, saved: Any) -> None:
         self._command = command
-        self._tasks = {asked.id: task.id for task in begun.tasks for asked in task.interrupts}
+        self._tasks: dict[str, str] = {}
+        """By question, the task that asks it."""
+        for task in begun.tasks:
+            for asked in task.interrupts:
+                self._tasks[asked.id] = task.id
         self._used = _used(saved)
-        named = isinstance(command.resume, Mapping) and command.resume and command.resume.keys() <= self._tasks.keys()
-        self._by_name = dict(command.resume) if named else None
-        if not named and len(self._tasks) == 1:
-            self._by_name = dict.fromkeys(self._tasks, command.resume)
+        self._by_name = self._named(command.resume)
+
+    def _named(self, resume: Any) -> dict[str, Any] | None:
+        """Return the answers by their questions; None if it is not clear which one an answer is for."""
+        if isinstance(resume, Mapping) and resume and resume.keys() <= self._tasks.keys():
+            return dict(resume)
+        if len(self._tasks) == 1:
+            return dict.fromkeys(self._tasks, resume)
+        return None
 
     @property
     def given(self) -> Any:
         """The command, with the names of questions where that is clear."""
-        return self._command if self._by_name is None else dataclasses.replace(self._command, resume=self._by_name)
+        if self._by_name is None:
+            return self._command
+        return dataclasses.replace(self._command, resume=self._by_name)
 
     def left(self, saved: Any) -> Any:
         """Return what is to be given after a failure: the answers that no node has taken; None: all were."""
         if self._by_name is None:
             return self._command
         used = _used(saved)
-        left = {
-            name: answer
-            for name, answer in self._by_name.items()
-            if used.get(self._tasks[name], 0) == self._used.get(self._tasks[name], 0)
-        }
-        return dataclasses.replace(self._command, resume=left) if left else None
+        left: dict[str, Any] = {}
+        for name, answer in self._by_name.items():
+            task = self._tasks[name]
+            if used.get(task, 0) == self._used.get(task, 0):
+                left[name] = answer
+        if not left:
+            return None
+        return dataclasses.replace(self._command, resume=left)
 
 
 def _used(saved: Any) -> dict[str, int]:
     """Return how many answers each task has taken."""
-    writes = saved.pending_writes or [] if saved is not None else []
-    return {task: len(value) for task, channel, value in writes if channel == "__resume__" and isinstance(value, list)}
-
-
-def _checkpoint_id(state: Any) -> str | None:
-    found: str | None = state.config["configurable"].get("checkpoint_id") if state.created_at is not None else None
+    if saved is None:
+        return {}
+    found: dict[str, int] = {}
+    for task, channel, value in saved.pending_writes or ():
+        if channel == "__resume__" and isinstance(value, list):
+            found[task] = len(value)
     return found
 
 

@@ -170,7 +170,9 @@ async def run(face: Face, claim: Claim, graph: Any, work: Callable[[Any], Corout
     except TaskLost:
         raise
     except Exception as error:
-        ended = "" if is_interruption(error) else FAILED
+        ended = FAILED
+        if is_interruption(error):
+            ended = ""
         await face.to_end(let_go(face, claim, ended, error))
         raise
     except BaseException:  # an interruption from outside is no failure: the run can be resumed
@@ -184,13 +186,19 @@ async def let_go(face: Face, claim: Claim, ended: str, error: Exception | None =
     """Let a claim go and keep how the run ended. If that fails, the claim runs out by itself."""
     try:
         head = await face.store.read(claim.task_id)
-        last = head.stored.record.key.checkpoint_id if head is not None else None
-        failure = claim.task.error if ended != RETURNED else None
-        if ended == FAILED and error is not None:
+        last: str | None = None
+        if head is not None:
+            last = head.stored.record.key.checkpoint_id
+        # A failure of before stays until a run gets past it.
+        failure = claim.task.error
+        if ended == RETURNED:
+            failure = None
+        elif ended == FAILED and error is not None:
             failure = {"type": type(error).__name__, "text": _text(error), "checkpoint_id": last}
-        # A store that failed has stopped the graph somewhere: it has not come to an end of its own.
-        is_end = bool(ended) and not isinstance(error, StoreError)
-        await claim.release(ended, failure, begun=head is not None, last=last if is_end else None)
+        if not ended or isinstance(error, StoreError):
+            # A store that failed has stopped the graph somewhere: it has not come to an end of its own.
+            last = None
+        await claim.release(ended, failure, begun=head is not None, last=last)
     except (StoreError, TaskLost):
         logger.warning("how the run of thread %r ended could not be kept", claim.task_id, exc_info=True)
 
@@ -213,7 +221,10 @@ def pauses(longest: float = _PAUSE_MAX) -> Iterator[float]:
 
 def checkpoint_id(state: Any) -> str | None:
     """Return the checkpoint that a state is of; None if there is none."""
-    return state.config["configurable"].get("checkpoint_id") if state.created_at is not None else None
+    if state.created_at is None:
+        return None
+    found: str | None = state.config["configurable"].get("checkpoint_id")
+    return found
 
 
 def is_finished(state: Any) -> bool:
@@ -224,9 +235,12 @@ def is_finished(state: Any) -> bool:
 
 def nodes_that_ran_last(graph: Any, saved: Any) -> list[str]:
     """Return the nodes that ran right before a checkpoint was saved."""
-    seen = saved.checkpoint["versions_seen"] if saved is not None else {}
-    last = {name: max(seen[name].values()) for name in seen if name in graph.nodes and seen[name]}
-    last.pop("__start__", None)
+    if saved is None:
+        return []
+    last: dict[str, Any] = {}
+    for name, versions in saved.checkpoint["versions_seen"].items():
+        if name in graph.nodes and name != "__start__" and versions:
+            last[name] = max(versions.values())
     newest = max(last.values(), default=None)
     return sorted(name for name in last if last[name] == newest)
 
@@ -252,11 +266,9 @@ def with_name(answer: Any, state: Any) -> Any:
 
 def _is_by_name(answer: Any) -> bool:
     """Whether answers are given by the ids of their questions, as LangGraph tells it."""
-    return (
-        isinstance(answer, Mapping)
-        and bool(answer)
-        and all(isinstance(name, str) and _INTERRUPT_ID.fullmatch(name) is not None for name in answer)
-    )
+    if not isinstance(answer, Mapping) or not answer:
+        return False
+    return all(isinstance(name, str) and _INTERRUPT_ID.fullmatch(name) is not None for name in answer)
 
 
 def is_interruption(error: Exception) -> bool:

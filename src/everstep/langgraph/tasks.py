@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import threading
 import time
 import uuid
@@ -322,20 +323,25 @@ class TaskManager(Generic[V]):
                     return None, state
                 try:
                     claim = await self._take(face, task_id, found)
-                except HeadMoved:  # somebody else was first
+                except HeadMoved:
+                    # Somebody else was first: what that one does is looked at, without a pause.
                     beaten += 1
                     if beaten == BEATEN_MAX:
                         raise overtaken("a claim", task_id) from None
                     continue
-                try:
-                    return claim, await face.state(self._graph, self._of(task_id))
-                except BaseException:
-                    await face.to_end(runs.give_back(claim))
-                    raise
+                return claim, await self._state_of_claimed(face, claim)
             if not wait and found.task.owner is not None:
                 raise TaskRunning(task_id, found.task.owner.host, found.task.owner.pid)
             await face.pause(pause)
         raise RuntimeError("waiting has no end")
+
+    async def _state_of_claimed(self, face: Face, claim: Claim) -> Any:
+        """Return the state of a task, read once more: before it was claimed, somebody else may have gone on with it."""
+        try:
+            return await face.state(self._graph, self._of(claim.task_id))
+        except BaseException:
+            await face.to_end(runs.give_back(claim))
+            raise
 
     async def _resume(self, face: Face, task_id: str, resume: Any, wait: bool) -> V:
         task_id = checks.thread_id(task_id)
@@ -347,7 +353,8 @@ class TaskManager(Generic[V]):
         except BaseException:
             await face.to_end(runs.give_back(claim))
             raise
-        if runs.is_finished(state):  # by somebody else, just before it was claimed
+        # By somebody else, just before it was claimed.
+        if runs.is_finished(state):
             await face.to_end(runs.let_go(face, claim, RETURNED))
             return self._output(state)
         return await self._run(face, claim, given)
@@ -355,7 +362,8 @@ class TaskManager(Generic[V]):
     def _going_on(self, claim: Claim, state: Any, resume: Any) -> Any:
         """Return what a task is to go on with."""
         if runs.checkpoint_id(state) is not None:
-            if resume is None:  # to LangGraph that is no answer, unless it is one by name
+            # To LangGraph None is no answer, unless it is given by the name of the question.
+            if resume is None:
                 resume = dict.fromkeys(found.id for found in state.interrupts) or _ABSENT
             if resume is _ABSENT:
                 return None
@@ -375,11 +383,9 @@ class TaskManager(Generic[V]):
         checkpoint_id = checks.checkpoint_id(checkpoint_id)
         if await face.claims.find(task_id) is None and await face.store.read(task_id, "", checkpoint_id) is None:
             # Claimed, a thread that is none would become a task.
-            raise (
-                TaskNotFound(task_id)
-                if await face.store.read(task_id) is None
-                else CheckpointNotFound(checkpoint_id, task_id)
-            )
+            if await face.store.read(task_id) is None:
+                raise TaskNotFound(task_id)
+            raise CheckpointNotFound(checkpoint_id, task_id)
         claim = await self._any_claim(face, task_id, wait)
         try:
             await face.rewind(task_id, checkpoint_id)
@@ -414,13 +420,15 @@ class TaskManager(Generic[V]):
 
     async def _wait(self, face: Face, task_id: str, timeout: float | None) -> TaskStatus:
         task_id = checks.thread_id(task_id)
-        end = None if timeout is None else time.monotonic() + timeout
+        end = math.inf
+        if timeout is not None:
+            end = time.monotonic() + timeout
         for pause in runs.pauses():
             found = await face.claims.find(task_id)
-            left = None if end is None else end - time.monotonic()
-            if found is None or not found.task.runs or (left is not None and left <= 0):
+            left = end - time.monotonic()
+            if found is None or not found.task.runs or left <= 0:
                 break
-            await face.pause(pause if left is None else min(pause, left))
+            await face.pause(min(pause, left))
         return await self._status(face, task_id)
 
     async def _status(self, face: Face, task_id: str) -> TaskStatus:
@@ -430,35 +438,40 @@ class TaskManager(Generic[V]):
         last = runs.checkpoint_id(state)
         if found is None and last is None:
             return {"task_id": task_id, "status": "not_found"}
-        saved = await face.saved(state.config) if last is not None else None
-        values = state.values if isinstance(state.values, Mapping) else {}
-        logs = values.get("logs")
+        saved: Any = None
+        if last is not None:
+            saved = await face.saved(state.config)
+        updated_at = state.created_at
+        if not updated_at and found is not None:
+            # Nothing but the claim is stored of it yet.
+            updated_at = found.stored.record.created_at
+        values = _fields_of(state)
         return {
             "task_id": task_id,
             "status": _status(found, state),
             "stage": _stage(self._graph, values, saved),
             "next": list(state.next or dict.fromkeys(task.name for task in state.tasks)),
-            "updated_at": state.created_at or (found.stored.record.created_at if found is not None else None),
-            "logs": list(logs)[-_LOGS:] if isinstance(logs, (list, tuple)) else [],
+            "updated_at": updated_at,
+            "logs": _last_logs(values),
             "error": _error(found, state),
             "interrupts": [asked.value for asked in state.interrupts],
         }
 
     async def _history(self, face: Face, task_id: str, limit: int | None) -> list[TaskCheckpoint]:
         config = self._of(checks.thread_id(task_id))
-        limit = checks.count(limit, "limit") if limit is not None else None
+        if limit is not None:
+            limit = checks.count(limit, "limit")
         states = await face.history(self._graph, config, limit)
         here = {"configurable": {**config["configurable"], "checkpoint_ns": ""}}
         saved = {each.checkpoint_id: each for each in await face.listed(here, limit)}
         found: list[TaskCheckpoint] = []
         for state in states:
             name = state.config["configurable"]["checkpoint_id"]
-            values = state.values if isinstance(state.values, Mapping) else {}
             metadata = state.metadata or {}
             found.append(
                 {
                     "checkpoint_id": name,
-                    "stage": _stage(self._graph, values, saved.get(name)),
+                    "stage": _stage(self._graph, _fields_of(state), saved.get(name)),
                     "next": list(state.next),
                     "step": metadata.get("step"),
                     "source": metadata.get("source"),
@@ -514,6 +527,20 @@ async def _is_task(face: Face, thread_id: str) -> bool:
     return found is not None and found.task.is_task
 
 
+def _fields_of(state: Any) -> Mapping[str, Any]:
+    """Return the values of a state by name; a graph whose state is one value has none."""
+    if not isinstance(state.values, Mapping):
+        return {}
+    return state.values
+
+
+def _last_logs(values: Mapping[str, Any]) -> list[Any]:
+    logs = values.get("logs")
+    if not isinstance(logs, (list, tuple)):
+        return []
+    return list(logs)[-_LOGS:]
+
+
 def _compiled(graph: Any, checkpointer: HarnessCheckpointer) -> Any:
     if hasattr(graph, "compile"):
         return graph.compile(checkpointer=checkpointer)
@@ -537,24 +564,35 @@ def _status(
         return "running"
     if runs.is_finished(state):
         return "finished"
-    if found is not None and (found.task.owner is not None or not found.task.ended):
+    if found is None:
+        # A thread that no manager has run: only its state tells.
+        if any(task.error is not None for task in state.tasks):
+            return "failed"
+        if state.interrupts:
+            return "interrupted"
         return "stopped"
-    if found is not None:
-        return "failed" if found.task.ended == FAILED else "interrupted"
-    if any(task.error is not None for task in state.tasks):
+    # Its owner is gone, or let it go without an end.
+    if found.task.owner is not None or not found.task.ended:
+        return "stopped"
+    if found.task.ended == FAILED:
         return "failed"
-    return "interrupted" if state.interrupts else "stopped"
+    return "interrupted"
 
 
 def _error(found: Found | None, state: Any) -> str | None:
     """Return the failure that the task has not got past."""
-    if runs.is_finished(state) or (found is not None and found.task.ended == RETURNED):
+    if runs.is_finished(state):
         return None
-    kept = found.task.error if found is not None else None
-    if kept is not None and kept["checkpoint_id"] == runs.checkpoint_id(state):
-        return f"{kept['type']}: {kept['text']}"
-    errors = [str(task.error) for task in state.tasks if task.error is not None]
-    return errors[0] if errors else None
+    if found is not None:
+        if found.task.ended == RETURNED:
+            return None
+        kept = found.task.error
+        if kept is not None and kept["checkpoint_id"] == runs.checkpoint_id(state):
+            return f"{kept['type']}: {kept['text']}"
+    for task in state.tasks:
+        if task.error is not None:
+            return str(task.error)
+    return None
 
 
 def _stage(graph: Any, values: Mapping[str, Any], saved: Any) -> Any:

@@ -48,7 +48,10 @@ class DurableTools(AgentMiddleware[Any, Any, Any]):
         self._effects = dict(effects or {})
         for given in (effect, *self._effects.values()):
             calling.checked(0, 0, None, Exception, given)
-        choices = on_unknown.values() if isinstance(on_unknown, Mapping) else [on_unknown]
+        if isinstance(on_unknown, Mapping):
+            choices = list(on_unknown.values())
+        else:
+            choices = [on_unknown]
         for choice in choices:
             if choice not in ("ask", "fail") and not callable(choice):
                 raise InvalidInput(f"on_unknown is 'ask', 'fail' or a function, not {checks.shown(choice)}")
@@ -89,7 +92,8 @@ class DurableTools(AgentMiddleware[Any, Any, Any]):
         if options.effect != "once":
             # Another middleware may call the tool several times. What is performed once is performed once all the same.
             number = node.keys.count(f"\n{key}")
-            key = key if number == 0 else f"{key}#{number + 1}"
+            if number:
+                key = f"{key}#{number + 1}"
         on_unknown = self._on_unknown
         if isinstance(on_unknown, Mapping):
             on_unknown = on_unknown.get(name, "ask")
@@ -107,12 +111,17 @@ def _message(made: Any, asked: Mapping[str, Any]) -> Any:
 
     if isinstance(made, (ToolMessage, Command, list)):
         return made
-    return ToolMessage(made if isinstance(made, str) else repr(made), name=asked["name"], tool_call_id=asked["id"])
+    if not isinstance(made, str):
+        made = repr(made)
+    return ToolMessage(made, name=asked["name"], tool_call_id=asked["id"])
 
 
 def _key(asked: Mapping[str, Any], state: Any) -> str:
     """Return what a tool call is known by: its id, and the message that asked for it, as some models count anew."""
-    messages = state.get("messages", ()) if isinstance(state, Mapping) else getattr(state, "messages", ())
+    if isinstance(state, Mapping):
+        messages = state.get("messages", ())
+    else:
+        messages = getattr(state, "messages", ())
     for message in reversed(messages):
         calls = getattr(message, "tool_calls", None) or ()
         if any(call.get("id") == asked["id"] for call in calls):
