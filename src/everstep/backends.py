@@ -25,7 +25,7 @@ from everstep.stores.protocol import Key, Query, Record, Store
 from everstep.types import Checkpoint, CheckpointMetadata
 
 if TYPE_CHECKING:
-    from everstep.reports import DeletedThreads, Sizes, ThreadPage
+    from everstep.reports import DeletedThreads, DroppedEffect, Sizes, ThreadPage
 
 logger = logging.getLogger("everstep")
 
@@ -180,19 +180,22 @@ class StoreBackend(CheckpointBackend, Closing):
         To delete all there are, say `everything=True` and nothing else.
         """
         from everstep.reports import DeletedThreads
+        from everstep.repository.effects import let_go
         from everstep.repository.finding import check_deletion, every_thread, make_search
 
         search = make_search(prefix, filter, tags, since)
         check_deletion(search, everything=everything)
         names: list[str] = []
+        effects: list[DroppedEffect] = []
         checkpoints = 0
         async for name in every_thread(self.store, search):
             names.append(name)
             if dry_run:
                 checkpoints += await self.store.count(Query(thread_id=name, namespace=None, hidden="also"))
             else:
+                effects += await let_go(self._repository, name)
                 checkpoints += await self._delete(name, None)
-        return DeletedThreads(names, checkpoints, dry_run)
+        return DeletedThreads(names, checkpoints, dry_run, effects)
 
     @public_call("backend.sizes", has_deadline=False)
     async def sizes(self, thread_id: str | None = None) -> Sizes:
@@ -224,7 +227,10 @@ class StoreBackend(CheckpointBackend, Closing):
 
     @public_call("backend.delete_thread", has_deadline=False)
     async def delete_thread(self, thread_id: str) -> int:
-        return await self._delete(checks.thread_id(thread_id), None)
+        from everstep.repository.effects import let_go
+
+        await let_go(self._repository, checks.thread_id(thread_id))
+        return await self._delete(thread_id, None)
 
     @public_call("backend.delete_before", has_deadline=False)
     async def delete_before(self, thread_id: str, before_step: int) -> int:

@@ -138,12 +138,24 @@ def _thread_page(
 
 
 @dataclass(frozen=True)
+class DroppedEffect:
+    """Something that a deleted thread did to the world, which stays done."""
+
+    thread_id: str
+    key: str
+    status: str
+    """As far as it got: begun, done, failed or undone."""
+
+
+@dataclass(frozen=True)
 class DeletedThreads:
     """What `delete_threads` removed, or (`dry_run`) would remove."""
 
     thread_ids: list[str] = field(default_factory=list)
     checkpoints: int = 0
     dry_run: bool = False
+    effects: list[DroppedEffect] = field(default_factory=list)
+    """What the threads did to the world: steps with effect="once". Deleting does not take it back."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import pytest
 
 import everstep
 from everstep.durable import functions, running
+from everstep.durable.live import repository_of
+from everstep.repository.effects import Effects, host_of
 from everstep.stores.protocol import Store
 from tests.durable.test_runs import Killed, World, killed
 
@@ -244,6 +246,53 @@ async def test_a_rewound_run_gets_the_outcome_of_its_effect(engine: everstep.Che
     head = await engine.get_latest(shared)
     assert head is not None
     assert head.metadata.metadata["run_effects"] == "share"
+
+
+async def test_what_a_deleted_branch_did_to_the_world_is_told(
+    engine: everstep.CheckpointEngine, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    @engine.durable
+    async def pay(run: everstep.Run) -> str:
+        await run.step(world.do, "before", key="before")
+        if run.thread_id == "t":
+            return await run.step(world.do, "ask", key="ask")
+        return await run.step(world.do, "charge", key="charge", effect="once")
+
+    await pay(thread_id="t")
+    branch = await engine.branch(await step_of(engine, "t", "before"), "paid")
+    await engine.resume(branch)
+    deleted = await engine.delete_threads(prefix=branch)
+    assert deleted.effects == [everstep.DroppedEffect(branch, "charge", "done")]
+    assert "charge (done)" in caplog.text
+    assert (await engine.delete_threads(prefix="t")).effects == []
+
+
+async def test_a_branch_whose_beginning_was_deleted_pays_for_nothing_again(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    @engine.durable
+    async def pay(run: everstep.Run) -> str:
+        await run.step(world.do, "before", key="before")
+        return await run.step(world.do, "charge", "receipt", key="charge", effect="once")
+
+    assert await pay(thread_id="t") == "receipt"
+    branch = await engine.branch(await step_of(engine, "t", "before"), "a")
+    (first,) = await engine.list_time_travel_points(branch)
+    later = await engine.branch(first.checkpoint_id, "b")
+    await engine.checkpointer.delete_thread("t")
+    for thread_id in (branch, later):
+        with pytest.raises(everstep.RunError, match="lost its beginning"):
+            await engine.resume(thread_id)
+        with pytest.raises(everstep.RunError, match="lost its beginning"):
+            await pay(thread_id=thread_id)
+    assert world.calls == ["before", "charge"]
+    await engine.checkpointer.delete_thread(branch)
+    repository = repository_of(engine)
+    assert await host_of(repository, later) == later
+    known = await Effects(repository, later).find("charge")
+    assert known is not None
+    assert known.about["status"] == "done"
+    assert known.about["thread"] == "t"
 
 
 async def test_a_failed_effect_is_not_repeated_by_itself(engine: everstep.CheckpointEngine, world: World) -> None:

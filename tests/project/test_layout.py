@@ -43,7 +43,7 @@ FEATURES = {
     "which checkpoints a policy keeps": "retention/policies.py",
     "leases": "repository/claims.py",
     "what a durable run has recorded": "durable/journal.py",
-    "effects that are performed once": "durable/effects.py",
+    "effects that are performed once": "repository/effects.py",
     "the SQL of SQLite": "stores/sqlite/rows.py",
     "the SQL of PostgreSQL": "stores/postgres/rows.py",
     "what happens on a Redis server": "stores/redis/redis-1.lua",

@@ -16,7 +16,6 @@ from uuid import UUID
 from everstep.config import SnapshotTrigger
 from everstep.durable import calling, failures, journal, undoing
 from everstep.durable.calling import Face, Options
-from everstep.durable.effects import Effect, Effects, host_of
 from everstep.durable.entries import ENTRIES, Arguments, Draft, Entry, as_results
 from everstep.durable.live import RunLive
 from everstep.durable.programs import Program
@@ -31,6 +30,7 @@ from everstep.errors import (
 )
 from everstep.reports import Difference
 from everstep.repository.claims import Claim
+from everstep.repository.effects import Effect, Effects, host_of
 from everstep.repository.new_names import new_token
 from everstep.repository.repository import Repository
 from everstep.runtime import checks

@@ -19,6 +19,7 @@ from everstep.durable.programs import Program
 from everstep.errors import (
     HeadMoved,
     LeaseLost,
+    RunError,
     RunExists,
     RunHeld,
     RunLost,
@@ -145,7 +146,14 @@ async def find(repository: Repository, thread_id: str) -> tuple[Stored, Journal]
     if loaded is None or loaded.stored.record.kind != RUN_KIND:
         return None
     found = await journal.load(repository, loaded.stored)
-    return (loaded.stored, found) if found.start is not None else None
+    if found.start is None:
+        # To begin anew would be to pay again for what was recorded.
+        raise RunError(
+            thread_id,
+            "has lost its beginning: it is a branch of a thread that was deleted, with all that the run had recorded "
+            "there. What it holds can still be read; to run it once more, start it in another thread",
+        )
+    return loaded.stored, found
 
 
 def check_same(program: Program, thread_id: str, found: Journal, asked: Asked | None) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from everstep.durable import journal, modules
 from everstep.durable.calling import AsyncFace, BlockingFace, Face, Options, call
-from everstep.durable.effects import Effect, Effects, host_of
 from everstep.durable.live import repository_of
 from everstep.errors import CheckpointNotFound, HeadMoved, InvalidInput, RunHeld, RunLost, RunNotFound
 from everstep.history.adapter import adapter_of
 from everstep.repository.claims import Claims
+from everstep.repository.effects import Effect, Effects, host_of
 from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Stored
 from everstep.types import RUN_KIND

@@ -835,6 +835,10 @@ class Threads:
     async def delete_thread(self, thread_id: str) -> int:
         """Delete a thread with all its namespaces, and return how many checkpoints it had."""
         others = await self._store.count(Query(thread_id=thread_id, namespace=TASK_NAMESPACE, hidden="also"))
+        if others:  # claims, or effects that branches need
+            from everstep.repository.effects import let_go
+
+            await let_go(self._repository, thread_id)
         deleted = await self._store.delete(thread_id)
         self._forget(thread_id)
         await reclaim(self._store, deleted, thread_id)

@@ -2,7 +2,7 @@
 
 A step is known by its node's task, which is the same when the node runs again from the same checkpoint. An effect that
 is performed once is known to the whole family of threads, as in a durable run: by its key, or by where in the graph it
-stands. See `durable/effects.py`.
+stands. See `repository/effects.py`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from everstep.durable import calling, failures, undoing
 from everstep.durable.attempt import Unknown, differences_of
 from everstep.durable.calling import Face, Options
-from everstep.durable.effects import Effect, Effects, host_of
 from everstep.durable.entries import Arguments
 from everstep.errors import EffectConflict, EffectUnknown, IdTaken, InvalidInput, ReplayMismatch
 from everstep.history.ancestry import ancestry_of
 from everstep.langgraph.checkpoints import KIND, Threads
 from everstep.langgraph.nodes import Node
+from everstep.repository.effects import Effect, Effects, host_of
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Query, Stored
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.durable import lists
 from everstep.durable.attempt import did_not_happen, happened
-from everstep.durable.effects import Effects, host_of
 from everstep.durable.entries import values_by_key
 from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput, RunNotFound
 from everstep.reports import RunInfo, RunWait
+from everstep.repository.effects import Effects, host_of
 from everstep.repository.finding import make_search, pack_cursor
 from everstep.repository.repository import Repository
 from everstep.runtime import checks

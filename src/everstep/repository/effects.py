@@ -8,15 +8,20 @@ before the call, the outcome takes its place afterwards.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from everstep.errors import BaseGone, IdTaken
+from everstep.reports import DroppedEffect
 from everstep.repository.fences import Fence
 from everstep.repository.repository import Repository
 from everstep.repository.step import new_record
 from everstep.stores.protocol import Key, Query, Record, Stored
 from everstep.types import RUN_KIND, TASK_NAMESPACE, utc_now
+
+logger = logging.getLogger("everstep")
 
 PREFIX = "!effect-"
 """What the ids of effects begin with."""
@@ -64,6 +69,10 @@ class Effects:
         """Store how an effect ended; IdTaken if somebody else has done that."""
         key = effect.about["key"]
         return await self._keep(key, {**effect.about, "status": status}, {**effect.values, **values}, effect)
+
+    async def copy(self, effect: Effect) -> None:
+        """Keep an effect of another thread; IdTaken if it is there."""
+        await self._keep(effect.about["key"], effect.about, effect.values, None)
 
     async def stored(self) -> Sequence[Stored]:
         """Return the records of all of them, the newest first."""
@@ -116,6 +125,41 @@ class Effects:
 
     def _name(self, key: str) -> Key:
         return Key(self._host, TASK_NAMESPACE, PREFIX + hashlib.sha256(key.encode()).hexdigest()[:40])
+
+
+async def let_go(repository: Repository, thread_id: str) -> list[DroppedEffect]:
+    """Return what a thread that is about to be deleted has performed: the world keeps it.
+
+    If the family keeps its effects in that thread, each of its branches gets a copy first: they stay behind, and do not
+    perform again what was performed.
+    """
+    thread = await repository.store.thread(thread_id, brief=True)
+    if thread is None or (thread.origin is None and TASK_NAMESPACE not in thread.newest):
+        return []  # most threads: they have neither an origin nor effects of their own
+    host = await host_of(repository, thread_id)
+    effects = Effects(repository, host)
+    if host == thread_id:
+        await _copy_to_branches(repository, effects, thread_id)
+    dropped = list[DroppedEffect]()
+    for stored in await effects.stored():
+        about = stored.record.metadata["effect"]
+        if about["thread"] == thread_id:
+            dropped.append(DroppedEffect(thread_id, about["key"], about["status"]))
+    if dropped:
+        keys = ", ".join([f"{effect.key} ({effect.status})" for effect in dropped])
+        logger.warning("thread %r goes; what it did to the world stays: %s", thread_id, keys)
+    return dropped
+
+
+async def _copy_to_branches(repository: Repository, effects: Effects, thread_id: str) -> None:
+    """Copy the effects of a family to the threads that began as branches of the one that it keeps them in."""
+    held = await effects.list()
+    thread = await repository.store.thread(thread_id, branches=True, brief=True) if held else None
+    for branch in thread.branches if thread is not None else ():
+        copies = Effects(repository, branch)
+        for effect in held:
+            with suppress(IdTaken):  # an earlier deletion got so far
+                await copies.copy(effect)
 
 
 async def host_of(repository: Repository, thread_id: str) -> str:
