@@ -46,6 +46,7 @@ from everstep.runtime.calls import Figures, public_call
 from everstep.stores.protocol import ANY, AnyHead, Key, Store
 from everstep.timeline.protocol import Resolve, Timeline
 from everstep.timeline.store import StoreTimeline
+from everstep.timeline.tags import checked_tag
 from everstep.types import Checkpoint, CheckpointMetadata
 from everstep.upkeep import repair as repairing
 from everstep.upkeep import verify as upkeep
@@ -542,7 +543,7 @@ class CheckpointEngine(Closing):
 
     @public_call("operations")
     async def operations(self, thread_id: str, limit: int = 50) -> list[Operation]:
-        """Return the thread's log of rewinds, branches, merges and pins, newest first."""
+        """Return the thread's log of rewinds, branches, merges, pins and tags, newest first."""
         return await self._timeline.operations(checks.thread_id(thread_id), checks.count(limit, "limit"))
 
     # -- branching and merging
@@ -604,6 +605,26 @@ class CheckpointEngine(Closing):
     async def unpin(self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None) -> None:
         """Leave a checkpoint to retention again."""
         await self._timeline.pin(await self._timeline.locate(checkpoint_id, thread_id, namespace), pinned=False)
+
+    @public_call("tag")
+    async def tag(
+        self, checkpoint_id: str, tag: str, *, thread_id: str | None = None, namespace: str | None = None
+    ) -> None:
+        """Give a checkpoint a tag: `thread@tag` then means it, or the newest that has the tag.
+
+        The tag is kept in the thread's log, where undo takes it back; the checkpoint itself stays as it was written,
+        and so do its metadata. Pin it too if retention should leave it.
+        """
+        key = await self._timeline.locate(checkpoint_id, thread_id, namespace)
+        await self._timeline.tag(key, checked_tag(tag), is_given=True)
+
+    @public_call("untag")
+    async def untag(
+        self, checkpoint_id: str, tag: str, *, thread_id: str | None = None, namespace: str | None = None
+    ) -> None:
+        """Take a tag from a checkpoint, whoever gave it."""
+        key = await self._timeline.locate(checkpoint_id, thread_id, namespace)
+        await self._timeline.tag(key, checks.text(tag, "tag"), is_given=False)
 
     def stats(self) -> Stats:
         """Return what this process has done on the backend so far: calls, errors, seconds, bytes, retries, by name."""
@@ -696,6 +717,8 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     merge_branch = blocking(CheckpointEngine.merge_branch)
     pin = blocking(CheckpointEngine.pin)
     unpin = blocking(CheckpointEngine.unpin)
+    tag = blocking(CheckpointEngine.tag)
+    untag = blocking(CheckpointEngine.untag)
     collect = blocking(CheckpointEngine.collect)
     runs = blocking(CheckpointEngine.runs)
     answer = blocking(CheckpointEngine.answer)

@@ -148,6 +148,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         branches=listed(fields(name=TEXT, thread_id=TEXT, origin=maybe(TEXT), step=maybe(COUNT), updated_at=TIME)),
     ),
     "branch delete": _DELETED,
+    "tag REF": document(thread_id=TEXT, id=TEXT, step=COUNT, tag=TEXT, given=FLAG),
     "tag": document(thread_id=TEXT, tags=listed(fields(tag=TEXT, checkpoints=COUNT, newest=TEXT, step=COUNT))),
     "pin": _PINNED,
     "unpin": _PINNED,

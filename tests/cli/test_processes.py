@@ -42,6 +42,7 @@ CHANGING: dict[str, list[str]] = {
     "undo": ["undo", "trip-to-oslo"],
     "rewind": ["rewind", "trip-to-oslo#7"],
     "fork": ["fork", "trip-to-oslo", "-b", "tent", "--set", "/hotel=Tent"],
+    "tag REF": ["tag", "trip-to-oslo~2", "good"],
     "pin": ["pin", "trip-to-oslo~2"],
     "unpin": ["unpin", "invoice-run-2026-11"],
     "retention apply": ["retention", "apply", "support-4711", "--policy", "keep_last_n", "--keep", "10", "--yes"],
@@ -78,6 +79,7 @@ def test_every_command_is_tried() -> None:
                 names |= {f"{name} {verb}" for verb in found.commands}
             else:
                 names.add(name)
+    names.add("tag REF")  # the same command with a tag does something else
     assert names == {*LOOKING, *CHANGING, *APART}
     assert names - {"ui"} == set(schemas.DOCUMENTS)
 

@@ -556,6 +556,39 @@ def test_a_pin_is_set_and_seen(own: str, visit: Visit) -> None:
     expect(selected(page)).to_contain_text("pinned")
 
 
+def test_the_time_that_steps_took(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/support-4711")
+    expect(selected(page)).to_contain_text("#412")
+    expect(page.locator(".detail h2")).to_be_visible()
+    page.keyboard.press("T")
+    dialog = page.get_by_role("dialog", name="Time")
+    expect(dialog.locator(".time-row")).to_have_count(60)
+    expect(dialog).to_contain_text("The newest 60 steps of 412")
+    expect(dialog).to_contain_text("left out")
+    bar = dialog.locator(".time-row").last
+    box = bar.locator(".time-bar").bounding_box()
+    assert box is not None
+    assert box["width"] >= 3
+    step = bar.locator(".time-title").inner_text()
+    bar.get_by_role("link").click()
+    expect(dialog).to_have_count(0)
+    expect(page.locator(".detail h2")).to_contain_text(step)
+
+
+def test_a_tag_is_given_seen_and_taken_back(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    expect(page.locator(".detail h2")).to_contain_text("Merge")
+    page.keyboard.press("t")
+    page.get_by_label("A new tag").fill("the good one")
+    page.get_by_role("button", name="Tag", exact=True).click()
+    expect(toast(page)).to_contain_text("Tagged")
+    expect(selected(page)).to_contain_text("the good one")
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        assert engine.resolve(f"{STORY}@the good one") == engine.resolve(STORY)
+    toast(page).get_by_role("button", name="Undo").click()
+    expect(selected(page)).not_to_contain_text("the good one")
+
+
 def test_read_only_offers_nothing_that_changes(path: Path, visit: Visit) -> None:
     with served(path, read_only=True) as address:
         page = visit(f"{address}/t/{STORY}")

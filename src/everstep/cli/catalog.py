@@ -19,7 +19,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Go back, fork, merge": {
         "rewind": ("history", "Make an earlier checkpoint the head; later ones are hidden, not deleted."),
-        "undo": ("history", "Take back the last rewind, fork, merge or pin."),
+        "undo": ("history", "Take back the last rewind, fork, merge, pin or tag."),
         "redo": ("history", "Do again what undo took back."),
         "ops": ("history", "Show the log of operations of a thread."),
         "fork": ("history", "Start a branch at a checkpoint, with other values if you like."),
@@ -36,7 +36,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Names": {
         "branch": ("names", "List the branches of a thread, or delete one."),
-        "tag": ("names", "List the tags of a thread."),
+        "tag": ("names", "List the tags of a thread, give a checkpoint one, or take it away."),
         "pin": ("names", "Keep a checkpoint from retention."),
         "unpin": ("names", "Leave a checkpoint to retention again."),
     },

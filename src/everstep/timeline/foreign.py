@@ -302,6 +302,10 @@ class PlainTimeline:
         """Refuse: `delete_before` spares nothing."""
         self._refuse("pin checkpoints")
 
+    async def tag(self, key: Key, tag: str, *, is_given: bool) -> None:  # noqa: ARG002  # refused, whatever is asked
+        """Refuse: nothing is logged."""
+        self._refuse("tag checkpoints")
+
     # -- branching and merging
 
     async def branch(self, source: Key, name: str, effects: str = "share") -> str:  # noqa: ARG002  # no runs here

@@ -19,9 +19,11 @@ from datetime import UTC, datetime
 
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
 from everstep.history.adapter import described
+from everstep.history.given_tags import NO_CHANGES
 from everstep.reports import Reference
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Place, Query, Search, Store, Stored, Thread
+from everstep.timeline.tags import changes_of
 from everstep.types import TASK_NAMESPACE
 
 _PAGE = 1000
@@ -187,9 +189,11 @@ def _aware(moment: datetime) -> datetime:
 async def _by_tag_or_prefix(store: Store, thread: Thread, text: str) -> Stored | None:
     """Return the newest checkpoint with that tag, or else the one whose id, or the last part of it, begins so."""
     begin: list[Stored] = []
+    changes = await changes_of(store, [thread.thread_id])
     query = Query(thread_id=thread.thread_id, namespace=None, hidden="also")
     async for stored in _listed(store, query):
-        if not stored.hidden and text in described(stored.record)[0]:
+        tags = changes.get(stored.record.key, NO_CHANGES).applied_to(described(stored.record)[0])
+        if not stored.hidden and text in tags:
             return stored
         name = stored.record.key.checkpoint_id
         last = _last_part(name)

@@ -43,6 +43,7 @@ from everstep.timeline.merge import MergePlan, merge, plan_merge
 from everstep.timeline.protocol import Resolve
 from everstep.timeline.references import resolve
 from everstep.timeline.rewind import left_behind, plan_rewind, rewind, shared_states_after
+from everstep.timeline.tags import set_tag
 from everstep.timeline.undo import operations, redo, undo
 from everstep.timeline.workspace import Workspace
 from everstep.types import TASK_NAMESPACE, Checkpoint, CheckpointMetadata
@@ -292,6 +293,10 @@ class StoreTimeline:
         change = Change(thread_id=key.thread_id, namespace=key.namespace, pins=[Pin(key, pinned)], log=entry)
         await self._work.store.commit(change)
         self._work.forget(key.thread_id)
+
+    async def tag(self, key: Key, tag: str, *, is_given: bool) -> None:
+        """Give a checkpoint a tag, or take one away."""
+        await set_tag(self._work, key, tag, is_given=is_given)
 
     async def collect(self, thread_id: str | None, *, dry_run: bool) -> GCReport:
         """Apply the retention policy and give the space back."""

@@ -16,6 +16,7 @@ from everstep.history.checkpoint_tree import Segments
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Loaded, Stored
+from everstep.timeline.tags import changes_of
 from everstep.views import rows as rows_of
 from everstep.views import run_steps
 from everstep.views.differences import Changed, changed_since_parent
@@ -297,7 +298,13 @@ async def look(repository: Repository, listed: Sequence[Stored]) -> dict[Key, Se
         said = await last_messages(repository, loaded)
         found = {key: Seen(message=message) for key, message in said.items()}
     found |= await _look_at_runs(repository, listed)
-    return found | (await _look_at_graphs(repository, graphs) if graphs else {})
+    if graphs:
+        found |= await _look_at_graphs(repository, graphs)
+    keys = {stored.record.key for stored in listed}
+    for key, changes in (await changes_of(repository.store, {key.thread_id for key in keys})).items():
+        if key in keys:
+            found[key] = found.get(key, NOTHING)._replace(tag_changes=changes)
+    return found
 
 
 async def _look_at_runs(repository: Repository, listed: Sequence[Stored]) -> dict[Key, Seen]:

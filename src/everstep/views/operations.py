@@ -43,5 +43,7 @@ def _text(kind: str, details: dict[str, Any]) -> str:
             return f"merge of {details.get('from', '')}"
         case "pin" | "unpin":
             return f"{kind} {place}"
+        case "tag" | "untag":
+            return f"{kind} {place} {details.get('tag', '')}"
         case _:
             return kind

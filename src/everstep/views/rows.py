@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from everstep.config import SnapshotTrigger
 from everstep.history.adapter import described, is_own
 from everstep.history.checkpoint_tree import branch_name
+from everstep.history.given_tags import NO_CHANGES, TagChanges
 from everstep.stores.protocol import Key, Stored, Write
 from everstep.views import run_steps
 from everstep.views.texts import as_text, branch_of, one_line
@@ -56,6 +57,8 @@ class Seen(NamedTuple):
     """A step after it failed, and then did not."""
     message: Any = None
     """The newest message, if it was looked at."""
+    tag_changes: TagChanges = NO_CHANGES
+    """Tags that were given to it or taken from it later."""
 
 
 NOTHING = Seen()
@@ -67,7 +70,7 @@ def row_of(
     """Return a row without its place in the graph; `asked` is the thread that somebody looks at."""
     record = stored.record
     key = record.key
-    tags = [one_line(tag, 80) for tag in described(record)[0]]
+    tags = [one_line(tag, 80) for tag in seen.tag_changes.applied_to(described(record)[0])]
     kind = kind_of(stored, seen)
     is_head = key in heads
     return {
@@ -282,7 +285,8 @@ def _chips(stored: Stored, seen: Seen, *, is_head: bool, asked: str, kind: str) 
     own = _OWN_TAGS if is_own(record.kind) else _OWN_TAGS | _SOURCES
     if run_steps.is_run(record):
         own |= run_steps.TAGS
-    others = [tag for tag in record.tags if tag not in own and tag != name]
+    written = [tag for tag in record.tags if tag not in own and tag != name]
+    others = seen.tag_changes.applied_to(written)
     return chips + [_chip(one_line(tag, 40), "plain") for tag in others]
 
 

@@ -25,7 +25,9 @@ from everstep.views import (
     runs,
     state,
     storage,
+    tags,
     threads,
+    timing,
     transcript,
 )
 from everstep.web.parameters import Flag, Json, Many, Parameter, Text, Whole
@@ -168,6 +170,14 @@ async def _operations(service: Service, values: Values) -> dict[str, Any]:
     return await operations.log(service.engine, values["thread"], limit=values["limit"])
 
 
+async def _timing(service: Service, values: Values) -> dict[str, Any]:
+    return await timing.bars(service.engine, values["thread"], limit=values["limit"], branches=values["branches"])
+
+
+async def _tags(service: Service, values: Values) -> dict[str, Any]:
+    return await tags.listing(service.engine, values["thread"])
+
+
 async def _runs(service: Service, values: Values) -> dict[str, Any]:
     return await runs.page(service.engine, status=values["status"], limit=values["limit"], cursor=values["cursor"])
 
@@ -252,6 +262,19 @@ async def _pin(service: Service, values: Values) -> dict[str, Any]:
     act = service.engine.pin if values["pinned"] else service.engine.unpin
     await act(ref.checkpoint_id, thread_id=ref.thread_id, namespace=ref.namespace)
     return {"thread_id": ref.thread_id, "id": ref.checkpoint_id, "pinned": values["pinned"]}
+
+
+async def _tag(service: Service, values: Values) -> dict[str, Any]:
+    ref = await _reference(service, values)
+    act = service.engine.tag if values["given"] else service.engine.untag
+    await act(ref.checkpoint_id, values["tag"], thread_id=ref.thread_id, namespace=ref.namespace)
+    return {
+        "thread_id": ref.thread_id,
+        "id": ref.checkpoint_id,
+        "step": ref.step,
+        "tag": values["tag"],
+        "given": values["given"],
+    }
 
 
 async def _answer(service: Service, values: Values) -> dict[str, Any]:
@@ -425,7 +448,27 @@ ENDPOINTS = (
         _operations,
         (THREAD, Whole(name="limit", about="How many.", least=1, most=500, unless_given=50)),
         "Operations",
-        "Rewinds, branches, merges and pins of a thread, the newest first.",
+        "Rewinds, branches, merges, pins and tags of a thread, the newest first.",
+    ),
+    Endpoint(
+        "GET",
+        "/timing",
+        _timing,
+        (
+            THREAD,
+            Whole(name="limit", about="How many of the newest steps.", least=1, most=200, unless_given=200),
+            Flag(name="branches", about="Also the branches that came from it.", unless_given=True),
+        ),
+        "Timing",
+        "The newest steps as bars on a time axis without long waits.",
+    ),
+    Endpoint(
+        "GET",
+        "/tags",
+        _tags,
+        (THREAD,),
+        "Tags",
+        "The tags of a thread, with the newest checkpoint of each.",
     ),
     Endpoint(
         "GET",
@@ -524,6 +567,19 @@ ENDPOINTS = (
         (REF, OPEN_THREAD, Flag(name="pinned", about="Pin it, or leave it to retention again.", unless_given=True)),
         "Pinned",
         "Keep a checkpoint from retention.",
+    ),
+    Endpoint(
+        "POST",
+        "/tag",
+        _tag,
+        (
+            REF,
+            OPEN_THREAD,
+            Text(name="tag", about="The tag.", required=True, can_be_empty=False),
+            Flag(name="given", about="Give the tag, or take it away.", unless_given=True),
+        ),
+        "Tagged",
+        "Give a checkpoint a tag, or take one away.",
     ),
     Endpoint(
         "POST",

@@ -20,6 +20,7 @@ from everstep.history.drawing import draw
 
 _KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
 _PAGE = 200
+_AXIS_WIDTH = 40  # characters
 _STATUS_STYLES = {"failed": "red", "waiting": "yellow", "interrupted": "yellow", "damaged": "red"}
 _STATUSES = tuple(_STATUS_STYLES)
 
@@ -101,6 +102,7 @@ def _thread_row(common: Common, thread: dict[str, Any]) -> list[str]:
 @click.option("--path", metavar="PATH", help="Only steps that changed this, such as state.plan or /plan.")
 @click.option("--text", "words", metavar="WORDS", help="Only steps with these words.")
 @click.option("--stat", is_flag=True, help="Tell what each step changed.")
+@click.option("--time", "times", is_flag=True, help="Show how long steps took, as bars; the oldest first.")
 @click.pass_obj
 def log(
     common: Common,
@@ -114,6 +116,7 @@ def log(
     path: str | None,
     words: str | None,
     stat: bool,
+    times: bool,
 ) -> None:
     """Newest first. Without a thread it is the one that was active last."""
     output = common.output
@@ -125,6 +128,11 @@ def log(
             if any(wanted.values()):
                 raise InvalidInput("--graph draws every step; leave it out, or the filters")
             _draw(common, session, name, limit)
+            return
+        if times:
+            if any(wanted.values()) or stat:
+                raise InvalidInput("--time shows every step; leave it out, or the filters and --stat")
+            _show_times(common, session, name, limit)
             return
         asked: dict[str, Any] = {"hidden": everything, "branches": everything or graph, **wanted}
         if output.form == "jsonl":
@@ -144,6 +152,27 @@ def log(
         output.note(f"no step matches; {found['hidden_by_filter']:,} are left out by the filter")
     elif found["cursor"] is not None:
         output.hint(f"{found['total']:,} steps in all; -n shows more")
+
+
+def _show_times(common: Common, session: Session, thread: str, limit: int) -> None:
+    """Show steps as bars on one axis: a mark where nobody noted how long a step took."""
+    from everstep.views import timing
+
+    found = session.run(timing.bars, thread, limit=min(limit, _PAGE))
+    output = common.output
+    if output.is_json:
+        output.document(found, "bars")
+        return
+    rows = []
+    for bar in found["bars"]:
+        begin = min(_AXIS_WIDTH - 1, int(bar["left"] * _AXIS_WIDTH))
+        width = max(1, round(bar["width"] * _AXIS_WIDTH))
+        took = "" if bar["duration_ms"] is None else f"{bar['duration_ms']:,.0f} ms"
+        rows.append([f"#{bar['step']}", text.clean(bar["title"]), (" " * begin + "━" * width)[:_AXIS_WIDTH], took])
+    with output:
+        output.table(("step", "what", "time", "took"), rows, wide="what")
+    if found["cuts"]:
+        output.note(f"{text.describe_count(len(found['cuts']), 'long wait')} left out of the axis")
 
 
 def _pages(session: Session, thread: str, limit: int, **wanted: Any) -> Iterator[dict[str, Any]]:

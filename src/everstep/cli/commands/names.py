@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import click
 
 from everstep.cli import text
@@ -12,7 +10,7 @@ from everstep.cli.commands.care import require_thread
 from everstep.cli.group import command, group
 from everstep.cli.session import Common, confirm
 from everstep.errors import InvalidInput
-from everstep.types import CheckpointMetadata
+from everstep.views import tags
 
 _LOOKED_AT_MAX = 100_000
 
@@ -81,28 +79,48 @@ def branch_delete(common: Common, thread: str, yes: bool, dry_run: bool) -> None
 
 
 @command("tag")
-@thread_argument()
+@ref_argument()
+@click.argument("tag", required=False)
+@click.option("-d", "--delete", is_flag=True, help="Take the tag away.")
 @click.pass_obj
-def tag(common: Common, thread: str) -> None:
-    """Tags are given by who writes a checkpoint. THREAD@TAG means the newest checkpoint that has one."""
+def tag(common: Common, ref: str, tag: str | None, delete: bool) -> None:
+    """With a thread alone: list its tags. With a checkpoint and a TAG: give it that tag, or take it away.
+
+    THREAD@TAG means the newest checkpoint that has one. A tag that is given here is kept in the thread's log, so that
+    `everstep undo` takes it back; whether retention keeps a checkpoint is up to `everstep pin`.
+    """
+    if tag is not None:
+        _tag(common, ref, tag, is_given=not delete)
+    elif delete:
+        raise click.UsageError("name the tag that is to be taken away: everstep tag -d REF TAG")
+    else:
+        _list_tags(common, ref)
+
+
+def _tag(common: Common, ref: str, tag: str, *, is_given: bool) -> None:
     with common.opened() as session:
-        meant = session.engine.resolve(thread)
-        points = session.engine.list_time_travel_points(meant.thread_id, _LOOKED_AT_MAX, namespace=meant.namespace)
-    counts: Counter[str] = Counter()
-    newest: dict[str, CheckpointMetadata] = {}
-    for point in points:
-        counts.update(point.tags)
-        for name in point.tags:
-            newest.setdefault(name, point)
-    found = []
-    for name, count in counts.most_common():
-        point = newest[name]
-        found.append({"tag": name, "checkpoints": count, "newest": point.checkpoint_id, "step": point.step})
+        meant = session.engine.resolve(ref)
+        act = session.engine.tag if is_given else session.engine.untag
+        act(meant.checkpoint_id, tag, thread_id=meant.thread_id, namespace=meant.namespace)
     output = common.output
     if output.is_json:
-        output.document({"thread_id": meant.thread_id, "tags": found}, "tags")
+        fields = {"thread_id": meant.thread_id, "id": meant.checkpoint_id, "step": meant.step}
+        output.document({**fields, "tag": tag, "given": is_given})
         return
-    rows = [[text.clean(one["tag"]), str(one["checkpoints"]), f"#{one['step']}"] for one in found]
+    thread = text.clean(meant.thread_id)
+    word = "has the tag" if is_given else "has no longer the tag"
+    output.line(f"{thread}#{meant.step} {word} {text.clean(tag)}")
+    output.hint(f"everstep show {thread}@{text.clean(tag)}" if is_given else f"everstep undo {thread}")
+
+
+def _list_tags(common: Common, thread: str) -> None:
+    with common.opened() as session:
+        found = session.run(tags.listing, thread)
+    output = common.output
+    if output.is_json:
+        output.document(found, "tags")
+        return
+    rows = [[text.clean(one["tag"]), str(one["checkpoints"]), f"#{one['step']}"] for one in found["tags"]]
     output.table(("tag", "checkpoints", "newest"), rows, wide="tag")
 
 

@@ -53,6 +53,7 @@ function Actions({ data }) {
     <${Menu} label="More with this checkpoint">
       ${canWrite.value && html`<button type="button" onClick=${() => (dialog.value = { name: "edit", data })}><${Icon} name="state" />Edit the state and fork<kbd>e</kbd></button>`}
       ${canWrite.value && html`<button type="button" onClick=${() => pin(data, !data.pinned)}><${Icon} name="pin" />${data.pinned ? "Unpin" : "Pin: retention keeps it"}<kbd>p</kbd></button>`}
+      ${canWrite.value && html`<button type="button" onClick=${() => (dialog.value = { name: "tags", data })}><${Icon} name="tag" />Tags…<kbd>t</kbd></button>`}
       <button type="button" onClick=${() => copy(data.id, "The id is copied")}><${Icon} name="copy" />Copy the id</button>
       <button type="button" onClick=${() => copy(new URL(address({ ...route.value, id: data.id }), location.href).href, "The link is copied")}><${Icon} name="copy" />Copy a link to this view</button>
       <a href=${`${address({ thread: route.value.thread, id: data.id })}.json`} target="_blank" rel="noopener"><${Icon} name="right" />Open as JSON</a>

@@ -2,13 +2,14 @@
 import { html, useEffect, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
 import { ago, clock, oneLine, plural, quoteShell, visible, whole } from "./format.js";
-import { address, canWrite, describe, dialog, follow, go, labelOf, openThread, pin, redo, rewindTo, route, rows, undo } from "./model.js";
+import { address, canWrite, describe, dialog, follow, go, labelOf, openThread, pin, redo, rewindTo, route, rows, tag, undo } from "./model.js";
 import { Chip, Command, Dialog, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
 import { familyOf } from "./graph.js";
 import { Fork } from "./editing.js";
 import { Merge } from "./merging.js";
 import { Sizes } from "./storage.js";
 import { KEYS } from "./keys.js";
+import { Timing } from "./timing.js";
 
 const close = () => (dialog.value = null);
 
@@ -69,7 +70,7 @@ function Copy({ data }) {
   <//>`;
 }
 
-const KIND_ICONS = { rewind: "undo", branch: "fork", merge: "merge", pin: "pin", unpin: "pin" };
+const KIND_ICONS = { rewind: "undo", branch: "fork", merge: "merge", pin: "pin", unpin: "pin", tag: "tag", untag: "tag" };
 
 function Operations({ thread }) {
   const [again, setAgain] = useState(0);
@@ -89,7 +90,7 @@ function Operations({ thread }) {
     <p>Everything that moved the head of <b dir="auto">${visible(thread)}</b> besides its own steps. Undo takes back the newest; steps made since are hidden, not lost.</p>
     ${error && html`<${Trouble} error=${error} />`}
     ${!found && !error && html`<${Loading} lines=${3} />`}
-    ${found && !list.length && html`<${Empty} title="Nothing yet"><p>Rewinds, forks, merges and pins will be listed here.</p><//>`}
+    ${found && !list.length && html`<${Empty} title="Nothing yet"><p>Rewinds, forks, merges, pins and tags will be listed here.</p><//>`}
     <ol class="operations">
       ${list.map(
         (operation) => html`<li key=${operation.id} class=${operation.undone ? "undone" : ""}>
@@ -139,6 +140,32 @@ const Help = () => html`<${Dialog} title="Keys" wide=${true}>
   </div>
 <//>`;
 
+// The tags of a checkpoint: give it one, or take one away.
+function Tags({ data }) {
+  const [name, setName] = useState("");
+  const own = data.tags.filter((old) => old !== data.trigger && old !== data.kind); // what every step of its kind has is no name
+  const give = async (event) => {
+    event.preventDefault();
+    if (name.trim() && (await tag(data, name.trim(), true))) close();
+  };
+  const take = async (old) => {
+    if (await tag(data, old, false)) close();
+  };
+  return html`<${Dialog} title="Tags of this checkpoint">
+    <form class="tag-form" onSubmit=${give}>
+      <input type="text" aria-label="A new tag" placeholder="A name, such as good" maxlength="200" autocomplete="off" autofocus value=${name} onInput=${(event) => setName(event.target.value)} />
+      <button type="submit" class="primary" disabled=${!name.trim()}>Tag</button>
+    </form>
+    <p class="faint">It is a name for this checkpoint, kept in the log of the thread. Retention keeps what is pinned.</p>
+    ${own.length > 0 &&
+    html`<ul class="branches">
+      ${own.map((old) => html`<li key=${old}><span dir="auto">${visible(old)}</span><span class="spacer"></span>
+        <button type="button" class="small" aria-label=${`Take the tag ${old} away`} onClick=${() => take(old)}>Take away</button></li>`)}
+    </ul>`}
+    <${Command} text=${`everstep tag ${quoteShell(data.ref)} ${quoteShell(name.trim() || "NAME")}`} />
+  <//>`;
+}
+
 function Pin({ data }) {
   useEffect(() => {
     close();
@@ -152,6 +179,7 @@ export function Dialogs() {
   if (!open) return null;
   if (open.name === "help") return html`<${Help} />`;
   if (open.name === "operations") return html`<${Operations} thread=${open.thread} />`;
+  if (open.name === "time") return html`<${Timing} thread=${open.thread} />`;
   if (open.name === "merge") return html`<${Merge} key=${open.source} source=${open.source} />`;
   if (open.name === "branches") return html`<${Branches} />`;
   if (open.name === "sizes") return html`<${Dialog} title="Storage of this thread"><${Sizes} thread=${open.thread} /><//>`;
@@ -159,6 +187,7 @@ export function Dialogs() {
   if (open.name === "edit") return html`<${Fork} data=${open.data} withEditor=${true} />`;
   if (open.name === "rewind") return html`<${Rewind} data=${open.data} />`;
   if (open.name === "copy") return html`<${Copy} data=${open.data} />`;
+  if (open.name === "tags") return html`<${Tags} data=${open.data} />`;
   if (open.name === "pin") return html`<${Pin} data=${open.data} />`;
   return null;
 }

@@ -498,6 +498,7 @@ export function Graph() {
         ${branches.length > 1 && html`<button type="button" class="small" onClick=${() => (dialog.value = { name: "branches" })}>${plural(branches.length, "branch", "branches")}</button>`}
         <${Menu} label="More about this thread">
           <button type="button" onClick=${() => (dialog.value = { name: "operations", thread: name })}><${Icon} name="history" />Operations and undo<kbd>o</kbd></button>
+          <button type="button" onClick=${() => (dialog.value = { name: "time", thread: name })}><${Icon} name="clock" />Time that steps took<kbd>T</kbd></button>
           ${canWrite.value && html`<button type="button" onClick=${() => undo(name)}><${Icon} name="undo" />Undo the last operation<kbd>u</kbd></button>`}
           ${canWrite.value && html`<button type="button" disabled=${branches.length < 2} onClick=${() => (dialog.value = { name: "merge" })}><${Icon} name="merge" />Merge a branch…<kbd>M</kbd></button>`}
           <button type="button" disabled=${branches.length < 2} onClick=${() => (dialog.value = { name: "branches" })}><${Icon} name="swap" />Compare branches…</button>

@@ -383,6 +383,16 @@ export const pin = (row, pinned) =>
     await renew();
   });
 
+export const tag = (row, name, given) =>
+  act(async () => {
+    await post("tag", { ref: row.ref, tag: name, given });
+    say(given ? `Tagged: ${labelOf(row.thread_id)}@${name} now means this checkpoint.` : `The tag ${name} is taken away.`, {
+      undo: () => undo(row.thread_id),
+    });
+    await renew();
+    return true;
+  });
+
 export async function copy(text, what = "Copied") {
   try {
     await navigator.clipboard.writeText(text);

@@ -1,0 +1,51 @@
+"""Tags that were given to checkpoints, or taken from them, after they were written. Pure.
+
+A checkpoint is never changed, so such tags are kept in the log of its thread: the newest word about a tag counts, and
+what was undone does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from everstep.stores.protocol import Key, Operation
+
+GIVEN = "tag"
+TAKEN = "untag"
+"""What such operations are called in the log."""
+
+
+class TagChanges(NamedTuple):
+    """What was said about the tags of one checkpoint since it was written."""
+
+    given: tuple[str, ...] = ()
+    taken: frozenset[str] = frozenset()
+
+    def applied_to(self, tags: Iterable[str]) -> tuple[str, ...]:
+        """Return the tags that a checkpoint has by now; `tags` are those that it was written with."""
+        written = [tag for tag in tags if tag not in self.taken]
+        return (*written, *(tag for tag in self.given if tag not in written))
+
+
+NO_CHANGES = TagChanges()
+
+
+def tag_changes(thread_id: str, log: Sequence[Operation]) -> Mapping[Key, TagChanges]:
+    """Return what a thread's log says about tags, by checkpoint; the log is newest first."""
+    said: dict[Key, dict[str, bool]] = {}
+    for entry in reversed(log):
+        if entry.undone or entry.kind not in (GIVEN, TAKEN):
+            continue
+        details = entry.data["details"]
+        key = Key(thread_id, details["namespace"], details["checkpoint_id"])
+        of_checkpoint = said.setdefault(key, {})
+        of_checkpoint.pop(details["tag"], None)  # so that it stands where it was given last
+        of_checkpoint[details["tag"]] = entry.kind == GIVEN
+    return {key: _changes(tags) for key, tags in said.items()}
+
+
+def _changes(tags: Mapping[str, bool]) -> TagChanges:
+    given = tuple(tag for tag, is_given in tags.items() if is_given)
+    taken = frozenset(tag for tag, is_given in tags.items() if not is_given)
+    return TagChanges(given, taken)
