@@ -118,13 +118,14 @@ class StoreBackend(CheckpointBackend, Closing):
     async def put(self, checkpoint: Checkpoint) -> str:
         record = _record(checks.kind(checkpoint, Checkpoint, "checkpoint"))
         values = (checkpoint.messages, checkpoint.state, checkpoint.tools_result)
-        for name, value, kind in zip(("messages", "state", "tools_result"), values, (list, dict, dict), strict=True):
-            checks.kind(value, kind, name)
+        checks.kind(checkpoint.messages, list, "messages")
+        checks.kind(checkpoint.state, dict, "state")
+        checks.kind(checkpoint.tools_result, dict, "tools_result")
         check_messages(checkpoint.messages)
         thread_id, namespace, checkpoint_id = record.key
         if record.parents and record.parents != self._repository.recent_heads(thread_id, namespace):
             before = await self.store.read(*record.key)
-            if before is not None and [p[2] for p in before.stored.record.parents] == [p[2] for p in record.parents]:
+            if before is not None and _parent_ids(before.stored.record) == _parent_ids(record):
                 record = record._replace(parents=before.stored.record.parents)  # a branch's parent is in another thread
         await self._repository.save(thread_id, values, lambda _: record, namespace=namespace)
         return checkpoint_id
@@ -134,13 +135,20 @@ class StoreBackend(CheckpointBackend, Closing):
         self, checkpoint_id: str, *, thread_id: str | None = None, namespace: str | None = None
     ) -> Checkpoint | None:
         key = await self.locate(checkpoint_id, thread_id, namespace)
-        found = await self._repository.load(*key) if key is not None else None
-        return to_checkpoint(*found) if found is not None else None
+        if key is None:
+            return None
+        return await self._load(*key)
 
     @public_call("backend.get_latest")
     async def get_latest(self, thread_id: str, *, namespace: str = "") -> Checkpoint | None:
-        found = await self._repository.load(checks.thread_id(thread_id), checks.namespace(namespace))
-        return to_checkpoint(*found) if found is not None else None
+        return await self._load(checks.thread_id(thread_id), checks.namespace(namespace))
+
+    async def _load(self, thread_id: str, namespace: str, checkpoint_id: str | None = None) -> Checkpoint | None:
+        """Return a checkpoint, or the head if none is named; None if it is not there."""
+        found = await self._repository.load(thread_id, namespace, checkpoint_id)
+        if found is None:
+            return None
+        return to_checkpoint(*found)
 
     @public_call("backend.list_threads")
     async def list_threads(
@@ -219,7 +227,7 @@ class StoreBackend(CheckpointBackend, Closing):
         query = Query(
             thread_id=checks.thread_id(thread_id),
             namespace=None if namespace is None else checks.namespace(namespace),
-            filter=checks.kind(filter, dict, "filter") if filter is not None else {},
+            filter={} if filter is None else checks.kind(filter, dict, "filter"),
             limit=checks.count(limit, "limit"),
             offset=checks.count(offset, "offset"),
         )
@@ -251,7 +259,9 @@ class StoreBackend(CheckpointBackend, Closing):
             found = [key for key in found if key.namespace == checks.namespace(namespace)]
         if len(found) > 1:
             raise AmbiguousCheckpoint(checkpoint_id, [(key.thread_id, key.namespace) for key in found])
-        return found[0] if found else None
+        if not found:
+            return None
+        return found[0]
 
     async def require(self, checkpoint_id: str, thread_id: str | None = None, namespace: str | None = None) -> Key:
         """Return what `locate` finds, or raise CheckpointNotFound."""
@@ -346,7 +356,13 @@ class RedisCheckpointer(StoreBackend):
 
 def _unless(value: Any, default: Any) -> Any:
     """Return what a person gave; None if that is what there is anyway."""
-    return None if value == default else value
+    if value == default:
+        return None
+    return value
+
+
+def _parent_ids(record: Record) -> list[str]:
+    return [parent.checkpoint_id for parent in record.parents]
 
 
 def _record(checkpoint: Checkpoint) -> Record:
@@ -354,7 +370,9 @@ def _record(checkpoint: Checkpoint) -> Record:
     thread_id = checks.thread_id(metadata.thread_id)
     namespace = checks.namespace(metadata.namespace)
     others = checks.kind(metadata.parents, list, "parents")[1:]
-    parents = [metadata.parent_checkpoint_id, *others] if metadata.parent_checkpoint_id is not None else []
+    parents: list[Any] = []
+    if metadata.parent_checkpoint_id is not None:
+        parents = [metadata.parent_checkpoint_id, *others]
     if len(parents) > 2:
         raise InvalidInput(f"a checkpoint has at most 2 parents, not {len(parents)}")
     return Record(

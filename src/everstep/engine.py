@@ -91,7 +91,9 @@ class CheckpointEngine(Closing):
         self._backend = checkpointer
         self._config = config or SnapshotConfig()
         self._timeline: Timeline = _timeline(checkpointer, self._config)
-        self._limit = checkpointer.limit_seconds if isinstance(checkpointer, StoreBackend) else None
+        self._limit = None
+        if isinstance(checkpointer, StoreBackend):
+            self._limit = checkpointer.limit_seconds
         self._figures = _figures(checkpointer)
         self._capture = Capture(self)
         self._programs = Programs()
@@ -188,8 +190,10 @@ class CheckpointEngine(Closing):
 
         It is applied to the head found at the commit. The cost does not depend on how long the conversation is.
         """
-        state = state if state is not None else {}
-        tools_result = tools_result if tools_result is not None else {}
+        if state is None:
+            state = {}
+        if tools_result is None:
+            tools_result = {}
         check_values(messages, state, tools_result)
         step = Step(thread_id, namespace, trigger, next_node, tags, summary, metadata, messages, state)
         expect = _expected(expected_head)
@@ -388,7 +392,7 @@ class CheckpointEngine(Closing):
         unless it says otherwise), or a whole checkpoint id. With `thread_id` the thread is known: `@`, `~3`, `#42`,
         `551f`, `milestone`. The text as a thread's own name wins, then as a checkpoint id.
         """
-        named = checks.thread_id(thread_id) if thread_id is not None else None
+        named = _named(thread_id)
         return await self._timeline.resolve(checks.text(ref, "ref"), named)
 
     @public_call("list_time_travel_points")
@@ -423,8 +427,9 @@ class CheckpointEngine(Closing):
         `thread_id` says where `a` is, `other_thread_id` where `b` is (the same, if not given).
         """
         before = await self._timeline.locate(a, thread_id, namespace)
-        other = other_thread_id if other_thread_id is not None else thread_id
-        return await self._timeline.diff(before, await self._timeline.locate(b, other, namespace))
+        if other_thread_id is None:
+            other_thread_id = thread_id
+        return await self._timeline.diff(before, await self._timeline.locate(b, other_thread_id, namespace))
 
     # -- finding
 
@@ -517,7 +522,9 @@ class CheckpointEngine(Closing):
         thread_id = checks.thread_id(thread_id)
         namespace = checks.namespace(namespace)
         key = await self._timeline.at_step(thread_id, checks.whole(step, "step"), namespace)
-        return await self._rewind(key, "hide") if key is not None else None
+        if key is None:
+            return None
+        return await self._rewind(key, "hide")
 
     async def _rewind(self, key: Key, later: str) -> TimeTravelResult:
         done = await self._timeline.rewind(key, later)
@@ -633,7 +640,7 @@ class CheckpointEngine(Closing):
     @public_call("collect", has_deadline=False)
     async def collect(self, thread_id: str | None = None, *, dry_run: bool = False) -> GCReport:
         """Apply the retention policy now, to one thread or to all, and give the space back."""
-        named = checks.thread_id(thread_id) if thread_id is not None else None
+        named = _named(thread_id)
         report = await self._timeline.collect(named, dry_run=dry_run)
         logger.info("collected %s: %s", "all threads" if named is None else f"thread {named!r}", report)
         return report
@@ -649,7 +656,7 @@ class CheckpointEngine(Closing):
         Every hash, checksum and reference is looked at, and tables are compared with what is found through them. It
         changes nothing, does not stop at what it finds, and does not mind that others write meanwhile.
         """
-        named = checks.thread_id(thread_id) if thread_id is not None else None
+        named = _named(thread_id)
         report = await upkeep.verify(self._timeline_store("verify"), named, progress)
         logger.log(logging.INFO if report.ok else logging.WARNING, "verified: %s", report)
         return report
@@ -670,7 +677,7 @@ class CheckpointEngine(Closing):
         `everstep-repair-<time>.jsonl` beside a SQLite file or in the current folder. With `dry_run` only tell. Nobody
         else should use the store meanwhile.
         """
-        named = checks.thread_id(thread_id) if thread_id is not None else None
+        named = _named(thread_id)
         store = self._timeline_store("repair")
         report = await repairing.repair(store, named, dry_run=dry_run, keep=keep, progress=progress)
         if isinstance(self._timeline, StoreTimeline):
@@ -831,5 +838,14 @@ def _figures(checkpointer: CheckpointBackend) -> Figures:
     return Figures(type(checkpointer).__name__)
 
 
+def _named(thread_id: str | None) -> str | None:
+    """Return the name of a thread after a look at it; None means all threads, or that it is not known."""
+    if thread_id is None:
+        return None
+    return checks.thread_id(thread_id)
+
+
 def _expected(expected_head: str | AnyHead | None) -> str | AnyHead | None:
-    return expected_head if expected_head is None or expected_head is ANY else checks.checkpoint_id(expected_head)
+    if expected_head is None or expected_head is ANY:
+        return expected_head
+    return checks.checkpoint_id(expected_head)

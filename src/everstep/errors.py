@@ -135,13 +135,16 @@ class CheckpointNotFound(EverstepError, LookupError, ValueError):
         self, checkpoint_id: str, thread_id: str | None = None, *, reason: str = "", similar: Sequence[str] = ()
     ) -> None:
         """`reason` says what there is not, if it is more than an id; `similar` are threads that may have been meant."""
-        where = "" if thread_id is None else f" in thread {thread_id!r}"
-        found = reason or (
+        where = ""
+        if thread_id is not None:
+            where = f" in thread {thread_id!r}"
+        message = reason or (
             f"no checkpoint {checkpoint_id!r}{where}; list_time_travel_points() shows what there is, "
             "as does list_checkpoints() of a backend"
         )
-        meant = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
-        super().__init__(found + meant)
+        if similar:
+            message += f"; did you mean {' or '.join(map(repr, similar))}?"
+        super().__init__(message)
         self.checkpoint_id = checkpoint_id
         self.thread_id = thread_id
         self.similar = list(similar)
@@ -177,8 +180,12 @@ class CheckpointCorrupted(EverstepError):
     ) -> None:
         named = (("thread", thread_id), ("checkpoint", checkpoint_id), ("at", path))
         where = ", ".join(f"{word} {value!r}" for word, value in named if value is not None)
-        help_ = f"; {_HELP_WITH_DAMAGE}" if thread_id is not None else ""
-        super().__init__(f"{reason} ({where}){help_}" if where else reason)
+        message = reason
+        if where:
+            message += f" ({where})"
+        if thread_id is not None:  # there is a store to look at, not just bytes
+            message += f"; {_HELP_WITH_DAMAGE}"
+        super().__init__(message)
         self.reason = reason
         self.thread_id = thread_id
         self.checkpoint_id = checkpoint_id
@@ -482,10 +489,10 @@ class CommitUnknown(StoreError):
     """The commit may or may not have happened; `checkpoint_id` answers it when read back."""
 
     def __init__(self, checkpoint_id: str | None, thread_id: str, reason: str = "") -> None:
-        super().__init__(
-            f"the store failed while committing checkpoint {checkpoint_id!r} of thread {thread_id!r}"
-            f"{f' ({reason})' if reason else ''}; it may be stored: read it back, or save it again under the same id"
-        )
+        message = f"the store failed while committing checkpoint {checkpoint_id!r} of thread {thread_id!r}"
+        if reason:
+            message += f" ({reason})"
+        super().__init__(f"{message}; it may be stored: read it back, or save it again under the same id")
         self.checkpoint_id = checkpoint_id
         self.thread_id = thread_id
 

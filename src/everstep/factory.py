@@ -49,8 +49,9 @@ def open(  # noqa: A001  # the name people read as everstep.open
     """
     from everstep.engine import CheckpointEngine  # a saver needs backends only
 
-    where = url if url is not None else os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
-    return CheckpointEngine(backend_from_url(where, {**options}, "everstep.open", also=("config",)), config)
+    if url is None:
+        url = os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
+    return CheckpointEngine(backend_from_url(url, {**options}, "everstep.open", also=("config",)), config)
 
 
 def create_checkpointer(
@@ -84,7 +85,8 @@ def backend_of_kind(
     if not isinstance(kind, str) or kind not in _BACKENDS:
         known = ", ".join(map(repr, _BACKENDS))
         raise InvalidInput(f"unknown backend {shown_name(kind)}; known are {known}. everstep.open takes a URL")
-    own = resolved(kind, caller, None, options, also=("db_path", *also) if kind == "sqlite" else also)
-    if kind == "sqlite":
-        own.setdefault("path", file_path(db_path))
+    if kind != "sqlite":
+        return _BACKENDS[kind](**resolved(kind, caller, None, options, also=also))
+    own = resolved(kind, caller, None, options, also=("db_path", *also))
+    own.setdefault("path", file_path(db_path))
     return _BACKENDS[kind](**own)

@@ -7,6 +7,7 @@ never printed as they are.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -180,8 +181,7 @@ class Sizes:
         return self.record_bytes + self.exclusive_bytes + self.shared_bytes + self.write_bytes
 
     def __add__(self, other: Sizes) -> Sizes:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Sizes(*(one + two for one, two in pairs))
+        return Sizes(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,9 @@ class Finding:
     def __str__(self) -> str:
         named = (("thread", self.thread_id), ("checkpoint", self.checkpoint_id))
         where = ", ".join(f"{word} {value!r}" for word, value in named if value is not None)
-        return f"{self.kind}: {self.what} ({where})" if where else f"{self.kind}: {self.what}"
+        if not where:
+            return f"{self.kind}: {self.what}"
+        return f"{self.kind}: {self.what} ({where})"
 
 
 @dataclass
@@ -282,7 +284,7 @@ class VerifyReport:
     @property
     def damaged_threads(self) -> list[str]:
         """The threads that something is wrong with, by name."""
-        return sorted({name for finding in self.findings for name in finding.threads})
+        return sorted(set().union(*(finding.threads for finding in self.findings)))
 
     def __str__(self) -> str:
         looked = f"{self.threads} threads, {self.checkpoints} checkpoints, {self.objects} objects, {self.bytes:,} bytes"
@@ -420,13 +422,17 @@ def _shown(path: str, value: Any) -> str:
     """Return a value in one short line; a message as its role and text."""
     try:
         if path.startswith("messages[") and isinstance(value, dict) and isinstance(value.get("content"), str):
+            text = value["content"][: _SHOWN_MAX + 1]
             role = value.get("role")
-            text = (f"[{role:.20}] " if isinstance(role, str) else "") + value["content"][: _SHOWN_MAX + 1]
+            if isinstance(role, str):
+                text = f"[{role:.20}] {text}"
         else:
             text = _short.repr(value)
     except Exception:  # the repr of somebody's own class, or an integer too long to print
         text = f"a {type(value).__name__}"
-    text = text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
+    if len(text) > _SHOWN_MAX:
+        text = text[: _SHOWN_MAX - 3] + "..."
+    # What an agent wrote must not move the cursor or colour the terminal.
     return "".join([char if char.isprintable() else repr(char)[1:-1] for char in text])
 
 

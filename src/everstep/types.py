@@ -31,14 +31,18 @@ CLOCK: ContextVar[Callable[[], datetime] | None] = ContextVar("everstep_clock", 
 def utc_now() -> str:
     """Return the present time as ISO 8601 in UTC. For people to read: nothing is ordered by it."""
     clock = CLOCK.get()
-    moment = clock() if clock is not None else datetime.now(UTC)
+    moment = datetime.now(UTC)
+    if clock is not None:
+        moment = clock()
     return moment.isoformat(timespec="microseconds")
 
 
 def stopwatch() -> float:
     """Return seconds to measure with how long something takes."""
     clock = CLOCK.get()
-    return clock().timestamp() if clock is not None else time.monotonic()
+    if clock is None:
+        return time.monotonic()
+    return clock().timestamp()
 
 
 @dataclass
@@ -100,10 +104,10 @@ class Checkpoint:
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Checkpoint:
         """Return the checkpoint in `d`. Missing optional keys get their defaults; unknown keys are refused."""
-        metadata = d.get("metadata") if isinstance(d, Mapping) else None
-        if not isinstance(metadata, Mapping):
+        if not isinstance(d, Mapping) or not isinstance(d.get("metadata"), Mapping):
             raise InvalidInput('a checkpoint is a mapping with "metadata", itself a mapping')
-        return _from_fields(cls, {**d, "metadata": CheckpointMetadata.from_dict(metadata)}, _CHECKPOINT_FIELDS)
+        metadata = CheckpointMetadata.from_dict(d["metadata"])
+        return _from_fields(cls, {**d, "metadata": metadata}, _CHECKPOINT_FIELDS)
 
 
 class UnreadCheckpoint(Checkpoint):
@@ -132,7 +136,9 @@ class UnreadCheckpoint(Checkpoint):
         return f"Checkpoint({self.metadata!r}, {shown}, next_node={self.next_node!r})"
 
     def __eq__(self, other: object) -> bool:
-        return self._plain() == (other._plain() if isinstance(other, UnreadCheckpoint) else other)
+        if isinstance(other, UnreadCheckpoint):
+            other = other._plain()
+        return self._plain() == other
 
     __hash__ = None  # type: ignore[assignment]
 

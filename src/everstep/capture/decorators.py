@@ -113,11 +113,14 @@ class _Place(NamedTuple):
 
 
 def _place(capture: Capture, thread_id: str | None, state: dict[str, Any] | None) -> _Place:
-    named = thread_id is None or isinstance(thread_id, str)  # what is no name is refused, and logged, by the save
-    live = find(capture, thread_id) if named else None
+    live = None
+    if thread_id is None or isinstance(thread_id, str):  # what is no name is refused, and logged, by the save
+        live = find(capture, thread_id)
     if live is not None:
         return _Place(live.thread_id, live, state)
-    return _Place("default" if thread_id is None else thread_id, None, state)
+    if thread_id is None:
+        thread_id = "default"
+    return _Place(thread_id, None, state)
 
 
 class _Around(ABC):
@@ -230,7 +233,9 @@ class _Call(_Around):
 
     def ended(self, returned: Any) -> Any:
         """Take note of what a generator returned, and pass it on."""
-        return self._kept("returned", returned) if returned is not None else None
+        if returned is None:  # as most generators do: it would tell nothing
+            return None
+        return self._kept("returned", returned)
 
     def streams(self) -> None:
         """Make the result what will be heard."""
@@ -252,12 +257,14 @@ class _Call(_Around):
         return self._save(engine, self._record)
 
     def _after(self, engine: CheckpointEngine, error: BaseException | None) -> Pending:
-        outcome: dict[str, Any] = {"status": "ok"}
-        if isinstance(error, GeneratorExit):
+        if error is None:
+            outcome: dict[str, Any] = {"status": "ok"}
+        elif isinstance(error, GeneratorExit):  # whoever listened to the stream has heard enough
             outcome = {"status": "closed"}
-        elif error is not None:
-            cancelled = isinstance(error, asyncio.CancelledError)
-            outcome = {"status": "cancelled" if cancelled else "error", "error": described(error)}
+        elif isinstance(error, asyncio.CancelledError):
+            outcome = {"status": "cancelled", "error": described(error)}
+        else:
+            outcome = {"status": "error", "error": described(error)}
         return self._save(engine, self._record | outcome | self._result)
 
     def _save(self, engine: CheckpointEngine, record: dict[str, Any]) -> Pending:
@@ -306,7 +313,10 @@ def _wrapper(function: Any, begin: Callable[[tuple[Any, ...], dict[str, Any]], _
         (inspect.isgeneratorfunction, generator),
     ]
     # An object may be called: then its class says what kind of call that is.
-    return next((made for is_kind, made in kinds if is_kind(function) or is_kind(type(function).__call__)), plain)
+    for is_kind, made in kinds:
+        if is_kind(function) or is_kind(type(function).__call__):
+            return made
+    return plain
 
 
 class _Heard:

@@ -36,7 +36,9 @@ class _Lease:
     def __init__(self, engine: CheckpointEngine, thread_id: str, ttl_seconds: float, wait_seconds: float) -> None:
         self.thread_id = checks.thread_id(thread_id)
         self._ttl = _checked_seconds(ttl_seconds, "ttl_seconds")
-        self._wait = wait_seconds if wait_seconds == 0 else _checked_seconds(wait_seconds, "wait_seconds")
+        self._wait = wait_seconds
+        if wait_seconds != 0:  # no waiting at all is fine, while a lease of no time is not
+            self._wait = _checked_seconds(wait_seconds, "wait_seconds")
         self._engine = engine
         self._claim: Claim | None = None
         self._renewing = contextlib.ExitStack()

@@ -55,9 +55,12 @@ class Live:
         self.next_node = ""
         self.is_open = False
         """Whether its block has been entered and not yet left."""
-        self._capture, self._entered = capture, False
+        self._capture = capture
+        self._entered = False
         seconds = _checked_interval(interval_seconds)
-        self._interval = seconds if capture.saves(SnapshotTrigger.INTERVAL) else None
+        self._interval: float | None = None
+        if capture.saves(SnapshotTrigger.INTERVAL):
+            self._interval = seconds
         self._outer: Live | None = None
         self._ledger = Ledger(self.thread_id)
         self._record: dict[str, Any] | None = None
@@ -83,9 +86,11 @@ class Live:
     ) -> Pending:
         """Return the save of a call or scope; a given state counts for this save only."""
         before = self.tools_result
-        if tools_result is not None:
+        if tools_result is None:
+            now = self._now(state)
+        else:
             self.tools_result = self._record = dict(tools_result)  # the call goes on with its own
-        now = self._now(state, "keep" if tools_result is not None else None)
+            now = self._now(state, "keep")
         return self._save_call(self._write(engine._save_live_safe, now, trigger, about), before)
 
     async def _save_call(self, save: Pending, before: dict[str, Any]) -> str:
@@ -103,7 +108,9 @@ class Live:
         self._entered = True
         head = await engine.get_latest(self.thread_id)
         if head is not None:
-            self.messages, self.state, self.tools_result = head.messages, head.state, head.tools_result
+            self.messages = head.messages
+            self.state = head.state
+            self.tools_result = head.tools_result
             self.next_node = head.next_node
             self._ledger.load(head.metadata.checkpoint_id, head.metadata.step, self._frozen()[1])
         else:
@@ -114,7 +121,8 @@ class Live:
             await self._write(engine._save_live_safe, now, SnapshotTrigger.TASK_BOUNDARY, about)
 
     def _open(self) -> None:
-        self.is_open, self._outer = True, _open_from(_innermost.get())
+        self.is_open = True
+        self._outer = _open_from(_innermost.get())
         _innermost.set(self)
 
     def _leave(self, engine: CheckpointEngine, error: BaseException | None) -> Pending:
@@ -136,14 +144,18 @@ class Live:
             last.close()
 
     async def _save_last(self, engine: CheckpointEngine, now: Save, error: BaseException | None) -> None:
-        boundary = self._capture.saves(SnapshotTrigger.TASK_BOUNDARY)
-        if not boundary and not self._changed(now):
+        if self._capture.saves(SnapshotTrigger.TASK_BOUNDARY):
+            trigger = SnapshotTrigger.TASK_BOUNDARY
+            about = noted(error, boundary="end")
+        elif self._changed(now):
+            trigger = SnapshotTrigger.STATE_CHANGE
+            about = noted(error)
+        else:
             return
-        trigger = SnapshotTrigger.TASK_BOUNDARY if boundary else SnapshotTrigger.STATE_CHANGE
-        about = noted(error, boundary="end") if boundary else noted(error)
         try:
             await self._write(unfiltered(engine)._save_live, now, trigger, about)
         except Exception:
+            # An error of the block matters more to its caller than that of the save, and must not be hidden by it.
             if error is None:
                 raise
             logger.exception("thread %r: what it held when it was left by an error is not saved", self.thread_id)
@@ -177,17 +189,22 @@ class Live:
         """Hold what others did before a save, too. The caller's own lists and dicts stay the ones they were."""
         if save.whole is None:
             held = Values(self.messages, self.state, self.tools_result, self.next_node)
-            tools: Tools = "last" if self.tools_result is self._record else "merge"
-            self.next_node = self._ledger.take_over(save, held, tools).next_node
+            self.next_node = self._ledger.take_over(save, held, self._tools()).next_node
+
+    def _tools(self) -> Tools:
+        """How our results of tools are put together with those of others: the record of a call is one value."""
+        if self.tools_result is self._record:
+            return "last"
+        return "merge"
 
     def _now(self, state: dict[str, Any] | None = None, tools: Tools | None = None) -> Save:
         """Return a save of what there is now."""
-        if tools is None:
-            tools = "last" if self.tools_result is self._record else "merge"
-        return self._ledger.prepare(lambda: self._frozen(state), tools)
+        return self._ledger.prepare(lambda: self._frozen(state), tools or self._tools())
 
     def _frozen(self, state: dict[str, Any] | None = None) -> Frozen:
-        return frozen([self.messages, self.state if state is None else state, self.tools_result, self.next_node])
+        if state is None:
+            state = self.state
+        return frozen([self.messages, state, self.tools_result, self.next_node])
 
     def _changed(self, now: Save) -> bool:
         return not self._ledger.is_saved(now)
@@ -349,8 +366,11 @@ def noted(error: BaseException | None, **metadata: Any) -> dict[str, Any]:
     """Return what a checkpoint's metadata tells of an error, in text that every store can hold."""
     if error is None:
         return {"metadata": metadata}
-    texts = {key: text.encode("utf-8", "backslashreplace").decode() for key, text in described(error).items()}
-    return {"metadata": metadata | {"error": {k: text[:_NOTE_MAX] for k, text in texts.items()}}, "tags": ["error"]}
+    texts: dict[str, str] = {}
+    for key, text in described(error).items():
+        encodable = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be stored
+        texts[key] = encodable[:_NOTE_MAX]
+    return {"metadata": metadata | {"error": texts}, "tags": ["error"]}
 
 
 async def to_its_end(save: Pending) -> None:

@@ -74,7 +74,9 @@ def file_path(address: object) -> str:
 
     A URL of a server that was mistyped is neither: a file would be named like it.
     """
-    path = os.fspath(address) if isinstance(address, os.PathLike) else address
+    path = address
+    if isinstance(address, os.PathLike):
+        path = os.fspath(address)
     if not isinstance(path, str) or not path:
         raise InvalidInput("a SQLite store needs the path of a file, such as agent.db")
     scheme, separator, rest = path.partition("://")
@@ -102,4 +104,6 @@ def is_in_memory(address: object) -> bool:
 
 def shown_name(value: object) -> str:
     """Return a name for an error message if it is a plain word: anything else may hold a password."""
-    return repr(value) if isinstance(value, str) and _WORD.fullmatch(value) else "that was passed"
+    if isinstance(value, str) and _WORD.fullmatch(value):
+        return repr(value)
+    return "that was passed"

@@ -125,13 +125,17 @@ def resolved(
     `caller` is what the person called, which takes the options in `also` too.
     """
     known = KNOWN[kind]
-    own: dict[str, Any] = {} if where is None or not known.place else {known.place: where}
+    own: dict[str, Any] = {}
+    if where is not None and known.place:  # a store in memory has no place
+        own[known.place] = where
     for name, value in options.items():
         ours = known.aliases.get(name, name)
         if ours not in (known.place, *known.names):
             raise InvalidInput(_refusal(known, caller, name, [*known.names, *also]))
         if ours in own:
-            other = "" if ours == name else f", which is the same as {name}"
+            other = ""
+            if name != ours:
+                other = f", which is the same as {name}"
             raise InvalidInput(f"{caller} was given {ours} twice{other}")
         own[ours] = value
     return own
@@ -139,16 +143,20 @@ def resolved(
 
 def _refusal(known: Known, caller: str, name: str, names: Iterable[str]) -> str:
     listed = sorted(names)
-    shown = ", ".join(listed) if listed else "none"
+    shown = ", ".join(listed) or "none"
     advice = known.advice.get(name) or _guess(name, [*listed, *known.aliases])
-    said = f"{caller} has no option {checks.shown(name)}"
+    refusal = f"{caller} has no option {checks.shown(name)}"
     if advice:
-        said += f": {advice}"
-    return f"{said}{'' if said.endswith('?') else ';'} its options are {shown}"
+        refusal += f": {advice}"
+    if not refusal.endswith("?"):
+        refusal += ";"
+    return f"{refusal} its options are {shown}"
 
 
 def _guess(name: str, names: Collection[str]) -> str:
     import difflib  # for mistakes only
 
     close = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {close[0]}?" if close else ""
+    if not close:
+        return ""
+    return f"did you mean {close[0]}?"

@@ -1,9 +1,9 @@
 """Retention at work: what to let go with each snapshot, at a cost that does not grow with history.
 
-A plan per line knows the oldest checkpoints the policy will take next, and no more of them than can go until it is
-made anew from the store; that is done every so often, and also catches what other processes did. So plans are small,
-and there is room for those of many threads. What is due goes in the commit of the next snapshot. The store has the last
-word on what is spared. Sweeping goes on a little with each snapshot while there is garbage.
+A plan per line knows the oldest checkpoints that the policy will take next, and no more of them than can go until the
+plan is made anew from the store. That is done every so often, and also catches what other processes did. So plans are
+small, and there is room for those of many threads. What is due goes in the commit of the next snapshot. The store has
+the last word on what is protected. Sweeping goes on a little with each snapshot while there is garbage.
 """
 
 from __future__ import annotations
@@ -54,6 +54,29 @@ class _Planned(NamedTuple):
     """What the policy goes by: the step, or the moment it was made."""
 
 
+class _Candidate(NamedTuple):
+    """A checkpoint that a policy may let go."""
+
+    key: Key
+    item: Item
+
+    @classmethod
+    def of(cls, stored: Stored) -> _Candidate:
+        return cls(stored.record.key, _item(stored))
+
+
+class _Oldest(NamedTuple):
+    """The oldest checkpoints of a line that the policy may look at."""
+
+    visible: Sequence[_Candidate]
+    whole: bool
+    """Whether these are all."""
+    total: int
+    """How many there are in all, as far as the policy goes by that."""
+    excess: Sequence[_Candidate]
+    """Those of them that the policy lets go."""
+
+
 class _Items:
     """Checkpoints in their order, the oldest first. As plain numbers, since there are many: 16 bytes for each."""
 
@@ -87,7 +110,7 @@ class _Items:
         self._marks[:0] = array("q", [item.mark for item in items])
 
     def take_first(self, count: int) -> list[_Planned]:
-        taken = [_Planned(*pair) for pair in zip(self._seqs[:count], self._marks[:count], strict=True)]
+        taken = list(map(_Planned, self._seqs[:count], self._marks[:count]))
         del self._seqs[:count]
         del self._marks[:count]
         return taken
@@ -211,8 +234,10 @@ class Keeper:
         items = plan.items
         gone = list[_Planned]()
         if self._policy is CheckpointGC.KEEP_LAST_N:
-            excess = min(plan.count - int(self._param), _DUE_MAX)
-            return items.take_first(excess) if excess > 0 else gone
+            excess = plan.count - int(self._param)
+            if excess <= 0:
+                return gone
+            return items.take_first(min(excess, _DUE_MAX))
         if self._policy is CheckpointGC.KEEP_AGE:
             now = datetime.now(UTC)
             while len(items) and len(gone) < _DUE_MAX and is_older(items.first, self._param, now):
@@ -278,7 +303,10 @@ class Keeper:
         if plan.good_for <= 0:
             return True
         if not len(plan.items):
-            return not plan.whole and (self._policy is not CheckpointGC.KEEP_LAST_N or plan.count >= self._param)
+            if plan.whole:
+                return False
+            # As long as there are fewer than N, none of those that the plan does not know can go.
+            return self._policy is not CheckpointGC.KEEP_LAST_N or plan.count >= self._param
         if self._policy is CheckpointGC.KEEP_MILESTONES:
             span = plan.items.last - plan.items.first
             return len(plan.items) > self._param or not plan.grid.fits(span, int(self._param))
@@ -298,31 +326,31 @@ class Keeper:
             self.forget(line[0])
             return
         if self._policy is CheckpointGC.KEEP_LAST_N:
-            count = await store.count(_query(line))
-            surplus = max(count - int(self._param), 0)
-            # One more than go: it is the oldest of those that are kept.
-            limit = surplus + max(self._needed(count - surplus, self._commits), 1)
-            visible, whole = await self._visible(store, line, thread, min(limit, _PAGE))
-            excess = visible[:surplus]
+            oldest = await self._counted(store, line, thread)
         else:
-            visible, whole, excess = await self._aged(store, line, thread)
-            count = len(visible)
-        gone = [*excess, *await self._hidden(store, line, thread)]
+            oldest = await self._aged(store, line, thread)
+        gone = [*oldest.excess, *await self._hidden(store, line, thread)]
         if gone:
-            await store.delete(line[0], keys=[key for key, _ in gone], spare=True)
-        self._looks += 1
-        if self._looks % _LOOKS_PER_TRIM == 0:
-            entries = await _stale_operations(store, line[0])
-            if entries:
-                await store.delete(line[0], keys=[], operations=entries)
-        taken = {item.seq for _, item in gone}
-        items = [item for _, item in visible if item.seq not in taken]
-        self._remember(line, items, count - (len(visible) - len(items)), whole)
-        if not line[1] and line[1] in thread.heads:
-            kept = [key.checkpoint_id for key, item in visible if item.seq not in taken]
-            await self._end_calls(store, thread, min([thread.heads[line[1]][0], *kept]))
+            await store.delete(line[0], keys=_keys(gone), spare=True)
+        await self._trim_log(store, line[0])
+        taken = {candidate.item.seq for candidate in gone}
+        kept = [candidate for candidate in oldest.visible if candidate.item.seq not in taken]
+        count = oldest.total - (len(oldest.visible) - len(kept))
+        self._remember(line, [candidate.item for candidate in kept], count, oldest.whole)
+        head = thread.head_id("")
+        if line[1] == "" and head is not None:  # calls go with the thread's own checkpoints
+            names = [candidate.key.checkpoint_id for candidate in kept]
+            await self._end_calls(store, thread, min([head, *names]))
         if thread.garbage > _SWEEP_GARBAGE:
             self._begin_sweep(thread.family)
+
+    async def _trim_log(self, store: Store, thread_id: str) -> None:
+        """Let go of entries of the log that nobody can undo any more, every few looks."""
+        self._looks += 1
+        if self._looks % _LOOKS_PER_TRIM == 0:
+            entries = await _stale_operations(store, thread_id)
+            if entries:
+                await store.delete(thread_id, keys=[], operations=entries)
 
     def _begin_sweep(self, family: str) -> None:
         """Sweep a family a little with each of its snapshots from now on.
@@ -342,45 +370,62 @@ class Keeper:
         keys: list[Key] = []
         for name in ended[:_DUE_MAX]:
             query = Query(thread_id=thread.thread_id, namespace=name, protected=False, hidden="also")
-            keys += [stored.record.key for stored in await store.list_checkpoints(query)]
+            for stored in await store.list_checkpoints(query):
+                keys.append(stored.record.key)
             with self._lock:
                 self._plans.drop((thread.thread_id, name))
         if keys:
             await store.delete(thread.thread_id, keys=keys)
 
-    def _doomed(self, candidates: Sequence[tuple[Key, Item]], thread: Thread) -> list[tuple[Key, Item]]:
-        return [(key, item) for key, item in self._let_go(candidates) if not _is_head(key, thread)]
+    def _let_go_but_heads(self, candidates: Sequence[_Candidate], thread: Thread) -> list[_Candidate]:
+        return [candidate for candidate in self._let_go(candidates) if not _is_head(candidate.key, thread)]
 
-    def _let_go(self, candidates: Sequence[tuple[Key, Item]]) -> list[tuple[Key, Item]]:
-        gone = {item.seq for item in let_go(self._policy, self._param, [i for _, i in candidates], datetime.now(UTC))}
-        return [(key, item) for key, item in candidates if item.seq in gone]
+    def _let_go(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+        """Return the candidates that the policy does not keep."""
+        items = [candidate.item for candidate in candidates]
+        gone = {item.seq for item in let_go(self._policy, self._param, items, datetime.now(UTC))}
+        return [candidate for candidate in candidates if candidate.item.seq in gone]
 
-    async def _aged(
-        self, store: Store, line: Line, thread: Thread
-    ) -> tuple[list[tuple[Key, Item]], bool, list[tuple[Key, Item]]]:
-        """Return the oldest visible checkpoints, whether these are all, and which of them the policy lets go."""
-        limits = [None] if self._policy is CheckpointGC.KEEP_MILESTONES else [min(_AGED_HELD, _PAGE), _PAGE]
+    async def _counted(self, store: Store, line: Line, thread: Thread) -> _Oldest:
+        """Return the oldest visible checkpoints for the policy that keeps the last N."""
+        count = await store.count(_query(line))
+        surplus = max(count - int(self._param), 0)
+        # One more than go: it is the oldest of those that are kept.
+        limit = surplus + max(self._needed(count - surplus, self._commits), 1)
+        visible, whole = await self._visible(store, line, thread, min(limit, _PAGE))
+        return _Oldest(visible, whole, count, visible[:surplus])
+
+    async def _aged(self, store: Store, line: Line, thread: Thread) -> _Oldest:
+        """Return the oldest visible checkpoints for the policies that look at each of them."""
+        if self._policy is CheckpointGC.KEEP_MILESTONES:
+            limits: list[int | None] = [None]  # its grid is laid over the whole history
+        else:
+            limits = [min(_AGED_HELD, _PAGE), _PAGE]
         for limit in limits:
             visible, whole = await self._visible(store, line, thread, limit)
-            excess = self._doomed(visible, thread)
+            excess = self._let_go_but_heads(visible, thread)
             if whole or len(excess) < len(visible):
                 break  # else more of them may have to go
-        return visible, whole, excess
+        return _Oldest(visible, whole, len(visible), excess)
 
     async def _visible(
         self, store: Store, line: Line, thread: Thread, limit: int | None
-    ) -> tuple[list[tuple[Key, Item]], bool]:
-        """Return the oldest visible checkpoints that are not spared, and whether these are all."""
+    ) -> tuple[list[_Candidate], bool]:
+        """Return the oldest visible checkpoints that are not protected, and whether these are all."""
         listed = await store.list_checkpoints(_query(line, limit))
         whole = limit is None or len(listed) < limit
         return _candidates(listed, thread, whole), whole
 
-    async def _hidden(self, store: Store, line: Line, thread: Thread) -> list[tuple[Key, Item]]:
+    async def _hidden(self, store: Store, line: Line, thread: Thread) -> list[_Candidate]:
         """Return the hidden checkpoints that the policy lets go."""
-        if not any(h.writes_of is None for stretches in thread.hidden.values() for h in stretches):
+        stretches = itertools.chain.from_iterable(thread.hidden.values())
+        if all(stretch.writes_of is not None for stretch in stretches):  # no checkpoint is hidden
             return []
+        return await self._hidden_to_go(store, line, thread)
+
+    async def _hidden_to_go(self, store: Store, line: Line, thread: Thread) -> list[_Candidate]:
         listed = await store.list_checkpoints(_query(line, hidden=True))
-        return self._doomed([(s.record.key, _item(s)) for s in listed], thread)
+        return self._let_go_but_heads(list(map(_Candidate.of, listed)), thread)
 
     @property
     def _commits(self) -> int:
@@ -390,7 +435,9 @@ class Keeper:
     def _remember(self, line: Line, items: Sequence[Item], count: int, whole: bool) -> None:
         needed = self._needed(count, self._commits)
         held = _Items(map(self._planned, items[:needed]))
-        grid = grid_of(items, int(self._param)) if self._policy is CheckpointGC.KEEP_MILESTONES else _NO_GRID
+        grid = _NO_GRID
+        if self._policy is CheckpointGC.KEEP_MILESTONES:
+            grid = grid_of(items, int(self._param))
         plan = _Plan(held, count, whole and len(items) <= needed, grid, self._commits)
         with self._lock:
             self._plans.put(line, plan, plan.size_bytes)
@@ -415,25 +462,35 @@ class Keeper:
             thread = await store.thread(name)
             if thread is None:
                 continue
-            gone = await self._gone(store, thread, report, scope)
-            if gone.keys or gone.heads or outline is None or not outline.is_swept:
-                families.setdefault(thread.family, []).extend(gone.keys + gone.heads)
-            report.threads += 1
-            report.size_bytes += await _size_of(store, gone.keys + gone.heads)
-            report.checkpoints += (
-                await self._delete(store, thread, gone) if not dry_run else len(gone.keys + gone.heads)
-            )
-            entries = await _stale_operations(store, thread.thread_id)
-            if not dry_run and entries:
-                await store.delete(thread.thread_id, keys=[], operations=entries)
-            report.operations += len(entries)
+            keys = await self._collect(store, thread, report, scope)
+            if keys or outline is None or not outline.is_swept:
+                families.setdefault(thread.family, []).extend(keys)
         for family, keys in families.items():
-            swept = await store.sweep(family, pretend=keys if dry_run else None)
+            if dry_run:
+                swept = await store.sweep(family, pretend=keys)
+            else:
+                swept = await store.sweep(family)
             report.objects += swept.objects
             report.size_bytes += swept.size_bytes
         if isinstance(store, Erasing) and not dry_run:
             await store.erase_deleted()
         return report
+
+    async def _collect(self, store: Store, thread: Thread, report: GCReport, scope: Scope | None) -> list[Key]:
+        """Apply the policy to a thread, add to the report, and return what goes."""
+        gone = await self._gone(store, thread, report, scope)
+        keys = gone.keys + gone.heads
+        report.threads += 1
+        report.size_bytes += await _size_of(store, keys)
+        if report.dry_run:
+            report.checkpoints += len(keys)
+        else:
+            report.checkpoints += await self._delete(store, thread, gone)
+        entries = await _stale_operations(store, thread.thread_id)
+        if entries and not report.dry_run:
+            await store.delete(thread.thread_id, keys=[], operations=entries)
+        report.operations += len(entries)
+        return keys
 
     def _is_settled(self, outline: Outline, scope: Scope | None) -> bool:
         """Whether the policy can take nothing of a thread, nor of its log, as things are."""
@@ -461,26 +518,25 @@ class Keeper:
         """Return what the policy lets go of a thread."""
         over: Collection[str] = ()
         if scope is not None:
-            idle = await self._idle(store, thread) if scope.whole_threads and not thread.protected else []
-            if idle:
-                report.hidden += sum(stored.hidden for stored in idle)
-                return _Gone([], [stored.record.key for stored in idle], whole=True)
-            heads = [Key(thread.thread_id, namespace, head[0]) for namespace, head in thread.heads.items()]
-            over = scope.over([loaded.stored for loaded in await store.read_many(heads)])
+            if scope.whole_threads and not thread.protected:
+                idle = await self._idle(store, thread)
+                if idle:
+                    report.hidden += sum(stored.hidden for stored in idle)
+                    return _Gone([], [stored.record.key for stored in idle], whole=True)
+            over = scope.over(await _heads(store, thread))
         found = _Gone([], [])
         for namespace in thread.newest:
             line = thread.thread_id, namespace
             listed = await store.list_checkpoints(_query(line))
             if scope is None and any(stored.record.kind for stored in listed):
                 continue  # an adapter's thread
-            hidden = await store.list_checkpoints(_query(line, hidden=True))
-            buried = self._doomed([(s.record.key, _item(s)) for s in hidden], thread)
-            report.hidden += len(buried)
-            visible = self._doomed(_candidates(listed, thread, whole=True), thread)
+            visible = self._let_go_but_heads(_candidates(listed, thread, whole=True), thread)
+            hidden = await self._hidden_to_go(store, line, thread)
+            report.hidden += len(hidden)
+            found.keys.extend(_keys([*visible, *hidden]))
             if namespace in over:
-                candidates = [(s.record.key, _item(s)) for s in listed if _is_head(s.record.key, thread)]
-                found.heads.extend(key for key, _ in self._let_go(candidates))
-            found.keys.extend(key for key, _ in (*visible, *buried))
+                heads = [_Candidate.of(stored) for stored in listed if _is_head(stored.record.key, thread)]
+                found.heads.extend(_keys(self._let_go(heads)))
         return found
 
     async def _idle(self, store: Store, thread: Thread) -> list[Stored]:
@@ -488,8 +544,10 @@ class Keeper:
         if thread.origin is not None and await self._is_new(store, thread.thread_id, thread.origin):
             return []
         listed = await store.list_checkpoints(Query(thread_id=thread.thread_id, namespace=None, hidden="also"))
-        gone = self._let_go([(stored.record.key, _item(stored)) for stored in listed])
-        return listed if len(gone) == len(listed) else []
+        gone = self._let_go(list(map(_Candidate.of, listed)))
+        if len(gone) < len(listed):
+            return []
+        return listed
 
     async def _is_new(self, store: Store, branch: str, origin: Key) -> bool:
         """Whether a branch began lately: what it began with may be older."""
@@ -500,18 +558,31 @@ class Keeper:
         return False
 
 
-def _candidates(listed: Sequence[Stored], thread: Thread, whole: bool) -> list[tuple[Key, Item]]:
-    """Return what a policy may look at: not a head that is older than others. What is spared is not listed at all."""
-    found = []
-    for n, stored in enumerate(listed):
-        if not (_is_head(stored.record.key, thread) and (n + 1 < len(listed) or not whole)):
-            found.append((stored.record.key, _item(stored)))
+def _candidates(listed: Sequence[Stored], thread: Thread, whole: bool) -> list[_Candidate]:
+    """Return what a policy may look at: not a head that is older than others.
+
+    What is protected is not listed at all.
+    """
+    found: list[_Candidate] = []
+    for place, stored in enumerate(listed, 1):
+        is_newest = whole and place == len(listed)
+        if is_newest or not _is_head(stored.record.key, thread):
+            found.append(_Candidate.of(stored))
     return found
 
 
+def _keys(candidates: Iterable[_Candidate]) -> list[Key]:
+    return [candidate.key for candidate in candidates]
+
+
 def _is_head(key: Key, thread: Thread) -> bool:
-    head = thread.heads.get(key.namespace)
-    return head is not None and head[0] == key.checkpoint_id
+    return thread.head_id(key.namespace) == key.checkpoint_id
+
+
+async def _heads(store: Store, thread: Thread) -> list[Stored]:
+    """Return the heads of all namespaces of a thread."""
+    keys = [Key(thread.thread_id, namespace, head) for namespace, (head, _) in thread.heads.items()]
+    return [loaded.stored for loaded in await store.read_many(keys)]
 
 
 async def _size_of(store: Store, keys: Sequence[Key]) -> int:
@@ -551,10 +622,13 @@ async def _stale_operations(store: Store, thread_id: str) -> list[int]:
     oldest = await store.list_checkpoints(
         Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=1)
     )
-    first = oldest[0].seq if oldest else 0
+    first = 0
+    if oldest:
+        first = oldest[0].seq
     # From the end only: what was done later stands on what was done before.
     old = itertools.takewhile(lambda entry: entry.data.get("made_at_seq", first) < first, reversed(entries))
-    return sorted({entry.seq for entry in (*entries[_OPERATIONS_MAX:], *old)})
+    too_many = entries[_OPERATIONS_MAX:]
+    return sorted({entry.seq for entry in (*too_many, *old)})
 
 
 def _query(line: Line, limit: int | None = None, *, hidden: bool = False) -> Query:

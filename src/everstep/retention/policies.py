@@ -61,7 +61,10 @@ def _keep_milestones(items: Sequence[Item], count: float, _now: datetime) -> lis
     grid = grid_of(items, int(count))
     kept = [item for item in items if grid.holds(item.step) or item in (items[0], items[-1])]
     while len(kept) > count:  # steps that do not tell checkpoints apart: go by order
-        kept = [*kept[:-1:2], kept[-1]] if len(kept) > 2 else kept[-1:]
+        if len(kept) > 2:
+            kept = [*kept[:-1:2], kept[-1]]
+        else:
+            kept = kept[-1:]
     keep = {item.seq for item in kept}
     return [item for item in items if item.seq not in keep]
 
@@ -94,7 +97,9 @@ def grid_of(items: Sequence[Item], count: int) -> Grid:
     anchor = steps[0] % stride
     most, held = remainders.most_common(1)[0]
     # Earlier thinning left most of them on one remainder. If the first of those was deleted, the grid stays.
-    return Grid(stride, anchor if remainders[anchor] * 2 >= held else most)
+    if remainders[anchor] * 2 < held:
+        anchor = most
+    return Grid(stride, anchor)
 
 
 _POLICIES: dict[CheckpointGC, Callable[[Sequence[Item], float, datetime], list[Item]]] = {

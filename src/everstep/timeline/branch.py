@@ -31,20 +31,16 @@ async def _branch(work: Workspace, source: Key, name: str, effects: str) -> str:
     thread_id = branch_id(source.thread_id, name)
     origin = await work.require(source)
     adapter = adapter_of(origin.record.kind)
+    since = None
     if adapter is not None:
         origin, drafts, writes = await adapter.beginning(work.repository, origin, thread_id, name)
         drafts = [_with_effects(drafts[0], effects), *drafts[1:]]
+        since = 0  # an adapter may add namespaces later, and undo takes them away too
     else:
         drafts = [_first_of_branch(origin, thread_id, name, effects)]
         writes = []
     namespaces = [draft.record.key.namespace for draft in drafts]
-    undo = operation_log.Undo(
-        thread_id,
-        dict.fromkeys(namespaces),
-        [],
-        dict.fromkeys(namespaces, 0),
-        since=0 if adapter is not None else None,
-    )
+    undo = operation_log.Undo(thread_id, dict.fromkeys(namespaces), [], dict.fromkeys(namespaces, 0), since=since)
     details = {"checkpoint_id": source.checkpoint_id, "thread_id": thread_id, "name": name}
     top = await work.top_operation(source.thread_id)
     await work.store.commit(
@@ -94,7 +90,8 @@ def _first_of_branch(origin: Stored, thread_id: str, name: str, effects: str) ->
 def _with_effects(draft: Draft, effects: str) -> Draft:
     """Return the first checkpoint of a branch with what it may do; what its origin may is no part of it."""
     record = draft.record
-    metadata = {name: value for name, value in record.metadata.items() if name != "run_effects"}
+    metadata = dict(record.metadata)
+    metadata.pop("run_effects", None)
     if effects == "allow":
         metadata["run_effects"] = effects
     return draft._replace(record=record._replace(metadata=metadata))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import itertools
 import logging
 import threading
 from collections import deque
@@ -31,6 +30,7 @@ from everstep.errors import (
     SnapshotTooLarge,
     UnsupportedByBackend,
 )
+from everstep.history.checkpoint_tree import branch_name
 from everstep.history.diff import compare
 from everstep.history.merge_base import MergeBaseFinder, root_of_nodes
 from everstep.history.rebase import Values
@@ -45,6 +45,7 @@ from everstep.reports import (
     Sizes,
     ThreadPage,
     TimeTravelResult,
+    TreeEdge,
     TreeNode,
 )
 from everstep.repository.finding import check_deletion, make_search
@@ -101,14 +102,13 @@ class PlainTimeline:
     ) -> str:
         """Save whole values as the next step."""
         self._only_root(step.namespace)
-        names = ("messages", "state", "tools_result")
-        kept = [copied(value, name) for name, value in zip(names, values, strict=True)]
+        kept = list(map(copied, values, _NAMES))
         async with self._turns.of(step.thread_id):
             latest = await self.get_latest(step.thread_id, "")
             _check_head(step.thread_id, expect, latest)
-            parent = latest.metadata if latest is not None else None
+            parent = latest
             if parent_id is not None:
-                parent = (await self._required(parent_id, step.thread_id)).metadata
+                parent = await self._required(parent_id, step.thread_id)
             return await self._put(step, parent, kept, latest)
 
     async def save_onto(self, step: Step, save: Save) -> str:
@@ -118,15 +118,15 @@ class PlainTimeline:
         """
         async with self._turns.of(step.thread_id):
             latest = await self.get_latest(step.thread_id, "")
-            head_id = latest.metadata.checkpoint_id if latest is not None else None
+            head_id = _id_of(latest)
             try:
                 save.check_follows(head_id)
-                values = [copied(value, name) for value, name in zip(save.values, _NAMES, strict=False)]
+                values = list(map(copied, save.values, _NAMES))
             except HeadMoved:
                 merged = await self._merged_onto(latest, head_id, save)
                 step.go_on_with(merged.next_node)
                 values = list(merged[:3])
-            return await self._put(step, latest.metadata if latest is not None else None, values, latest)
+            return await self._put(step, latest, values, latest)
 
     async def _merged_onto(self, latest: Checkpoint | None, head_id: str | None, save: Save) -> Values:
         async def recent() -> list[str]:
@@ -156,27 +156,35 @@ class PlainTimeline:
             _check_head(step.thread_id, expect, latest)
             if latest is None:
                 return await self._put(step, None, [new[0], new[1] or {}, new[2] or {}])
-            values: list[Any] = [[*latest.messages, *new[0]]]
-            for old, update in ((latest.state, new[1]), (latest.tools_result, new[2])):
-                values.append(old if update is None else update if replace else {**old, **update})
-            return await self._put(step, latest.metadata, values, latest)
+            values = [
+                [*latest.messages, *new[0]],
+                _updated(latest.state, new[1], replace),
+                _updated(latest.tools_result, new[2], replace),
+            ]
+            return await self._put(step, latest, values, latest)
 
     async def _put(
         self,
         step: Step,
-        parent: CheckpointMetadata | None,
+        parent: Checkpoint | None,
         values: Sequence[Any],
         latest: Checkpoint | None = None,
     ) -> str:
         size = len(codec.pack(list(values), "checkpoint"))
-        # The backend keeps whole checkpoints, but a long past is no reason to refuse a short step.
-        added = size - (len(codec.pack(_values_of(latest))) if latest is not None else 0)
+        added = size
+        next_node = ""
+        if latest is not None:
+            # The backend keeps whole checkpoints, but a long past is no reason to refuse a short step.
+            added -= len(codec.pack(_values_of(latest)))
+            next_node = latest.next_node
         if added > self._config.size_bytes_max:
             raise SnapshotTooLarge(added, self._config.size_bytes_max)
-        next_node = latest.next_node if latest is not None else ""
+        before = None
+        if parent is not None:
+            before = parent.metadata
 
         async def put() -> CheckpointMetadata:
-            metadata = dataclasses.replace(step.metadata(parent), size_bytes=size)
+            metadata = dataclasses.replace(step.metadata(before), size_bytes=size)
             return await self._put_new(_checkpoint(metadata, values, step.next_node(next_node)))
 
         metadata = await under_new_name(put, step.make_new_id)
@@ -200,7 +208,9 @@ class PlainTimeline:
         """Return a checkpoint."""
         self._only_root(namespace or "")
         found = copy.deepcopy(await self._backend.get(checkpoint_id))  # what it holds must not be changed by callers
-        return found if found is None or thread_id in (None, found.metadata.thread_id) else None
+        if found is None or thread_id not in (None, found.metadata.thread_id):
+            return None
+        return found
 
     async def get_latest(self, thread_id: str, namespace: str) -> Checkpoint | None:
         """Return the head."""
@@ -214,28 +224,21 @@ class PlainTimeline:
 
     async def tree(self, thread_id: str, limit: int, *, branches: bool) -> CheckpointTree:
         """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
-        names = [thread_id, *(await self._branches(thread_id) if branches else ())]
-        nodes: list[CheckpointMetadata] = []
+        names = [thread_id]
+        if branches:
+            names += await self._branches(thread_id)
+        points: list[CheckpointMetadata] = []
         total = 0
         heads = set[str]()
         for name in names:
             listed = await self._all(name)
             total += len(listed)
-            heads.update(point.checkpoint_id for point in listed[:1])
-            nodes += listed[:limit]
-        nodes = _children_first(nodes)[:limit]
-        threads = {node.checkpoint_id: node.thread_id for node in nodes}
-        return {
-            "thread_id": thread_id,
-            "total_checkpoints": total,
-            "nodes": [_node(point, point.checkpoint_id in heads) for point in nodes],
-            "edges": [
-                {"from": p, "to": c.checkpoint_id, "from_thread": threads[p], "to_thread": c.thread_id, "gap": False}
-                for c in nodes
-                for p in c.parents
-                if p in threads
-            ],
-        }
+            if listed:
+                heads.add(listed[0].checkpoint_id)
+            points += listed[:limit]
+        points = _children_first(points)[:limit]
+        nodes = [_node(point, point.checkpoint_id in heads) for point in points]
+        return {"thread_id": thread_id, "total_checkpoints": total, "nodes": nodes, "edges": _edges(points)}
 
     async def diff(self, a: Key, b: Key) -> Diff:
         """Return what changed from `a` to `b`."""
@@ -278,9 +281,10 @@ class PlainTimeline:
     async def at_step(self, thread_id: str, step: int, namespace: str) -> Key | None:
         """Return the newest checkpoint whose step is not greater."""
         self._only_root(namespace)
-        points = await self._all(thread_id)
-        found = next((point for point in points if point.step <= step), None)
-        return Key(thread_id, "", found.checkpoint_id) if found is not None else None
+        for point in await self._all(thread_id):
+            if point.step <= step:
+                return Key(thread_id, "", point.checkpoint_id)
+        return None
 
     async def resolve(self, ref: str, thread_id: str | None) -> Reference:  # noqa: ARG002  # refused, whatever is asked
         """Refuse: the backend cannot be searched."""
@@ -353,9 +357,9 @@ class PlainTimeline:
         pending: list[str] = []  # parents, some of which belong to other threads
 
         async def add(thread_id: str) -> None:
-            more = await self._all(thread_id)
-            points.update({point.checkpoint_id: point for point in more})
-            pending.extend(itertools.chain(*[point.parents for point in more]))
+            for point in await self._all(thread_id):
+                points[point.checkpoint_id] = point
+                pending.extend(point.parents)
 
         for name in names:
             await add(name)
@@ -393,8 +397,9 @@ class PlainTimeline:
         values = await walk(read_values(root_of_nodes(merged.nodes)), {**base.objects, **merged.objects})
         thread_id = ours.metadata.thread_id
         other = theirs.metadata
-        unmoved = ours.metadata.checkpoint_id in bases
-        next_node = (theirs if unmoved else ours).next_node
+        next_node = ours.next_node
+        if ours.metadata.checkpoint_id in bases:  # nothing happened here since: only theirs knows what comes next
+            next_node = theirs.next_node
 
         async def put() -> CheckpointMetadata:
             metadata = self._new(thread_id, ours.metadata, ["merge"], f"Merge {other.thread_id} into {thread_id}")
@@ -419,7 +424,11 @@ class PlainTimeline:
     async def collect(self, thread_id: str | None, *, dry_run: bool) -> GCReport:
         """Apply the retention policy."""
         report = GCReport(dry_run=dry_run)
-        for name in [thread_id] if thread_id is not None else await self._threads():
+        if thread_id is None:
+            names = await self._threads()
+        else:
+            names = [thread_id]
+        for name in names:
             report.threads += 1
             await self._collect(name, report)
         return report
@@ -446,8 +455,11 @@ class PlainTimeline:
         if policy is CheckpointGC.KEEP_LAST_N:
             return points[0].step - int(param) + 1
         now = datetime.now(UTC)
-        kept = [p.step for p in points if not is_older(moment_of(p.created_at), param, now)]
-        return min([*kept, points[0].step])
+        first = points[0].step  # the newest one stays, however old it is
+        for point in points:
+            if not is_older(moment_of(point.created_at), param, now):
+                first = min(first, point.step)
+        return first
 
     async def list_threads(self, limit: int, **asked: Any) -> ThreadPage:
         """Return threads in the backend's order: all are looked at, one page after the other.
@@ -530,7 +542,8 @@ class PlainTimeline:
         found: list[str] = []
         while True:
             page = await self._backend.list_threads(_PAGE, len(found))
-            found += [metadata.thread_id for metadata in page]
+            for metadata in page:
+                found.append(metadata.thread_id)
             if len(page) < _PAGE:
                 return found
 
@@ -588,9 +601,12 @@ class _Graph:
         return self.common_of([one], other)
 
     def common_of(self, ones: Collection[str], other: str) -> list[str]:
-        mine = set().union(*(self._ancestors(one) for one in ones))
+        """Return the best common ancestors of some checkpoints, taken together, and another one."""
+        mine = set().union(*map(self._ancestors, ones))
         shared = mine & self._ancestors(other)
-        covered = {older for found in shared for older in self._ancestors(found) - {found}}
+        covered: set[str] = set()
+        for found in shared:
+            covered |= self._ancestors(found) - {found}
         return sorted(shared - covered)
 
     def _ancestors(self, checkpoint_id: str) -> set[str]:
@@ -614,9 +630,23 @@ def _values_of(checkpoint: Checkpoint) -> list[Any]:
 
 
 def _check_head(thread_id: str, expect: str | AnyHead | None, latest: Checkpoint | None) -> None:
-    actual = latest.metadata.checkpoint_id if latest is not None else None
+    actual = _id_of(latest)
     if expect is not ANY and expect != actual:
         raise HeadMoved(thread_id, expect, actual)
+
+
+def _id_of(checkpoint: Checkpoint | None) -> str | None:
+    if checkpoint is None:
+        return None
+    return checkpoint.metadata.checkpoint_id
+
+
+def _updated(old: dict[str, Any], update: dict[str, Any] | None, replace: bool) -> dict[str, Any]:
+    if update is None:
+        return old
+    if replace:
+        return update
+    return {**old, **update}
 
 
 def _rooted(checkpoint: Checkpoint, objects: Objects) -> Root:
@@ -649,14 +679,30 @@ def _children_first(points: list[CheckpointMetadata]) -> list[CheckpointMetadata
 def _node(point: CheckpointMetadata, is_head: bool) -> TreeNode:
     node = point.to_dict()
     del node["metadata"]
-    named = len(point.tags) >= 2 and point.tags[0] == "branch" and point.step == 0
-    node |= {
-        "id": point.checkpoint_id,
-        "head": is_head,
-        "branch": point.tags[1] if named else None,
-        "hidden": False,
-    }
+    branch = None
+    if point.step == 0:
+        branch = branch_name(point.tags)
+    node |= {"id": point.checkpoint_id, "head": is_head, "branch": branch, "hidden": False}
     return cast(TreeNode, node)
+
+
+def _edges(points: Sequence[CheckpointMetadata]) -> list[TreeEdge]:
+    """Return the edges between these checkpoints. One to a checkpoint that is not among them is left out."""
+    threads = {point.checkpoint_id: point.thread_id for point in points}
+    edges: list[TreeEdge] = []
+    for child in points:
+        for parent in child.parents:
+            if parent not in threads:
+                continue
+            edge: TreeEdge = {
+                "from": parent,
+                "to": child.checkpoint_id,
+                "from_thread": threads[parent],
+                "to_thread": child.thread_id,
+                "gap": False,
+            }
+            edges.append(edge)
+    return edges
 
 
 def _position(cursor: str | None) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -94,7 +95,9 @@ async def merge(work: Workspace, branch: str, into: str, resolve: Resolve, names
     """Merge the head of one thread into another and return the merge's id."""
     if branch == into:
         raise InvalidInput(f"thread {into!r} cannot be merged into itself")
-    decide = _untimed(resolve) if callable(resolve) else resolve
+    decide = resolve
+    if callable(resolve):
+        decide = _untimed(resolve)
     stored = await work.until_done(
         into,
         lambda inner: under_new_name(lambda: _merge(inner, branch, into, decide, namespace, graph)),
@@ -178,13 +181,15 @@ async def _merged(work: Workspace, sides: _Sides, resolve: Resolve) -> Draft:
         raise MergeConflict(merged.conflicts)
     if not work.config.delta_snapshots:
         merged = await _unsplit(work, merged, ours.family)
-    size = sum([node.size for node in merged.nodes])
-    repeats = _merged_repeats(ours.record, theirs.record, size)
+    root = root_of_nodes(merged.nodes)
+    repeats = _merged_repeats(ours.record, theirs.record, sum(root.sizes))
+    # The bound costs nothing. Only where it is unknown, or too high to be let through, all values are looked at.
     if repeats is None or repeats > tree.writable_repeats(tree.REPEATS_MAX):
         repeats = await work.repository.repeats_of(merged.nodes, merged.objects, [ours.family])
-    record = _merge_record(sides).with_root(root_of_nodes(merged.nodes))._replace(repeats=repeats)
+    record = _merge_record(sides).with_root(root)._replace(repeats=repeats)
     objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
-    return Draft(record, objects, tuple(BaseRef(stored.record.key, stored.digest) for stored in (ours, theirs)))
+    bases = (BaseRef(ours.record.key, ours.digest), BaseRef(theirs.record.key, theirs.digest))
+    return Draft(record, objects, bases)
 
 
 async def _unsplit(work: Workspace, merged: Merged, family: str) -> Merged:
@@ -212,7 +217,9 @@ def _merge_record(sides: _Sides) -> Record:
     theirs = sides.theirs
     into, namespace, _ = ours.record.key
     step = ours.record.step + 1
-    goes_on = theirs if checkpoint_tree.is_unmoved(ours, sides.bases) else ours
+    goes_on = ours
+    if checkpoint_tree.is_unmoved(ours, sides.bases):  # then only theirs knows what comes next
+        goes_on = theirs
     return new_record(
         Key(into, namespace, checkpoint_id(into, step)),
         step,
@@ -240,8 +247,10 @@ async def _merged_by(adapter: Adapter, work: Workspace, sides: _Sides, resolve: 
 
 
 async def _merged_namespace(adapter: Adapter, work: Workspace, sides: _Sides, resolve: Resolve, graph: Any) -> Draft:
-    # A subgraph may have begun on each side by itself: then there is nothing in common.
-    base = await _bases(work, sides, adapter).merged(sides.bases) if sides.bases else MergeBase(_EMPTY)
+    if sides.bases:
+        base = await _bases(work, sides, adapter).merged(sides.bases)
+    else:  # a subgraph may have begun on each side by itself: then there is nothing in common
+        base = MergeBase(_EMPTY)
     return await adapter.merged(
         work.repository,
         (sides.ours, sides.theirs),
@@ -266,10 +275,10 @@ async def _merged_subgraph(
     if theirs.place in bases:
         return None
     within = _Sides(ours, theirs, thread, sides.ancestry, bases)
-    # A mapping of decisions is by paths of the graph itself.
-    settle = None if isinstance(resolve, Mapping) else resolve
+    if isinstance(resolve, Mapping):  # it names paths of the graph itself
+        resolve = None
     try:
-        return await _merged_namespace(adapter, work, within, settle, adapter.subgraph(graph, name))
+        return await _merged_namespace(adapter, work, within, resolve, adapter.subgraph(graph, name))
     except MergeConflict as exc:
         conflicts = [dataclasses.replace(each, path=f"{name}: {each.path}") for each in exc.conflicts]
         raise MergeConflict(conflicts) from None
@@ -280,13 +289,15 @@ async def _merged_subgraph(
 
 def _bases(work: Workspace, sides: _Sides, adapter: Adapter | None) -> MergeBaseFinder[Place]:
     thread = sides.thread
-    ancestry = sides.ancestry
-    return MergeBaseFinder(
+    finder = partial(
+        MergeBaseFinder[Place],
         lambda place: _base_root(work, place, thread),
-        lambda places, other: ancestry.common([other], places),
+        lambda places, other: sides.ancestry.common([other], places),
         lambda need, objects: work.repository.walk(need, [thread.family], objects),
-        *((shown_root, adapter.merge_codec) if adapter is not None else ()),
     )
+    if adapter is None:
+        return finder()
+    return finder(shown_root, adapter.merge_codec)
 
 
 async def _base_root(work: Workspace, place: Place, thread: Thread) -> Root:
@@ -294,19 +305,21 @@ async def _base_root(work: Workspace, place: Place, thread: Thread) -> Root:
     loaded = await work.store.read(*place.key)
     if loaded is not None and loaded.stored.seq == place.seq:
         return loaded.stored.record.root
+    # Any thread that had this state in common with another one may have kept it, so all that are related are asked.
     names = [thread.thread_id, place.key.thread_id, *thread.shared_states]
     asked: set[str] = set()
-    while names:
+    while names and len(asked) < _ASKED_MAX:
         name = names.pop(0)
-        if name in asked or len(asked) >= _ASKED_MAX:
+        if name in asked:
             continue
         asked.add(name)
         other = await work.store.thread(name)
-        shared_states = other.shared_states if other is not None else {}
-        for common in itertools.chain(*shared_states.values()):
+        if other is None:
+            continue
+        for common in chain.from_iterable(other.shared_states.values()):
             if common.place == place:
                 return common.root
-        names += shared_states
+        names += other.shared_states
     raise InvalidInput(
         f"the last common ancestor of these threads, {place.key.checkpoint_id!r} of thread "
         f"{place.key.thread_id!r}, was deleted; there is nothing to merge against"
@@ -323,13 +336,9 @@ async def _commit(work: Workspace, sides: _Sides, drafts: Sequence[Draft]) -> St
     into, namespace, head = ours.record.key
     record = drafts[0].record
     newest = max(thread.newest[namespace], ours.seq)
-    undo = operation_log.Undo(
-        into,
-        {namespace: head},
-        [],
-        {namespace: newest},
-        since=None if is_own(record.kind) else max(thread.newest.values()),
-    )
+    undo = operation_log.Undo(into, {namespace: head}, [], {namespace: newest})
+    if not is_own(record.kind):  # subgraphs may be merged with it, and undo takes all of them back
+        undo = undo._replace(since=max(thread.newest.values()))
     details = {"from": theirs.record.key.thread_id, "checkpoint_id": record.key.checkpoint_id}
     top = await work.top_operation(into)
     stored = await work.store.commit(

@@ -46,11 +46,13 @@ async def resolve(store: Store, ref: str, thread_id: str | None = None) -> Refer
     thread = await _thread(store, thread_id)
     if thread is None:
         raise await _no_thread(store, thread_id)
+    inside = ref
     rest = ref.removeprefix(thread_id)
-    is_named = rest != ref and _SIGNS.match(rest) is not None
-    try:
+    if rest != ref and _SIGNS.match(rest) is not None:
         # With its name a reference is whole. To look for all of it among tags and ids would read the whole thread.
-        return _reference(await _inside(store, thread, rest if is_named else ref))
+        inside = rest
+    try:
+        return _reference(await _inside(store, thread, inside))
     except CheckpointNotFound as exc:
         try:
             return _reference(await _anywhere(store, ref))
@@ -129,7 +131,9 @@ def _without_back(body: str) -> tuple[str, int]:
 
 async def _head(store: Store, thread: Thread) -> Stored:
     namespace = _main_namespace(thread)
-    loaded = await store.read(thread.thread_id, namespace) if namespace is not None else None
+    loaded = None
+    if namespace is not None:
+        loaded = await store.read(thread.thread_id, namespace)
     if loaded is None:
         raise _missing("@", thread, "has no visible checkpoint; undo may bring some back")
     return loaded.stored
@@ -150,12 +154,17 @@ async def _by_whole_id(store: Store, name: str, thread_id: str | None) -> Stored
         return None
     if thread_id is not None:
         places = [key for key in places if key.thread_id == thread_id]
+        # The thread's own namespace comes before those of its subgraphs.
         places = [key for key in places if not key.namespace] or places
     if len(places) > 1:
         candidates = [f"{key.thread_id}@{key.checkpoint_id}" for key in places]
         raise AmbiguousCheckpoint(name, [key[:2] for key in places], candidates=candidates, more=len(places) > 5)
-    loaded = await store.read(*places[0]) if places else None
-    return loaded.stored if loaded is not None else None
+    if not places:
+        return None
+    loaded = await store.read(*places[0])
+    if loaded is None:
+        return None
+    return loaded.stored
 
 
 async def _of_step(store: Store, thread: Thread, step: int) -> Stored:
@@ -183,7 +192,9 @@ async def _at_time(store: Store, thread: Thread, text: str) -> Stored:
 
 
 def _aware(moment: datetime) -> datetime:
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=UTC)
+    return moment
 
 
 async def _by_tag_or_prefix(store: Store, thread: Thread, text: str) -> Stored | None:
@@ -201,16 +212,21 @@ async def _by_tag_or_prefix(store: Store, thread: Thread, text: str) -> Stored |
             return stored
         if name.startswith(text) or (last is not None and last.startswith(text)):
             begin.append(stored)
+    if not begin:
+        return None
     if len(begin) > 1:
-        shown = [_short(stored) for stored in begin[:_CANDIDATES_MAX]]
-        places = [stored.record.key[:2] for stored in begin[:_CANDIDATES_MAX]]
-        raise AmbiguousCheckpoint(text, places, candidates=shown, more=len(begin) > _CANDIDATES_MAX)
-    return begin[0] if begin else None
+        named = begin[:_CANDIDATES_MAX]
+        places = [stored.record.key[:2] for stored in named]
+        candidates = list(map(_short, named))
+        raise AmbiguousCheckpoint(text, places, candidates=candidates, more=len(begin) > _CANDIDATES_MAX)
+    return begin[0]
 
 
 def _last_part(checkpoint_id: str) -> str | None:
     """Return the part of an id of the engine's own that was left to chance."""
-    return checkpoint_id.rpartition("-")[2] if checkpoint_id.startswith("ckpt-") else None
+    if not checkpoint_id.startswith("ckpt-"):
+        return None
+    return checkpoint_id.rpartition("-")[2]
 
 
 def _short(stored: Stored) -> str:
@@ -229,6 +245,7 @@ async def _back(store: Store, start: Stored, count: int, thread_id: str) -> Stor
         )
         inside = await store.count(older)
         if inside:
+            # Inside a segment each checkpoint is the parent of the next: so the store counts the steps.
             steps = min(left, inside)
             listed = await store.list_checkpoints(replace(older, offset=steps - 1, limit=1))
             if not listed:
@@ -246,7 +263,9 @@ async def _back(store: Store, start: Stored, count: int, thread_id: str) -> Stor
             f"~{count}", thread_id, reason=f"{start.record.key.checkpoint_id!r} has only {count - left} ancestors"
         )
     loaded = await store.read(*at.record.key)
-    return loaded.stored if loaded is not None else at
+    if loaded is None:
+        return at
+    return loaded.stored
 
 
 async def _followed(store: Store, first: Stored) -> Stored | None:
@@ -282,8 +301,9 @@ async def _thread(store: Store, name: str) -> Thread | None:
         found = await store.thread(checks.thread_id(name), brief=True)
     except InvalidInput:
         return None
-    is_there = found is not None and any(namespace != TASK_NAMESPACE for namespace in found.newest)
-    return found if is_there else None
+    if found is None or found.newest.keys() <= {TASK_NAMESPACE}:
+        return None
+    return found
 
 
 def _main(thread: Thread) -> str:
@@ -317,9 +337,10 @@ async def _no_thread(store: Store, ref: str) -> CheckpointNotFound:
     hits = await store.search(Search(limit=_SIMILAR_AMONG))
     names = [hit.position.thread_id for hit in hits]
     wanted = [ref, *[name for name, _ in _splits(ref)]][:4]
-    similar = dict.fromkeys(
-        name for text in wanted for name in difflib.get_close_matches(text[:200], names, n=3, cutoff=0.6)
-    )
+    similar: dict[str, None] = {}
+    for text in wanted:
+        matches = difflib.get_close_matches(text[:200], names, n=3, cutoff=0.6)
+        similar |= dict.fromkeys(matches)
     return CheckpointNotFound(
         ref, None, reason=f"there is no thread and no checkpoint {ref!r}", similar=list(similar)[:3]
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointNotFound, InvalidInput
@@ -45,15 +47,17 @@ async def _rewind(work: Workspace, key: Key, later: str) -> _Rewound:
     back = await _planned(work, thread, loaded)
     result = TimeTravelResult(await _checkpoint(work, target), key.thread_id, back.depth, back.before)
 
-    doomed: Sequence[Hidden] = ()
-    if later == "delete":
-        doomed = checkpoint_tree.all_later(thread, target) if adapter is None else back.later
+    deleted: Sequence[Hidden] = ()
+    if later == "delete" and adapter is None:
+        deleted = checkpoint_tree.all_later(thread, target)  # what is hidden already goes too
+    elif later == "delete":
+        deleted = back.later
     hide = list(back.writes)
     if later != "keep":
         hide += back.later
     heads_before = {name: thread.head_id(name) for name in back.heads}
     if not hide and heads_before == back.heads:
-        return _Rewound(result, doomed)
+        return _Rewound(result, deleted)
 
     details = {
         "checkpoint_id": key.checkpoint_id,
@@ -62,12 +66,15 @@ async def _rewind(work: Workspace, key: Key, later: str) -> _Rewound:
         "left_behind": back.depth,
         "namespace": key.namespace,
     }
+    since = None
+    if adapter is not None:  # a rewind of an adapter's thread is about all of its namespaces
+        since = max(thread.newest.values())
     undo = operation_log.Undo(
         key.thread_id,
         heads_before,
         [],
         {name: thread.newest[name] for name in back.heads},
-        since=max(thread.newest.values()) if adapter is not None else None,
+        since=since,
         kept=back.kept,
     )
     top = await work.top_operation(key.thread_id)
@@ -77,13 +84,13 @@ async def _rewind(work: Workspace, key: Key, later: str) -> _Rewound:
             thread_id=key.thread_id,
             namespace=key.namespace,
             expect=thread.head_id(key.namespace),
-            moves=[Move(*move) for move in back.heads.items()],
+            moves=list(starmap(Move, back.heads.items())),
             hide=hide,
             shared_states=shared_states_after(thread, target),
             log=entry,
         )
     )
-    return _Rewound(result, doomed, entry)
+    return _Rewound(result, deleted, entry)
 
 
 async def plan_rewind(work: Workspace, key: Key) -> WayBack:
@@ -97,16 +104,20 @@ async def left_behind(work: Workspace, key: Key, plan: WayBack, limit: int) -> l
     found: list[Stored] = []
     for stretch in plan.later:
         if stretch.namespace == key.namespace:
-            query = Query(
-                thread_id=key.thread_id,
-                namespace=stretch.namespace,
-                after_seq=stretch.after,
-                before_seq=stretch.to + 1,
-                segment=stretch.segment,
-                limit=limit,
-            )
+            query = replace(_query_of(key.thread_id, stretch), limit=limit)
             found += await work.store.list_checkpoints(query)
     return sorted(found, key=lambda stored: stored.seq, reverse=True)[:limit]
+
+
+def _query_of(thread_id: str, stretch: Hidden) -> Query:
+    """Return the query for the checkpoints of a stretch."""
+    return Query(
+        thread_id=thread_id,
+        namespace=stretch.namespace,
+        after_seq=stretch.after,
+        before_seq=stretch.to + 1,
+        segment=stretch.segment,
+    )
 
 
 async def _planned(work: Workspace, thread: Thread, loaded: Loaded) -> WayBack:
@@ -142,9 +153,11 @@ async def _way_back(work: Workspace, thread: Thread, target: Loaded) -> WayBack:
     ancestry = ancestry_of(work.store, thread.family)
     following = await ancestry.walk(checkpoint_tree.later(target.stored, newest, started, key.thread_id))
     depth = await _count(work, key, following)
+    if not depth:  # it is the head, or all that follows is hidden: there is nothing to hide
+        following = []
     return WayBack(
         heads={key.namespace: key.checkpoint_id},
-        later=following if depth else [],
+        later=following,
         writes=checkpoint_tree.writes(target.writes, key, thread),
         depth=depth,
         before=await work.store.count(Query(thread_id=key.thread_id, namespace=key.namespace)),
@@ -164,22 +177,17 @@ async def _count(work: Workspace, key: Key, following: Sequence[Hidden]) -> int:
 
 async def _delete_later(work: Workspace, thread_id: str, stretches: Sequence[Hidden], entry: Operation | None) -> None:
     """Delete what came later on a line, hidden ones included, and the entry of the rewind in the log."""
-    doomed: list[Key] = []
+    keys: list[Key] = []
     for stretch in stretches:
-        query = Query(
-            thread_id=thread_id,
-            namespace=stretch.namespace,
-            after_seq=stretch.after,
-            segment=stretch.segment,
-            before_seq=stretch.to + 1,
-            hidden="also",
-        )
-        doomed += [stored.record.key for stored in await work.store.list_checkpoints(query)]
+        query = replace(_query_of(thread_id, stretch), hidden="also")
+        for stored in await work.store.list_checkpoints(query):
+            keys.append(stored.record.key)
     entries: list[int] = []
     if entry is not None:
+        # A commit does not tell the number of its entry, so it is found by what it holds.
         found = await work.store.operations(thread_id, 100)
         entries = [each.seq for each in found if each.data == entry.data]
-    deleted = await work.store.delete(thread_id, keys=doomed, operations=entries)
+    deleted = await work.store.delete(thread_id, keys=keys, operations=entries)
     work.forget(thread_id)
     await reclaim(work.store, deleted, thread_id)
 
@@ -187,11 +195,13 @@ async def _delete_later(work: Workspace, thread_id: str, stretches: Sequence[Hid
 def shared_states_after(thread: Thread, target: Stored) -> dict[str, SharedState]:
     """Return what a thread has in common, after a rewind, with those that went on from what it leaves behind."""
     common = SharedState(target.place, target.record.root)
-    return {
-        other: common
-        for other, held in thread.shared_states.items()
-        if any(c.place.key.thread_id == thread.thread_id and c.place.seq > target.seq for c in held)
-    }
+    found: dict[str, SharedState] = {}
+    for other, held in thread.shared_states.items():
+        for state in held:
+            is_left_behind = state.place.key.thread_id == thread.thread_id and state.place.seq > target.seq
+            if is_left_behind:
+                found[other] = common
+    return found
 
 
 async def _checkpoint(work: Workspace, stored: Stored) -> Checkpoint:

@@ -93,8 +93,9 @@ class StoreTimeline:
     async def delete_threads(self, **asked: Any) -> DeletedThreads:
         """Delete threads by what `list_threads` finds them by."""
         deleted = await self._backend.delete_threads(**asked)
-        for thread_id in () if deleted.dry_run else deleted.thread_ids:
-            self._work.keeper.forget(thread_id)
+        if not deleted.dry_run:
+            for thread_id in deleted.thread_ids:
+                self._work.keeper.forget(thread_id)
         return deleted
 
     async def sizes(self, thread_id: str | None) -> Sizes:
@@ -112,10 +113,11 @@ class StoreTimeline:
         if parent_id is not None:
             # Copied before the wait: what the caller changes later belongs to a later step.
             names = ("messages", "state", "tools_result")
-            values = tuple(copied(value, name) for name, value in zip(names, values, strict=True))
+            values = tuple(map(copied, values, names))
             parent = await self._work.require(Key(step.thread_id, step.namespace, parent_id))
             thread = await self._work.store.thread(step.thread_id)
-            shared_states = shared_states_after(thread, parent) if thread is not None else {}
+            if thread is not None:
+                shared_states = shared_states_after(thread, parent)
         with self._work.keeper.letting_go((step.thread_id, step.namespace)) as prune:
             stored = await self._work.repository.save(
                 step.thread_id,
@@ -209,10 +211,12 @@ class StoreTimeline:
         try:
             families = [before.family, after.family]
             adapter = adapter_of(before.record.kind) or adapter_of(after.record.kind)
-            codec = adapter.codec if adapter is not None else None
-            need = compare(_root_to_show(before), _root_to_show(after), codec)
-            changes = await self._work.repository.walk(need, families)
-            if adapter is not None:
+            if adapter is None:
+                need = compare(before.record.root, after.record.root)
+                changes = await self._work.repository.walk(need, families)
+            else:
+                need = compare(_root_to_show(before), _root_to_show(after), adapter.codec)
+                changes = await self._work.repository.walk(need, families)
                 changes = await adapter.shown(self._work.repository, changes, before, after)
         except CheckpointCorrupted as exc:
             await self._work.require(a)  # deleted meanwhile?
@@ -237,7 +241,9 @@ class StoreTimeline:
         """Return the newest checkpoint whose step is not greater."""
         query = Query(thread_id=thread_id, namespace=namespace, step_max=step, limit=1)
         listed = await self._work.store.list_checkpoints(query)
-        return listed[0].record.key if listed else None
+        if not listed:
+            return None
+        return listed[0].record.key
 
     # -- going back and forth, branching, merging: each has a file of its own
 
@@ -309,9 +315,14 @@ class StoreTimeline:
 
 def next_node_change(before: str, after: str) -> list[Difference]:
     """Return the change of `next_node`, if it is one."""
-    return [Difference("next_node", "changed", before, after)] if before != after else []
+    if before == after:
+        return []
+    return [Difference("next_node", "changed", before, after)]
 
 
 def _root_to_show(stored: Stored) -> Root:
     """Return the values of a checkpoint; of an adapter's, what people are shown."""
-    return stored.record.root if is_own(stored.record.kind) else shown_root(stored.record.root)
+    root = stored.record.root
+    if is_own(stored.record.kind):
+        return root
+    return shown_root(root)

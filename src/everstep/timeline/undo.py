@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import starmap
 
 from everstep.errors import CannotUndo
 from everstep.history import checkpoint_tree, operation_log
 from everstep.reports import Operation
-from everstep.stores.protocol import Change, Hidden, Key, Move, Query, Thread
+from everstep.stores.protocol import Change, Hidden, Key, Move, Query, Thread, Write
 from everstep.stores.protocol import Operation as Entry
 from everstep.timeline.workspace import Workspace
 from everstep.types import TASK_NAMESPACE
@@ -54,7 +55,7 @@ async def _swap(work: Workspace, thread_id: str, entry: Entry) -> None:
             thread_id=undo.thread_id,
             namespace=namespace,
             expect=thread.head_id(namespace),
-            moves=[Move(name, head) for name, head in undo.heads.items()],
+            moves=list(starmap(Move, undo.heads.items())),
             show=[entry.seq],
             hide=swap.hide,
             pins=undo.pins,
@@ -68,7 +69,10 @@ async def _swap(work: Workspace, thread_id: str, entry: Entry) -> None:
 async def _require_thread(work: Workspace, thread_id: str, entry: Entry, undo: operation_log.Undo) -> Thread:
     """Return the thread that the operation changed: for a branch, not the one whose log it stands in."""
     thread = await work.store.thread(undo.thread_id)
-    own = thread if undo.thread_id == thread_id else await work.store.thread(thread_id)
+    own = thread
+    if undo.thread_id != thread_id:
+        own = await work.store.thread(thread_id)
+    # A thread of another family is a new one, with the name of the one that was deleted.
     if thread is None or own is None or own.family != thread.family:
         raise CannotUndo(f"{entry.kind}: the thread {undo.thread_id!r} was deleted, and deletion is final")
     return thread
@@ -85,7 +89,9 @@ async def _about_all(work: Workspace, undo: operation_log.Undo, thread: Thread) 
             continue
         query = Query(thread_id=thread.thread_id, namespace=name, before_seq=undo.since + 1, order="id", limit=1)
         older = await work.store.list_checkpoints(query)
-        heads[name] = older[0].record.key.checkpoint_id if older else None
+        heads[name] = None
+        if older:
+            heads[name] = older[0].record.key.checkpoint_id
         newest[name] = undo.since
     return undo._replace(heads=heads, newest=newest)
 
@@ -98,8 +104,13 @@ async def _pending(work: Workspace, entry: Entry, undo: operation_log.Undo, thre
         loaded = await work.store.read(*key, writes=True)
         if loaded is None:
             continue
-        kept = [write for write in loaded.writes if checkpoint_tree.is_among(write, key, undo.kept)]
-        others = [write for write in loaded.writes if write not in kept]
+        kept: list[Write] = []
+        others: list[Write] = []
+        for write in loaded.writes:
+            if checkpoint_tree.is_among(write, key, undo.kept):
+                kept.append(write)
+            else:
+                others.append(write)
         found += checkpoint_tree.writes(others, key, thread, kept)
     return found
 
