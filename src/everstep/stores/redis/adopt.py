@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 from everstep.errors import CheckpointNotFound
 from everstep.stores.protocol import Key, Place, RawThread, Record, SharedState, Stored, Write
 from everstep.stores.records import pack_origin
-from everstep.stores.redis.items import escaped, line_name, pack_hidden, pack_item, pack_log, pack_write, unpack_segment
+from everstep.stores.redis.items import (
+    escaped,
+    line_name,
+    pack_hidden,
+    pack_item,
+    pack_log,
+    pack_write,
+    pairs,
+    unpack_segment,
+)
 from everstep.stores.transaction import Line, Packed
 
 if TYPE_CHECKING:
@@ -67,7 +76,10 @@ class Adopting(ABC):
         for stored, packed in checkpoints:
             key = stored.record.key
             line = self.line(key.thread_id, key.namespace) or self.create(key.thread_id, key.namespace, family)
-            segment = stored.segment if stored.segment != stored.seq else 0
+            segment = stored.segment
+            if segment == stored.seq:
+                # It begins its segment: see `pack_item`.
+                segment = 0
             self._note(key.thread_id, stored.record, None)
             self._put_item(key, pack_item(packed, segment, stored.added_bytes))
             self._do("ZADD", f"thread:{line_name(key.thread_id, key.namespace)}:index", stored.seq, key.checkpoint_id)
@@ -82,17 +94,25 @@ class Adopting(ABC):
             self._do("HSET", f"thread:{escaped(thread_id)}:heads", "incoming", 1)
 
     def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
-        held = self._held_runs(family) if segments else {}
+        if not segments:
+            return
+        held = self._held_runs(family)
         for segment, follows in segments.items():
-            self._runs_kept[segment] = held[segment][0] if segment in held else "", follows
+            # Of one that is new here, `restore` says which line it belongs to.
+            line = ""
+            if segment in held:
+                line = held[segment][0]
+            self._runs_kept[segment] = line, follows
 
     def _held_runs(self, family: str) -> dict[int, tuple[str, Sequence[Place]]]:
         """Return the segments of the family: the line of each, and what it follows."""
         if self._new_family_number:
-            return dict(self._runs_kept)  # it is made by this plan, so there are no others
+            # The family is made by this plan, so there are no others.
+            return dict(self._runs_kept)
         flat = self._script("get", "HGETALL", f"family:{family}:segments")
         held: dict[int, tuple[str, Sequence[Place]]] = {}
-        for segment, value in zip(map(int, flat[::2]), flat[1::2], strict=True):
+        for number, value in pairs(flat):
+            segment = int(number)
             line, follows = unpack_segment(segment, value)
             held[segment] = line.decode(), follows
         return held | self._runs_kept
@@ -108,13 +128,12 @@ class Adopting(ABC):
                 self._lines.pop((thread_id, namespace), None)
                 self._moved.discard((thread_id, namespace))
         self._restore_lines(raw, family)
-        for name, values in (
-            ("hidden", [(f"{h.operation}:{n}", pack_hidden(h)) for n, h in enumerate(raw.hidden)]),
-            ("log", [(o.seq, pack_log(o, o.seq)) for o in raw.operations]),
-        ):
-            self._do("DEL", f"{thread}:{name}")
-            for field_name, value in values:
-                self._do("HSET", f"{thread}:{name}", field_name, value)
+        self._do("DEL", f"{thread}:hidden")
+        for place, hidden in enumerate(raw.hidden):
+            self._do("HSET", f"{thread}:hidden", f"{hidden.operation}:{place}", pack_hidden(hidden))
+        self._do("DEL", f"{thread}:log")
+        for operation in raw.operations:
+            self._do("HSET", f"{thread}:log", operation.seq, pack_log(operation, operation.seq))
         self._commands.append(["cover_again", thread_id])
         self._do("HDEL", f"{thread}:heads", "incoming")
         self._restore_origin(raw)
@@ -125,27 +144,36 @@ class Adopting(ABC):
 
     def _restore_lines(self, raw: RawThread, family: str) -> None:
         thread_id = raw.thread_id
-        owner = {segment: namespace for namespace, given in raw.lines.items() for segment in given.segments}
-        for segment, (name, follows) in self._held_runs(family).items():
-            if segment in owner:
-                self._runs_kept[segment] = line_name(thread_id, owner[segment]), follows
-            elif name.startswith(line_name(thread_id, "")):
-                self._runs_kept[segment] = "", follows
+        self._restore_segments(raw, family)
+        active = 0
         for namespace, given in raw.lines.items():
+            active = max(active, given.active)
             line = self.line(thread_id, namespace) or self.create(thread_id, namespace, family)
+            head: Stored | None = None
+            if given.head is not None:
+                head = self.checkpoint(Key(thread_id, namespace, given.head))
+                if head is None:
+                    raise CheckpointNotFound(given.head, thread_id)
             state = self._lines[line.ref]
-            head = self.checkpoint(Key(thread_id, namespace, given.head)) if given.head is not None else None
-            if given.head is not None and head is None:
-                raise CheckpointNotFound(given.head, thread_id)
             state.set(head, head_was_moved=given.head_was_moved)
             state.generation = given.generation
             self._moved.add(line.ref)
             self._commands.append(["unwrite", thread_id, namespace])
             self._commands.append(["pin", thread_id, namespace, *sorted(raw.pinned)])
-        active = max((given.active for given in raw.lines.values()), default=0)
         self._commands.append(["active", thread_id, active])
         for key, write in raw.writes:
             self._restore_write(key, write)
+
+    def _restore_segments(self, raw: RawThread, family: str) -> None:
+        """Note which line each segment belongs to; one that was this thread's and is not given belongs to none."""
+        owner: dict[int, str] = {}
+        for namespace, given in raw.lines.items():
+            owner.update(dict.fromkeys(given.segments, namespace))
+        for segment, (name, follows) in self._held_runs(family).items():
+            if segment in owner:
+                self._runs_kept[segment] = line_name(raw.thread_id, owner[segment]), follows
+            elif name.startswith(line_name(raw.thread_id, "")):
+                self._runs_kept[segment] = "", follows
 
     def _restore_write(self, key: Key, write: Write) -> None:
         name = f"thread:{line_name(key.thread_id, key.namespace)}"

@@ -10,8 +10,8 @@ import hashlib
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from everstep.errors import CheckpointCorrupted
@@ -28,6 +28,8 @@ from everstep.stores.records import (
 from everstep.stores.transaction import Packed
 from everstep.values import codec
 
+_T = TypeVar("_T")
+
 BUCKETS = 128
 _ESCAPED = re.compile(r"[%:{}\x00-\x1f\x7f]")
 _JSON = json.JSONEncoder(separators=(",", ":")).encode
@@ -42,7 +44,15 @@ def bucket_of(thread_id: str) -> int:
 
 def escaped(name: str) -> str:
     """Return a name as a part of a key. The script does the same."""
-    return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", name) if _ESCAPED.search(name) else name
+    # Most names have nothing to escape, and this runs for every key.
+    if not _ESCAPED.search(name):
+        return name
+    return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", name)
+
+
+def pairs(flat: Sequence[_T]) -> Iterator[tuple[_T, _T]]:
+    """Yield the items of a flat list two by two: the script gives names and values in turn."""
+    return zip(flat[::2], flat[1::2], strict=True)
 
 
 def line_name(thread_id: str, namespace: str) -> str:
@@ -221,7 +231,10 @@ def unpack_segment(segment: int, value: bytes) -> tuple[bytes, tuple[Place, ...]
 
 def pack_log(operation: Operation, seq: int) -> bytes:
     """Return an operation and whether it is undone; one wrong bit does not turn the one mark into the other."""
-    return (b"u" if operation.undone else b"-") + pack_operation(operation, seq)
+    mark = b"-"
+    if operation.undone:
+        mark = b"u"
+    return mark + pack_operation(operation, seq)
 
 
 def unpack_log(value: bytes, seq: int) -> Operation:
@@ -242,20 +255,16 @@ def pack_write(checkpoint_id: str, write: Write) -> tuple[bytes, bytes]:
 
 def unpack_writes(checkpoint_id: str, flat: Sequence[bytes], hidden: Sequence[bytes]) -> list[Write]:
     """Return the writes of a checkpoint that are not hidden, in their order; `hidden` is after, up to, and so on."""
-    numbers = [int(number) for number in hidden]
-    spans = list(zip(numbers[::2], numbers[1::2], strict=True))
-    shown = [
-        write
-        for write in raw_writes(checkpoint_id, flat)
-        if not any(after < write.seq <= upto for after, upto in spans)
-    ]
+    shown = raw_writes(checkpoint_id, flat)
+    for after, upto in pairs([int(number) for number in hidden]):
+        shown = [write for write in shown if not after < write.seq <= upto]
     return sorted(shown, key=lambda write: (write.task_path, write.task_id, write.idx))
 
 
 def raw_writes(checkpoint_id: str, flat: Sequence[bytes]) -> list[Write]:
     """Return all writes of a checkpoint."""
     found = []
-    for field, value in zip(flat[::2], flat[1::2], strict=True):
+    for field, value in pairs(flat):
         try:
             idx, task_id = field.decode().split(" ", 1)
             seq, size, rest = value.split(b" ", 2)
@@ -274,19 +283,22 @@ def raw_writes(checkpoint_id: str, flat: Sequence[bytes]) -> list[Write]:
 
 def unpack_commons(flat: Sequence[bytes], thread_id: str) -> dict[str, list[SharedState]]:
     """Return what a thread has in common with others, the oldest first."""
-    found: dict[str, list[SharedState]] = {}
-    entries = []
-    for field, value in zip(flat[::2], flat[1::2], strict=True):
+    entries: list[tuple[int, str, SharedState]] = []
+    for field, value in pairs(flat):
         seq, size, names = field.split(b" ", 2)
         one = names[: int(size)].decode()
         two = names[int(size) :].decode()
-        if thread_id in (one, two):
-            length, rest = value.split(b" ", 1)
-            children = rest[: int(length)]
-            data = rest[int(length) :]
-            entries.append(
-                (int(seq), two if one == thread_id else one, records.unpack_common(data, children, one, two))
-            )
+        # The family keeps those of all its threads together.
+        if thread_id not in (one, two):
+            continue
+        other = one
+        if one == thread_id:
+            other = two
+        length, rest = value.split(b" ", 1)
+        children = rest[: int(length)]
+        data = rest[int(length) :]
+        entries.append((int(seq), other, records.unpack_common(data, children, one, two)))
+    found: dict[str, list[SharedState]] = {}
     for _, other, common in sorted(entries, key=lambda entry: entry[0]):
         found.setdefault(other, []).append(common)
     return found
@@ -306,7 +318,7 @@ def pack_objects(objects: Sequence[Object]) -> list[bytes]:
 def unpack_objects(flat: Sequence[bytes]) -> list[Object]:
     """Return what the script gives: each value has its epoch in front."""
     found = []
-    for key, value in zip(flat[::2], flat[1::2], strict=True):
+    for key, value in pairs(flat):
         end = 8 + int.from_bytes(value[4:8], "big")
         found.append(Object(key, value[8:end], value[end:]))
     return found

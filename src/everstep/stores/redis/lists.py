@@ -69,25 +69,36 @@ def listed(row: Row) -> Stored:
 
 def is_asked_for(query: Query, row: Row, wanted: dict[str, bytes]) -> bool:
     """Whether a query asks for this row."""
-    if (
-        (query.before_id is not None and row.key.checkpoint_id >= query.before_id)
-        or (query.before_seq is not None and row.seq >= query.before_seq)
-        or (query.after_seq is not None and row.seq <= query.after_seq)
-        or (query.protected is not None and row.is_protected != query.protected)
-    ):
+    if not _is_in_range(query, row) or not _is_in_segment(query, row):
         return False
-    if query.step_max is not None or query.segment is not None:
-        segment, step = _first(row)
-        if (query.step_max is not None and step > query.step_max) or query.segment not in (None, segment):
-            return False
     if query.hidden != "also":
-        _first(row)  # the segment of a damaged one is not known, nor whether it is hidden
+        # The segment of a damaged one is not known, nor whether it is hidden: this raises then.
+        _first(row)
         if row.is_hidden != (query.hidden == "only"):
             return False
     if not wanted:
         return True
     stored = unpack_item(row.item, row.key, row.seq, row.family, whole=False)
     return matches(stored.record.metadata, wanted)
+
+
+def _is_in_range(query: Query, row: Row) -> bool:
+    if query.before_id is not None and row.key.checkpoint_id >= query.before_id:
+        return False
+    if query.before_seq is not None and row.seq >= query.before_seq:
+        return False
+    if query.after_seq is not None and row.seq <= query.after_seq:
+        return False
+    return query.protected is None or row.is_protected == query.protected
+
+
+def _is_in_segment(query: Query, row: Row) -> bool:
+    if query.step_max is None and query.segment is None:
+        return True
+    segment, step = _first(row)
+    if query.step_max is not None and step > query.step_max:
+        return False
+    return query.segment is None or query.segment == segment
 
 
 def number(score: bytes) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import functools
 import heapq
+import itertools
 import logging
 import math
 import re
@@ -19,7 +20,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from everstep.errors import (
@@ -84,6 +85,7 @@ from everstep.stores.redis.items import (
     pack_item,
     pack_objects,
     pack_write,
+    pairs,
     raw_writes,
     unpack_commons,
     unpack_hidden,
@@ -154,7 +156,9 @@ class RedisStore:
         """
         _check_options(key_prefix, ttl_seconds, wait_replicas, timeout_seconds, max_threads)
         link = Link(checks.kind(url, str, "url"), timeout_seconds, wait_replicas, allow_eviction)
-        life_ms = 0 if ttl_seconds is None else max(1, round(ttl_seconds * 1000))
+        life_ms = 0
+        if ttl_seconds is not None:
+            life_ms = max(1, round(ttl_seconds * 1000))
         self._server = _Server(link, key_prefix, life_ms, wait_replicas)
         self._driver: Driver = AsyncDriver(timeout_seconds, max_threads)
         self._twin = object.__new__(RedisStore)
@@ -347,13 +351,17 @@ def _check_options(
 ) -> None:
     if not isinstance(key_prefix, str) or "{" in key_prefix or "}" in key_prefix:
         raise InvalidInput(f"key_prefix is a text without braces, not {checks.shown(key_prefix)}")
-    numbers = (("ttl_seconds", ttl_seconds or 1), ("timeout_seconds", timeout_seconds), ("max_threads", max_threads))
-    for name, value in numbers:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e10:
-            raise InvalidInput(f"{name} is a number greater than 0, not {checks.shown(value)}")
+    _check_number("ttl_seconds", ttl_seconds or 1)
+    _check_number("timeout_seconds", timeout_seconds)
+    _check_number("max_threads", max_threads)
     if ttl_seconds is not None and not ttl_seconds:
         raise InvalidInput("ttl_seconds is a number greater than 0, or None for no end")
     checks.count(wait_replicas, "wait_replicas")
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e10:
+        raise InvalidInput(f"{name} is a number greater than 0, not {checks.shown(value)}")
 
 
 class _Search:
@@ -455,7 +463,13 @@ class _Turns:
         """Get in line, for work that takes so long. What was had before is over."""
         self.end()
         self.turn = self._server.take_turn(self._home, seconds, self._at)
-        self.own = [self.turn] if self.turn is not None else []
+        if self.turn is not None:
+            self.own.append(self.turn)
+
+    def note_change(self) -> None:
+        """Note that a change was made, which has ended the turn."""
+        if self.turn is not None:
+            self.turn.is_used = True
 
     def end(self) -> None:
         """Let others go on, if its own turn was not used."""
@@ -484,6 +498,17 @@ class _NewestLine(NamedTuple):
     total: int
     is_hiding: bool
     """Whether something of its thread is hidden."""
+    head: Key | None
+
+
+class _PreparedPut(NamedTuple):
+    """A checkpoint that follows the head, ready to be sent."""
+
+    args: Sequence[Any]
+    raw: bytes
+    """What its line is after it."""
+    stored: Stored
+    """As it will be stored, but for its number."""
 
 
 class _Server:
@@ -617,7 +642,10 @@ class _Server:
         if any(isinstance(reply, Lost) for reply in replies):
             self._registered.clear()
         for (bucket, args), reply in zip(calls, replies, strict=True):
-            yield self._call(bucket, at, verb, *args) if isinstance(reply, Exception) else reply
+            if isinstance(reply, Exception):
+                yield self._call(bucket, at, verb, *args)
+            else:
+                yield reply
 
     def _ask(
         self, at: float, verb: str, thread_id: str, *args: Any, writes: bool = False, once: bool = False
@@ -633,7 +661,8 @@ class _Server:
     ) -> tuple[int, Any] | None:
         search = self._search(thread_id)
         while True:
-            if once:  # its answer could not be had again
+            if once:
+                # What was done cannot be done again, so that a lost answer could not be had by asking once more.
                 try:
                     reply = self._call_once(search.bucket, at, (verb, thread_id, *args))
                 except Lost as exc:
@@ -660,8 +689,12 @@ class _Server:
                     found[n] = next(replies)
                 except CheckpointCorrupted as exc:
                     raise exc.located(calls[n][0], None) from exc
-            pending = [n for n in pending if found[n][0] == b"absent" and searches[n].go_on(found[n][1])]
-        return [None if reply[0] == b"absent" else reply for reply in found]
+            # Those that were not found are looked for where they may be besides; None: there is no such thread.
+            absent = [n for n in pending if found[n][0] == b"absent"]
+            pending = [n for n in absent if searches[n].go_on(found[n][1])]
+            for n in set(absent) - set(pending):
+                found[n] = None
+        return found
 
     # -- where a thread is kept
 
@@ -723,8 +756,10 @@ class _Server:
         """Whether the alias of a thread that was just made still leads to it; if not, the thread is taken back."""
         if line[0] not in plan.created or search.bucket == search.own:
             return True
+        raw = b""
         state = plan.state(*line)
-        raw = state.raw if state is not None else b""
+        if state is not None:
+            raw = state.raw
         try:
             if self._call(search.own, at, "get", "GET", f"alias:{escaped(line[0])}") == search.alias:
                 return True
@@ -777,7 +812,9 @@ class _Server:
             lasting = min(max(seconds * _TURN_FACTOR, _TURN_SECONDS_MIN), left)
             args = ("turn", thread_id, turn.token, _milliseconds(lasting), _milliseconds(left))
             since = self._heads.get(line)
-            reply = self._call_when_told(turn, place.told_in, args, at) if place.told_in is not None else None
+            reply = None
+            if place.told_in is not None:
+                reply = self._call_when_told(turn, place.told_in, args, at)
             if reply is None or reply[0] == b"absent":
                 asked = time.monotonic()
                 found = self._ask(at, *args)
@@ -785,11 +822,13 @@ class _Server:
                 if found is None:
                     return None
                 turn.bucket, reply = found
-            turn.family = (reply[1] if reply[0] == b"done" else reply[2]).decode()
             if reply[0] == b"done":
+                turn.family = reply[1].decode()
                 turn.head = self._read(line, turn.bucket, reply[2], since, at, is_head=True)
                 return turn
-            if reply[4] == b"1":
+            turn.family = reply[2].decode()
+            is_in_line = reply[4] == b"1"
+            if is_in_line:
                 place.told_in = min(reply[1] / 1000, _LOOK_SECONDS)
             elif place.is_passed_too_often(int(reply[3])):
                 turn.must_wait()
@@ -818,8 +857,12 @@ class _Server:
         drafts: list[Draft] = []
         lost: list[Draft] = []
         build = change.build
-        origin = change.origin
-        home = origin.thread_id if origin is not None else change.thread_id
+        start = functools.partial(self._search, change.thread_id)
+        home = change.thread_id
+        if change.origin is not None:
+            # A branch is made where its origin is, and waits for the turns of that family.
+            start = functools.partial(self._search_beside, change.origin, change.thread_id, at)
+            home = change.origin.thread_id
         turns = _Turns(self, home, at, turn)
         line = (change.thread_id, change.namespace)
         if build is not None:
@@ -831,9 +874,6 @@ class _Server:
                 stored = self._put(change, build, lost, at, turns)
                 if stored is not None:
                     return stored
-            start = functools.partial(self._search, change.thread_id)
-            if origin is not None:
-                start = functools.partial(self._search_beside, origin, change.thread_id, at)
             return self._planned(lambda plan: apply(plan, change), line, drafts, lost, start, at, turns)
         except Unsure as exc:
             raise CommitUnknown(_name_of(drafts), change.thread_id, str(exc)) from exc
@@ -856,47 +896,25 @@ class _Server:
             if seen is None or seen.known is None:
                 return None
             known = seen.known
-            head = seen.known.head
+            head = known.head
             if change.expect is not ANY and change.expect != head.record.key.checkpoint_id:
-                if turns.own and change.fresh:  # others wait: to plan it would take longer, with the same end
+                if turns.own and change.fresh:
+                    # Others wait: to plan it would take longer, with the same end.
                     raise HeadMoved(change.thread_id, change.expect, head.record.key.checkpoint_id)
                 return None
-            turn = turns.turn
             draft = build(head)
-            record = draft.record
-            fence = _fence(draft, head)
-            if record.key[:2] != line or record.parents != (head.record.key,) or fence is None:
+            put = self._prepare_put(change, draft, known, seen.generation + 1, turns.turn)
+            if put is None:
                 return None
-            if not all(is_noted(fact, known.labels) for fact in new_facts(record, head.record)):
-                return None
-            packed = Packed(record, *pack_record(record))
-            added = (
-                sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
-            )
-            raw = b"%d - %b %b" % (
-                seen.generation + 1, packed.digest.hex().encode(), record.key.checkpoint_id.encode(),
-            )  # fmt: skip
-            verb: list[Any] = ["put"]
-            if turn is not None or self._life or known.is_fresh or change.prune:
-                verb = ["put_and_prune", self._life, *line, head.family, len(change.prune), *change.prune]
-            if turn is not None:
-                verb[:1] = ["put_in_turn", turn.token]
-            args = [
-                *verb, line_name(*line), "@" + change.namespace, head.family, known.raw, raw, record.key.checkpoint_id,
-                pack_item(packed, head.segment, added), change.thread_id, *fence, *pack_objects(draft.objects),
-            ]  # fmt: skip
             self._register(known.bucket, at)
-            reply = self._sent(args, known.bucket, change.thread_id, draft, lost, at)
+            reply = self._sent(put.args, known.bucket, change.thread_id, draft, lost, at)
             if reply[0] == b"wait":
                 turns.take(time.monotonic() - began)
                 continue
             if reply[0] == b"done":
-                if turn is not None:
-                    turn.is_used = True
-                stored = Stored(
-                    record, int(reply[1]), head.family, digest=packed.digest, segment=head.segment, added_bytes=added
-                )
-                known = known._replace(raw=raw, head=stored, is_fresh=False)
+                turns.note_change()
+                stored = put.stored._replace(seq=int(reply[1]))
+                known = known._replace(raw=put.raw, head=stored, is_fresh=False)
                 self._heads.note(line, head.family, seen.generation + 1, known, seen, stored.seq)
                 if reply[2] == b"1":
                     self._renew_aliases(head.family, at)
@@ -907,20 +925,58 @@ class _Server:
                 return found
         return None
 
+    def _prepare_put(
+        self, change: Change, draft: Draft, known: _Known, generation: int, turn: _Turn | None
+    ) -> _PreparedPut | None:
+        """Return what to send for a checkpoint that follows a head; None: it is more than the short way does."""
+        head = known.head
+        record = draft.record
+        line = change.thread_id, change.namespace
+        fence = _fence(draft, head)
+        if fence is None or record.key[:2] != line or record.parents != (head.record.key,):
+            return None
+        # What the thread cannot be found by yet is noted by a plan.
+        if not all(is_noted(fact, known.labels) for fact in new_facts(record, head.record)):
+            return None
+        packed = Packed(record, *pack_record(record))
+        added = len(packed.info) + len(packed.root)
+        for obj in draft.objects:
+            added += len(obj.children) + len(obj.body)
+        # What the line is after this put: see `LineState`.
+        raw = b"%d - %b %b" % (generation, packed.digest.hex().encode(), record.key.checkpoint_id.encode())
+        verb: list[Any] = ["put"]
+        # The shortest call neither renews a time to live nor removes anything.
+        if turn is not None or self._life or known.is_fresh or change.prune:
+            verb = ["put_and_prune", self._life, *line, head.family, len(change.prune), *change.prune]
+        if turn is not None:
+            verb[:1] = ["put_in_turn", turn.token]
+        args = [
+            *verb, line_name(*line), "@" + change.namespace, head.family, known.raw, raw, record.key.checkpoint_id,
+            pack_item(packed, head.segment, added), change.thread_id, *fence, *pack_objects(draft.objects),
+        ]  # fmt: skip
+        stored = Stored(record, 0, head.family, digest=packed.digest, segment=head.segment, added_bytes=added)
+        return _PreparedPut(args, raw, stored)
+
     def _see_head(self, line: tuple[str, str], reply: Sequence[bytes], bucket: int, since: Any) -> None:
         """Note the head that a refused put was answered with."""
         family, raw, seq, item = reply[1:]
-        if not raw:  # the plan that follows finds out what became of it
+        if not raw:
+            # The plan that follows finds out what became of it.
             self._heads.doubt(line)
             return
         state = LineState(raw)
         known = None
+        head_seq = 0
+        if seq:
+            head_seq = number(seq)
+        # After a head that was moved a new segment begins, which a plan makes.
         if seq and not state.head_was_moved:
-            head = unpack_item(item, Key(*line, state.checkpoint_id), number(seq), family.decode())
+            head = unpack_item(item, Key(*line, state.checkpoint_id), head_seq, family.decode())
             known = _Known(bucket, raw, state.check(head))
-        self._heads.note(line, family.decode(), state.generation, known, since, number(seq) if seq else 0)
+        self._heads.note(line, family.decode(), state.generation, known, since, head_seq)
         if known is not None and since is not None and raw == since.known.raw:
-            self._heads.doubt(line)  # it was refused for another reason: its id is there
+            # It was refused for another reason: its id is there.
+            self._heads.doubt(line)
 
     def _planned_alone(
         self, work: Callable[[Plan], Stored | None], line: tuple[str, str], start: Callable[[], _Search], at: float
@@ -959,7 +1015,6 @@ class _Server:
         for tries in range(_TRIES):
             if turns.turn is None and tries >= _BEATEN_MAX:
                 turns.take((time.monotonic() - began) / tries)
-            turn = turns.turn
             search = start()
             try:
                 plan, stored = self._plan(checked, search, at)
@@ -969,18 +1024,15 @@ class _Server:
                 self._confirm(stored, search.bucket, at)
                 return stored
             self._register(search.bucket, at)
+            # A thread that it makes may have come to be elsewhere meanwhile.
             if not all(self._claimed(name, search, at) for name in plan.created):
                 continue
-            args = plan.arguments(*line)
-            if turn is not None:
-                args[:1] = ["commit_in_turn", turn.token]
-            reply = self._sent(args, search.bucket, line[0], drafts[-1] if drafts else None, lost, at)
+            reply = self._send_plan(plan, search.bucket, line, drafts, lost, at, turns.turn)
             if reply[0] == b"wait":
                 turns.take((time.monotonic() - began) / (tries + 1))
                 continue
             if reply[0] == b"done":
-                if turn is not None:
-                    turn.is_used = True
+                turns.note_change()
                 if not self._is_kept(plan, search, line, at):
                     continue
                 self._note_plan(plan, line, stored, search.bucket, since)
@@ -991,6 +1043,25 @@ class _Server:
             if found is not None:
                 return found
         raise StoreUnavailable("too many writers at once; try again")
+
+    def _send_plan(
+        self,
+        plan: Plan,
+        bucket: int,
+        line: tuple[str, str],
+        drafts: Sequence[Draft],
+        lost: list[Draft],
+        at: float,
+        turn: _Turn | None,
+    ) -> Any:
+        args = plan.arguments(*line)
+        if turn is not None:
+            args[:1] = ["commit_in_turn", turn.token]
+        # Each try has made a draft of its own: the last one is sent.
+        draft: Draft | None = None
+        if drafts:
+            draft = drafts[-1]
+        return self._sent(args, bucket, line[0], draft, lost, at)
 
     def _plan(self, work: Callable[[Plan], Stored | None], search: _Search, at: float) -> tuple[Plan, Stored | None]:
         """Plan the work where its thread is, or would be."""
@@ -1015,17 +1086,21 @@ class _Server:
         if state is None:
             return
         known = None
-        family = plan.family_name
-        is_head = stored is not None and state.checkpoint_id == stored.record.key.checkpoint_id
-        if stored is not None and is_head and not state.head_was_moved and state.digest == stored.digest.hex():
-            known = _Known(bucket, state.raw, stored, labels=plan.labels(line[0]))
-        self._heads.note(line, family, state.generation, known, since, stored.seq if stored is not None else 0)
+        seq = 0
+        if stored is not None:
+            seq = stored.seq
+            is_head = (state.checkpoint_id, state.digest) == (stored.record.key.checkpoint_id, stored.digest.hex())
+            if is_head and not state.head_was_moved:
+                known = _Known(bucket, state.raw, stored, labels=plan.labels(line[0]))
+        self._heads.note(line, plan.family_name, state.generation, known, since, seq)
 
     def _sent(
         self, args: Sequence[Any], bucket: int, thread_id: str, draft: Draft | None, lost: list[Draft], at: float
     ) -> Any:
         """Send a change. If its answer is lost, send it again: it names what it saw, so it is never done twice."""
-        name = _name_of([draft] if draft is not None else [])
+        name: str | None = None
+        if draft is not None:
+            name = draft.record.key.checkpoint_id
         trouble: Exception | None = None
         for _ in range(_LOST_MAX):
             try:
@@ -1043,7 +1118,8 @@ class _Server:
                     raise
                 raise CommitUnknown(name, thread_id) from exc
             if reply[0] != b"done" and trouble is not None and draft is None:
-                break  # changed since: by this very call, or by somebody else
+                # It was changed since: by this very call, or by somebody else. There is no checkpoint to tell by.
+                break
             return reply
         raise CommitUnknown(name, thread_id) from trouble
 
@@ -1081,20 +1157,28 @@ class _Server:
         self._check_allowed(at)
         flat: list[Any] = []
         for write in writes:
-            flat += ("last" if write.idx < 0 else "first", *pack_write(key.checkpoint_id, write))
+            # Special writes, whose numbers are negative, replace one another; of others the first one counts.
+            which = "first"
+            if write.idx < 0:
+                which = "last"
+            flat += (which, *pack_write(key.checkpoint_id, write))
         packed = pack_objects(objects)
-        rests_on = (*base.key, base.digest.hex()) if base is not None else ("", "", "", "")
+        rests_on: tuple[str, ...] = ("", "", "", "")
+        if base is not None:
+            rests_on = (*base.key, base.digest.hex())
         args = (key.namespace, key.checkpoint_id, self._life, *rests_on, len(packed), *packed, len(flat), *flat)
         try:
             found = self._ask(at, "writes", key.thread_id, *args, writes=True)
-            reply = found[1] if found is not None else [b"missing"]
-            if reply[0] == b"base":
-                raise BaseGone(f"{base.key if base is not None else None} is no longer stored as it was")
-            if reply[0] == b"missing":
+            if found is None or found[1][0] == b"missing":
+                # They come before the first checkpoint of their line, which a plan makes.
                 start = functools.partial(self._search, key.thread_id)
                 work = functools.partial(apply_writes, key=key, writes=writes, objects=objects, base=base)
                 self._planned_alone(work, key[:2], start, at)
-            elif reply[1] == b"1":
+                return
+            reply = found[1]
+            if base is not None and reply[0] == b"base":
+                raise BaseGone(f"{base.key} is no longer stored as it was")
+            if reply[1] == b"1":
                 self._renew_aliases(reply[2].decode(), at)
         except Unsure as exc:
             raise CommitUnknown(key.checkpoint_id, key.thread_id, str(exc)) from exc
@@ -1124,8 +1208,10 @@ class _Server:
         for bucket in buckets | {bucket_of(thread_id)}:
             keys = self._keys_like(bucket, f"thread:{_literally(escaped(thread_id))}:*", at)
             count += sum(b":item:" in key for key in keys)
+            found = set[str]()
             own = self._call(bucket, at, "get", "HGET", f"thread:{escaped(thread_id)}:heads", "family")
-            found = {own.decode()} if own is not None else set()
+            if own is not None:
+                found.add(own.decode())
             for key in self._keys_like(bucket, "family:*:threads", at):
                 name = key.removeprefix(self._base(bucket)).decode()
                 if self._call(bucket, at, "get", "SISMEMBER", name, thread_id):
@@ -1156,10 +1242,11 @@ class _Server:
     def send_raw(self, bucket: int, command: str, key: str | bytes, *args: Any) -> Any:
         """Send a command about one key of a bucket, and return its answer; none of the scripts is asked."""
         at = time.monotonic() + self._link.timeout_seconds
-        name = key if isinstance(key, bytes) else key.encode()
+        if isinstance(key, str):
+            key = key.encode()
         base = self._base(bucket)
         with translated():
-            reply = self._link.send(base, (command.encode(), base + name, *_encoded(args)), at)
+            reply = self._link.send(base, (command.encode(), base + key, *_encoded(args)), at)
             if isinstance(reply, Exception):
                 raise reply
         return reply
@@ -1211,9 +1298,10 @@ class _Server:
                         if not dry_run:
                             self.send_raw(problem.bucket, *command)
                             done += 1
-                for thread_id in [] if dry_run else bucket.thread_ids():
-                    at = time.monotonic() + self._link.timeout_seconds
-                    self._call(bucket.number, at, "mend", thread_id, writes=True)
+                if not dry_run:
+                    for thread_id in bucket.thread_ids():
+                        at = time.monotonic() + self._link.timeout_seconds
+                        self._call(bucket.number, at, "mend", thread_id, writes=True)
             if not done:
                 break
         self._heads.clear()
@@ -1221,8 +1309,12 @@ class _Server:
 
     def stored_rows(self, keys: Sequence[Key], at: float) -> list[LostRow]:
         found: list[LostRow] = []
-        for bucket, held in self._everywhere(at, "has", keys[0].thread_id) if keys else ():
-            for key in keys if held else ():
+        if not keys:
+            return found
+        for bucket, held in self._everywhere(at, "has", keys[0].thread_id):
+            if not held:
+                continue
+            for key in keys:
                 item = self.send_raw(bucket, "GET", f"thread:{line_name(*key[:2])}:item:{key.checkpoint_id}")
                 found.append(LostRow("a checkpoint", *key, stored=item))
         return found
@@ -1240,19 +1332,17 @@ class _Server:
         if found is None:
             return Deleted(0, frozenset())
         args: list[Any] = [int(spare), len(operations), *operations]
+        is_whole = keys is None and before_step is None
         namespaces = [name.decode() for name in found[1][1][::2]]
         args.append(len(namespaces))
         for namespace in namespaces:
-            ids: list[str] = []
-            if keys is not None:
-                ids = [key.checkpoint_id for key in keys if key[:2] == (thread_id, namespace)]
-            elif before_step is not None:
-                query = Query(thread_id=thread_id, namespace=namespace, step_max=before_step - 1, hidden="also")
-                ids = [row.key.checkpoint_id for row in self._rows(query, at)]
-            args += (namespace, int(keys is None and before_step is None), len(ids), *ids)
+            ids = self._ids_to_delete(thread_id, namespace, keys, before_step, at)
+            args += (namespace, int(is_whole), len(ids), *ids)
             self._heads.doubt((thread_id, namespace))
+        # Read before: an alias that somebody gives meanwhile, to a new thread of that name, must stay.
         alias = None
-        if (own := bucket_of(thread_id)) != found[0]:
+        own = bucket_of(thread_id)
+        if own != found[0]:
             alias = self._call(own, at, "get", "GET", f"alias:{escaped(thread_id)}")
         try:
             found = self._ask(at, "delete", thread_id, *args, once=True)
@@ -1264,7 +1354,21 @@ class _Server:
         if left != b"thread" and alias is not None:
             with contextlib.suppress(StoreError):  # an alias that leads nowhere does no harm
                 self._call(own, at, "unalias", thread_id, alias)
-        return Deleted(count, frozenset({family.decode()}) if count and left != b"nothing" else frozenset())
+        # Of a family of which nothing is left there is nothing to sweep.
+        if not count or left == b"nothing":
+            return Deleted(count, frozenset())
+        return Deleted(count, frozenset({family.decode()}))
+
+    def _ids_to_delete(
+        self, thread_id: str, namespace: str, keys: Collection[Key] | None, before_step: int | None, at: float
+    ) -> list[str]:
+        """Return which checkpoints of a namespace are to go; without `keys` and `before_step` it goes whole."""
+        if keys is not None:
+            return [key.checkpoint_id for key in keys if key[:2] == (thread_id, namespace)]
+        if before_step is not None:
+            query = Query(thread_id=thread_id, namespace=namespace, step_max=before_step - 1, hidden="also")
+            return [row.key.checkpoint_id for row in self._rows(query, at)]
+        return []
 
     # -- reading
 
@@ -1273,7 +1377,9 @@ class _Server:
     ) -> Loaded | None:
         line = thread_id, namespace
         since = self._heads.get(line)
-        which = ("head", "") if checkpoint_id is None else ("id", checkpoint_id)
+        which = ("head", "")
+        if checkpoint_id is not None:
+            which = ("id", checkpoint_id)
         found = self._ask(at, "load", thread_id, namespace, *which, int(objects), int(writes))
         if found is None:
             self._check_absent(line, since, at)
@@ -1297,7 +1403,9 @@ class _Server:
         if is_head:
             raw = reply[2]
             head = loaded.stored._replace(hidden=False)
-            known = _Known(bucket, raw, head) if not LineState(raw).head_was_moved else None
+            known = None
+            if not LineState(raw).head_was_moved:
+                known = _Known(bucket, raw, head)
             self._heads.note(line, head.family, loaded.generation, known, since, head.seq)
         return loaded._replace(objects=unpack_objects(reply[4]))
 
@@ -1350,9 +1458,10 @@ class _Server:
             return found
         namespace, since = seen
         line = thread_id, namespace
+        fields: dict[bytes, bytes] = {}
         looked = self._ask(at, "look", *line)
-        flat = looked[1][1] if looked is not None else []
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        if looked is not None:
+            fields = dict(pairs(looked[1][1]))
         raw = fields.get(b"@" + namespace.encode())
         if raw is None:
             self._check_absent(line, since, at)
@@ -1378,9 +1487,10 @@ class _Server:
     def find(self, checkpoint_id: str, at: float) -> list[Key]:
         keys = []
         for _, found in self._everywhere(at, "find", checkpoint_id):
-            for line, item in zip(found[::2], found[1::2], strict=True):
+            for line, item in pairs(found):
                 keys.append(Key(*line_of(line), checkpoint_id))
-                unpack_item(item, keys[-1], 0, "", whole=False)  # a damaged one is not passed over
+                # A damaged one is not passed over: this raises.
+                unpack_item(item, keys[-1], 0, "", whole=False)
         if not keys:
             for _, names in self._everywhere(at, "search", checkpoint_id):
                 for name in names:
@@ -1427,28 +1537,35 @@ class _Server:
         if query == simple and query.thread_id is not None and query.hidden != "only":
             names = self._namespaces(query, query.thread_id, at)
             is_visible = int(query.hidden == "no")
-            counts = [self._ask(at, "count", query.thread_id, name, *range_of(query), is_visible) for name in names]
-            if all(found is None or found[1][0] == b"found" for found in counts):
-                return sum(found[1][1] for found in counts if found is not None)
+            replies = [self._ask(at, "count", query.thread_id, name, *range_of(query), is_visible) for name in names]
+            counted = [found[1] for found in replies if found is not None]
+            # The script does not count where segments are hidden as a whole.
+            if all(reply[0] == b"found" for reply in counted):
+                return sum(reply[1] for reply in counted)
         return len(self._rows(query, at))
 
     def _namespaces(self, query: Query, thread_id: str, at: float) -> Collection[str]:
         if query.namespace is not None:
             return [query.namespace]
         thread = self.thread(thread_id, branches=False, ancestry=False, at=at)
-        return thread.newest if thread is not None else ()
+        if thread is None:
+            return ()
+        return thread.newest
 
     def _rows(self, query: Query, at: float) -> list[Row]:
         """Return what a query asks for."""
         wanted = packed_filter(query.filter)
-        limit = None if query.limit is None else query.limit + query.offset
+        limit: int | None = None
+        if query.limit is not None:
+            limit = query.limit + query.offset
+        if limit == 0:
+            return []
         chosen: list[Row] = []
-        if limit != 0:
-            for row in self._ordered(query, at):
-                if is_asked_for(query, row, wanted):
-                    chosen.append(row)
-                    if len(chosen) == limit:
-                        break
+        for row in self._ordered(query, at):
+            if is_asked_for(query, row, wanted):
+                chosen.append(row)
+                if len(chosen) == limit:
+                    break
         return chosen[query.offset :]
 
     def _ordered(self, query: Query, at: float) -> Iterator[Row]:
@@ -1461,27 +1578,38 @@ class _Server:
             pages = [self._paged(query, query.thread_id, name, at) for name in names]
             yield from heapq.merge(*pages, key=lambda row: row.seq, reverse=query.order != "oldest")
             return
-        every: list[tuple[Any, ...]] = []
-        names = [query.thread_id] if query.thread_id is not None else self._names(at)
-        for thread_id, found in zip(names, self._ask_many(at, "index", [(name,) for name in names]), strict=True):
-            lines = found[1] if found is not None else []
-            for name, flat in zip(lines[::2], lines[1::2], strict=True):
-                namespace = name.decode()
-                if query.namespace is None or namespace == query.namespace:
-                    for checkpoint_id, seq in zip(flat[::2], flat[1::2], strict=True):
-                        key = Key(thread_id, namespace, checkpoint_id.decode())
-                        every.append((key.checkpoint_id if query.order == "id" else "", number(seq), key))
-        if query.before_id is not None:
-            every = [row for row in every if row[2].checkpoint_id < query.before_id]
-        every.sort(reverse=query.order != "oldest")
+        # No index has the order of ids, nor that of several threads: all names are read, then the rows page by page.
+        every = self._sorted_keys(query, at)
         first = 0
         size = _first_page(query)
         while first < len(every):
-            keys = [row[2] for row in every[first : first + size]]
+            keys = every[first : first + size]
             rows = {row.key: row for row in self._items(keys, at)}
             yield from (rows[key] for key in keys if key in rows)
             first = first + size
             size = _PAGE
+
+    def _sorted_keys(self, query: Query, at: float) -> list[Key]:
+        """Return the names of all checkpoints of a query's threads and namespaces, in its order."""
+        if query.thread_id is None:
+            names = self._names(at)
+        else:
+            names = [query.thread_id]
+        found: list[tuple[str, int, Key]] = []
+        for thread_id, reply in zip(names, self._ask_many(at, "index", [(name,) for name in names]), strict=True):
+            if reply is None:
+                continue
+            for key, seq in _indexed(thread_id, reply[1]):
+                if query.namespace is not None and key.namespace != query.namespace:
+                    continue
+                if query.before_id is not None and key.checkpoint_id >= query.before_id:
+                    continue
+                order_id = ""
+                if query.order == "id":
+                    order_id = key.checkpoint_id
+                found.append((order_id, seq, key))
+        found.sort(reverse=query.order != "oldest")
+        return [key for _, _, key in found]
 
     def _of_id(self, query: Query, checkpoint_id: str, at: float) -> list[Row]:
         """Return the checkpoints of that id in a query's threads and namespaces, in its order."""
@@ -1517,12 +1645,17 @@ class _Server:
                 yield from page_rows(call[0], call[1], reply)
 
     def _names(self, at: float) -> list[str]:
-        return [name.decode() for _, names in self._everywhere(at, "names") for name in names]
+        found: list[str] = []
+        for _, names in self._everywhere(at, "names"):
+            found += [name.decode() for name in names]
+        return found
 
     def list_threads(self, limit: int, offset: int, headless: bool, at: float) -> list[Stored]:
         if not limit:
             return []
-        found = [row for _, rows in self._everywhere(at, "threads", limit + offset, int(headless)) for row in rows]
+        found: list[Any] = []
+        for _, rows in self._everywhere(at, "threads", limit + offset, int(headless)):
+            found += rows
         newest = heapq.nlargest(limit + offset, found, key=lambda row: float(row[0]))[offset:]
         return [_listed_thread(row) for row in newest]
 
@@ -1551,10 +1684,14 @@ class _Server:
         only the buckets that these are in are asked for more, up to there.
         """
         first, is_all = self._first_places(search, wanted, after, count, at)
-        best = sorted(first.values(), reverse=True)[:count]
-        end = best[-1] if len(first) > count or not is_all else None
-        buckets = [bucket for bucket, position in first.items() if end is None or position >= end]
-        arguments = _found_arguments(search, wanted, after, count, end.active if end is not None else 0)
+        end: Position | None = None
+        buckets = list(first)
+        active_min = 0
+        if len(first) > count or not is_all:
+            end = sorted(first.values(), reverse=True)[:count][-1]
+            buckets = [bucket for bucket, position in first.items() if position >= end]
+            active_min = end.active
+        arguments = _found_arguments(search, wanted, after, count, active_min)
         found: list[tuple[int, Position]] = []
         for bucket, flat in self._in_each(at, buckets, "found", *arguments):
             own = _positions(flat)
@@ -1562,8 +1699,10 @@ class _Server:
             # A bucket that may have more: threads that stand after its last one cannot be put in order yet.
             if len(own) == count and (end is None or own[-1] > end):
                 end = own[-1]
-        ordered = sorted(found, key=lambda each: each[1], reverse=True)
-        return [each for each in ordered if end is None or each[1] >= end], end
+        found.sort(key=lambda each: each[1], reverse=True)
+        if end is None:
+            return found, None
+        return [each for each in found if each[1] >= end], end
 
     def _first_places(
         self, search: Search, wanted: Wanted, after: Position | None, count: int, at: float
@@ -1599,19 +1738,13 @@ class _Server:
         names: dict[int, list[str]] = {}
         for bucket, position in places:
             names.setdefault(bucket, []).append(position.thread_id)
-        calls = [(bucket, (len(some), *some)) for bucket, some in names.items()]
-        rows: dict[str, Any] = {}
-        try:
-            replies = list(self._call_many(at, "shown", calls))
-        except CheckpointCorrupted:
-            replies = [self._shown_alone(bucket, name, at) for bucket, some in names.items() for name in some]
-        for reply in replies:
-            rows.update({row[1].decode(): row for row in reply})
+        rows = self._shown_rows(names, at)
         found: list[Hit] = []
         for _, position in places:
             row = rows.get(position.thread_id)
+            # It has writes only, is hidden, or has gone meanwhile.
             if row is None:
-                continue  # it has writes only, is hidden, or has gone meanwhile
+                continue
             try:
                 stored = _listed_thread(row)
             except CheckpointCorrupted as exc:
@@ -1620,6 +1753,23 @@ class _Server:
             if wanted.fits(stored.record):
                 found.append(Hit(stored, position))
         return found
+
+    def _shown_rows(self, names: Mapping[int, Sequence[str]], at: float) -> dict[str, Any]:
+        """Return what threads are listed by, whose names are given by bucket."""
+        try:
+            replies = list(
+                self._call_many(at, "shown", [(bucket, (len(some), *some)) for bucket, some in names.items()])
+            )
+        except CheckpointCorrupted:
+            # One of them is damaged, and has spoiled the answer about all: each is asked for by itself.
+            replies = []
+            for bucket, some in names.items():
+                replies += [self._shown_alone(bucket, name, at) for name in some]
+        rows: dict[str, Any] = {}
+        for reply in replies:
+            for row in reply:
+                rows[row[1].decode()] = row
+        return rows
 
     def _shown_alone(self, bucket: int, name: str, at: float) -> Any:
         """Return what `shown` answers for one thread; that it is damaged, if it cannot answer for that."""
@@ -1630,7 +1780,9 @@ class _Server:
 
     def started(self, thread_id: str, namespace: str, after: int, at: float) -> list[int]:
         found = self._ask(at, "line_runs", thread_id, namespace, after)
-        return sorted(int(segment) for segment in found[1][1]) if found is not None else []
+        if found is None:
+            return []
+        return sorted(map(int, found[1][1]))
 
     def thread(
         self, thread_id: str, branches: bool, ancestry: bool, at: float, *, brief: bool = False
@@ -1639,82 +1791,71 @@ class _Server:
         if found is None:
             return None
         flat, newest, stretches, segments, shared_states, protected, born, live, doomed = found[1][1:]
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        heads = {}
-        for field, raw in fields.items():
-            if field.startswith(b"@"):
-                state = LineState(raw)
-                if state.digest is not None:
-                    heads[field[1:].decode()] = state.checkpoint_id, state.generation
+        fields = dict(pairs(flat))
         hidden: dict[int, list[Hidden]] = {}
         for stretch in map(unpack_hidden, stretches):
             hidden.setdefault(stretch.operation, []).append(stretch)
         prefix = line_name(thread_id, "").encode()
-        origin = fields.get(b"origin")
-        every = {
-            int(segment): unpack_segment(int(segment), value)
-            for segment, value in zip(segments[::2], segments[1::2], strict=True)
-        }
+        own_segments: dict[int, tuple[Place, ...]] = {}
+        all_segments: dict[int, tuple[Place, ...]] = {}
+        for number_text, value in pairs(segments):
+            segment = int(number_text)
+            line, follows = unpack_segment(segment, value)
+            if line.startswith(prefix):
+                own_segments[segment] = follows
+            if ancestry:
+                all_segments[segment] = follows
         return Thread(
             thread_id,
             fields[b"family"].decode(),
-            unpack_origin(origin, thread_id) if origin is not None else None,
-            heads,
-            {name.decode(): number(seq) for name, seq in zip(newest[::2], newest[1::2], strict=True)},
+            _origin_of(fields, thread_id),
+            _heads_of(fields),
+            {name.decode(): number(seq) for name, seq in pairs(newest)},
             hidden,
-            {segment: follows for segment, (line, follows) in every.items() if line.startswith(prefix)},
-            {segment: follows for segment, (_, follows) in every.items()} if ancestry else {},
-            [
-                name.decode()
-                for _, name, key in sorted(born, key=lambda row: int(row[0]))
-                if unpack_origin(key, name.decode()).thread_id == thread_id
-            ],
+            own_segments,
+            all_segments,
+            _branches_of(thread_id, born),
             unpack_commons(shared_states, thread_id),
-            frozenset(number(seq) for seq in protected),
-            int(doomed) / max(int(live), 1) if int(doomed) else 0.0,
+            frozenset(map(number, protected)),
+            int(doomed) / max(int(live), 1),
         )
 
     def segments(self, family: str, segments: Collection[int], older: int, at: float) -> dict[int, tuple[Place, ...]]:
         if not segments:
             return {}
         flat = self._call(_bucket_of_family(family), at, "segments", family, older, len(segments), *segments)
-        pairs = zip(map(int, flat[::2]), flat[1::2], strict=True)
-        return {segment: unpack_segment(segment, value)[1] for segment, value in pairs}
+        return {int(segment): unpack_segment(int(segment), value)[1] for segment, value in pairs(flat)}
 
     def newest(self, thread_id: str, limit: int, branches: bool, without: str | None, at: float) -> Newest | None:
         found = self._ask(at, "kin", thread_id, int(branches))
         if found is None:
             return None
         born: dict[str, list[str]] = {}
-        lines: dict[str, list[_NewestLine]] = {}
-        heads: set[Key] = set()
+        lines: list[_NewestLine] = []
         for name, origin, is_hiding, flat in found[1][1]:
             own = name.decode()
             if origin:
                 born.setdefault(unpack_origin(origin, own).thread_id, []).append(own)
-            for namespace, raw, last, total in flat:
-                state = LineState(raw)
-                if state.digest is not None:
-                    heads.add(Key(own, namespace.decode(), state.checkpoint_id))
-                if last:
-                    line = _NewestLine(own, namespace.decode(), number(last), total, is_hiding == 1)
-                    lines.setdefault(own, []).append(line)
-        alive = {key.thread_id for key in heads}
-        names = descent(thread_id, born, lambda name: name in alive)
+            for line in flat:
+                lines.append(_newest_line(own, line, is_hiding=is_hiding == 1))
+        alive = {line.thread_id for line in lines if line.head is not None}
+        names = frozenset(descent(thread_id, born, lambda name: name in alive))
         if not names:
             return None
-        asked = [line for name in names for line in lines.get(name, ()) if line.namespace != without]
+        asked = [line for line in lines if line.last and line.thread_id in names and line.namespace != without]
         listed_rows = newest_of(
             [(line.last, line) for line in asked],
             limit,
             lambda chosen, after, most: self._newest_rows(chosen, after, most, at),
         )
-        shown = {line[:2] for line in asked}
-        total = 0
-        for line in asked:
-            query = Query(thread_id=line.thread_id, namespace=line.namespace)
-            total += self.count(query, at) if line.is_hiding else line.total
-        return Newest(listed_rows, frozenset(key for key in heads if key[:2] in shown), total)
+        heads = frozenset(line.head for line in asked if line.head is not None)
+        return Newest(listed_rows, heads, sum(self._visible(line, at) for line in asked))
+
+    def _visible(self, line: _NewestLine, at: float) -> int:
+        """Return how many checkpoints of a line are not hidden."""
+        if not line.is_hiding:
+            return line.total
+        return self.count(Query(thread_id=line.thread_id, namespace=line.namespace), at)
 
     def _newest_rows(self, lines: Sequence[_NewestLine], after: int, limit: int, at: float) -> list[Stored]:
         plain = [line for line in lines if not line.is_hiding]
@@ -1738,8 +1879,9 @@ class _Server:
 
     def operations(self, thread_id: str, limit: int, at: float) -> list[Operation]:
         found = self._ask(at, "log", thread_id, limit)
-        flat = found[1][1] if found is not None else []
-        return [unpack_log(value, int(seq)) for seq, value in zip(flat[::2], flat[1::2], strict=True)]
+        if found is None:
+            return []
+        return [unpack_log(value, int(seq)) for seq, value in pairs(found[1][1])]
 
     # -- copying: see `transaction.adopt`
 
@@ -1748,36 +1890,34 @@ class _Server:
         if found is None:
             return None
         flat, newest, stretches, log, attached, segments, shared_states, pins, began, active, names = found[1][1:]
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        last = dict(zip(newest[::2], newest[1::2], strict=True))
+        fields = dict(pairs(flat))
+        last = dict(pairs(newest))
         owners: dict[bytes, set[int]] = {}
-        for segment, value in zip(map(int, segments[::2]), segments[1::2], strict=True):
-            owners.setdefault(unpack_segment(segment, value)[0], set()).add(segment)
-        lines = {}
-        for field, value in fields.items():
-            if field.startswith(b"@"):
-                state = LineState(value)
-                name = field[1:].decode()
-                head = state.checkpoint_id if state.digest is not None else None
-                own = frozenset(owners.get(line_name(thread_id, name).encode(), ()))
-                highest = number(last[field[1:]])
-                lines[name] = RawLine(head, state.head_was_moved, state.generation, number(active), own, highest)
-        writes = [
-            (Key(thread_id, name.decode(), checkpoint_id.decode()), write)
-            for name, checkpoint_id, held in attached
-            for write in raw_writes(checkpoint_id.decode(), held)
-        ]
-        origin = fields.get(b"origin")
+        for segment, value in pairs(segments):
+            owners.setdefault(unpack_segment(int(segment), value)[0], set()).add(int(segment))
+        lines: dict[str, RawLine] = {}
+        for name, state in _states_of(fields):
+            head: str | None = None
+            if state.digest is not None:
+                head = state.checkpoint_id
+            own = frozenset(owners.get(line_name(thread_id, name).encode(), ()))
+            highest = number(last[name.encode()])
+            lines[name] = RawLine(head, state.head_was_moved, state.generation, number(active), own, highest)
+        writes: list[tuple[Key, Write]] = []
+        for namespace, checkpoint_id, held in attached:
+            key = Key(thread_id, namespace.decode(), checkpoint_id.decode())
+            writes += [(key, write) for write in raw_writes(key.checkpoint_id, held)]
+        operations = [unpack_log(value, int(seq)) for seq, value in pairs(log)]
         return RawThread(
             thread_id,
             fields[b"family"].decode(),
             self._identity(at) + fields[b"family"],
             lines,
-            unpack_origin(origin, thread_id) if origin is not None else None,
+            _origin_of(fields, thread_id),
             number(began),
-            frozenset(number(seq) for seq in pins),
+            frozenset(map(number, pins)),
             [unpack_hidden(stretch) for stretch in stretches],
-            [unpack_log(value, seq) for seq, value in sorted(zip(map(int, log[::2]), log[1::2], strict=True))],
+            sorted(operations, key=lambda operation: operation.seq),
             sorted(writes, key=lambda each: each[1].seq),
             unpack_commons(shared_states, thread_id),
             fields.get(b"note", b""),
@@ -1793,15 +1933,19 @@ class _Server:
 
     def _family_of(self, thread_id: str, at: float) -> bytes | None:
         found = self._ask(at, "look", thread_id, "")
-        flat = found[1][1] if found is not None else []
-        return dict(zip(flat[::2], flat[1::2], strict=True)).get(b"family")
+        if found is None:
+            return None
+        return dict(pairs(found[1][1])).get(b"family")
 
     def adopt(self, part: Part, at: float) -> int:
         self._check_allowed(at)
         highest = 0
         family = self._family_of(part.thread_id, at)
-        for name in {stored.record.key.thread_id for stored in part.checkpoints} | {raw[0] for raw in part.threads}:
-            if self._family_of(name, at) not in (None, family):  # it may be in another bucket, where no plan looks
+        names = {stored.record.key.thread_id for stored in part.checkpoints}
+        names.update(raw.thread_id for raw in part.threads)
+        for name in names:
+            # It may be in another bucket, where no plan looks.
+            if self._family_of(name, at) not in (None, family):
                 raise InvalidInput(f"thread {name!r} exists and is not of the family of {part.thread_id!r}")
 
         def work(plan: Plan) -> None:
@@ -1841,7 +1985,11 @@ class _Server:
         if not found:
             return None
         epoch, removals, doomed, roots = found
-        return int(removals), int(doomed), int(epoch) - (0 if pretend else 1), roots
+        last_epoch = int(epoch)
+        # What was stored up to the epoch before this sweep may go; one that only pretends has begun no epoch.
+        if not pretend:
+            last_epoch -= 1
+        return int(removals), int(doomed), last_epoch, roots
 
     def links(self, family: str, wanted: Sequence[bytes], at: float) -> list[tuple[bytes, bytes, int]]:
         flat = self._call(_bucket_of_family(family), at, "links", family, len(wanted), *wanted)
@@ -1853,14 +2001,18 @@ class _Server:
         """Return (hash, epoch, size); the server's cursor says from where to go on."""
         cursor, flat = self._call(_bucket_of_family(family), at, "scan", family, last or b"0", limit)
         found = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
-        return found, cursor if cursor != b"0" else None
+        if cursor == b"0":
+            return found, None
+        return found, cursor
 
     def remove_objects(
         self, family: str, doomed: Sequence[tuple[bytes, int]], expected_sweeps: int, at: float
     ) -> int | None:
-        flat = [part for row in doomed for part in row]
+        flat = list(itertools.chain(*doomed))
         removals = self._call(_bucket_of_family(family), at, "discard", family, expected_sweeps, len(flat), *flat)
-        return int(removals) if removals else None
+        if not removals:
+            return None
+        return int(removals)
 
     def sweep_begin(self, family: str, ticket: int, at: float) -> None:
         self._call(_bucket_of_family(family), at, "sweep", family, ticket)
@@ -1922,13 +2074,18 @@ def _fence(draft: Draft, head: Stored) -> tuple[str, bytes] | None:
     if not others:
         return "", b""
     base = others[0]
-    if len(others) > 1 or base.key.thread_id != head.record.key.thread_id or base.key[:2] == head.record.key[:2]:
+    if len(others) > 1:
+        return None
+    # The script looks at the heads of one thread, and this one's own is checked anyway.
+    if base.key.thread_id != head.record.key.thread_id or base.key[:2] == head.record.key[:2]:
         return None
     return "@" + base.key.namespace, b"%b %b" % (base.digest.hex().encode(), base.key.checkpoint_id.encode())
 
 
 def _name_of(drafts: Sequence[Draft]) -> str | None:
-    return drafts[-1].record.key.checkpoint_id if drafts else None
+    if not drafts:
+        return None
+    return drafts[-1].record.key.checkpoint_id
 
 
 def _by_line(keys: Sequence[Key], *args: Any) -> Iterator[tuple[str, *tuple[Any, ...]]]:
@@ -1944,13 +2101,15 @@ def _by_line(keys: Sequence[Key], *args: Any) -> Iterator[tuple[str, *tuple[Any,
 
 
 def _first_page(query: Query) -> int:
-    return _PAGE if query.limit is None else min(max(query.limit + query.offset, 1), _PAGE)
+    if query.limit is None:
+        return _PAGE
+    return min(max(query.limit + query.offset, 1), _PAGE)
 
 
 def _found_arguments(search: Search, wanted: Wanted, after: Position | None, count: int, since: int) -> tuple[Any, ...]:
     """Return what the script takes that finds threads: those before a place, and not active before `since`."""
     place = after or Position(_SCORE_MAX, "")
-    labels = [label for group in wanted.labels for label in group]
+    labels = itertools.chain(*wanted.labels)
     end = prefix_end(search.prefix) or ""
     since = max(search.since or 0, since)
     return search.prefix, end, since, *place, count, len(wanted.labels), *labels
@@ -1958,7 +2117,56 @@ def _found_arguments(search: Search, wanted: Wanted, after: Position | None, cou
 
 def _positions(flat: Sequence[bytes]) -> list[Position]:
     """Return the places of threads that the script found."""
-    return [Position(int(float(time)), name.decode()) for time, name in zip(flat[::2], flat[1::2], strict=True)]
+    return [Position(int(float(active)), name.decode()) for active, name in pairs(flat)]
+
+
+def _indexed(thread_id: str, flat: Sequence[Any]) -> Iterator[tuple[Key, int]]:
+    """Yield the checkpoints of a thread that the script found, each with its number."""
+    for namespace, held in pairs(flat):
+        for checkpoint_id, seq in pairs(held):
+            yield Key(thread_id, namespace.decode(), checkpoint_id.decode()), number(seq)
+
+
+def _states_of(fields: Mapping[bytes, bytes]) -> Iterator[tuple[str, LineState]]:
+    """Yield the namespaces that the fields of a thread tell of, each with its state."""
+    for field, raw in fields.items():
+        if field.startswith(b"@"):
+            yield field[1:].decode(), LineState(raw)
+
+
+def _heads_of(fields: Mapping[bytes, bytes]) -> dict[str, tuple[str, int]]:
+    """Return by namespace the head and the generation; one without a digest has no head."""
+    found: dict[str, tuple[str, int]] = {}
+    for namespace, state in _states_of(fields):
+        if state.digest is not None:
+            found[namespace] = state.checkpoint_id, state.generation
+    return found
+
+
+def _origin_of(fields: Mapping[bytes, bytes], thread_id: str) -> Key | None:
+    origin = fields.get(b"origin")
+    if origin is None:
+        return None
+    return unpack_origin(origin, thread_id)
+
+
+def _branches_of(thread_id: str, born: Iterable[Any]) -> list[str]:
+    """Return the threads that began in a thread, the oldest first; `born` has those of the whole family."""
+    found: list[str] = []
+    for _, name, origin in sorted(born, key=lambda row: int(row[0])):
+        if unpack_origin(origin, name.decode()).thread_id == thread_id:
+            found.append(name.decode())
+    return found
+
+
+def _newest_line(thread_id: str, row: Sequence[Any], *, is_hiding: bool) -> _NewestLine:
+    name, raw, last, total = row
+    namespace = name.decode()
+    state = LineState(raw)
+    head: Key | None = None
+    if state.digest is not None:
+        head = Key(thread_id, namespace, state.checkpoint_id)
+    return _NewestLine(thread_id, namespace, number(last or b"0"), total, is_hiding, head)
 
 
 def _bucket_of_alias(alias: bytes) -> int:
