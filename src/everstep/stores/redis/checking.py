@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -25,6 +25,7 @@ from everstep.stores.redis.items import (
     line_name,
     line_of,
     pack_facts,
+    pairs,
     raw_writes,
     unpack_commons,
     unpack_facts,
@@ -108,8 +109,8 @@ class Bucket:
 
     def problems(self) -> Iterator[Problem]:
         """Yield what is wrong with this bucket."""
-        ends = self._ask("EXISTS", "life")
-        """Some of its threads end by themselves: what is missing of those is not lost."""
+        # Some of its threads end by themselves: what is missing of those is not lost.
+        ends = bool(self._ask("EXISTS", "life"))
         for name in self._threads:
             heads = self._hash(f"thread:{name.decode()}:heads")
             if heads:
@@ -122,10 +123,11 @@ class Bucket:
                 fix = self._heads_again(name)
                 yield self._problem("thread", "the head of the thread is missing", _name(name), None, fix)
         for name, heads in self._heads.items():
-            yield from self._thread(name, heads, bool(ends))
+            yield from self._thread(name, heads, ends)
         if not ends:
             yield from self._listings()
-            yield from self._families_and_ids()
+            yield from self._used_families()
+            yield from self._ids()
         for key in self._unknown:
             if self._ask("EXISTS", key):
                 yield self._problem("row", f"a key of no kind: {key!r:.100}", None, None, [("UNLINK", key)])
@@ -133,48 +135,70 @@ class Bucket:
     def _heads_again(self, name: bytes) -> list[tuple[Any, ...]]:
         """Return the commands that make the head of a thread anew from its other keys, if its family knows it."""
         thread_id = _name(name)
-        family = next((f for f in self._families if self._ask("SISMEMBER", _family(f, ":threads"), thread_id)), None)
-        indexes = [found for key in self._threads[name] if (found := _OF_LINE.fullmatch(key)) and found[3] == b"index"]
-        if family is None or not indexes:
+        namespaces: list[bytes] = []
+        for key in self._threads[name]:
+            found = _OF_LINE.fullmatch(key)
+            if found and found[3] == b"index":
+                namespaces.append(found[2])
+        family = self._family_with(thread_id)
+        if family is None or not namespaces:
             return [("UNLINK", key) for key in self._threads[name]]
         heads = f"thread:{escaped(thread_id)}:heads"
         fix: list[tuple[Any, ...]] = [("HSET", heads, "family", family, "name", thread_id, "made", 0, "version", 0)]
-        fix += [("HSET", heads, b"@" + _name(found[2]).encode(), _NO_HEAD) for found in indexes]
+        for namespace in namespaces:
+            fix.append(("HSET", heads, b"@" + _name(namespace).encode(), _NO_HEAD))
         return fix
+
+    def _family_with(self, thread_id: str) -> bytes | None:
+        """Return the family that names a thread as one of its own."""
+        for family in self._families:
+            if self._ask("SISMEMBER", _family(family, ":threads"), thread_id):
+                return family
+        return None
 
     # -- threads
 
     def _thread(self, name: bytes, heads: dict[bytes, bytes], ends: bool) -> Iterator[Problem]:
         thread_id = _name(name)
-        family = heads.get(b"family", b"")
         if heads.get(b"name", thread_id.encode()) != thread_id.encode():
             fixed = [("HSET", f"thread:{name.decode()}:heads", "name", thread_id)]
             yield self._problem("thread", f"it says that its name is {heads[b'name']!r:.100}", thread_id, None, fixed)
-        if b"" not in self._families.get(family, ()) and not ends and not self._ask("EXISTS", _family(family, "")):
-            fix: list[tuple[Any, ...]] = [("HSET", _family(family, ""), "seq", now_micros(), "format", FORMAT)]
-            yield self._problem("thread", "its family is missing", thread_id, None, fix)
-        elif not self._ask("SISMEMBER", _family(family, ":threads"), thread_id):
-            fix = [("SADD", _family(family, ":threads"), thread_id)]
-            yield self._problem("thread", "its family does not know it", thread_id, None, fix)
+        yield from self._family_of(thread_id, heads.get(b"family", b""), ends)
         if bucket_of(thread_id) != self._number:
-            leads = self._alias(thread_id).split(b" ")[0]
-            if leads != b"%d" % self._number:
-                alias = ("SET", f"alias:{escaped(thread_id)}", f"{self._number} {secrets.token_hex(16)}")
-                noted = ("SADD", "aliases", thread_id)
-                lost = self._problem("index", "no alias leads to where it is kept", thread_id, None, [alias, noted])
-                yield lost._replace(bucket=bucket_of(thread_id))
-        facts = unpack_facts(self._ask("HGET", "facts", thread_id) or b"")
-        labels = {label for held in facts.values() for label in held} if facts else set[int]()
+            yield from self._alias_of(thread_id)
+        labels = set[int]()
+        for held in unpack_facts(self._ask("HGET", "facts", thread_id) or b"").values():
+            labels.update(held)
+        known: set[bytes] = set()
         for field, value in heads.items():
             if field.startswith(b"@"):
-                namespace = field[1:].decode("utf-8", "replace")
+                namespace = _text(field[1:])
+                known.add(escaped(namespace).encode())
                 yield from self._line(thread_id, namespace, value, heads, labels)
-        known = {escaped(field[1:].decode("utf-8", "replace")).encode() for field in heads if field.startswith(b"@")}
         for key in self._threads[name]:
             of = _OF_LINE.fullmatch(key) or _OF_CHECKPOINT.fullmatch(key)
             if of is not None and of[2] not in known and self._ask("EXISTS", key):
                 what = f"a key of a namespace that is not there: {key!r:.100}"
                 yield self._problem("row", what, thread_id, None, [("UNLINK", key)])
+
+    def _family_of(self, thread_id: str, family: bytes, ends: bool) -> Iterator[Problem]:
+        fix: list[tuple[Any, ...]]
+        is_there = b"" in self._families.get(family, ())
+        if not is_there and not ends and not self._ask("EXISTS", _family(family, "")):
+            fix = [("HSET", _family(family, ""), "seq", now_micros(), "format", FORMAT)]
+            yield self._problem("thread", "its family is missing", thread_id, None, fix)
+        elif not self._ask("SISMEMBER", _family(family, ":threads"), thread_id):
+            fix = [("SADD", _family(family, ":threads"), thread_id)]
+            yield self._problem("thread", "its family does not know it", thread_id, None, fix)
+
+    def _alias_of(self, thread_id: str) -> Iterator[Problem]:
+        """Look whether the bucket of a thread's name says that it is kept in this one."""
+        leads = self._alias(thread_id).split(b" ")[0]
+        if leads != b"%d" % self._number:
+            alias = ("SET", f"alias:{escaped(thread_id)}", f"{self._number} {secrets.token_hex(16)}")
+            noted = ("SADD", "aliases", thread_id)
+            lost = self._problem("index", "no alias leads to where it is kept", thread_id, None, [alias, noted])
+            yield lost._replace(bucket=bucket_of(thread_id))
 
     def _line(
         self, thread_id: str, namespace: str, value: bytes, heads: dict[bytes, bytes], labels: set[int]
@@ -182,8 +206,7 @@ class Bucket:
         fix: list[tuple[Any, ...]]
         line = f"thread:{line_name(thread_id, namespace)}"
         own = escaped(thread_id).encode(), escaped(namespace).encode()
-        flat = self._ask("ZRANGE", f"{line}:index", 0, -1, "WITHSCORES")
-        index = dict(zip(flat[::2], flat[1::2], strict=True))
+        index = dict(pairs(self._ask("ZRANGE", f"{line}:index", 0, -1, "WITHSCORES")))
         try:
             state = LineState(value)
         except CheckpointCorrupted as exc:
@@ -196,39 +219,49 @@ class Bucket:
         if counted is not None and int(counted) != len(index) and self._is_still(thread_id, heads):
             what = f"its index has {len(index)} of {int(counted)} checkpoints"
             yield self._problem("index", what, thread_id)
-        items = self._items.get((*own, b"item"), set())
-        for lost in sorted(set(index) - items):
+        yield from self._line_items(thread_id, line, set(index), self._items.get((*own, b"item"), set()))
+        for pin in set(self._ask("SMEMBERS", f"{line}:pins")) - set(index):
+            fix = [("SREM", f"{line}:pins", pin)]
+            yield self._problem("pin", "it is pinned, and not stored", thread_id, _text(pin), fix)
+        yield from self._line_writes(thread_id, line, self._items.get((*own, b"writes"), set()))
+        yield from self._began(thread_id, line, index)
+        yield from self._line_ids(thread_id, line, index)
+
+    # The server changes while it is looked at: what seems to be wrong is asked for once more before it is told.
+
+    def _line_items(self, thread_id: str, line: str, index: set[bytes], items: set[bytes]) -> Iterator[Problem]:
+        """Compare the index of a line with the checkpoints that are there."""
+        fix: list[tuple[Any, ...]]
+        for lost in sorted(index - items):
             key = f"{line}:item:".encode() + lost
             if not self._ask("EXISTS", key) and self._ask("ZSCORE", f"{line}:index", lost):
                 fix = [("ZREM", f"{line}:index", lost)]
                 yield self._problem("checkpoint", "its item is missing", thread_id, _text(lost), fix)
-        for extra in sorted(items - set(index)):
+        for extra in sorted(items - index):
             key = f"{line}:item:".encode() + extra
             if self._ask("EXISTS", key) and not self._ask("ZSCORE", f"{line}:index", extra):
                 what = "it is not in the index of its namespace"
                 yield self._problem("index", what, thread_id, _text(extra), [("UNLINK", key)])
-        for pin in set(self._ask("SMEMBERS", f"{line}:pins")) - set(index):
-            fix = [("SREM", f"{line}:pins", pin)]
-            yield self._problem("pin", "it is pinned, and not stored", thread_id, _text(pin), fix)
+
+    def _line_writes(self, thread_id: str, line: str, attached: set[bytes]) -> Iterator[Problem]:
+        """Compare the checkpoints that are noted to have writes with those that have some."""
         written = set(self._ask("SMEMBERS", f"{line}:written"))
-        attached = self._items.get((*own, b"writes"), set())
-        for lost in sorted(written - attached):
-            if not self._ask("EXISTS", f"{line}:writes:".encode() + lost) and self._ask(
-                "SISMEMBER", f"{line}:written", lost
-            ):
-                fix = [("SREM", f"{line}:written", lost)]
-                yield self._problem("write", "its pending writes are missing", thread_id, _text(lost), fix)
-        for extra in sorted(attached - written):
-            if self._ask("EXISTS", f"{line}:writes:".encode() + extra) and not self._ask(
-                "SISMEMBER", f"{line}:written", extra
-            ):
-                fix = [("SADD", f"{line}:written", extra)]
-                yield self._problem("write", "its pending writes are not noted", thread_id, _text(extra), fix)
-        yield from self._began(thread_id, line, index)
+        for name in [*sorted(written - attached), *sorted(attached - written)]:
+            is_there = self._ask("EXISTS", f"{line}:writes:".encode() + name)
+            is_noted_there = self._ask("SISMEMBER", f"{line}:written", name)
+            if name in written and not is_there and is_noted_there:
+                fix = [("SREM", f"{line}:written", name)]
+                yield self._problem("write", "its pending writes are missing", thread_id, _text(name), fix)
+            elif name in attached and is_there and not is_noted_there:
+                fix = [("SADD", f"{line}:written", name)]
+                yield self._problem("write", "its pending writes are not noted", thread_id, _text(name), fix)
+
+    def _line_ids(self, thread_id: str, line: str, index: Collection[bytes]) -> Iterator[Problem]:
+        """Look whether the checkpoints of a line are found by their ids."""
+        own_name = line.removeprefix("thread:").encode()
         for name in index:
             held = (self._ask("HGET", "ids", name) or b"").split(b"\n")
-            if line.removeprefix("thread:").encode() not in held and self._ask("ZSCORE", f"{line}:index", name):
-                own_name = line.removeprefix("thread:").encode()
+            if own_name not in held and self._ask("ZSCORE", f"{line}:index", name):
                 fix = [("HSET", "ids", name, b"\n".join([*filter(None, held), own_name]))]
                 yield self._problem("index", "it is not found by its id", thread_id, _text(name), fix)
 
@@ -247,14 +280,16 @@ class Bucket:
             return
         item = self._ask("GET", f"thread:{line_name(thread_id, namespace)}:item:".encode() + name)
         if item is None:
-            return  # told as missing
+            # It is told as missing elsewhere.
+            return
         try:
             stored = unpack_item(item, Key(thread_id, namespace, state.checkpoint_id), int(float(index[name])), "")
         except CheckpointCorrupted:
-            return  # told by those who read it
+            # It is told by those who read it.
+            return
         if stored.digest.hex() != state.digest:
-            moved = "t" if state.head_was_moved else "-"
-            value = f"{state.generation + 1} {moved} {stored.digest.hex()} {state.checkpoint_id}"
+            state.set(stored, head_was_moved=state.head_was_moved)
+            value = state.raw.decode()
             fix = [("HSET", f"thread:{escaped(thread_id)}:heads", b"@" + namespace.encode(), value)]
             what = "the head is not the one that its line names"
             yield self._problem("head", what, thread_id, state.checkpoint_id, fix)
@@ -282,35 +317,37 @@ class Bucket:
 
     def unreadable(self) -> Iterator[Problem]:
         """Yield what has a checksum of its own and does not match it, but for checkpoints and objects."""
-        read: Callable[[], Any]
         for name in self._threads:
-            thread = f"thread:{name.decode()}"
-            for seq, value in self._hash(f"{thread}:log").items():
-                yield from self._checked(f"{thread}:log", seq, "operation", name, partial(_read_log, seq, value))
-            for field, value in self._hash(f"{thread}:hidden").items():
-                yield from self._checked(f"{thread}:hidden", field, "hidden", name, partial(unpack_hidden, value))
-            heads = self._hash(f"{thread}:heads")
-            if b"origin" in heads:
-                read = partial(unpack_origin, heads[b"origin"], _name(name))
-                for problem in self._checked(f"{thread}:heads", b"origin", "origin", name, read):
-                    yield problem._replace(fix=[*problem.fix, ("HDEL", f"{thread}:heads", "began")])
-            if b"began" in heads and not re.fullmatch(rb"\d+ [^\n]*\n.*", heads[b"began"], re.DOTALL):
-                yield self._problem(
-                    "origin", "where it began", _name(name), None, [("HDEL", f"{thread}:heads", "began")]
-                )
+            yield from self._unreadable_of_thread(name)
         for (name, namespace, kind), ids in self._items.items():
-            for checkpoint_id in ids if kind == b"writes" else ():
+            if kind != b"writes":
+                continue
+            for checkpoint_id in ids:
                 key = b"thread:" + name + b":" + namespace + b":writes:" + checkpoint_id
                 for field, value in self._hash(key).items():
-                    read = partial(raw_writes, _text(checkpoint_id), [field, value])
-                    yield from self._checked(key, field, "write", name, read)
+                    read_write = partial(raw_writes, _text(checkpoint_id), [field, value])
+                    yield from self._checked(key, field, "write", name, read_write)
         for family in self._families:
             for segment, value in self._hash(_family(family, ":segments")).items():
-                read = partial(_read_segment, segment, value)
-                yield from self._checked(_family(family, ":segments"), segment, "segment", None, read)
+                read_segment = partial(_read_segment, segment, value)
+                yield from self._checked(_family(family, ":segments"), segment, "segment", None, read_segment)
             for field, value in self._hash(_family(family, ":shared_states")).items():
-                read = partial(_read_common, field, value)
-                yield from self._checked(_family(family, ":shared_states"), field, "shared state", None, read)
+                read_state = partial(_read_common, field, value)
+                yield from self._checked(_family(family, ":shared_states"), field, "shared state", None, read_state)
+
+    def _unreadable_of_thread(self, name: bytes) -> Iterator[Problem]:
+        thread = f"thread:{name.decode()}"
+        for seq, value in self._hash(f"{thread}:log").items():
+            yield from self._checked(f"{thread}:log", seq, "operation", name, partial(_read_log, seq, value))
+        for field, value in self._hash(f"{thread}:hidden").items():
+            yield from self._checked(f"{thread}:hidden", field, "hidden", name, partial(unpack_hidden, value))
+        heads = self._hash(f"{thread}:heads")
+        if b"origin" in heads:
+            read_origin = partial(unpack_origin, heads[b"origin"], _name(name))
+            for problem in self._checked(f"{thread}:heads", b"origin", "origin", name, read_origin):
+                yield problem._replace(fix=[*problem.fix, ("HDEL", f"{thread}:heads", "began")])
+        if b"began" in heads and not re.fullmatch(rb"\d+ [^\n]*\n.*", heads[b"began"], re.DOTALL):
+            yield self._problem("origin", "where it began", _name(name), None, [("HDEL", f"{thread}:heads", "began")])
 
     def _checked(
         self, key: str | bytes, field: bytes, kind: str, name: bytes | None, read: Callable[[], Any]
@@ -318,7 +355,9 @@ class Bucket:
         try:
             read()
         except (CheckpointCorrupted, ValueError, TypeError, IndexError, KeyError) as exc:
-            owner = _name(name) if name is not None else None
+            owner: str | None = None
+            if name is not None:
+                owner = _name(name)
             yield self._problem(kind, f"it cannot be read: {exc}", owner, None, [("HDEL", key, field)])
 
     def stored(self, command: Sequence[Any]) -> Lost | None:
@@ -341,22 +380,30 @@ class Bucket:
     def _listings(self) -> Iterator[Problem]:
         names = {_name(name).encode() for name in self._heads}
         active = set(self._ask("ZRANGE", "active", 0, -1))
-        for listing, held, add in (
-            ("active", active, lambda name: ("ZADD", "active", 0, name)),
-            ("names", set(self._ask("ZRANGE", "names", 0, -1)), lambda name: ("ZADD", "names", 0, name)),
-            ("facts", set(self._ask("HKEYS", "facts")), lambda name: ("HSET", "facts", name, "0.0")),
-        ):
-            # A thread that has nothing to be found by yet is in none of the others.
-            for name in sorted((names if listing == "active" else active & names) - held):
-                if self._has(name):
-                    what = f"it is missing in the listing of {listing}"
-                    yield self._problem("index", what, _text(name), None, [add(name)])
-            for name in sorted(held - names):
-                if not self._has(name):
-                    drop = ("HDEL" if listing == "facts" else "ZREM", listing, name)
-                    what = f"{listing} lists a thread that is not there"
-                    yield self._problem("index", what, _text(name), None, [drop])
+        yield from self._listing("active", names, names, active)
+        # A thread that has nothing to be found by yet is in none of the others.
+        wanted = active & names
+        yield from self._listing("names", names, wanted, set(self._ask("ZRANGE", "names", 0, -1)))
+        yield from self._listing("facts", names, wanted, set(self._ask("HKEYS", "facts")))
         yield from self._facts()
+
+    def _listing(self, listing: str, names: set[bytes], wanted: set[bytes], held: set[bytes]) -> Iterator[Problem]:
+        """Compare a listing of threads with those that should be in it, and with those that are there."""
+        add: tuple[Any, ...]
+        for name in sorted(wanted - held):
+            if self._has(name):
+                add = ("ZADD", listing, 0, name)
+                if listing == "facts":
+                    add = ("HSET", listing, name, "0.0")
+                what = f"it is missing in the listing of {listing}"
+                yield self._problem("index", what, _text(name), None, [add])
+        for name in sorted(held - names):
+            if not self._has(name):
+                verb = "ZREM"
+                if listing == "facts":
+                    verb = "HDEL"
+                what = f"{listing} lists a thread that is not there"
+                yield self._problem("index", what, _text(name), None, [(verb, listing, name)])
 
     def _has(self, name: bytes) -> bool:
         return bool(self._ask("EXISTS", f"thread:{escaped(name.decode())}:heads"))
@@ -379,12 +426,15 @@ class Bucket:
                 fix = [("SREM", f"fact:{label}", name)]
                 yield self._problem("index", "it is found by what it does not have", _text(name), None, fix)
             if counts.get(label, 0) != len(wanted):
-                fix = [("HSET", "counts", label, len(wanted))] if wanted else [("HDEL", "counts", label)]
-                owner = _text(min(wanted)) if wanted else None
+                fix = [("HDEL", "counts", label)]
+                owner: str | None = None
+                if wanted:
+                    fix = [("HSET", "counts", label, len(wanted))]
+                    owner = _text(min(wanted))
                 what = f"{counts.get(label, 0)} threads are counted for an entry that {len(wanted)} have"
                 yield self._problem("index", what, owner, None, fix)
 
-    def _families_and_ids(self) -> Iterator[Problem]:
+    def _used_families(self) -> Iterator[Problem]:
         used = {heads.get(b"family", b"") for heads in self._heads.values()}
         for family, parts in self._families.items():
             for name in self._ask("SMEMBERS", _family(family, ":threads")):
@@ -396,15 +446,19 @@ class Bucket:
                 keys = [("UNLINK", _family(family, part.decode())) for part in parts]
                 if any(self._ask("EXISTS", key) for _, key in keys):
                     yield self._problem("row", f"family {_text(family)} has no threads", None, None, keys)
-        for name, lines in self._hash("ids").items():
-            repaired: list[tuple[Any, ...]]
-            left = [line for line in lines.split(b"\n") if self._is_indexed(line, name)]
-            if left != lines.split(b"\n"):
-                repaired = [("HSET", "ids", name, b"\n".join(left))] if left else [("HDEL", "ids", name)]
-                owner = line_of(next(line for line in lines.split(b"\n") if line not in left))[0]
-                yield self._problem(
-                    "index", "the index of ids has it, and it is not stored", owner, _text(name), repaired
-                )
+
+    def _ids(self) -> Iterator[Problem]:
+        for name, held in self._hash("ids").items():
+            lines = held.split(b"\n")
+            gone = [line for line in lines if not self._is_indexed(line, name)]
+            if not gone:
+                continue
+            fix: list[tuple[Any, ...]] = [("HDEL", "ids", name)]
+            left = [line for line in lines if line not in gone]
+            if left:
+                fix = [("HSET", "ids", name, b"\n".join(left))]
+            owner, _ = line_of(gone[0])
+            yield self._problem("index", "the index of ids has it, and it is not stored", owner, _text(name), fix)
 
     def _is_indexed(self, line: bytes, name: bytes) -> bool:
         return self._ask("ZSCORE", b"thread:" + line + b":index", name) is not None
@@ -415,8 +469,7 @@ class Bucket:
         return self._send(self._number, *command)
 
     def _hash(self, key: str | bytes) -> dict[bytes, bytes]:
-        flat = self._ask("HGETALL", key)
-        return dict(zip(flat[::2], flat[1::2], strict=True))
+        return dict(pairs(self._ask("HGETALL", key)))
 
     def _problem(
         self,
@@ -426,7 +479,9 @@ class Bucket:
         checkpoint_id: str | None = None,
         fix: Sequence[tuple[Any, ...]] = (),
     ) -> Problem:
-        threads = (thread_id,) if thread_id is not None else ()
+        threads: tuple[str, ...] = ()
+        if thread_id is not None:
+            threads = (thread_id,)
         return Problem(Finding(kind, what, thread_id, checkpoint_id, threads), fix, self._number)
 
 

@@ -82,6 +82,9 @@ def unpack_facts(text: bytes) -> dict[int, set[int]]:
 def pack_item(packed: Packed, segment: int, added_bytes: int) -> bytes:
     """Return a checkpoint as JSON; `segment` is 0 if it begins one."""
     record = packed.record
+    # A parent of the same line, which is the usual one, is named by its id alone.
+    line = record.key[:2]
+    parents = [parent[2] if parent[:2] == line else parent for parent in record.parents]
     shown: dict[str, Any] = {
         "digest": packed.digest.hex(),
         "added": added_bytes,
@@ -92,7 +95,7 @@ def pack_item(packed: Packed, segment: int, added_bytes: int) -> bytes:
         "namespace": record.key.namespace,
         "checkpoint_id": record.key.checkpoint_id,
         "created_at": record.created_at,
-        "parents": [parent[2] if parent[:2] == record.key[:2] else parent for parent in record.parents],
+        "parents": parents,
         "sizes": record.sizes,
     }
     for name in _OPTIONAL:
@@ -115,15 +118,23 @@ def unpack_item(
     """Return what `pack_item` kept; without `whole` the root was left out."""
     if not item:
         raise _corrupted("the checkpoint's item is missing though its index has it", key)
+    children = b""
+    body = b""
     try:
-        shown = json.loads(item if whole else item + b"}")
+        if whole:
+            shown = json.loads(item)
+            children = bytes.fromhex(shown["children"])
+            body = b64decode(shown["root"], validate=True)
+        else:
+            # The script has cut the root off, which stands last, and with it the brace that ends the object.
+            shown = json.loads(item + b"}")
         record = Record(
             Key(shown["thread_id"], shown["namespace"], shown["checkpoint_id"]),
             shown["step"],
             tuple(_parent(parent, key) for parent in shown["parents"]),
             shown["created_at"],
-            bytes.fromhex(shown["children"]) if whole else b"",
-            b64decode(shown["root"], validate=True) if whole else b"",
+            children,
+            body,
             tuple(shown["sizes"]),
             tuple(shown.get("tags", ())),
             shown.get("summary", ""),
@@ -141,7 +152,10 @@ def unpack_item(
         raise _corrupted(f"the checkpoint's item cannot be decoded: {exc}", key) from exc
     except CheckpointCorrupted as exc:
         raise exc.located(key.thread_id, key.checkpoint_id) from exc
-    size = None if whole else len(digest) // 2
+    # The first half of a digest is that of the record without its root.
+    size = len(digest)
+    if not whole:
+        size //= 2
     if record.key != key or digest[:size] != record_digest(info, root)[:size]:
         raise _corrupted("the checkpoint's item does not match its checksum", key)
     return Stored(record, seq, family, pinned, hidden, digest, segment, added)
@@ -155,12 +169,16 @@ def line_of(name: bytes) -> tuple[str, str]:
 
 def _metadata(shown: Mapping[str, Any]) -> Mapping[str, Any]:
     packed = shown.get("packed_metadata")
-    found: Mapping[str, Any] = shown.get("metadata", {}) if packed is None else codec.unpack(b64decode(packed))
+    found: Mapping[str, Any] = shown.get("metadata", {})
+    if packed is not None:
+        found = codec.unpack(b64decode(packed))
     return found
 
 
 def _parent(parent: Any, key: Key) -> Key:
-    return Key(key.thread_id, key.namespace, parent) if isinstance(parent, str) else Key(*parent)
+    if isinstance(parent, str):
+        return Key(key.thread_id, key.namespace, parent)
+    return Key(*parent)
 
 
 def _is_plain(value: Any) -> bool:
@@ -187,7 +205,9 @@ def pack_hidden(hidden: Hidden) -> bytes:
     """Return a stretch as the script reads it; a segment of 0 means all of them."""
     namespace = hidden.namespace.encode()
     writes_of = (hidden.writes_of or "").encode()
-    kind = "c" if hidden.writes_of is None else "w"
+    kind = "c"
+    if hidden.writes_of is not None:
+        kind = "w"
     first = f"{hidden.after} {hidden.to} {hidden.segment or 0} {hidden.operation} {kind} {len(namespace)} "
     stretch = first.encode() + namespace + writes_of
     return b"%b %b" % (digest_of(stretch).hex().encode(), stretch)
@@ -201,10 +221,10 @@ def unpack_hidden(stretch: bytes) -> Hidden:
     try:
         after, to, segment, operation, kind, size, rest = stretch.split(b" ", 6)
         namespace = rest[: int(size)].decode()
-        writes_of = rest[int(size) :].decode()
-        return Hidden(
-            namespace, int(after), int(to), int(segment) or None, writes_of if kind == b"w" else None, int(operation)
-        )
+        writes_of: str | None = rest[int(size) :].decode()
+        if kind != b"w":
+            writes_of = None
+        return Hidden(namespace, int(after), int(to), int(segment) or None, writes_of, int(operation))
     except ValueError as exc:
         raise CheckpointCorrupted(f"a hidden stretch cannot be decoded: {exc}") from exc
 

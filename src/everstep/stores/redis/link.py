@@ -31,6 +31,7 @@ from everstep.errors import (
 )
 from everstep.runtime.calls import tried_again
 from everstep.stores.open_files import too_many_behind
+from everstep.stores.redis.items import pairs
 from everstep.stores.redis.script import script
 
 try:
@@ -88,7 +89,9 @@ class Link:
         """Where the servers are, without user and password."""
         if "path" in self._settings:
             return f"unix://{self._settings['path']}"
-        scheme = "rediss" if self._settings.get("connection_class") is redis.SSLConnection else "redis"
+        scheme = "redis"
+        if self._settings.get("connection_class") is redis.SSLConnection:
+            scheme = "rediss"
         hosts = ",".join(f"{host}:{port}" for host, port in self._addresses)
         if self._is_cluster:
             return f"{scheme}+cluster://{hosts}"
@@ -193,7 +196,10 @@ class Link:
             found = [exc] * len(commands)
         replies: list[Any] = []
         for group, reply in zip(groups, found, strict=True):
-            replies += [reply] * len(group) if isinstance(reply, Exception) else reply
+            if isinstance(reply, Exception):
+                # It stands for the answer of each bucket.
+                reply = [reply] * len(group)
+            replies += reply
         return replies
 
     def send(self, key: bytes, command: tuple[Any, ...], deadline: float, *, writes: bool = False) -> Any:
@@ -238,12 +244,17 @@ class Link:
             until = _patience(deadline)
             # The server ends a WAIT up to a tenth of a second late.
             wait_ms = max(1, int((until - time.monotonic()) * 900) - 150)
-            waiting = [(b"WAIT", self._replicas, wait_ms)] if is_confirmed else []
+            sent = commands
+            if is_confirmed:
+                sent = [*commands, (b"WAIT", self._replicas, wait_ms)]
+            trouble: Exception | None = None
+            replies: list[Any] = []
             try:
-                replies = self._exchange(self._pool_of(key, deadline), commands + waiting, until)
-                trouble = replies[0] if isinstance(replies[0], Exception) else None
+                replies = self._exchange(self._pool_of(key, deadline), sent, until)
+                if isinstance(replies[0], Exception):
+                    trouble = replies[0]
             except (redis.ConnectionError, redis.TimeoutError, OSError) as exc:
-                replies, trouble = [], exc
+                trouble = exc
             if not self._is_passing(trouble):
                 if not replies and trouble is not None:
                     raise trouble
@@ -282,7 +293,11 @@ class Link:
         try:
             connection.send_packed_command(connection.pack_commands(commands), check_health=False)
             for _ in commands:
-                replies.append(_answer(connection, until) if connection._sock else replies[-1])
+                if connection._sock:
+                    replies.append(_answer(connection, until))
+                else:
+                    # The driver has hung up after an error: that is the answer to the others, too.
+                    replies.append(replies[-1])
         except (redis.ConnectionError, redis.TimeoutError, OSError) as exc:
             connection.disconnect()
             with self._lock:
@@ -332,20 +347,29 @@ class Link:
         nodes = list(dict.fromkeys((*self._addresses, *list(self._pools))))
         for address in nodes:
             until = time.monotonic() + max(_left(deadline) / len(nodes), 0.2)
-            try:
-                found = self._exchange(self._pool(address), [(b"CLUSTER", b"SLOTS")], min(until, deadline))[0]
-            except (Lost, redis.ConnectionError, redis.TimeoutError, OSError) as exc:
-                found = exc.__cause__ if isinstance(exc, Lost) and isinstance(exc.__cause__, Exception) else exc
+            found = self._ask_slots(address, min(until, deadline))
             if isinstance(found, redis.AuthenticationError):
                 raise found
             if isinstance(found, Exception):
                 if "cluster support disabled" in str(found):
                     raise StoreMismatch("this server is not part of a cluster; use a redis:// URL")
                 trouble = found
+                # It is asked last the next time.
                 self._addresses = [*(other for other in self._addresses if other != address), address]
             elif found:
                 return [(row[0], row[1], (_host(row[2][0]) or address[0], row[2][1])) for row in found]
         raise trouble
+
+    def _ask_slots(self, address: Address, until: float) -> Any:
+        """Return what a node says of the slots, or what is the matter with it."""
+        try:
+            return self._exchange(self._pool(address), [(b"CLUSTER", b"SLOTS")], until)[0]
+        except Lost as exc:
+            if isinstance(exc.__cause__, Exception):
+                return exc.__cause__
+            return exc
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+            return exc
 
     # -- what the server can do
 
@@ -373,7 +397,11 @@ class Link:
 
 def _warn_of_losses(settings: dict[str, str], facts: dict[str, str]) -> None:
     synced = settings.get("appendfsync")
-    if settings.get("appendonly", "yes" if facts.get("aof_enabled") == "1" else "no") != "yes":
+    # Many services do not let clients look at their settings; what the server says of itself is always there.
+    is_logged = facts.get("aof_enabled") == "1"
+    if "appendonly" in settings:
+        is_logged = settings["appendonly"] == "yes"
+    if not is_logged:
         what = "appendonly is off: a crash of the server loses everything since its last dump"
     elif synced is not None and synced != "always":
         what = f"appendfsync is {synced}: a crash of the machine loses about the last second, or more"
@@ -383,15 +411,16 @@ def _warn_of_losses(settings: dict[str, str], facts: dict[str, str]) -> None:
 
 
 def _facts(info: Any) -> dict[str, str]:
-    lines = info.decode(errors="replace").splitlines() if isinstance(info, bytes) else []
+    if not isinstance(info, bytes):
+        return {}
+    lines = info.decode(errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def _settings(config: Any) -> dict[str, str]:
-    if not isinstance(config, list):  # many services do not let clients look
+    if not isinstance(config, list):
         return {}
-    texts = [part.decode(errors="replace") for part in config]
-    return dict(zip(texts[::2], texts[1::2], strict=True))
+    return dict(pairs([part.decode(errors="replace") for part in config]))
 
 
 def _parsed(url: str, timeout_seconds: float) -> tuple[list[Address], bool, dict[str, Any]]:
@@ -401,25 +430,20 @@ def _parsed(url: str, timeout_seconds: float) -> tuple[list[Address], bool, dict
     scheme = scheme.removesuffix("+cluster")
     if scheme not in ("redis", "rediss", "unix") or (is_cluster and scheme == "unix"):
         raise InvalidInput("a Redis URL begins with redis://, rediss://, redis+cluster:// or rediss+cluster://")
-    parts = None
-    try:
-        parts = urlsplit(f"{scheme}://{rest}")
-        login, at, hosts = parts.netloc.rpartition("@")
-        first, *others = hosts.split(",")
-        found = _parse_url(parts._replace(netloc=login + at + first).geturl())
-        addresses = [(found.pop("host", "localhost"), found.pop("port", 6379))]
-        addresses += [(o.hostname or "localhost", o.port or 6379) for o in (urlsplit(f"//{o}") for o in others)]
-    except (ValueError, TypeError):
-        parts = None  # its text, and the error itself, would quote from the password
-    if parts is None or parts.fragment or (not at and _is_cut(parts.path, parts.query) and scheme != "unix"):
+    parts = _split(f"{scheme}://{rest}")
+    if parts is None:
         raise InvalidInput(
             "the Redis URL cannot be read; it is redis://user:password@host:port/database, and special characters in "
             "the password are written as %XX"
         )
-    _check_options(found, parts.path if scheme != "unix" else "")
+    addresses, found, path = parts
+    # The path of a unix:// URL is that of a file.
+    if scheme != "unix":
+        _check_path(path)
+    _check_options(found)
     if is_cluster and found.pop("db", 0):
         raise InvalidInput("a cluster has only database 0")
-    if others and not is_cluster:
+    if len(addresses) > 1 and not is_cluster:
         raise InvalidInput("only the URL of a cluster names several hosts")
     settings: dict[str, Any] = {
         "socket_timeout": timeout_seconds,
@@ -433,15 +457,40 @@ def _parsed(url: str, timeout_seconds: float) -> tuple[list[Address], bool, dict
     return addresses, is_cluster, settings
 
 
+def _split(url: str) -> tuple[list[Address], dict[str, Any], str] | None:
+    """Return the addresses in a URL, the settings that the driver finds in it, and its path; None: it has none.
+
+    An error, or its text, would quote from the password: none comes out of here.
+    """
+    try:
+        parts = urlsplit(url)
+        login, at, hosts = parts.netloc.rpartition("@")
+        first, *others = hosts.split(",")
+        found = _parse_url(parts._replace(netloc=login + at + first).geturl())
+        addresses = [(found.pop("host", "localhost"), found.pop("port", 6379))]
+        for other in others:
+            host = urlsplit(f"//{other}")
+            addresses.append((host.hostname or "localhost", host.port or 6379))
+    except (ValueError, TypeError):
+        return None
+    is_cut = not at and parts.scheme != "unix" and _is_cut(parts.path, parts.query)
+    if parts.fragment or is_cut:
+        return None
+    return addresses, found, parts.path
+
+
 def _is_cut(path: str, query: str) -> bool:
     """Whether a login seems to reach into the path or the options, because of a / or ? in its password."""
     loose = [part for part in query.split("&") if "=" not in part]
     return "@" in path or any("@" in part for part in loose)
 
 
-def _check_options(found: dict[str, Any], path: str) -> None:
+def _check_path(path: str) -> None:
     if path.strip("/") and not path.strip("/").isdecimal():
         raise InvalidInput("the path of a Redis URL is the number of a database, such as /0")
+
+
+def _check_options(found: dict[str, Any]) -> None:
     for name in found:
         if name not in _OPTIONS and not name.startswith("ssl_"):
             # Not by its name: with a ? in a password a part of that stands here.
@@ -452,7 +501,9 @@ def _check_options(found: dict[str, Any], path: str) -> None:
 
 def _host(name: bytes | None) -> str:
     """Return the host of a node as the cluster gives it; "": the one that was asked."""
-    return "" if name in (None, b"?") else name.decode()
+    if name is None or name == b"?":
+        return ""
+    return name.decode()
 
 
 def _left(until: float) -> float:
@@ -558,8 +609,10 @@ def _refused(exc: redis.ResponseError) -> EverstepError:
     if text.startswith(("NOPERM", "ACL failure")):
         return StoreReadOnly(f"Redis does not let this user do that: {text}")
     if text.startswith("MISCONF"):
-        kind = StoreFull if "No space" in text else StoreUnavailable
-        return kind(f"Redis cannot write to its disk; nothing was written ({text})")
+        what = f"Redis cannot write to its disk; nothing was written ({text})"
+        if "No space" in text:
+            return StoreFull(what)
+        return StoreUnavailable(what)
     if text.startswith(("BUSY", "NOREPLICAS", "TRYAGAIN", "MASTERDOWN")):
         return StoreUnavailable(f"Redis is busy: {text}; try again")
     if text.startswith("DB index"):

@@ -7,6 +7,7 @@ something has changed meanwhile it does nothing, and the plan is made anew.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -38,6 +39,7 @@ from everstep.stores.redis.items import (
     pack_objects,
     pack_segment,
     pack_write,
+    pairs,
     raw_writes,
     unpack_facts,
     unpack_hidden,
@@ -84,7 +86,9 @@ class _Seen:
 
     @property
     def family(self) -> str | None:
-        return self.fields[b"family"].decode() if self.fields else None
+        if not self.fields:
+            return None
+        return self.fields[b"family"].decode()
 
 
 class LineState:
@@ -96,7 +100,9 @@ class LineState:
             raise CheckpointCorrupted(f"the head of a line cannot be read: {raw[:100]!r}")
         self.generation = int(found[1])
         self.head_was_moved = found[2] == b"t"
-        self.digest = found[3].decode() if found[3] != b"-" else None
+        self.digest: str | None = None
+        if found[3] != b"-":
+            self.digest = found[3].decode()
         self.checkpoint_id = found[4].decode(errors="replace")
 
     def check(self, head: Stored) -> Stored:
@@ -111,12 +117,17 @@ class LineState:
     def set(self, stored: Stored | None, *, head_was_moved: bool) -> None:
         self.generation += 1
         self.head_was_moved = head_was_moved
-        self.digest = stored.digest.hex() if stored is not None else None
-        self.checkpoint_id = stored.record.key.checkpoint_id if stored is not None else ""
+        self.digest = None
+        self.checkpoint_id = ""
+        if stored is not None:
+            self.digest = stored.digest.hex()
+            self.checkpoint_id = stored.record.key.checkpoint_id
 
     @property
     def raw(self) -> bytes:
-        mark = "t" if self.head_was_moved else "-"
+        mark = "-"
+        if self.head_was_moved:
+            mark = "t"
         return f"{self.generation} {mark} {self.digest or '-'} {self.checkpoint_id}".encode()
 
 
@@ -194,8 +205,7 @@ class Plan(Adopting):
             return seen
         reply = self._script("look", thread_id, namespace)
         if reply[0] == b"found":
-            fields = dict(zip(reply[1][::2], reply[1][1::2], strict=True))
-            seen = _Seen(fields, reply[2], b"", facts=reply[5])
+            seen = _Seen(dict(pairs(reply[1])), reply[2], b"", facts=reply[5])
             if reply[3]:
                 self._heads[thread_id, namespace] = int(float(reply[3])), reply[4]
             self._check("exists", f"family:{seen.family}", b"", b"1")
@@ -228,49 +238,51 @@ class Plan(Adopting):
             self.generations[where] = seen.family or "", state.generation
         head = None
         if state.digest is not None:
-            key = Key(thread_id, namespace, state.checkpoint_id)
-            found = self._heads.get(where)
-            if found is not None and where not in self._moved:
-                head = state.check(unpack_item(found[1], key, found[0], seen.family or ""))
-            else:
-                head = self.checkpoint(key)
-            if head is None:
-                raise CheckpointCorrupted(
-                    "the head is not in the index", thread_id=thread_id, checkpoint_id=key.checkpoint_id
-                )
+            head = self._head(where, state, seen.family or "")
         return Line(where, thread_id, namespace, seen.family or "", head, state.head_was_moved)
+
+    def _head(self, where: tuple[str, str], state: LineState, family: str) -> Stored:
+        """Return the head of a line as it will be: as it was read with its thread, unless this plan has moved it."""
+        key = Key(*where, state.checkpoint_id)
+        found = self._heads.get(where)
+        if found is not None and where not in self._moved:
+            return state.check(unpack_item(found[1], key, found[0], family))
+        head = self.checkpoint(key)
+        if head is None:
+            raise CheckpointCorrupted(
+                "the head is not in the index", thread_id=key.thread_id, checkpoint_id=key.checkpoint_id
+            )
+        return head
 
     def family(self, thread_id: str) -> str | None:
         return self._look(thread_id).family
 
     def checkpoint(self, key: Key) -> Stored | None:
         if key not in self._items:
-            reply = self._script("checkpoint", *key)
-            found = reply[0] == b"found"
-            stored = (
-                unpack_item(reply[3], key, int(float(reply[2])), reply[1].decode(), pinned=reply[4] == b"1")
-                if found
-                else None
-            )
-            self._items[key] = (
-                b"%b %b" % (reply[2], stored.digest.hex().encode()) if stored is not None else b"",
-                stored,
-            )
+            self._items[key] = self._read_checkpoint(key)
         expected, stored = self._items[key]
         self._check("item", f"thread:{line_name(key.thread_id, key.namespace)}", key.checkpoint_id.encode(), expected)
         return stored
+
+    def _read_checkpoint(self, key: Key) -> tuple[bytes, Stored | None]:
+        """Return a checkpoint, and what the script finds of it until somebody changes it; nothing if it is absent."""
+        reply = self._script("checkpoint", *key)
+        if reply[0] != b"found":
+            return b"", None
+        stored = unpack_item(reply[3], key, int(float(reply[2])), reply[1].decode(), pinned=reply[4] == b"1")
+        return b"%b %b" % (reply[2], stored.digest.hex().encode()), stored
 
     def is_taken_back(self, line: Line) -> bool:
         seen = self._look(line.thread_id)
         if b"origin" not in seen.fields:
             return False
         self._check_version(line.thread_id)
-        stretches = map(unpack_hidden, self._script("get", "HVALS", f"thread:{escaped(line.thread_id)}:hidden"))
-        wanted = {
-            hidden.operation
-            for hidden in stretches
-            if (hidden.namespace, hidden.after, hidden.segment, hidden.writes_of) == (line.namespace, 0, None, None)
-        }
+        wanted: set[int] = set()
+        for stretch in self._script("get", "HVALS", f"thread:{escaped(line.thread_id)}:hidden"):
+            hidden = unpack_hidden(stretch)
+            # Such a stretch hides all that the namespace had, as taking back a whole branch does.
+            if (hidden.namespace, hidden.after, hidden.segment, hidden.writes_of) == (line.namespace, 0, None, None):
+                wanted.add(hidden.operation)
         if not wanted:
             return False
         for name in self._script("get", "SMEMBERS", f"family:{line.family}:threads"):
@@ -282,7 +294,9 @@ class Plan(Adopting):
     def is_undone(self, thread_id: str, seq: int) -> bool | None:
         self._check_version(thread_id)
         found = self._script("get", "HGET", f"thread:{escaped(thread_id)}:log", seq)
-        return None if found is None else unpack_log(found, seq).undone
+        if found is None:
+            return None
+        return unpack_log(found, seq).undone
 
     def _check(self, kind: str, key: str, field: bytes, expected: bytes) -> None:
         self._checks.setdefault((kind, key, field), expected)
@@ -347,7 +361,7 @@ class Plan(Adopting):
                 self._do("SREM", "aliases", thread_id)
         self._commands.append(["clear", thread_id])
         values = {"family": family, "name": thread_id, "made": now, "version": 1}
-        self._do("HSET", f"thread:{escaped(thread_id)}:heads", *(part for pair in values.items() for part in pair))
+        self._do("HSET", f"thread:{escaped(thread_id)}:heads", *itertools.chain(*values.items()))
         self._do("SADD", f"family:{family}:threads", thread_id)
         self._commands.append(["active", thread_id])
         seen.fields = {key.encode(): str(value).encode() for key, value in values.items()}
@@ -358,13 +372,17 @@ class Plan(Adopting):
     def insert(self, line: Line, packed: Packed, segment: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         record = packed.record
         seq = self._number()
-        self._note(line.thread_id, record, line.head.record if line.head is not None else None)
+        known: Record | None = None
+        if line.head is not None:
+            known = line.head.record
+        self._note(line.thread_id, record, known)
         name = f"thread:{line_name(line.thread_id, line.namespace)}"
         self._put_item(record.key, pack_item(packed, segment or 0, added_bytes))
         self._do("ZADD", f"{name}:index", seq, record.key.checkpoint_id)
         self._commands.append(["id", record.key.checkpoint_id, line.thread_id, line.namespace])
         if not is_head:
-            self._changed.add(line.thread_id)  # two of these at once would not come in the order of their numbers
+            # Two of these at once would not come in the order of their numbers.
+            self._changed.add(line.thread_id)
         stored = Stored(record, seq, line.family, digest=packed.digest, segment=segment or seq, added_bytes=added_bytes)
         self._items[record.key] = b"", stored
         return stored
@@ -384,11 +402,15 @@ class Plan(Adopting):
 
     def labels(self, thread_id: str) -> frozenset[int]:
         """Return the numbers that the thread will be found by, as far as they were looked at."""
-        return frozenset(label for labels in self._facts.get(thread_id, {}).values() for label in labels)
+        return frozenset(itertools.chain(*self._facts.get(thread_id, {}).values()))
 
     def _put_item(self, key: Key, item: bytes) -> None:
         name = f"thread:{line_name(key.thread_id, key.namespace)}:item:{key.checkpoint_id}"
-        self._do("SET", name, item, *(("PX", self._life * 2) if self._life else ()))
+        if self._life:
+            # Twice as long as the head of its thread, which must never name what has ended before it.
+            self._do("SET", name, item, "PX", self._life * 2)
+        else:
+            self._do("SET", name, item)
 
     def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         name = line_name(line.thread_id, line.namespace)
@@ -396,9 +418,11 @@ class Plan(Adopting):
 
     def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored:
         self._note(line.thread_id, packed.record, old.record)
-        self._put_item(
-            packed.record.key, pack_item(packed, old.segment if old.segment != old.seq else 0, old.added_bytes)
-        )
+        segment = old.segment
+        if segment == old.seq:
+            # It begins its segment: see `pack_item`.
+            segment = 0
+        self._put_item(packed.record.key, pack_item(packed, segment, old.added_bytes))
         state = self._lines[line.ref]
         if state.checkpoint_id == old.record.key.checkpoint_id and state.digest is not None:
             state.digest = packed.digest.hex()
@@ -431,10 +455,14 @@ class Plan(Adopting):
         first = f"{len(one.encode())} {one}{two}"
         family = self._look(thread_id).family
         fields = self._script("get", "HKEYS", f"family:{family}:shared_states")
-        seqs = {int(name.split(b" ", 1)[0]) for name in fields if name.split(b" ", 1)[1] == first.encode()}
+        seqs: set[int] = set()
+        for field in fields:
+            seq, names = field.split(b" ", 1)
+            if names == first.encode():
+                seqs.add(int(seq))
         kept = sorted(seqs | {common.place.seq})[-SHARED_STATES_MAX:]
-        for seq in seqs - set(kept):
-            self._do("HDEL", f"family:{family}:shared_states", f"{seq} {first}")
+        for dropped in seqs - set(kept):
+            self._do("HDEL", f"family:{family}:shared_states", f"{dropped} {first}")
         if common.place.seq in kept:
             children = common.root.children
             value = b"%d %b%b" % (len(children), children, pack_common(common, one, two))
@@ -443,7 +471,9 @@ class Plan(Adopting):
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
         key = stored.record.key
-        command = "SADD" if pinned else "SREM"
+        command = "SREM"
+        if pinned:
+            command = "SADD"
         self._do(command, f"thread:{line_name(key.thread_id, key.namespace)}:pins", key.checkpoint_id)
         self._changed.add(key.thread_id)
 
@@ -471,7 +501,7 @@ class Plan(Adopting):
         key = f"thread:{escaped(thread_id)}:hidden"
         found = list[Hidden]()
         held = self._script("stretches", thread_id, operation)
-        for field, value in zip(held[::2], held[1::2], strict=True):
+        for field, value in pairs(held):
             self._do("HDEL", key, field)
             found.append(unpack_hidden(value))
         if found:
@@ -482,7 +512,10 @@ class Plan(Adopting):
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
         name = f"thread:{line_name(line.thread_id, line.namespace)}"
         field, value = pack_write(checkpoint_id, write)
-        command = "HSET" if write.idx < 0 else "HSETNX"
+        # Special writes, whose numbers are negative, replace one another; of others the first one counts.
+        command = "HSETNX"
+        if write.idx < 0:
+            command = "HSET"
         self._do(command, f"{name}:writes:{checkpoint_id}", field, b"%d %b" % (self._number(), value))
         self._do("SADD", f"{name}:written", checkpoint_id)
 
@@ -491,7 +524,7 @@ class Plan(Adopting):
         if where not in self._written:
             key = f"thread:{line_name(*where[:2])}:writes:{checkpoint_id}"
             held = self._script("get", "HGETALL", key)
-            for field, value in zip(held[::2], held[1::2], strict=True):
+            for field, value in pairs(held):
                 self._check("field", key, field, value)
             self._written[where] = {(write.task_id, write.idx): write for write in raw_writes(checkpoint_id, held)}
         return list(self._written[where].values())
