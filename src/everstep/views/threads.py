@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from everstep.durable import lists
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.adapter import described, is_own
 from everstep.repository.finding import make_search, pack_cursor
@@ -137,6 +136,8 @@ async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[
             head = loaded.get(hit.stored.record.key)
             shown = _shown(hit, about, head, await _summary(repository, hit.stored, head))
             if run_steps.is_run(hit.stored.record):
+                from everstep.durable import lists  # which takes longer to load than a list of threads to be made
+
                 shown["status"] = (await lists.info_at(repository, hit.stored)).status
         except CheckpointCorrupted as exc:
             shown = _shown_damaged(hit._replace(stored=None, damage=exc))
