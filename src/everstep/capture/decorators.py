@@ -72,6 +72,7 @@ class Capture:
         reason = as_trigger(trigger)
 
         def decorate(function: Any) -> Any:
+            # Such an object is no function, and must stay what it is for the class to bind it: we go inside.
             if isinstance(function, (classmethod, staticmethod)):
                 return type(function)(decorate(function.__func__))
             if not callable(function):
@@ -107,6 +108,7 @@ class _Place(NamedTuple):
         self, engine: CheckpointEngine, trigger: SnapshotTrigger, tools_result: dict[str, Any] | None, **about: Any
     ) -> Pending:
         """Return the save, of values as they are now."""
+        # A live thread that was left meanwhile has made its last save: what comes later goes onto the head.
         if self.live is not None and self.live.is_open:
             return self.live.save_call(engine, trigger, self.state, tools_result, about)
         return engine._amend_safe(self.thread_id, frozen(self.state)[0], tools_result, trigger, **about)
@@ -302,6 +304,7 @@ def _wrapper(function: Any, begin: Callable[[tuple[Any, ...], dict[str, Any]], _
                 except GeneratorExit:
                     await stream.aclose()
                     raise
+                # What the caller throws or sends is for the generator, which may go on with another item.
                 except BaseException as exc:
                     step = stream.athrow(exc)
                 else:

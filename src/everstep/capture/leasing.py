@@ -78,11 +78,14 @@ class _Lease:
                 return False
             if isinstance(error, LeaseHeld):
                 raise
+            # Somebody took it between our look and our commit. Who that is would take another look.
             raise LeaseHeld(self.thread_id, "another host", 0) from error
         self._renewing.enter_context(self._claim.renewed())
         return True
 
     def _engine_behind(self, engine: CheckpointEngine) -> CheckpointEngine:
+        # A copy, so that the caller's own engine goes on without the lease. Live threads belong to the engine whose
+        # capture they carry: those that are opened behind the lease are not found through the other one.
         twin = copy.copy(engine)
         twin._timeline = self._timeline_of(engine).behind(self._held())
         twin._capture = type(engine._capture)(twin)
@@ -124,6 +127,7 @@ class Lease(NeedsAsync, _Lease):
         try:
             await self._let_go()
         except LeaseLost:
+            # An error of the block, maybe this very one, matters more.
             if error is None:
                 raise
 

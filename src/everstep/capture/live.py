@@ -178,6 +178,7 @@ class Live:
         self._under_way.add(ended)
         try:
             made: str = await write(self.thread_id, now, trigger, **about)
+            # Without an id nothing was saved: the trigger is not configured, or the failure was logged.
             if made:
                 self._take_over(now)
         finally:
@@ -263,6 +264,7 @@ class LiveThread(NeedsAsync, Live):
         if self._ticking is not None:
             self._stop.set()
             await asyncio.wait([self._ticking])
+        # Decorated calls of other tasks, which outlive the block.
         for ended in list(self._under_way):
             await asyncio.wrap_future(ended)
         await last
@@ -311,6 +313,7 @@ class SyncLiveThread(NeedsPlainWith, Live):
         try:
             if self._ticking is not None:
                 self._stop.set()
+                # In the garbage collector this thread may hold a lock that the ticking one waits for.
                 if may_save(error):
                     self._ticking.join()
         except BaseException as exc:

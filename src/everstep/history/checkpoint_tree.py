@@ -406,6 +406,7 @@ class _Links:
             for seq, key in reversed(self._listed_in.get(place.segment, ())):
                 if seq <= place.seq:
                     return key
+            # Merges lead to the same segment on several ways; one look is enough.
             if place.segment not in seen:
                 seen.add(place.segment)
                 pending.extend(reversed(self._ancestry.get(place.segment, ())))

@@ -142,6 +142,7 @@ def _side(
     """Find the messages of the base on a side: by content, by name, by place; None if they changed their order."""
     kept = matches | _matches_by_name(names, matches, base_names)
     kept = dict(sorted(kept.items()))
+    # Where messages changed places, nothing tells between which of them a new one belongs.
     if list(kept.values()) != sorted(kept.values()):
         return None
     # As many nameless messages on both sides of a stretch are the same ones, edited.
@@ -267,6 +268,7 @@ class _Weaver:
             return self._from_one("ours", place)
         ours = self.ours.items.parts[place].node
         theirs = self.theirs.items.parts[self.twins[place]].node
+        # The same message by name or by call, with another content, has no base to settle it.
         slot = Slot("both", None, ours, theirs, clash=ours != theirs, facts=self.ours.facts[place])
         name = self.ours.names.get(place)
         if name is not None and name == self.theirs.names.get(self.twins[place]):
@@ -354,6 +356,7 @@ def _equal_additions(ours: _Side, theirs: _Side) -> dict[int, int]:
     found: dict[int, int] = {}
     for anchor, places in ours.added.items():
         for mine, other in zip(places, theirs.added.get(anchor, ()), strict=False):
+            # Only what both began with: an equal message further down may be said twice on purpose.
             if ours.items.parts[mine].node != theirs.items.parts[other].node:
                 break
             found[mine] = other

@@ -149,6 +149,7 @@ def _new_objects(walker: Walker, nodes: Iterable[Node], sides: Iterable[Root]) -
             return None
         return walker.objects[key][0]
 
+    # A merge names both sides as bases: what is below them is stored, and need not be sent again.
     old, _ = tree.reachable(b"".join(side.children for side in sides), children_of)
     found: dict[bytes, Content] = {}
     pending: list[bytes] = []
@@ -293,6 +294,7 @@ class _Planner:
         """Plan the messages: a side's list as it is, or both woven into one."""
         if ours == theirs or self._is_ours("messages"):
             return ours
+        # Without a base nothing tells which messages are new.
         if "messages" in self._uncertain:
             return _Clash("messages", base, ours, theirs)
         unsure = self._uncertain_below("messages")
@@ -464,6 +466,7 @@ class _Builder:
 
     def field(self, plan: _Plan, name: str) -> Need[Node]:
         """Build one of the three values of a checkpoint."""
+        # Messages that were resolved as a whole are written in groups, as any conversation is.
         if name == "messages" and isinstance(plan, _Clash) and plan.value is not MISSING:
             return self._writer.list_node(plan.value, name)
         node = yield from self._node(plan, 0)
@@ -513,6 +516,7 @@ class _Builder:
         else:
             keys = map(_packed_key, parts)
             packed = codec.mapping_of(list(zip(keys, values, strict=True)))
+        # At the top, pieces of ours that did not change are shared. An item is written without a look at what it was.
         if depth == 0:
             return self._writer.packed(packed, (yield from self._walker.in_pieces(plan.node)))
         return self._writer.packed(packed)

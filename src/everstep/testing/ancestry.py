@@ -13,6 +13,7 @@ from everstep.errors import (
     CheckpointNotFound,
     InvalidInput,
 )
+from everstep.history.checkpoint_tree import is_hidden
 from everstep.stores.protocol import (
     SHARED_STATES_MAX,
     BaseRef,
@@ -31,13 +32,18 @@ from everstep.stores.protocol import (
 )
 from everstep.testing.builders import (
     Reopen,
+    commit_steps,
+    committed,
     fill,
     follow,
     head_id,
     ids,
+    keys_of,
     make_object,
     make_record,
     put,
+    seqs_of,
+    shared_states_of,
 )
 
 
@@ -48,20 +54,18 @@ class AncestryContract:
 
     async def test_a_branch_joins_its_origins_family(self, store: Store) -> None:
         leaf = make_object(b"leaf")
-        first = await store.commit(put(make_record(roots=[leaf]), leaf))
-        assert first is not None
+        first = await committed(store, put(make_record(roots=[leaf]), leaf))
         origin = first.record.key
         base = BaseRef(first.record.key, first.digest)
-        branch = await store.commit(put(make_record("b", "branch", step=0, roots=[leaf]), base=base, origin=origin))
+        branch = await committed(store, put(make_record("b", "branch", step=0, roots=[leaf]), base=base, origin=origin))
 
-        assert branch is not None and branch.family == first.family
+        assert branch.family == first.family
         loaded = await store.read("branch", objects=True)
         assert loaded is not None
         assert list(loaded.objects) == [leaf]
 
     async def test_the_branches_of_a_thread_are_known(self, store: Store) -> None:
-        first = await store.commit(put(make_record()))
-        assert first is not None
+        first = await committed(store, put(make_record()))
         names = ["zoe", "anna"]
         for name in names:
             await store.commit(put(make_record("b", name, step=0), origin=first.record.key))
@@ -81,15 +85,13 @@ class AncestryContract:
 
     async def test_threads_of_their_own_share_nothing(self, store: Store) -> None:
         leaf = make_object(b"leaf")
-        first = await store.commit(put(make_record(roots=[leaf]), leaf))
-        other = await store.commit(put(make_record("c1", "u")))
-        assert first is not None and other is not None
+        first = await committed(store, put(make_record(roots=[leaf]), leaf))
+        other = await committed(store, put(make_record("c1", "u")))
         assert first.family != other.family
         assert await store.fetch(other.family, [leaf.hash]) == []
 
     async def test_a_merge_renews_what_threads_have_in_common(self, store: Store) -> None:
-        first = await store.commit(put(make_record()))
-        assert first is not None
+        first = await committed(store, put(make_record()))
         places = [first.place._replace(seq=n) for n in range(1, SHARED_STATES_MAX + 3)]
         shared_states = [SharedState(place, Root(b"", b"%d" % place.seq, (3,))) for place in places]
         await store.commit(
@@ -100,14 +102,11 @@ class AncestryContract:
         for one, other in (("branch", "t"), ("t", "branch")):
             thread = await store.thread(one)
             assert thread is not None
-            assert {name: list(held) for name, held in thread.shared_states.items()} == {
-                other: shared_states[-SHARED_STATES_MAX:]
-            }
+            assert shared_states_of(thread) == {other: shared_states[-SHARED_STATES_MAX:]}
 
     async def test_threads_of_two_families_have_nothing_in_common(self, store: Store) -> None:
-        first = await store.commit(put(make_record()))
+        first = await committed(store, put(make_record()))
         await store.commit(put(make_record("c1", "u")))
-        assert first is not None
         common = SharedState(first.place, Root(b"", b"", ()))
         for other in ("u", "nobody"):
             with pytest.raises(InvalidInput):
@@ -119,7 +118,7 @@ class AncestryContract:
     # -- runs: ancestry
 
     async def test_checkpoints_that_follow_each_other_are_one_run(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        stored = await commit_steps(store, 3)
         thread = await store.thread("t")
         assert thread is not None
         first = min(s.seq for s in stored if s is not None)
@@ -128,65 +127,59 @@ class AncestryContract:
         assert [s.segment for s in await store.list_checkpoints(Query(thread_id="t"))] == [first] * 3
 
     async def test_an_older_parent_starts_a_run(self, store: Store) -> None:
-        one, _two = [await store.commit(follow("t", "c")) for _ in range(2)]
-        third = await store.commit(put(make_record("x", step=2, parents=["c-1"])))
-        fourth = await store.commit(follow("t", "d"))
+        one, _two = await commit_steps(store, 2)
+        third = await committed(store, put(make_record("x", step=2, parents=["c-1"])))
+        fourth = await committed(store, follow("t", "d"))
         thread = await store.thread("t")
-        assert one is not None and third is not None and fourth is not None and thread is not None
+        assert thread is not None
         assert (third.segment, fourth.segment) == (third.seq, third.seq)
         assert thread.segments == {third.seq: (Place(one.record.key, one.segment, one.seq),)}
 
     async def test_a_checkpoint_without_parents_follows_the_head(self, store: Store) -> None:
-        one = await store.commit(put(make_record()))
-        two = await store.commit(put(make_record("c2", step=2)))
-        assert one is not None and two is not None
+        one = await committed(store, put(make_record()))
+        two = await committed(store, put(make_record("c2", step=2)))
         assert two.segment == one.segment
 
     async def test_an_unknown_parent_starts_a_run_that_follows_nothing(self, store: Store) -> None:
         await store.commit(put(make_record()))
-        two = await store.commit(put(make_record("c2", step=2, parents=["nobody"])))
+        two = await committed(store, put(make_record("c2", step=2, parents=["nobody"])))
         thread = await store.thread("t")
-        assert two is not None and thread is not None
+        assert thread is not None
         assert two.segment == two.seq
         assert thread.segments == {two.seq: ()}
 
     async def test_what_follows_a_moved_head_starts_a_run(self, store: Store) -> None:
-        one, _two = [await store.commit(follow("t", "c")) for _ in range(2)]
+        one, _two = await commit_steps(store, 2)
         await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
-        three = await store.commit(follow("t", "d"))
-        four = await store.commit(follow("t", "d"))
+        three = await committed(store, follow("t", "d"))
+        four = await committed(store, follow("t", "d"))
         thread = await store.thread("t")
-        assert one is not None and three is not None and four is not None and thread is not None
+        assert thread is not None
         assert (three.segment, four.segment) == (three.seq, three.seq)
         assert thread.segments == {three.seq: (one.place,)}
 
     async def test_what_follows_a_deleted_head_starts_a_run(self, store: Store) -> None:
-        one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
-        assert one is not None and two is not None
+        one, two = await commit_steps(store, 2)
         await store.delete("t", keys=[two.record.key])
-        three = await store.commit(follow("t", "d"))
+        three = await committed(store, follow("t", "d"))
         thread = await store.thread("t")
-        assert three is not None and thread is not None
+        assert thread is not None
         assert thread.segments == {three.seq: (one.place,)}
 
     async def test_a_checkpoint_that_does_not_become_the_head_starts_a_run(self, store: Store) -> None:
-        one = await store.commit(put(make_record("c5")))
-        side = await store.commit(put(make_record("c1", parents=["c5"]), head="never"))
-        two = await store.commit(put(make_record("c6", parents=["c5"])))
-        assert one is not None and side is not None and two is not None
+        one = await committed(store, put(make_record("c5")))
+        side = await committed(store, put(make_record("c1", parents=["c5"]), head="never"))
+        two = await committed(store, put(make_record("c6", parents=["c5"])))
         assert side.segment == side.seq
         assert two.segment == one.segment
 
     async def test_a_branch_and_a_merge_say_what_they_follow(self, store: Store, reopen: Reopen) -> None:
-        one = await store.commit(put(make_record()))
-        assert one is not None
+        one = await committed(store, put(make_record()))
         begun = make_record("b", "branch", step=0)._replace(parents=(one.record.key,))
-        branch = await store.commit(put(begun, origin=one.record.key))
-        two = await store.commit(follow("t", "c"))
-        assert branch is not None and two is not None
+        branch = await committed(store, put(begun, origin=one.record.key))
+        two = await committed(store, follow("t", "c"))
         merged = make_record("m", step=3)._replace(parents=(two.record.key, branch.record.key))
-        merge = await store.commit(put(merged))
-        assert merge is not None
+        merge = await committed(store, put(merged))
         await store.delete("t", keys=[one.record.key, two.record.key])
         store = await reopen()
 
@@ -207,11 +200,9 @@ class AncestryContract:
         assert stranger.ancestry == {}
 
     async def test_what_runs_follow_is_told_run_by_run(self, store: Store) -> None:
-        one = await store.commit(put(make_record()))
-        assert one is not None
+        one = await committed(store, put(make_record()))
         begun = make_record("b", "branch", step=0)._replace(parents=(one.record.key,))
-        branch = await store.commit(put(begun, origin=one.record.key))
-        assert branch is not None
+        branch = await committed(store, put(begun, origin=one.record.key))
         family = one.family
         unknown = branch.seq + 1000
         expected = {branch.seq: (one.place,)}
@@ -223,10 +214,9 @@ class AncestryContract:
         assert await store.segments(family, [branch.seq]) == expected
 
     async def test_runs_that_began_later_are_told_unless_they_are_hidden(self, store: Store) -> None:
-        one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
-        starts = [await store.commit(put(make_record(name, step=2, parents=["c-1"]))) for name in ("x", "y", "z")]
-        assert one is not None and two is not None
-        x, y, z = [stored.seq for stored in starts if stored is not None]
+        one, _two = await commit_steps(store, 2)
+        starts = [await committed(store, put(make_record(name, step=2, parents=["c-1"]))) for name in ("x", "y", "z")]
+        x, y, z = seqs_of(starts)
         assert await store.started("t", "", one.seq) == [x, y, z]
         assert await store.started("t", "", x) == [y, z]
         assert await store.started("t", "sub", 0) == await store.started("nobody", "", 0) == []
@@ -244,8 +234,8 @@ class AncestryContract:
         assert brief == whole._replace(hidden={}, segments={}, protected=frozenset())
 
     async def test_stretches_that_overlap_are_lifted_one_by_one(self, store: Store, reopen: Reopen) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(8)]
-        seqs = [each.seq for each in stored if each is not None]
+        stored = await commit_steps(store, 8)
+        seqs = seqs_of(stored)
         stretches = {"a": (1, 5), "b": (3, 7), "c": (4, 5), "d": (2, 3), "e": (6, 8)}
         numbers: dict[str, int] = {}
         for name, (after, to) in stretches.items():
@@ -259,11 +249,11 @@ class AncestryContract:
             expected = [f"c-{n}" for n in range(8, 0, -1) if n not in covered]
             query = Query(thread_id="t")
             listed = await store.list_checkpoints(query)
-            assert [each.record.key.checkpoint_id for each in listed] == expected
+            assert ids(listed) == expected
             assert await store.count(query) == len(expected)
             for offset in range(len(expected) + 1):
                 oldest = await store.list_checkpoints(Query(thread_id="t", order="oldest", offset=offset, limit=2))
-                names = [each.record.key.checkpoint_id for each in oldest]
+                names = ids(oldest)
                 assert names == expected[::-1][offset : offset + 2]
             after = seqs[2]
             before = seqs[6]
@@ -296,16 +286,17 @@ class AncestryContract:
                 await store.commit(Change(thread_id="t", show=[hidden.popitem()[0]]))
             if turn in (6, 18):
                 every, gone = every[:-2], every[-2:]
-                await store.delete("t", keys=[stored.record.key for stored in gone])
+                await store.delete("t", keys=keys_of(gone))
             await self._check_hidden(store, every, list(hidden.values()))
 
     async def _check_hidden(self, store: Store, every: Sequence[Stored], stretches: Sequence[Hidden]) -> None:
-        covered = [
-            stored
-            for stored in every
-            if any(h.after < stored.seq <= h.to and h.segment in (None, stored.segment) for h in stretches)
-        ]
-        visible = [stored for stored in every if stored not in covered]
+        covered: list[Stored] = []
+        visible: list[Stored] = []
+        for stored in every:
+            if is_hidden(stored, stretches):
+                covered.append(stored)
+            else:
+                visible.append(stored)
         low = every[-2].seq
         high = every[1].seq
         within = [stored for stored in visible if low < stored.seq < high]
@@ -320,18 +311,16 @@ class AncestryContract:
         ):
             assert ids(await store.list_checkpoints(query)) == ids(expected), query
             assert await store.count(query) == len(expected), query
-        for loaded in await store.read_many([stored.record.key for stored in every]):
-            assert loaded.stored.hidden is (loaded.stored.seq in {stored.seq for stored in covered})
+        for loaded in await store.read_many(keys_of(every)):
+            assert loaded.stored.hidden is (loaded.stored.seq in seqs_of(covered))
         shown = [stored.segment for stored in visible[::-1] if stored.segment == stored.seq > low]
-        assert [
-            segment for segment in await store.started("t", "", low) if segment in {stored.seq for stored in every}
-        ] == shown
+        started = [segment for segment in await store.started("t", "", low) if segment in seqs_of(every)]
+        assert started == shown
 
     async def test_threads_are_outlined_for_collections(self, store: Store) -> None:
         assert await store.outlines() == ([], None)
         one = make_object(b"one")
-        stored = await store.commit(put(make_record("c-1", roots=[one]), one))
-        assert stored is not None
+        stored = await committed(store, put(make_record("c-1", roots=[one]), one))
         await store.commit(follow("t", "c"))
         await store.put_writes(Key("waiting", "", "c"), [Write("task", 0, "ch", b"", b"w", 1)], [])
         await store.commit(put(make_record("x", "other"), log=Operation("x", {})))
@@ -350,8 +339,7 @@ class AncestryContract:
             found, _ = await store.outlines()
             return next(outline.is_swept for outline in found if outline.thread_id == "t")
 
-        stored = await store.commit(put(make_record("c-1", roots=[one]), one))
-        assert stored is not None
+        stored = await committed(store, put(make_record("c-1", roots=[one]), one))
         assert not await is_swept()
         await store.sweep(stored.family, pretend=[])
         assert not await is_swept()
@@ -381,7 +369,7 @@ class AncestryContract:
 
     async def test_the_newest_of_a_thread_and_its_branches(self, store: Store) -> None:
         assert await store.newest("t", 10) is None
-        origins = [await store.commit(follow("t", "c")) for _ in range(3)]
+        origins = await commit_steps(store, 3)
         for name, origin in (("one", origins[1]), ("two", origins[0])):
             assert origin is not None
             begun = make_record("b", name, step=0)._replace(parents=(origin.record.key,))
@@ -402,7 +390,7 @@ class AncestryContract:
         assert (every.total, Key("two", "sub", "s") in every.heads) == (6, False)
         alone = await store.newest("t", 2)
         assert alone is not None
-        assert [stored.record.key.checkpoint_id for stored in alone.listed] == ["c-4", "c-3"]
+        assert ids(alone.listed) == ["c-4", "c-3"]
         assert alone.total == 4
         assert alone.heads == {Key("t", "", "c-4")}
         own = await store.newest("one", 10, branches=True)
@@ -415,8 +403,7 @@ class AncestryContract:
             parents = (origin,) if origin is not None else ()
             await store.commit(put(make_record("c-1", name)._replace(parents=parents), origin=origin))
         for n in range(1, 6):
-            two = await store.commit(follow(f"b{n}", "c"))
-            assert two is not None
+            two = await committed(store, follow(f"b{n}", "c"))
             hide = [Hidden("", two.seq - 1, two.seq)]
             await store.commit(
                 Change(thread_id=f"b{n}", moves=[Move("", "c-1")], hide=hide, log=Operation("rewind", {}))
@@ -427,10 +414,9 @@ class AncestryContract:
         assert found.total == 7
 
     async def test_a_stretch_hides_one_run_only(self, store: Store) -> None:
-        one, two = [await store.commit(follow("t", "c")) for _ in range(2)]
-        other = await store.commit(put(make_record("x", step=2, parents=["c-1"])))
-        three = await store.commit(put(make_record("y", step=3, parents=["c-2"])))
-        assert one is not None and two is not None and other is not None and three is not None
+        one, _two = await commit_steps(store, 2)
+        other = await committed(store, put(make_record("x", step=2, parents=["c-1"])))
+        three = await committed(store, put(make_record("y", step=3, parents=["c-2"])))
         await store.commit(
             Change(thread_id="t", hide=[Hidden("", one.seq, three.seq, other.segment)], log=Operation("a", {}))
         )

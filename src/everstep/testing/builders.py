@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from everstep.stores.memory import MemoryStore
@@ -29,9 +29,11 @@ from everstep.stores.protocol import (
     SharedState,
     Store,
     Stored,
+    Thread,
     Write,
 )
 from everstep.transfer import renumber
+from everstep.transfer.families import roots_of
 from everstep.values import tree
 from everstep.values.compress import squeeze
 
@@ -45,7 +47,7 @@ ODD_NAMES = (
 
 def make_object(body: bytes, *children: Object) -> Object:
     """Return an object as a store takes it."""
-    below = b"".join(child.hash for child in children)
+    below = b"".join(hashes_of(children))
     return Object(tree.address(below, body), below, squeeze(body))
 
 
@@ -68,7 +70,7 @@ def make_record(
         step=step,
         parents=tuple(Key(thread_id, namespace, parent) for parent in parents),
         created_at=created_at,
-        children=b"".join(obj.hash for obj in roots),
+        children=b"".join(hashes_of(roots)),
         body=body,
         sizes=(len(body),),
         tags=tuple(tags),
@@ -98,6 +100,48 @@ def ids(found: Sequence[Stored]) -> list[str]:
     return [stored.record.key.checkpoint_id for stored in found]
 
 
+def keys_of(found: Iterable[Stored]) -> list[Key]:
+    """Return the full names in order."""
+    return [stored.record.key for stored in found]
+
+
+def seqs_of(found: Iterable[Stored]) -> list[int]:
+    """Return the numbers in order."""
+    return [stored.seq for stored in found]
+
+
+def thread_ids_of(found: Iterable[Stored]) -> list[str]:
+    """Return the names of the threads in order."""
+    return [stored.record.key.thread_id for stored in found]
+
+
+def kinds_of(log: Iterable[Operation]) -> list[str]:
+    """Return what was done, in order."""
+    return [operation.kind for operation in log]
+
+
+def hashes_of(objects: Iterable[Object]) -> list[bytes]:
+    """Return the hashes in order."""
+    return [obj.hash for obj in objects]
+
+
+def shared_states_of(thread: Thread | RawThread) -> dict[str, list[SharedState]]:
+    """Return what a thread has in common with others, ready to be compared."""
+    return {name: list(held) for name, held in thread.shared_states.items()}
+
+
+async def committed(store: Store, change: Change) -> Stored:
+    """Commit a change that makes a checkpoint, and return it."""
+    stored = await store.commit(change)
+    assert stored is not None
+    return stored
+
+
+async def commit_steps(store: Store, count: int, thread_id: str = "t", name: str = "c") -> list[Stored]:
+    """Add so many steps to a thread, and return them."""
+    return [await committed(store, follow(thread_id, name)) for _ in range(count)]
+
+
 async def head_id(store: Store, thread_id: str = "t", namespace: str = "") -> str | None:
     """Return the id of the head."""
     loaded = await store.read(thread_id, namespace)
@@ -120,10 +164,10 @@ async def fill(store: Store) -> None:
     """Put a family into an empty store that has a bit of everything."""
     leaf = make_object(b"leaf")
     top = make_object(b"top", make_object(b"leaf"))
-    first = await store.commit(put(make_record("c-1", roots=[top]), leaf, top))
-    stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+    first = await committed(store, put(make_record("c-1", roots=[top]), leaf, top))
+    stored = await commit_steps(store, 3)
     third, last = stored[1:]
-    assert first is not None and third is not None and last is not None
+    assert third is not None and last is not None
     await store.commit(put(make_record("s1", "t", "sub")))
     common = SharedState(first.place, Root(leaf.hash, b"common", (6,)))
     branch = make_record("b1", "branch", step=0)._replace(parents=(first.record.key,))
@@ -147,27 +191,32 @@ async def fill(store: Store) -> None:
 
 async def take_over(store: Store, source: Store, *names: str) -> tuple[list[Part], Callable[[int], int]]:
     """Let `store` adopt threads of `source`; return the parts, and what makes the source's numbers the store's."""
-    raws = [raw for name in names if (raw := await source.raw(name)) is not None]
     thread = await source.thread(names[0], ancestry=True)
     assert thread is not None
     base = await store.adopt(Part(names[0], b"begun", reserve=1000))
     numbers = renumber.Numbers([renumber.Stretch(base, 1000, (0, 0, 0))])
-    loaded = [
-        await source.read(*stored.record.key, objects=True)
-        for name in names
-        for stored in await source.list_checkpoints(Query(thread_id=name, namespace=None, hidden="also"))
-    ]
-    found = [each for each in loaded if each is not None]
-    roots = [common.root.children for raw in raws for held in raw.shared_states.values() for common in held]
-    kept = await source.fetch(thread.family, [key for root in roots for key in tree.hashes(root)])
+    raws: list[RawThread] = []
+    roots: list[bytes] = []
+    checkpoints: list[Stored] = []
+    objects: list[Object] = []
+    for name in names:
+        raw = await source.raw(name)
+        if raw is not None:
+            raws.append(renumber.thread(raw, numbers)._replace(note=b"note"))
+            roots += roots_of(raw)
+        for listed in await source.list_checkpoints(Query(thread_id=name, namespace=None, hidden="also")):
+            loaded = await source.read(*listed.record.key, objects=True)
+            assert loaded is not None
+            checkpoints.append(renumber.stored(loaded.stored, numbers))
+            objects += loaded.objects
     parts = [
         Part(
             names[0],
-            objects=[*kept, *(obj for each in found for obj in each.objects)],
-            checkpoints=[renumber.stored(each.stored, numbers) for each in found],
+            objects=[*await source.fetch(thread.family, roots), *objects],
+            checkpoints=checkpoints,
             segments=renumber.segments(thread.ancestry, numbers),
         ),
-        Part(names[0], threads=[renumber.thread(raw, numbers)._replace(note=b"note") for raw in raws]),
+        Part(names[0], threads=raws),
     ]
     for part in parts:
         await store.adopt(part)
@@ -190,10 +239,10 @@ async def new_thread(source: Store, name: str) -> Part:
     thread = await source.thread(name, ancestry=True)
     assert raw is not None and thread is not None
     listed = await source.list_checkpoints(Query(thread_id=name, namespace=None))
-    read = await source.read_many([stored.record.key for stored in listed[::-1]])
+    read = await source.read_many(keys_of(listed[::-1]))
     return Part(
         name,
-        reserve=max([stored.seq for stored in listed] + [write.seq for _, write in raw.writes]),
+        reserve=max(seqs_of(listed) + [write.seq for _, write in raw.writes]),
         objects=await source.fetch(thread.family, [top.hash]),
         checkpoints=[loaded.stored for loaded in read],
         segments=thread.ancestry,
@@ -214,7 +263,7 @@ async def with_protected(store: Store, thread_id: str = "t") -> list[Stored]:
     """
     made = [await store.commit(follow(thread_id, "c")) for _ in range(5)]
     stored = [each for each in made if each is not None]
-    keys = [each.record.key for each in stored]
+    keys = keys_of(stored)
     await store.commit(Change(thread_id=thread_id, pins=[Pin(keys[0], True)]))
     await store.commit(put(make_record("b", f"{thread_id} branch", step=0), origin=keys[1]))
     for key in (*keys, keys[0]._replace(checkpoint_id="early")):
@@ -243,7 +292,7 @@ def plain(raw: RawThread) -> RawThread:
         hidden=sorted(raw.hidden, key=repr),
         operations=list(raw.operations),
         writes=list(raw.writes),
-        shared_states={name: list(held) for name, held in raw.shared_states.items()},
+        shared_states=shared_states_of(raw),
         family_threads=(),
     )
 

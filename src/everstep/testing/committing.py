@@ -33,10 +33,13 @@ from everstep.stores.protocol import (
 )
 from everstep.testing.builders import (
     Reopen,
+    committed,
     follow,
+    hashes_of,
     head_id,
     ids,
     join,
+    kinds_of,
     make_object,
     make_record,
     put,
@@ -66,9 +69,8 @@ class CommitContract:
         assert await store.thread("t") == before
 
     async def test_operations_pins_and_hiding_survive_reopening(self, store: Store, reopen: Reopen) -> None:
-        first = await store.commit(put(make_record()))
-        second = await store.commit(put(make_record("c2", step=2)))
-        assert first is not None and second is not None
+        first = await committed(store, put(make_record()))
+        second = await committed(store, put(make_record("c2", step=2)))
         await store.commit(
             Change(
                 thread_id="t",
@@ -98,8 +100,7 @@ class CommitContract:
 
     async def test_a_change_with_one_impossible_part_does_nothing_at_all(self, store: Store) -> None:
         leaf = make_object(b"leaf")
-        first = await store.commit(put(make_record()))
-        assert first is not None
+        first = await committed(store, put(make_record()))
         before = await store.thread("t")
         impossible: list[dict[str, Any]] = [
             {"pins": [Pin(first.record.key, True), Pin(Key("t", "", "nope"), True)]},
@@ -214,7 +215,7 @@ class CommitContract:
         async def work(inside: Store) -> Stored:
             loaded = await inside.read("t", objects=True, writes=True)
             assert loaded is not None
-            assert [obj.hash for obj in loaded.objects] == [leaf.hash]
+            assert hashes_of(loaded.objects) == [leaf.hash]
             assert [obj.hash for obj in await inside.fetch(loaded.stored.family, [leaf.hash])] == [leaf.hash]
             assert [each.stored.seq for each in await inside.read_many([loaded.stored.record.key])] == [
                 loaded.stored.seq
@@ -227,20 +228,18 @@ class CommitContract:
             assert newest is not None
             assert ids(newest.listed) == ["a"]
             assert await inside.segments(loaded.stored.family, [loaded.stored.segment]) == {}
-            assert [each.kind for each in await inside.operations("t", 5)] == ["kind"]
+            assert kinds_of(await inside.operations("t", 5)) == ["kind"]
             thread = await inside.thread("t", branches=True, ancestry=True)
             assert thread is not None
             assert thread.heads[""][0] == "a"
             base = BaseRef(loaded.stored.record.key, loaded.stored.digest)
-            stored = await inside.commit(put(make_record("b", parents=["a"], roots=[leaf]), base=base, expect="a"))
-            assert stored is not None
-            return stored
+            return await committed(inside, put(make_record("b", parents=["a"], roots=[leaf]), base=base, expect="a"))
 
         stored = await store.in_turn("t", work)
         loaded = await store.read("t", objects=True)
         assert loaded is not None
         assert loaded.stored == stored
-        assert [obj.hash for obj in loaded.objects] == [leaf.hash]
+        assert hashes_of(loaded.objects) == [leaf.hash]
 
     async def test_a_turn_that_fails_changes_nothing_and_ends(self, store: Store) -> None:
         await store.commit(follow("t", "c"))
@@ -273,11 +272,10 @@ class CommitContract:
     async def test_other_content_under_the_same_id_replaces_it_in_place(self, store: Store) -> None:
         old = make_object(b"old")
         new = make_object(b"new")
-        first = await store.commit(put(make_record(roots=[old]), old))
+        first = await committed(store, put(make_record(roots=[old]), old))
         await store.commit(put(make_record("c2", step=2)))
-        second = await store.commit(put(make_record(roots=[new], body=b"other", metadata={"k": 1}), new))
+        second = await committed(store, put(make_record(roots=[new], body=b"other", metadata={"k": 1}), new))
 
-        assert first is not None and second is not None
         assert second.seq == first.seq
         assert await head_id(store) == "c2"
         loaded = await store.read("t", "", "c1", objects=True)
@@ -311,8 +309,7 @@ class CommitContract:
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c2", "c1"]
 
     async def test_a_branch_named_by_chance_is_no_other_thread(self, store: Store) -> None:
-        first = await store.commit(put(make_record()))
-        assert first is not None
+        first = await committed(store, put(make_record()))
         origin = first.record.key
 
         def branch(thread_id: str, name: str) -> Change:
@@ -358,9 +355,8 @@ class CommitContract:
 
     async def test_objects_may_be_left_out_while_their_base_is_stored(self, store: Store) -> None:
         leaf = make_object(b"leaf")
-        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        first = await committed(store, put(make_record(roots=[leaf]), leaf))
         await store.commit(put(make_record("c2", step=2)))
-        assert first is not None
         base = BaseRef(first.record.key, first.digest)
         await store.commit(put(make_record("c3", step=3, roots=[leaf]), base=base))
         loaded = await store.read("t", objects=True)
@@ -382,8 +378,7 @@ class CommitContract:
         assert await head_id(store) == "c-3"
 
     async def test_a_base_that_is_gone_or_replaced_is_refused(self, store: Store) -> None:
-        first = await store.commit(put(make_record()))
-        assert first is not None
+        first = await committed(store, put(make_record()))
         base = BaseRef(first.record.key, first.digest)
         await store.commit(put(make_record(body=b"other")))
         with pytest.raises(BaseGone):
@@ -394,18 +389,16 @@ class CommitContract:
         assert await store.thread("t") is None
 
     async def test_a_base_of_another_family_is_refused(self, store: Store) -> None:
-        first = await store.commit(put(make_record()))
+        first = await committed(store, put(make_record()))
         await store.commit(put(make_record("c1", "u")))
-        assert first is not None
         with pytest.raises(BaseGone):
             await store.commit(put(make_record("c2", "u", step=2), base=BaseRef(first.record.key, first.digest)))
 
     async def test_an_object_sent_again_is_not_swept(self, store: Store) -> None:
         leaf = make_object(b"leaf")
-        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        first = await committed(store, put(make_record(roots=[leaf]), leaf))
         await store.commit(put(make_record("c2", step=2)))
         await store.delete("t", keys=[Key("t", "", "c1")])
         await store.commit(put(make_record("c3", step=3, roots=[leaf]), leaf))
-        assert first is not None
         assert await store.sweep(first.family) == Swept(0, 0)
         assert await store.fetch(first.family, [leaf.hash]) == [leaf]

@@ -26,14 +26,22 @@ from everstep.stores.protocol import (
 )
 from everstep.testing.builders import (
     ODD_NAMES,
+    commit_steps,
+    committed,
     follow,
+    hashes_of,
     head_id,
     ids,
+    keys_of,
+    kinds_of,
     make_object,
     make_record,
     put,
     raw_thread,
+    seqs_of,
+    shared_states_of,
     stored_objects,
+    thread_ids_of,
     with_protected,
     written_ids,
 )
@@ -48,8 +56,7 @@ class DeletionContract:
         shared = make_object(b"shared")
         old = make_object(b"old")
         new = make_object(b"new")
-        first = await store.commit(put(make_record(roots=[shared, old]), shared, old))
-        assert first is not None
+        first = await committed(store, put(make_record(roots=[shared, old]), shared, old))
         base = BaseRef(first.record.key, first.digest)
         await store.commit(put(make_record("c2", step=2, roots=[shared, new]), new, base=base))
 
@@ -66,9 +73,8 @@ class DeletionContract:
     async def test_a_sweep_says_what_it_removed(self, store: Store) -> None:
         keep = make_object(b"keep")
         drop = make_object(b"drop" * 100)
-        first = await store.commit(put(make_record(roots=[drop]), drop))
+        first = await committed(store, put(make_record(roots=[drop]), drop))
         await store.commit(put(make_record("c2", step=2, roots=[keep]), keep))
-        assert first is not None
         assert await store.sweep(first.family) == Swept(0, 0)
         await store.delete("t", keys=[Key("t", "", "c1")])
         swept = await store.sweep(first.family)
@@ -76,16 +82,14 @@ class DeletionContract:
 
     async def test_a_sweep_keeps_what_writes_need(self, store: Store) -> None:
         leaf = make_object(b"leaf")
-        first = await store.commit(put(make_record()))
-        assert first is not None
+        first = await committed(store, put(make_record()))
         await store.put_writes(Key("t", "", "later"), [Write("task", 0, "ch", leaf.hash, b"", 1)], [leaf])
         await store.sweep(first.family)
         assert await store.fetch(first.family, [leaf.hash]) == [leaf]
 
     async def test_a_deleted_thread_takes_along_what_it_had_in_common(self, store: Store) -> None:
         leaf = make_object(b"leaf")
-        first = await store.commit(put(make_record(roots=[leaf]), leaf))
-        assert first is not None
+        first = await committed(store, put(make_record(roots=[leaf]), leaf))
         common = SharedState(first.place, Root(leaf.hash, b"common", (6,)))
         key = first.record.key
         await store.commit(put(make_record("b1", "branch", step=0), origin=key, shared_states={"t": common}))
@@ -96,9 +100,8 @@ class DeletionContract:
 
     async def test_a_sweep_keeps_what_two_threads_have_in_common(self, store: Store) -> None:
         leaf = make_object(b"leaf")
-        first = await store.commit(put(make_record(roots=[leaf]), leaf))
+        first = await committed(store, put(make_record(roots=[leaf]), leaf))
         await store.commit(put(make_record("c2", step=2)))
-        assert first is not None
         common = SharedState(first.place, Root(leaf.hash, b"common", (6,)))
         await store.commit(
             put(make_record("b1", "branch", step=0), origin=first.record.key, shared_states={"t": common})
@@ -111,8 +114,8 @@ class DeletionContract:
 
         assert branch is not None and origin is not None
         assert branch.origin == first.record.key
-        assert {name: list(held) for name, held in branch.shared_states.items()} == {"t": [common]}
-        assert {name: list(held) for name, held in origin.shared_states.items()} == {"branch": [common]}
+        assert shared_states_of(branch) == {"t": [common]}
+        assert shared_states_of(origin) == {"branch": [common]}
         assert await store.fetch(first.family, [leaf.hash]) == [leaf]
 
     async def test_deleting_a_thread_removes_it_and_nothing_else(self, store: Store) -> None:
@@ -136,8 +139,7 @@ class DeletionContract:
         leaf = make_object(b"leaf")
         await store.commit(put(make_record(roots=[leaf]), leaf, log=Operation("x", {})))
         await store.delete("t")
-        again = await store.commit(follow("t", "new"))
-        assert again is not None
+        again = await committed(store, follow("t", "new"))
         assert again.record.step == 1
         assert await store.operations("t", 10) == []
         assert await store.fetch(again.family, [leaf.hash]) == []
@@ -162,8 +164,7 @@ class DeletionContract:
         assert await head_id(store) == "c-2"
 
     async def test_a_deleted_head_does_not_fall_back_to_a_hidden_one(self, store: Store) -> None:
-        one, two, three = [await store.commit(follow("t", "c")) for _ in range(3)]
-        assert one is not None and two is not None and three is not None
+        one, two, three = await commit_steps(store, 3)
         await store.commit(Change(thread_id="t", hide=[Hidden("", one.seq, two.seq)], log=Operation("x", {})))
         await store.delete("t", keys=[three.record.key])
         assert await head_id(store) == "c-1"
@@ -176,8 +177,7 @@ class DeletionContract:
 
     async def test_objects_of_a_family_without_threads_go_at_once(self, store: Store) -> None:
         leaf = make_object(b"leaf")
-        first = await store.commit(put(make_record(roots=[leaf]), leaf))
-        assert first is not None
+        first = await committed(store, put(make_record(roots=[leaf]), leaf))
         await store.delete("t")
         assert await store.fetch(first.family, [leaf.hash]) == []
 
@@ -201,7 +201,7 @@ class DeletionContract:
         await store.commit(put(make_record("b", "two")))
         await store.commit(put(make_record("c", "one", "sub")))
         await store.delete("one", keys=[Key("one", "sub", "c")])
-        assert [s.record.key.thread_id for s in await store.list_threads(9, 0)] == ["one", "two"]
+        assert thread_ids_of(await store.list_threads(9, 0)) == ["one", "two"]
 
     async def test_deleting_a_checkpoint_takes_its_writes(self, store: Store) -> None:
         await store.commit(put(make_record()))
@@ -216,8 +216,8 @@ class DeletionContract:
     # -- retention's deletions
 
     async def test_pruning_goes_with_the_commit_and_spares_heads_pins_and_beginnings(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(6)]
-        seqs = [s.seq for s in stored if s is not None]
+        stored = await commit_steps(store, 6)
+        seqs = seqs_of(stored)
         assert stored[1] is not None and stored[2] is not None and stored[3] is not None
         await store.put_writes(stored[2].record.key, [Write("task", 0, "ch", b"", b"", 0)], [])
         await store.commit(Change(thread_id="t", pins=[Pin(stored[1].record.key, True)]))
@@ -234,16 +234,15 @@ class DeletionContract:
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-7"]
 
     async def test_a_commit_that_fails_prunes_nothing(self, store: Store) -> None:
-        one = await store.commit(follow("t", "c"))
+        one = await committed(store, follow("t", "c"))
         await store.commit(follow("t", "c"))
-        assert one is not None
         with pytest.raises(HeadMoved):
             await store.commit(follow("t", "c", expect="c-1")._replace(prune=[one.seq]))
         assert await store.read("t", "", "c-1") is not None
 
     async def test_a_deletion_can_spare_what_retention_must_keep(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(4)]
-        keys = [s.record.key for s in stored if s is not None]
+        stored = await commit_steps(store, 4)
+        keys = keys_of(stored)
         await store.commit(Change(thread_id="t", pins=[Pin(keys[0], True)]))
         await store.commit(put(make_record("b", "branch", step=0), origin=keys[1]))
         assert (await store.delete("t", keys=keys, spare=True)).checkpoints == 1
@@ -283,23 +282,22 @@ class DeletionContract:
 
     async def test_what_a_commit_does_not_prune_keeps_its_pending_writes(self, store: Store) -> None:
         stored = await with_protected(store)
-        await store.commit(follow("t", "c")._replace(prune=[each.seq for each in stored]))
+        await store.commit(follow("t", "c")._replace(prune=seqs_of(stored)))
         assert await written_ids(store) == ["c-1", "c-2", "early"]
         await self._check_writes(store, ["c-1", "c-2"])
         other = await with_protected(store, "other")
-        await store.commit(Change(thread_id="other", prune=[each.seq for each in other]))
+        await store.commit(Change(thread_id="other", prune=seqs_of(other)))
         assert await written_ids(store, "other") == ["c-1", "c-2", "c-5", "early"]
 
     async def test_without_sparing_writes_go_with_what_is_deleted(self, store: Store) -> None:
         stored = await with_protected(store)
-        assert (await store.delete("t", keys=[each.record.key for each in stored[:2]])).checkpoints == 2
+        assert (await store.delete("t", keys=keys_of(stored[:2]))).checkpoints == 2
         assert await written_ids(store) == ["c-3", "c-4", "c-5", "early"]
         assert (await store.delete("t", before_step=6)).checkpoints == 3
         assert await written_ids(store) == ["early"]
 
     async def test_a_thread_that_has_early_writes_only_is_still_there(self, store: Store) -> None:
-        first = await store.commit(put(make_record()))
-        assert first is not None
+        first = await committed(store, put(make_record()))
         record = make_record("b", "branch", step=0)._replace(parents=(first.record.key,))
         common = SharedState(first.place, Root(b"", b"", ()))
         await store.commit(put(record, origin=first.record.key, shared_states={"t": common}))
@@ -312,7 +310,7 @@ class DeletionContract:
         origin = await store.thread("t")
         assert thread is not None and origin is not None
         assert (thread.heads, thread.origin, set(thread.shared_states)) == ({}, first.record.key, {"t"})
-        assert [entry.kind for entry in await store.operations("branch", 10)] == ["kept"]
+        assert kinds_of(await store.operations("branch", 10)) == ["kept"]
         assert origin.protected == {first.seq}  # the branch lives, as far as its origin is concerned
         assert ids(await store.list_threads(10, 0, headless=True)) == ["c1"]
 
@@ -363,12 +361,11 @@ class DeletionContract:
             assert sorted(held[name]) == ["new", "old"]
 
     async def test_numbers_of_pruned_checkpoints_are_not_given_again(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
-        seqs = [s.seq for s in stored if s is not None]
+        stored = await commit_steps(store, 3)
+        seqs = seqs_of(stored)
         await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
         await store.commit(Change(thread_id="t", prune=seqs))
-        again = await store.commit(follow("t", "d"))
-        assert again is not None
+        again = await committed(store, follow("t", "d"))
         assert again.seq > seqs[-1]
 
     async def test_entries_of_the_log_can_be_dropped(self, store: Store) -> None:
@@ -377,10 +374,10 @@ class DeletionContract:
             await store.commit(Change(thread_id="t", log=Operation(kind, {})))
         entries = await store.operations("t", 10)
         await store.delete("t", keys=[], operations=[entries[1].seq, entries[2].seq])
-        assert [o.kind for o in await store.operations("t", 10)] == ["c"]
+        assert kinds_of(await store.operations("t", 10)) == ["c"]
 
     async def test_a_stretch_that_hides_nothing_any_more_is_dropped(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
+        stored = await commit_steps(store, 3)
         one, two, three = [s for s in stored if s is not None]
         hide = [Hidden("", one.seq, three.seq, one.segment)]
         await store.commit(Change(thread_id="t", moves=[Move("", "c-1")], hide=hide, log=Operation("rewind", {})))
@@ -414,7 +411,7 @@ class DeletionContract:
             finished = done.finished
         assert (objects, swept) == pretended[:2]
         assert objects == 30
-        assert await stored_objects(store, first.family, *leaves) == {leaf.hash for leaf in leaves[30:]}
+        assert await stored_objects(store, first.family, *leaves) == set(hashes_of(leaves[30:]))
         third = await store.thread("t")
         assert third is not None
         assert third.garbage == 0
@@ -432,4 +429,4 @@ class DeletionContract:
             again = leaves[n]
             await store.commit(put(make_record(f"d{n}", step=n, roots=[again]), again))
         await store.sweep(family, effort=1000)
-        assert await stored_objects(store, family, *leaves) == {leaf.hash for leaf in leaves}
+        assert await stored_objects(store, family, *leaves) == set(hashes_of(leaves))

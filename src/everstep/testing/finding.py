@@ -15,12 +15,7 @@ from everstep.stores.protocol import (
     Store,
     Write,
 )
-from everstep.testing.builders import (
-    follow,
-    make_record,
-    names_found,
-    put,
-)
+from everstep.testing.builders import committed, follow, make_record, names_found, put
 
 
 class FindingContract:
@@ -142,8 +137,7 @@ class FindingContract:
 
     async def test_a_thread_without_a_head_is_not_found(self, store: Store) -> None:
         await store.put_writes(Key("writes", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
-        stored = await store.commit(put(make_record("c", "hidden", metadata={"k": 1})))
-        assert stored is not None
+        stored = await committed(store, put(make_record("c", "hidden", metadata={"k": 1})))
         hide = Change("hidden", moves=[Move("", None)], hide=[Hidden("", 0, stored.seq)], log=Operation("x", {}))
         await store.commit(hide)
         assert (

@@ -16,6 +16,8 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.testing.builders import (
+    commit_steps,
+    committed,
     follow,
     head_id,
     ids,
@@ -23,6 +25,8 @@ from everstep.testing.builders import (
     make_record,
     put,
     raw_thread,
+    seqs_of,
+    thread_ids_of,
 )
 
 
@@ -41,8 +45,7 @@ class ListingContract:
     async def test_a_sequence_number_is_never_given_twice(self, store: Store) -> None:
         last = 0
         for n in range(4):
-            stored = await store.commit(put(make_record(f"c{n}")))
-            assert stored is not None
+            stored = await committed(store, put(make_record(f"c{n}")))
             assert stored.seq > last
             last = stored.seq
             await store.delete("t", keys=[stored.record.key])
@@ -53,13 +56,13 @@ class ListingContract:
         await store.commit(Change(thread_id="b", moves=[Move("", "x-1")]))
         found = await store.list_threads(10, 0)
         assert [(s.record.key.thread_id, s.record.step) for s in found] == [("b", 1), ("a", 2), ("c", 1)]
-        assert [s.record.key.thread_id for s in await store.list_threads(1, 1)] == ["a"]
+        assert thread_ids_of(await store.list_threads(1, 1)) == ["a"]
 
     # -- counting, and lists in other orders
 
     async def test_counting_agrees_with_listing(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(6)]
-        seqs = [s.seq for s in stored if s is not None]
+        stored = await commit_steps(store, 6)
+        seqs = seqs_of(stored)
         await store.commit(put(make_record("s1", "t", "sub")))
         await store.commit(Change(thread_id="t", hide=[Hidden("", seqs[1], seqs[3])], log=Operation("x", {})))
         await store.commit(Change(thread_id="t", pins=[Pin(Key("t", "", "c-1"), True), Pin(Key("t", "", "c-3"), True)]))
@@ -75,8 +78,8 @@ class ListingContract:
             assert await store.count(query) == len(await store.list_checkpoints(query)), query
 
     async def test_lists_can_go_from_the_oldest_on(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(4)]
-        seqs = [s.seq for s in stored if s is not None]
+        stored = await commit_steps(store, 4)
+        seqs = seqs_of(stored)
         query = Query(thread_id="t", order="oldest", after_seq=seqs[0], limit=2)
         assert ids(await store.list_checkpoints(query)) == ["c-2", "c-3"]
 
@@ -84,14 +87,13 @@ class ListingContract:
         await store.commit(put(make_record()))
         await store.commit(put(make_record("c1", "u")))
         await store.commit(Change(thread_id="t", moves=[Move("", None)]))
-        assert [s.record.key.thread_id for s in await store.list_threads(9, 0)] == ["u"]
+        assert thread_ids_of(await store.list_threads(9, 0)) == ["u"]
         assert sorted(s.record.key.thread_id for s in await store.list_threads(9, 0, headless=True)) == ["t", "u"]
 
     async def test_objects_can_be_fetched_one_level_deep(self, store: Store) -> None:
         leaf = make_object(b"leaf")
         top = make_object(b"top", leaf)
-        first = await store.commit(put(make_record(roots=[top]), top, leaf))
-        assert first is not None
+        first = await committed(store, put(make_record(roots=[top]), top, leaf))
         assert await store.fetch(first.family, [top.hash], below=False) == [top]
         assert await store.fetch(first.family, [], below=False) == []
 
@@ -236,7 +238,7 @@ class ListingContract:
         assert await store.list_checkpoints(Query(checkpoint_id="none", namespace=None)) == []
 
     async def test_lists_can_stop_at_a_sequence_or_a_step(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(4)]
+        stored = await commit_steps(store, 4)
         third = stored[2]
         assert third is not None
         before = Query(thread_id="t", before_seq=third.seq)

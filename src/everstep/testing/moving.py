@@ -24,11 +24,16 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.testing.builders import (
+    commit_steps,
+    committed,
     follow,
     head_id,
     ids,
+    kinds_of,
     make_record,
     put,
+    seqs_of,
+    thread_ids_of,
 )
 
 
@@ -36,8 +41,7 @@ class MovingContract:
     """Heads that are moved, checkpoints that are hidden or pinned, and the log."""
 
     async def test_hidden_is_not_deleted(self, store: Store) -> None:
-        one, two, three = [await store.commit(follow("t", "c")) for _ in range(3)]
-        assert one is not None and two is not None and three is not None
+        one, _two, three = await commit_steps(store, 3)
         await store.commit(
             Change(
                 thread_id="t",
@@ -55,8 +59,8 @@ class MovingContract:
         assert [(s.record.step, s.hidden) for s in everything] == [(3, True), (2, True), (1, False)]
 
     async def test_showing_lifts_what_one_operation_hid(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
-        seqs = [s.seq for s in stored if s is not None]
+        stored = await commit_steps(store, 3)
+        seqs = seqs_of(stored)
         await store.commit(Change(thread_id="t", hide=[Hidden("", seqs[1], seqs[2])], log=Operation("a", {})))
         await store.commit(Change(thread_id="t", hide=[Hidden("", 0, seqs[0])], log=Operation("b", {})))
         first = (await store.operations("t", 10))[1]
@@ -84,15 +88,15 @@ class MovingContract:
         assert await head_id(store) == "c1"
 
     async def test_a_commit_that_starts_a_run_prunes_nothing(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
-        seqs = [s.seq for s in stored if s is not None]
+        stored = await commit_steps(store, 3)
+        seqs = seqs_of(stored)
         await store.commit(Change(thread_id="t", moves=[Move("", "c-2")]))
         await store.commit(follow("t", "d")._replace(prune=seqs[:1]))
         assert await store.read("t", "", "c-1") is not None
 
     async def test_an_amended_operation_can_hide_anew(self, store: Store) -> None:
-        stored = [await store.commit(follow("t", "c")) for _ in range(3)]
-        seqs = [s.seq for s in stored if s is not None]
+        stored = await commit_steps(store, 3)
+        seqs = seqs_of(stored)
         await store.commit(Change(thread_id="t", hide=[Hidden("", seqs[1], seqs[2])], log=Operation("a", {})))
         (first,) = await store.operations("t", 10)
         hide = [Hidden("", 0, seqs[0], operation=first.seq)]
@@ -100,11 +104,10 @@ class MovingContract:
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-3", "c-2"]
 
     async def test_an_operation_can_be_logged_with_another_thread(self, store: Store) -> None:
-        first = await store.commit(put(make_record()))
-        assert first is not None
+        first = await committed(store, put(make_record()))
         log = Operation("branch", {"to": "branch"})
         await store.commit(put(make_record("b", "branch"), origin=first.record.key, log=log, log_thread="t"))
-        assert [o.kind for o in await store.operations("t", 9)] == ["branch"]
+        assert kinds_of(await store.operations("t", 9)) == ["branch"]
         assert await store.operations("branch", 9) == []
 
     async def test_a_head_can_be_moved_to_nothing(self, store: Store) -> None:
@@ -119,9 +122,8 @@ class MovingContract:
         assert await head_id(store) == "c1"
 
     async def test_a_checkpoint_replaced_and_moved_to_at_once_is_the_new_one(self, store: Store) -> None:
-        old = await store.commit(put(make_record(body=b"old")))
+        old = await committed(store, put(make_record(body=b"old")))
         await store.commit(put(make_record(body=b"new"), moves=[Move("", "c1")]))
-        assert old is not None
         with pytest.raises(BaseGone):
             await store.commit(put(make_record("c2"), base=BaseRef(old.record.key, old.digest)))
         seen: list[bytes] = []
@@ -137,7 +139,7 @@ class MovingContract:
         await store.commit(put(make_record("a", "one")))
         await store.commit(put(make_record("b", "two")))
         await store.put_writes(Key("one", "other", "z"), [Write("task", 0, "ch", b"", b"", 0)], [])
-        assert [s.record.key.thread_id for s in await store.list_threads(9, 0)] == ["two", "one"]
+        assert thread_ids_of(await store.list_threads(9, 0)) == ["two", "one"]
 
     async def test_an_operation_that_cannot_be_packed_changes_nothing(self, store: Store) -> None:
         with pytest.raises(UnstorableValue):
@@ -145,8 +147,7 @@ class MovingContract:
         assert await store.find("c1") == []
 
     async def test_a_pin_can_be_set_and_lifted(self, store: Store) -> None:
-        stored = await store.commit(put(make_record()))
-        assert stored is not None
+        stored = await committed(store, put(make_record()))
         for pinned in (True, False):
             await store.commit(Change(thread_id="t", pins=[Pin(stored.record.key, pinned)]))
             loaded = await store.read("t")
@@ -158,6 +159,6 @@ class MovingContract:
         for n in range(5):
             await store.commit(Change(thread_id="t", log=Operation(f"op{n}", {"n": n, "t": (1, b"x")})))
         found = await store.operations("t", 3)
-        assert [o.kind for o in found] == ["op4", "op3", "op2"]
+        assert kinds_of(found) == ["op4", "op3", "op2"]
         assert found[0].data == {"n": 4, "t": (1, b"x")}
         assert found[0].seq > found[1].seq

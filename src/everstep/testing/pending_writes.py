@@ -19,13 +19,7 @@ from everstep.stores.protocol import (
     Store,
     Write,
 )
-from everstep.testing.builders import (
-    Reopen,
-    follow,
-    make_object,
-    make_record,
-    put,
-)
+from everstep.testing.builders import Reopen, committed, follow, hashes_of, make_object, make_record, put
 
 
 class PendingWritesContract:
@@ -128,8 +122,7 @@ class PendingWritesContract:
         leaf = make_object(b"leaf")
         other = make_object(b"other")
         key = Key("t", "", "c1")
-        stored = await store.commit(put(make_record()))
-        assert stored is not None
+        stored = await committed(store, put(make_record()))
         for each in (leaf, other):
             await store.put_writes(key, [Write("t1", 0, "a", each.hash, b"", 0)], [each])
             loaded = await store.read("t", writes=True)
@@ -178,7 +171,7 @@ class PendingWritesContract:
         for name, root in (("", leaf), ("inner", other)):
             loaded = await store.read("branch", name, objects=True, writes=True)
             assert loaded is not None
-            assert [found.hash for found in loaded.objects] == [root.hash]
+            assert hashes_of(loaded.objects) == [root.hash]
             assert [(write.body, write.children) for write in loaded.writes] == [(name.encode(), value.hash)]
             thread = await store.thread("branch", ancestry=True)
             assert thread is not None

@@ -26,9 +26,13 @@ from everstep.stores.protocol import (
 )
 from everstep.testing.builders import (
     Reopen,
+    committed,
     elsewhere,
     follow,
+    hashes_of,
     ids,
+    keys_of,
+    kinds_of,
     make_object,
     make_record,
     names_found,
@@ -36,8 +40,10 @@ from everstep.testing.builders import (
     plain,
     put,
     raw_thread,
+    shared_states_of,
     stored_objects,
     take_over,
+    thread_ids_of,
 )
 
 
@@ -46,9 +52,8 @@ class TakingOverContract:
 
     async def test_a_raw_thread_tells_what_nothing_else_does(self, store: Store) -> None:
         assert await store.raw("t") is None
-        first = await store.commit(put(make_record()))
-        second = await store.commit(put(make_record("c2", step=2)))
-        assert first is not None and second is not None
+        first = await committed(store, put(make_record()))
+        second = await committed(store, put(make_record("c2", step=2)))
         key = first.record.key
         later = Key("t", "sub", "later")
         await store.put_writes(key, [Write("task", 0, "ch", b"", b"w", 1)], [])
@@ -71,7 +76,7 @@ class TakingOverContract:
         assert raw.lines["sub"][:3] == (None, False, 0)
         assert (raw.lines[""].newest, raw.lines["sub"].newest) == (second.seq, 0)
         assert raw.pinned == {first.seq}
-        assert [o.kind for o in raw.operations] == ["a", "b"]
+        assert kinds_of(raw.operations) == ["a", "b"]
         assert list(raw.hidden) == [stretch._replace(operation=raw.operations[0].seq)]
         assert [(at, write.body) for at, write in raw.writes] == [(key, b"w"), (later, b"v")]
         assert sorted(raw.family_threads) == ["branch", "t"]
@@ -80,8 +85,7 @@ class TakingOverContract:
         assert branch.lines[""].active > raw.lines[""].active > 0
 
     async def test_a_beginning_that_is_deleted_has_no_number(self, store: Store) -> None:
-        first = await store.commit(put(make_record()))
-        assert first is not None
+        first = await committed(store, put(make_record()))
         await store.commit(put(make_record("b1", "branch"), origin=first.record.key))
         await store.delete("t")
         raw = await store.raw("branch")
@@ -100,14 +104,14 @@ class TakingOverContract:
         assert len({raw.identity for raw in before + after if raw}) == 4
 
     async def test_reserved_numbers_are_not_given(self, store: Store) -> None:
-        other = await store.commit(follow("other", "o"))
+        await committed(store, follow("other", "o"))
         base = await store.adopt(Part("t", reserve=100))
         again = await store.adopt(Part("t", reserve=10))
         assert again >= base + 100
-        stored = await store.commit(put(make_record(), log=Operation("x", {})))
+        stored = await committed(store, put(make_record(), log=Operation("x", {})))
         await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
         raw = await store.raw("t")
-        assert other is not None and stored is not None and raw is not None
+        assert raw is not None
         assert min(stored.seq, raw.operations[0].seq, raw.writes[0][1].seq) > again + 10
 
     async def test_a_thread_is_taken_over_as_it_was(self, store: Store, reopen: Reopen) -> None:
@@ -155,11 +159,10 @@ class TakingOverContract:
     async def test_a_thread_goes_on_where_it_was_taken_over(self, store: Store) -> None:
         source = await elsewhere()
         _, number = await take_over(store, source, "t", "branch")
-        ours = await source.commit(follow("t", "n"))
-        theirs = await store.commit(follow("t", "n"))
-        again = await source.commit(follow("t", "n"))
-        too = await store.commit(follow("t", "n"))
-        assert ours is not None and theirs is not None and again is not None and too is not None
+        ours = await committed(source, follow("t", "n"))
+        theirs = await committed(store, follow("t", "n"))
+        await committed(source, follow("t", "n"))
+        too = await committed(store, follow("t", "n"))
         assert theirs.record == ours.record
         assert theirs.seq > max(number(ours.seq - 1), max(e.seq for e in await store.operations("t", 9)))
         assert theirs.segment == theirs.seq == too.segment  # the head had been moved: a new segment
@@ -210,8 +213,8 @@ class TakingOverContract:
         assert thread is not None and origin is not None
         assert thread.segments == {}
         assert thread.ancestry.keys() >= branch.lines[""].segments
-        assert {name: list(held) for name, held in thread.shared_states.items()} == {"t": [common]}
-        assert {name: list(held) for name, held in origin.shared_states.items()} == {"branch": [common]}
+        assert shared_states_of(thread) == {"t": [common]}
+        assert shared_states_of(origin) == {"branch": [common]}
 
     async def test_a_checkpoint_may_be_given_anew(self, store: Store) -> None:
         (part, _), _ = await take_over(store, await elsewhere(), "t", "branch")
@@ -231,8 +234,7 @@ class TakingOverContract:
 
     async def test_nothing_is_taken_over_by_halves(self, store: Store) -> None:
         await store.commit(follow("other", "o"))
-        stored = await store.commit(follow("t", "mine"))
-        assert stored is not None
+        stored = await committed(store, follow("t", "mine"))
         theirs = stored._replace(record=make_record("x", "other"), seq=stored.seq + 50)
         headless = RawThread("t", "", b"", {"": RawLine("nope", head_was_moved=False, generation=1, active=1)})
         before = await store.raw("t"), await store.raw("other")
@@ -286,7 +288,7 @@ class TakingOverContract:
         assert raw is not None
         late = raw._replace(lines={"": raw.lines[""]._replace(active=raw.lines[""].active + 10**9)})
         await store.adopt(Part("old", threads=[late]))
-        assert [s.record.key.thread_id for s in await store.list_threads(9, 0)] == ["old", "new"]
+        assert thread_ids_of(await store.list_threads(9, 0)) == ["old", "new"]
 
     async def test_whole_new_threads_come_at_once(self, store: Store, reopen: Reopen) -> None:
         source = MemoryStore()
@@ -297,7 +299,7 @@ class TakingOverContract:
 
         for part in parts:
             listed = await store.list_checkpoints(Query(thread_id=part.thread_id, namespace=None))
-            theirs = [loaded.stored for loaded in await store.read_many([s.record.key for s in listed[::-1]])]
+            theirs = [loaded.stored for loaded in await store.read_many(keys_of(listed[::-1]))]
             by = theirs[0].seq - part.checkpoints[0].seq
             assert [s.record for s in theirs] == [s.record for s in part.checkpoints]
             numbers = [(s.seq + by, s.segment + by, s.added_bytes) for s in part.checkpoints]
@@ -319,12 +321,11 @@ class TakingOverContract:
             assert len(loaded.objects) == 2
             assert await names_found(store, filter={"of": part.thread_id}) == [part.thread_id]
             assert await names_found(store, prefix=part.thread_id) == [part.thread_id]
-            later = await store.commit(follow(part.thread_id, "later"))
-            assert later is not None
+            later = await committed(store, follow(part.thread_id, "later"))
             assert later.seq > part.reserve + by
             assert later.record.parents[0].checkpoint_id == "d-2"
             await store.sweep(thread.family)
-            assert len(await store.fetch(thread.family, [obj.hash for obj in part.objects])) == 2
+            assert len(await store.fetch(thread.family, hashes_of(part.objects))) == 2
         assert sorted(await names_found(store)) == ["a", "b", "old"]
 
     async def test_a_thread_that_is_here_does_not_come_as_a_new_one(self, store: Store) -> None:

@@ -19,13 +19,7 @@ from everstep.stores.protocol import (
     Store,
     Stored,
 )
-from everstep.testing.builders import (
-    follow,
-    head_id,
-    join,
-    make_record,
-    put,
-)
+from everstep.testing.builders import follow, head_id, join, make_record, put
 
 
 class WaitingContract:

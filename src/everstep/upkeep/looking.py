@@ -51,7 +51,9 @@ class Look(NamedTuple):
 def finding_of(error: Exception, kind: str, thread_id: str | None) -> Finding:
     """Return what an error says as a finding."""
     thread_id = getattr(error, "thread_id", None) or thread_id
-    threads = (thread_id,) if thread_id is not None else ()
+    threads: tuple[str, ...] = ()
+    if thread_id is not None:
+        threads = (thread_id,)
     reason = getattr(error, "reason", None) or str(error)
     return Finding(kind, reason, thread_id, getattr(error, "checkpoint_id", None), threads)
 
@@ -75,15 +77,25 @@ async def look_at(store: Store, thread_id: str) -> Look:
     reader = _Reader(store, thread_id, findings)
     for namespace in _namespaces(raw, thread):
         await reader.read(namespace)
+    await _look_at_log(store, thread_id, findings)
+    is_steady = raw is not None and thread is not None and await _is_as_before(store, raw)
+    family = reader.family
+    if raw is not None:
+        family = raw.family
+    elif thread is not None:
+        family = thread.family
+    return Look(thread_id, raw, thread, reader.entries, findings, reader.bytes, is_steady, family, reader.unreadable)
+
+
+async def _look_at_log(store: Store, thread_id: str, findings: list[Finding]) -> None:
+    """Read the log, and add to the findings if that cannot be done."""
     try:
         await store.operations(thread_id, 1 << 30)
     except DAMAGE as exc:
         found = finding_of(exc, "operation", thread_id)
+        # What is wrong with the thread as a whole is in the way of every reading, and is told once.
         if not any(other.what == found.what for other in findings):
             findings.append(found)
-    family = raw.family if raw is not None else getattr(thread, "family", None) or reader.family
-    is_steady = raw is not None and thread is not None and await _is_as_before(store, raw)
-    return Look(thread_id, raw, thread, reader.entries, findings, reader.bytes, is_steady, family, reader.unreadable)
 
 
 def _namespaces(raw: RawThread | None, thread: Thread | None) -> Sequence[str]:
@@ -99,6 +111,10 @@ async def _is_as_before(store: Store, raw: RawThread) -> bool:
         return await store.raw(raw.thread_id, family_threads=True) == raw
     except DAMAGE:
         return True  # what is wrong then will be told
+
+
+def _by_key(found: Sequence[Loaded]) -> dict[Key, Loaded]:
+    return {each.stored.record.key: each for each in found}
 
 
 class _Reader:
@@ -117,8 +133,12 @@ class _Reader:
         async for page, loaded in self._pages(namespace):
             for listed in page:
                 self.family = listed.family
-                found = loaded.get(listed.record.key)
-                record = found.stored.record if found is not None else listed.record
+                record = listed.record
+                found = loaded.get(record.key)
+                if found is not None:
+                    record = found.stored.record  # with its root, which a list leaves out
+                    if found.stored.seq != listed.seq:
+                        self._tell("index", "another checkpoint is found by its id than is listed", record.key)
                 self.bytes += len(record.children) + len(record.body) + 64
                 self.entries.append(
                     Entry(
@@ -133,8 +153,6 @@ class _Reader:
                         record.children,
                     )
                 )
-                if found is not None and found.stored.seq != listed.seq:
-                    self._tell("index", "another checkpoint is found by its id than is listed", record.key)
 
     async def _pages(self, namespace: str) -> AsyncIterator[tuple[list[Stored], dict[Key, Loaded]]]:
         """Yield what is listed, and the same checkpoints with their roots."""
@@ -148,16 +166,12 @@ class _Reader:
             try:
                 page, loaded = await self._page(query)
             except DAMAGE as exc:
-                if limit > 1:
+                if limit > 1:  # smaller pages lead to the one that is damaged
                     limit = max(1, limit // 8)
                     continue
-                seq = await self._damaged_seq(query)
-                self._findings.append(finding_of(exc, "checkpoint" if seq else "thread", self._thread_id))
+                seq = await self._pass_over(query, exc)
                 if seq is None:
                     return  # nothing of it can be listed
-                name = getattr(exc, "checkpoint_id", None)
-                if name is not None:
-                    self.unreadable.append(Key(self._thread_id, namespace, name))
                 after = seq
                 continue
             if page:
@@ -167,12 +181,24 @@ class _Reader:
                 return
             limit = min(PAGE, limit * 2)
 
+    async def _pass_over(self, query: Query, error: Exception) -> int | None:
+        """Take note of the next checkpoint, which cannot be read, and return its number, if it can be found."""
+        seq = await self._damaged_seq(query)
+        if seq is None:
+            self._findings.append(finding_of(error, "thread", self._thread_id))
+            return None
+        self._findings.append(finding_of(error, "checkpoint", self._thread_id))
+        name = getattr(error, "checkpoint_id", None)
+        if name is not None:
+            self.unreadable.append(Key(self._thread_id, query.namespace or "", name))
+        return seq
+
     async def _page(self, query: Query) -> tuple[list[Stored], dict[Key, Loaded]]:
         # A store that looks at its own tables finds out itself whether what is listed is found by its id.
         if isinstance(self._store, ReadsPages) and isinstance(self._store, Checking):
             try:
                 found = await self._store.read_page(query)
-                return [each.stored for each in found], {each.stored.record.key: each for each in found}
+                return [each.stored for each in found], _by_key(found)
             except DAMAGE:
                 pass  # which of them is damaged is found below
         page = await self._store.list_checkpoints(query)
@@ -208,7 +234,7 @@ class _Reader:
             found = []
             for key in keys:
                 found += await self._loaded_alone(key)
-        loaded = {each.stored.record.key: each for each in found}
+        loaded = _by_key(found)
         if len(loaded) < len(keys):
             for key in keys:
                 if key not in loaded and key not in self.unreadable:

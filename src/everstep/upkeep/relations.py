@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from everstep.history.checkpoint_tree import is_among
 from everstep.history.operation_log import undo_of
 from everstep.reports import Finding
 from everstep.stores.covers import Covers
-from everstep.stores.protocol import ASIDE, Hidden, RawLine, RawThread, SharedState, Write
+from everstep.stores.protocol import ASIDE, Hidden, Key, RawLine, RawThread, SharedState
 from everstep.upkeep.looking import Entry, Look
 
 _OWN_ID = re.compile(r"ckpt-(.*)-(\d+)-[0-9a-f]+", re.DOTALL)
@@ -41,28 +42,57 @@ def thread_findings(look: Look) -> Iterator[Finding]:
 def _line_findings(
     raw: RawThread, namespace: str, line: RawLine, entries: Sequence[Entry], damaged: set[str]
 ) -> Iterator[Finding]:
-    where = f"of namespace {namespace!r}" if namespace else "of the thread"
-    by_id = {entry.key.checkpoint_id: entry for entry in entries}
-    head = by_id.get(line.head) if line.head is not None else None
-    if line.head is not None and head is None and line.head not in damaged:
-        yield _finding("head", f"the head {where} is not stored", raw, line.head)
-    if head is not None and not line.head_was_moved and not raw.note:
-        later = [entry for entry in entries if entry.segment == head.segment and entry.seq > head.seq]
-        if later:
-            yield _finding(
-                "head", f"the head {where} is older than the newest checkpoint that follows it", raw, line.head
-            )
-    visible = [entry for entry in entries if not entry.hidden]
-    if line.head is None and visible and line.generation and not raw.note:
-        yield _finding("head", f"{where.removeprefix('of ')} has checkpoints and no head", raw)
+    what = "the thread"
+    if namespace:
+        what = f"namespace {namespace!r}"
+    yield from _head_findings(raw, what, line, entries, damaged)
     segments = {entry.segment for entry in entries}
+    lost = segments - line.segments
     # Only the first of a namespace may follow nothing; that of a branch follows its origin.
     is_branch = raw.origin is not None and raw.origin.namespace == namespace
-    first = min(segments | line.segments, default=0) if not is_branch else 0
-    lost = sorted(segments - line.segments - {first})
+    if not is_branch:
+        lost.discard(min(segments | line.segments, default=0))
     if lost:
-        yield _finding("segment", f"what segment {lost[0]} {where} follows is not stored", raw)
+        yield _finding("segment", f"what segment {min(lost)} of {what} follows is not stored", raw)
     yield from _order_findings(raw, entries)
+
+
+def _head_findings(
+    raw: RawThread, what: str, line: RawLine, entries: Sequence[Entry], damaged: set[str]
+) -> Iterator[Finding]:
+    is_copy = bool(raw.note)  # one that is under way has checkpoints before it has a head
+    if line.head is None:
+        has_visible = not all(entry.hidden for entry in entries)
+        if has_visible and line.generation and not is_copy:
+            yield _finding("head", f"{what} has checkpoints and no head", raw)
+        return
+    head = entry_of_id(entries, line.head)
+    if head is None:
+        if line.head not in damaged:  # else that is told already
+            yield _finding("head", f"the head of {what} is not stored", raw, line.head)
+    elif not line.head_was_moved and not is_copy and later_in_segment(entries, head):
+        sentence = f"the head of {what} is older than the newest checkpoint that follows it"
+        yield _finding("head", sentence, raw, line.head)
+
+
+def entry_of_id(entries: Sequence[Entry], checkpoint_id: str) -> Entry | None:
+    """Return the checkpoint of a namespace that has this id, if it is there."""
+    for entry in entries:
+        if entry.key.checkpoint_id == checkpoint_id:
+            return entry
+    return None
+
+
+def later_in_segment(entries: Sequence[Entry], head: Entry) -> list[Entry]:
+    """Return the checkpoints that follow another one in its segment, in order."""
+    return [entry for entry in entries if entry.segment == head.segment and entry.seq > head.seq]
+
+
+def only_parent(entry: Entry, by_key: Mapping[Key, Entry]) -> Entry | None:
+    """Return the parent of a checkpoint, unless it has several, or that is not stored, or is itself."""
+    if len(entry.parents) != 1 or entry.parents[0] == entry.key:
+        return None
+    return by_key.get(entry.parents[0])
 
 
 def _order_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Finding]:
@@ -75,8 +105,8 @@ def _order_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Findin
         if entry.segment > entry.seq:
             yield _finding("segment", "it stands before its segment", raw, entry.key.checkpoint_id)
             continue
-        parent = by_key.get(entry.parents[0]) if len(entry.parents) == 1 else None
-        if entry.kind or parent is None or entry.key == parent.key:
+        parent = only_parent(entry, by_key)
+        if entry.kind or parent is None:  # adapters name parents in their own way
             continue
         if parent.seq > entry.seq:
             yield _finding("checkpoint", "it stands before its parent", raw, entry.key.checkpoint_id)
@@ -87,10 +117,13 @@ def _order_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Findin
 
 
 def _entry_findings(entry: Entry) -> Iterator[Finding]:
-    named = _OWN_ID.fullmatch(entry.key.checkpoint_id)
-    if named is not None and not entry.kind and named[1] == entry.key.thread_id and int(named[2]) != entry.step:
+    thread_id, _, checkpoint_id = entry.key
+    named = _OWN_ID.fullmatch(checkpoint_id)
+    # A checkpoint that somebody put, or that came from another thread, is called what it is called.
+    if entry.kind or named is None or named[1] != thread_id:
+        return
+    if int(named[2]) != entry.step:
         what = f"its step is {entry.step}, and its id says {named[2]}"
-        thread_id, _, checkpoint_id = entry.key
         yield Finding("checkpoint", what, thread_id, checkpoint_id, (thread_id,))
 
 
@@ -98,19 +131,27 @@ def _hidden_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Findi
     for stretch in raw.hidden:
         if stretch.namespace not in raw.lines:
             yield _finding("hidden", f"something of namespace {stretch.namespace!r} is hidden, which is not there", raw)
-        elif not 0 <= stretch.after <= stretch.to or (stretch.segment or 0) > stretch.to:
+        elif not is_in_order(stretch):
             yield _finding("hidden", f"a hidden stretch has no sense: {stretch.after} to {stretch.to}", raw)
     covers = Covers(raw.hidden)
     for entry in entries:
-        if entry.hidden != covers.hide(entry.key.namespace, entry.seq, entry.segment):
-            state = "hidden, and nothing hides it" if entry.hidden else "shown, though something hides it"
-            yield _finding("hidden", f"it is {state}", raw, entry.key.checkpoint_id)
+        is_covered = covers.hide(entry.key.namespace, entry.seq, entry.segment)
+        if entry.hidden and not is_covered:
+            yield _finding("hidden", "it is hidden, and nothing hides it", raw, entry.key.checkpoint_id)
+        if is_covered and not entry.hidden:
+            yield _finding("hidden", "it is shown, though something hides it", raw, entry.key.checkpoint_id)
+
+
+def is_in_order(stretch: Hidden) -> bool:
+    """Whether the numbers of a hidden stretch can be those of something."""
+    return 0 <= stretch.after <= stretch.to and (stretch.segment or 0) <= stretch.to
 
 
 def _pin_findings(raw: RawThread, entries: Sequence[Entry], is_damaged: bool) -> Iterator[Finding]:
-    seqs = {entry.seq for entry in entries}
-    for seq in sorted(raw.pinned - seqs) if not is_damaged else ():
-        yield _finding("pin", f"checkpoint number {seq} is pinned, and not stored", raw)
+    if not is_damaged:  # else it may be one of those that cannot be read
+        seqs = {entry.seq for entry in entries}
+        for seq in sorted(raw.pinned - seqs):
+            yield _finding("pin", f"checkpoint number {seq} is pinned, and not stored", raw)
     for entry in entries:
         if entry.pinned != (entry.seq in raw.pinned):
             yield _finding("pin", "it is not listed as pinned, or is and is not", raw, entry.key.checkpoint_id)
@@ -135,33 +176,29 @@ def _log_findings(raw: RawThread) -> Iterator[Finding]:
 
 
 def _write_findings(raw: RawThread) -> Iterator[Finding]:
-    hidden = [stretch for stretch in raw.hidden if stretch.writes_of is not None]
     for key, write in raw.writes:
         if key.namespace not in raw.lines:
             what = f"a pending write is of namespace {key.namespace!r}, which is not there"
             yield _finding("write", what, raw, key.checkpoint_id)
-        if abs(write.idx) >= ASIDE and not any(_hides(s, key.namespace, key.checkpoint_id, write) for s in hidden):
+        if abs(write.idx) >= ASIDE and not is_among(write, key, raw.hidden):
             yield _finding("write", "a pending write is put aside, and nothing hides it", raw, key.checkpoint_id)
-
-
-def _hides(stretch: Hidden, namespace: str, checkpoint_id: str, write: Write) -> bool:
-    place = stretch.namespace, stretch.writes_of
-    return place == (namespace, checkpoint_id) and stretch.after < write.seq <= stretch.to
 
 
 def family_findings(looks: Mapping[str, Look]) -> Iterator[Finding]:
     """Yield what is wrong between the threads of a family, of which nobody changed any."""
-    raws = {name: look.raw for name, look in looks.items() if look.raw is not None and look.is_steady}
-    if len(raws) < len(looks):
-        return
-    entries = {entry.key: entry for look in looks.values() for entry in look.entries}
+    raws: dict[str, RawThread] = {}
+    seqs: dict[Key, int] = {}
+    for name, look in looks.items():
+        if look.raw is None or not look.is_steady:
+            return
+        raws[name] = look.raw
+        for entry in look.entries:
+            seqs[entry.key] = entry.seq
     for raw in raws.values():
         yield from _relative_findings(raw, raws)
         yield from _state_findings(raw, raws)
-        if raw.origin is not None and raw.began:
-            origin = entries.get(raw.origin)
-            if origin is None or origin.seq != raw.began:
-                yield _finding("origin", f"it began at {raw.origin.checkpoint_id!r}, which has another number", raw)
+        if raw.origin is not None and raw.began and seqs.get(raw.origin) != raw.began:
+            yield _finding("origin", f"it began at {raw.origin.checkpoint_id!r}, which has another number", raw)
     yield from _protection_findings(looks, raws)
 
 
@@ -189,17 +226,21 @@ def _states(states: Sequence[SharedState]) -> list[SharedState]:
 
 def _protection_findings(looks: Mapping[str, Look], raws: Mapping[str, RawThread]) -> Iterator[Finding]:
     """A checkpoint where a living branch began is protected as long as it is stored."""
-    began = {raw.began for raw in raws.values() if raw.began}
+    began: set[int] = set()
+    branches: dict[str, set[str]] = {}
+    for raw in raws.values():
+        began.add(raw.began)
+        if raw.origin is not None:
+            branches.setdefault(raw.origin.thread_id, set()).add(raw.thread_id)
     for name, look in looks.items():
         if look.thread is None:
             continue
         stored = {entry.seq for entry in look.entries}
-        expected = (began & stored) | (raws[name].pinned & stored)
+        expected = (began | raws[name].pinned) & stored
         if look.thread.protected & stored != expected:
             what = "what is protected does not follow from pins and branches"
             yield _finding("origin", what, raws[name])
-        branches = {raw.thread_id for raw in raws.values() if raw.origin is not None and raw.origin.thread_id == name}
-        if set(look.thread.branches) != branches:
+        if set(look.thread.branches) != branches.get(name, set()):
             yield _finding("origin", "its branches are not those that say so", raws[name])
 
 

@@ -13,6 +13,7 @@ import os
 from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +21,10 @@ from everstep.errors import InvalidInput
 from everstep.reports import RepairReport, UpkeepProgress
 from everstep.stores.covers import Covers
 from everstep.stores.inspection import Lost, Mending
-from everstep.stores.protocol import Hidden, Key, Part, Place, RawLine, RawThread, Root, SharedState, Store, Stored
+from everstep.stores.protocol import Key, Part, Place, RawLine, RawThread, SharedState, Store, Stored, Write
 from everstep.upkeep.looking import Entry, Look
-from everstep.upkeep.verify import Family, Progress, verify
-from everstep.values import tree
+from everstep.upkeep.relations import entry_of_id, is_in_order, later_in_segment, only_parent
+from everstep.upkeep.verify import Family, Progress, needs, verify
 
 _ROUNDS_MAX = 4  # what was put right may show what else is wrong
 
@@ -43,8 +44,10 @@ async def repair(
 def _keep_path(store: Store, keep: str | os.PathLike[str] | None) -> Path:
     if keep is not None:
         return Path(keep)
+    folder = Path.cwd()
     beside = getattr(store, "path", None)
-    folder = Path(beside).parent if beside is not None else Path.cwd()
+    if beside is not None:
+        folder = Path(beside).parent
     return folder / f"everstep-repair-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.jsonl"
 
 
@@ -65,28 +68,36 @@ class _Repair:
         report.left = list(found.findings)
         if found.ok:
             return report
-        for _ in range(1 if report.dry_run else _ROUNDS_MAX):
+        if report.dry_run:
+            await self._mend_tables()
+            await self._repair_families(found.damaged_threads)
+        else:
+            await self._repair_all()
+        report.threads = sorted(set(report.threads))
+        report.kept_in = await self._kept.close()
+        return report
+
+    async def _repair_all(self) -> None:
+        """Go round until nothing is wrong, or nothing more can be done."""
+        report = self._report
+        for _ in range(_ROUNDS_MAX):
             before = list(report.actions)
             await self._mend_tables()
-            damaged = found.damaged_threads if report.dry_run else await self._damaged()
-            families: set[str] = set()
-            for number, name in enumerate(damaged):
-                self._tell(number, len(damaged))
-                families |= await self._repair_family(name)
-            if report.dry_run:
-                break
-            for family in families:
+            found = await verify(self._store, self._only)  # tables that agree show other damage
+            for family in await self._repair_families(found.damaged_threads):
                 await self._store.sweep(family)
             await self._mend_tables()
             report.left = list((await verify(self._store, self._only)).findings)
             if not report.left or report.actions == before:
                 break
-        report.threads = sorted(set(report.threads))
-        report.kept_in = await self._kept.close()
-        return report
 
-    async def _damaged(self) -> list[str]:
-        return (await verify(self._store, self._only)).damaged_threads
+    async def _repair_families(self, damaged: Sequence[str]) -> set[str]:
+        """Put the families of damaged threads right; return those in which objects may have lost their last reader."""
+        families: set[str] = set()
+        for number, name in enumerate(damaged):
+            self._tell(number, len(damaged))
+            families |= await self._repair_family(name)
+        return families
 
     def _tell(self, done: int, total: int) -> None:
         if self._progress is not None:
@@ -96,19 +107,21 @@ class _Repair:
         if not isinstance(self._store, Mending):
             return
         lost = await self._store.mend_tables(dry_run=True)
-        await self._kept.write(lost)
+        await self._kept.write(lost)  # before it is removed
         if not self._report.dry_run:
             done = await self._store.mend_tables(dry_run=False)
-            told = {repr(each) for each in lost}
+            told = set(map(repr, lost))
             lost = [*lost, *(each for each in done if repr(each) not in told)]
             await self._kept.write(lost[len(told) :])
         for each in lost:
             self._act(f"set aside: {each.what}", each.thread_id)
 
     def _act(self, what: str, thread_id: str | None) -> None:
-        where = f"thread {thread_id!r}: " if thread_id is not None else ""
-        self._report.actions.append(where + what)
-        if thread_id is not None and thread_id not in self._report.threads:
+        if thread_id is None:
+            self._report.actions.append(what)
+            return
+        self._report.actions.append(f"thread {thread_id!r}: {what}")
+        if thread_id not in self._report.threads:
             self._report.threads.append(thread_id)
 
     # -- a family
@@ -145,62 +158,71 @@ class _Repair:
 
     async def _settle(self, look: Look, raw: RawThread, family: Family, tainted: Collection[bytes]) -> None:
         """Give a thread what must be true of it."""
-        entries = [entry for each in family.looks.values() for entry in each.entries]
+        entries = list(chain.from_iterable(each.entries for each in family.looks.values()))
         settled = settle(raw, look.entries, entries, tainted, family.raws())
-        segments = await self._segments(raw, settled.entries, entries)
+        segments = _missing_segments(raw, settled.entries, entries)
         changed = [entry for entry in settled.entries if entry not in look.entries]
         if settled.raw == raw and not segments and not changed:
             return
-        stored = [await self._with_segment(entry) for entry in changed]
-        lines: dict[str, RawLine] = {}
-        for namespace, line in settled.raw.lines.items():
-            known = line.segments | _own(segments, settled.entries, namespace)
-            lines[namespace] = line._replace(segments=frozenset(known))
-        part = Part(
-            raw.thread_id,
-            checkpoints=[each for each in stored if each is not None],
-            segments=segments,
-            threads=[settled.raw._replace(lines=lines)],
-        )
-        await self._store.adopt(part)
+        checkpoints: list[Stored] = []
+        for entry in changed:
+            loaded = await self._store.read(*entry.key)
+            if loaded is not None:
+                checkpoints.append(loaded.stored._replace(segment=entry.segment))
+        thread = _with_segments(settled.raw, segments, settled.entries)
+        await self._store.adopt(Part(raw.thread_id, checkpoints=checkpoints, segments=segments, threads=[thread]))
         for what in settled.actions or ["what its parts follow is put right"]:
             self._act(what, raw.thread_id)
 
-    async def _with_segment(self, entry: Entry) -> Stored | None:
-        loaded = await self._store.read(*entry.key)
-        return None if loaded is None else loaded.stored._replace(segment=entry.segment)
 
-    async def _segments(
-        self, raw: RawThread, entries: Sequence[Entry], family: Sequence[Entry]
-    ) -> dict[int, tuple[Place, ...]]:
-        """Return what segments follow of which that is not stored: the parents of their first checkpoints."""
-        places = {entry.key: Place(entry.key, entry.segment, entry.seq) for entry in [*family, *entries]}
-        firsts: dict[tuple[str, int], Entry] = {}
-        for entry in entries:
-            firsts.setdefault((entry.key.namespace, entry.segment), entry)
-        found: dict[int, tuple[Place, ...]] = {}
-        for (namespace, segment), first in firsts.items():
-            line = raw.lines.get(namespace)
-            if line is None or segment in line.segments:
-                continue
-            own = [each for name, each in firsts if name == namespace]
-            is_branch = raw.origin is not None and raw.origin.namespace == namespace
-            if segment == min([*own, *line.segments]) and not is_branch:
-                continue  # the first of a namespace follows nothing
-            parents = [places[key] for key in first.parents if key in places and first.seq == segment]
-            found[segment] = tuple(place for place in parents if place.seq < segment)
-        return found
+def _missing_segments(
+    raw: RawThread, entries: Sequence[Entry], family: Sequence[Entry]
+) -> dict[int, tuple[Place, ...]]:
+    """Return what segments follow of which that is not stored: the parents of their first checkpoints."""
+    places = {entry.key: Place(entry.key, entry.segment, entry.seq) for entry in [*family, *entries]}
+    firsts: dict[str, dict[int, Entry]] = {}
+    for entry in entries:
+        firsts.setdefault(entry.key.namespace, {}).setdefault(entry.segment, entry)
+    found: dict[int, tuple[Place, ...]] = {}
+    for namespace, own in firsts.items():
+        line = raw.lines.get(namespace)
+        if line is None:
+            continue
+        lost = own.keys() - line.segments
+        is_branch = raw.origin is not None and raw.origin.namespace == namespace
+        if not is_branch:
+            lost.discard(min([*own, *line.segments]))  # the first of a namespace follows nothing
+        for segment in sorted(lost):
+            found[segment] = _followed(own[segment], segment, places)
+    return found
 
 
-def _own(segments: Mapping[int, Any], entries: Sequence[Entry], namespace: str) -> set[int]:
-    return {entry.segment for entry in entries if entry.key.namespace == namespace and entry.segment in segments}
+def _followed(first: Entry, segment: int, places: Mapping[Key, Place]) -> tuple[Place, ...]:
+    """Return the places that the first checkpoint of a segment follows, as far as they are known."""
+    if first.seq != segment:  # the one that began the segment is gone, and its parents with it
+        return ()
+    found: list[Place] = []
+    for key in first.parents:
+        if key in places and places[key].seq < segment:
+            found.append(places[key])
+    return tuple(found)
+
+
+def _with_segments(raw: RawThread, segments: Mapping[int, Any], entries: Sequence[Entry]) -> RawThread:
+    """Return a thread whose namespaces know these segments too, those of each by its checkpoints."""
+    lines = dict(raw.lines)
+    for entry in entries:
+        line = lines.get(entry.key.namespace)
+        if line is not None and entry.segment in segments:
+            lines[entry.key.namespace] = line._replace(segments=line.segments | {entry.segment})
+    return raw._replace(lines=lines)
 
 
 def _bad_keys(look: Look, tainted: Collection[bytes]) -> list[Key]:
     """Return the checkpoints that cannot be read, or that need objects which cannot."""
     bad = list(dict.fromkeys(look.unreadable))
     for entry in look.entries:
-        if entry.key not in bad and any(key in tainted for key in tree.hashes(entry.children)):
+        if entry.key not in bad and needs(entry.children, tainted):
             bad.append(entry.key)
     return bad
 
@@ -225,74 +247,87 @@ def settle(
     entries = _in_segments(own)
     if entries != list(own):
         actions.append("checkpoints are put into segments of their own")
-    hidden = [stretch for stretch in raw.hidden if _has_sense(stretch, raw)]
+    hidden = [stretch for stretch in raw.hidden if stretch.namespace in raw.lines and is_in_order(stretch)]
     if len(hidden) != len(raw.hidden):
         actions.append("hidden stretches without sense are lifted")
-    covers = Covers(hidden)
-    lines: dict[str, RawLine] = {}
-    for namespace, line in raw.lines.items():
-        mine = [entry for entry in entries if entry.key.namespace == namespace]
-        lines[namespace] = _line(line, mine, covers, is_copy=bool(raw.note))
-        if lines[namespace].head != line.head:
-            where = f" of namespace {namespace!r}" if namespace else ""
-            actions.append(f"the head{where} is {lines[namespace].head!r} now, and was {line.head!r}")
+    lines = _lines(raw, entries, Covers(hidden), actions)
     seqs = {entry.seq for entry in entries}
     pinned = frozenset(raw.pinned & seqs)
     if pinned != raw.pinned:
         actions.append("pins of what is not stored are dropped")
-    writes = [(key, write) for key, write in raw.writes if not _needs(write.children, tainted)]
-    writes = [(key, write) for key, write in writes if key.namespace in raw.lines]
+    writes: list[tuple[Key, Write]] = []
+    for key, write in raw.writes:
+        if key.namespace in raw.lines and not needs(write.children, tainted):
+            writes.append((key, write))
     if len(writes) != len(raw.writes):
         actions.append(f"{len(raw.writes) - len(writes)} pending writes whose values are damaged are dropped")
     states = _states(raw, tainted, raws)
     if states != {name: list(held) for name, held in raw.shared_states.items()}:
         actions.append("states in common with others that are damaged are dropped")
     began = raw.began
-    if raw.origin is not None and began:
-        places = {entry.key: entry.seq for entry in family}
-        began = began if places.get(raw.origin) == began else 0
-        if not began:
-            actions.append("its beginning is not stored any more")
+    if began and not _is_origin_stored(raw, family):
+        began = 0
+        actions.append("its beginning is not stored any more")
+    if not actions:
+        return Settled(raw, entries, actions)
     changed = raw._replace(lines=lines, hidden=hidden, pinned=pinned, writes=writes, shared_states=states, began=began)
-    return Settled(changed if actions else raw, entries, actions)
+    return Settled(changed, entries, actions)
 
 
-def _needs(children: bytes, tainted: Collection[bytes]) -> bool:
-    return bool(children) and any(key in tainted for key in tree.hashes(children))
+def _lines(raw: RawThread, entries: Sequence[Entry], covers: Covers, actions: list[str]) -> dict[str, RawLine]:
+    """Return the namespaces of a thread with heads that are stored, and add to the actions."""
+    lines: dict[str, RawLine] = {}
+    for namespace, line in raw.lines.items():
+        own = [entry for entry in entries if entry.key.namespace == namespace]
+        lines[namespace] = _line(line, own, covers, is_copy=bool(raw.note))
+        head = lines[namespace].head
+        if head != line.head:
+            where = ""
+            if namespace:
+                where = f" of namespace {namespace!r}"
+            actions.append(f"the head{where} is {head!r} now, and was {line.head!r}")
+    return lines
+
+
+def _is_origin_stored(raw: RawThread, family: Sequence[Entry]) -> bool:
+    """Whether the checkpoint where a branch began is stored, under the number it had; a thread that is none began."""
+    if raw.origin is None:
+        return True
+    return any(entry.key == raw.origin and entry.seq == raw.began for entry in family)
 
 
 def _states(raw: RawThread, tainted: Collection[bytes], raws: Mapping[str, RawThread]) -> dict[str, list[SharedState]]:
     """Return the states in common with others that both have, and that are whole."""
     found: dict[str, list[SharedState]] = {}
     for other, states in raw.shared_states.items():
-        if other in raws:
-            theirs = list(raws[other].shared_states.get(raw.thread_id, ()))
-            found[other] = [
-                state for state in states if state in theirs and not _needs(Root(*state.root).children, tainted)
-            ]
+        if other not in raws:
+            continue
+        theirs = raws[other].shared_states.get(raw.thread_id, ())
+        found[other] = []
+        for state in states:
+            if state in theirs and not needs(state.root.children, tainted):
+                found[other].append(state)
     return found
-
-
-def _has_sense(stretch: Hidden, raw: RawThread) -> bool:
-    """Whether a stretch hides something that can be."""
-    is_order = 0 <= stretch.after <= stretch.to and (stretch.segment or 0) <= stretch.to
-    return stretch.namespace in raw.lines and is_order
 
 
 def _line(line: RawLine, entries: Sequence[Entry], covers: Covers, *, is_copy: bool) -> RawLine:
     """Return a namespace with a head that is stored, and that nothing follows which should be the head."""
-    by_id = {entry.key.checkpoint_id: entry for entry in entries}
-    head = by_id.get(line.head) if line.head is not None else None
-    visible = [e for e in entries if not covers.hide(e.key.namespace, e.seq, e.segment)]
+    head = None
+    if line.head is not None:
+        head = entry_of_id(entries, line.head)
     if head is not None:
-        later = [entry for entry in entries if entry.segment == head.segment and entry.seq > head.seq]
+        later = later_in_segment(entries, head)
         if line.head_was_moved or is_copy or not later:
             return line
         newest = later[-1]
         return line._replace(head=newest.key.checkpoint_id, generation=line.generation + 1)
+    visible = [entry for entry in entries if not covers.hide(entry.key.namespace, entry.seq, entry.segment)]
+    # No head is as it should be, if there is nothing that could be it or if a copy has not come so far.
     if line.head is None and (not visible or not line.generation or is_copy):
         return line
-    name = visible[-1].key.checkpoint_id if visible else None
+    name = None
+    if visible:
+        name = visible[-1].key.checkpoint_id
     return line._replace(head=name, head_was_moved=True, generation=line.generation + 1)
 
 
@@ -305,14 +340,16 @@ def _in_segments(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         line = entry.key.namespace
         segment = entry.segment
-        parent = by_key.get(entry.parents[0]) if len(entry.parents) == 1 else None
+        parent = only_parent(entry, by_key)
         if segment > entry.seq:
             segment = entry.seq
-        elif not entry.kind and parent is not None and segment != entry.seq and parent.key != entry.key:
+        elif not entry.kind and parent is not None and segment != entry.seq:
             previous = last.get((line, segment))
             if previous is not None and previous != parent.key:
-                of_parent = given.get(parent.key, 0)
-                segment = of_parent if last.get((line, of_parent)) == parent.key else entry.seq
+                # It goes on in the segment of its parent if that is the last there, else it begins one.
+                segment = given.get(parent.key, 0)
+                if last.get((line, segment)) != parent.key:
+                    segment = entry.seq
         last[line, segment] = entry.key
         given[entry.key] = segment
         found.append(entry._replace(segment=segment))
@@ -345,7 +382,9 @@ class _KeptRows:
 
     async def close(self) -> str | None:
         """Return where the file is, if there is one."""
-        return str(self._path) if self._is_there else None
+        if not self._is_there:
+            return None
+        return str(self._path)
 
 
 def _as_json(row: Lost) -> dict[str, Any]:

@@ -11,12 +11,13 @@ is found each time is told.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding, UpkeepProgress, VerifyReport
 from everstep.stores.inspection import Checking
-from everstep.stores.protocol import Key, Object, Query, RawThread, Search, Store
+from everstep.stores.protocol import Object, Query, RawThread, Search, Store
 from everstep.upkeep.looking import DAMAGE, Look, finding_of, look_at
 from everstep.upkeep.relations import family_findings, thread_findings
 from everstep.values import compress, tree
@@ -56,11 +57,13 @@ class _Verifier:
         return self._report
 
     def _add(self, findings: Collection[Finding]) -> None:
-        known = {(finding.kind, finding.thread_id, finding.checkpoint_id) for finding in self._report.findings}
+        known = set(map(_subject, self._report.findings))
         for finding in findings:
-            if self._only is not None and self._only not in finding.threads and finding.threads:
+            is_of_others = bool(finding.threads) and self._only not in finding.threads
+            if self._only is not None and is_of_others:
                 continue
-            if finding.kind == "index" or (finding.kind, finding.thread_id, finding.checkpoint_id) not in known:
+            # One thing may be met in several ways, and is told once. Each index is a thing of its own.
+            if finding.kind == "index" or _subject(finding) not in known:
                 self._report.findings.append(finding)
 
     async def _names(self) -> list[str]:
@@ -79,7 +82,8 @@ class _Verifier:
             except DAMAGE as exc:
                 self._add([finding_of(exc, "thread", None)])
                 break
-            found |= dict.fromkeys(outline.thread_id for outline in page)
+            for outline in page:
+                found[outline.thread_id] = None
         return list(found)
 
     async def _table_findings(self) -> list[Finding]:
@@ -100,12 +104,14 @@ class _Verifier:
             if not findings:
                 break
             again = await Family.read(self._store, name, seen)
-            found = {_identity(finding) for finding in await again.findings()}
+            found = set(map(_identity, await again.findings()))
             findings = [finding for finding in findings if _identity(finding) in found]
         self._report.threads += len(family.looks)
-        self._report.checkpoints += sum(len(look.entries) for look in family.looks.values())
         self._report.objects += family.objects
-        self._report.bytes += family.bytes + sum(look.bytes for look in family.looks.values())
+        self._report.bytes += family.bytes
+        for look in family.looks.values():
+            self._report.checkpoints += len(look.entries)
+            self._report.bytes += look.bytes
         self._add(findings)
         self._tell("threads")
         return set(family.looks)
@@ -114,28 +120,31 @@ class _Verifier:
         """Threads that are there must be found by those who look for any, and those that are found must be there."""
         listed: set[str] = set()
         found: list[Finding] = []
+        known = set(self._report.damaged_threads)
         after = None
         while True:
             try:
                 page = await self._store.search(Search(limit=_OBJECTS_AT_ONCE, after=after))
             except DAMAGE as exc:
                 damaged = finding_of(exc, "thread", None)
-                known = set(self._report.damaged_threads)
-                return found if damaged.thread_id in known else [*found, damaged]
-            listed |= {hit.position.thread_id for hit in page}
+                if damaged.thread_id not in known:
+                    found.append(damaged)
+                return found  # the rest cannot be listed, so nothing is known about it
             for hit in page:
-                if hit.damage is not None and hit.position.thread_id not in self._report.damaged_threads:
+                name = hit.position.thread_id
+                listed.add(name)
+                if hit.damage is not None and name not in known:
                     found.append(finding_of(hit.damage, "thread", None))
             if not page:
                 break
             after = page[-1].position
-        unlisted = [name for name in names if name not in listed and await self._is_unlisted(name)]
-        empty = [name for name in sorted(listed - set(names)) if await self._is_empty(name)]
-        return [
-            *found,
-            *(Finding("index", "it is not listed among the threads", name, None, (name,)) for name in unlisted),
-            *(Finding("index", "it is listed, and is not there", name, None, (name,)) for name in empty),
-        ]
+        for name in names:
+            if name not in listed and await self._is_unlisted(name):
+                found.append(Finding("index", "it is not listed among the threads", name, None, (name,)))
+        for name in sorted(listed - set(names)):
+            if await self._is_empty(name):
+                found.append(Finding("index", "it is listed, and is not there", name, None, (name,)))
+        return found
 
     async def _is_unlisted(self, name: str) -> bool:
         """Look again: whether a thread with a head is not found by its name."""
@@ -163,6 +172,11 @@ class _Verifier:
 
 def _identity(finding: Finding) -> tuple[str, str, str | None, str | None]:
     return finding.kind, finding.what, finding.thread_id, finding.checkpoint_id
+
+
+def _subject(finding: Finding) -> tuple[str, str | None, str | None]:
+    """Return what a finding is about, whatever it says of it."""
+    return finding.kind, finding.thread_id, finding.checkpoint_id
 
 
 class Family:
@@ -196,13 +210,19 @@ class Family:
         return cls(store, looks)
 
     async def findings(self) -> list[Finding]:
-        found = [finding for look in self.looks.values() for finding in look.findings]
+        found: list[Finding] = []
+        by_family: dict[str, list[Look]] = {}
+        for look in self.looks.values():
+            found += look.findings
+            if look.family is not None:
+                by_family.setdefault(look.family, []).append(look)
         for look in self.looks.values():
             found += thread_findings(look)
             found += await self._count_findings(look)
         found += family_findings(self.looks)
-        for family in {look.family for look in self.looks.values() if look.family is not None}:
-            walk = _Walk(self._store, family, [look for look in self.looks.values() if look.family == family])
+        # One family, unless damage has torn it apart: then each part has objects of its own.
+        for family, looks in by_family.items():
+            walk = _Walk(self._store, family, looks)
             found += await walk.findings()
             self.objects += walk.objects
             self.bytes += walk.bytes
@@ -245,8 +265,11 @@ class _Walk:
         self.objects = self.bytes = 0
 
     async def findings(self) -> list[Finding]:
-        pending = list({key for look in self._looks for children in roots_of(look) for key in tree.hashes(children)})
-        met = set(pending)
+        met: set[bytes] = set()
+        for look in self._looks:
+            for children in roots_of(look):
+                met.update(tree.hashes(children))
+        pending = list(met)
         while pending:
             batch = pending[-_OBJECTS_AT_ONCE:]
             del pending[-_OBJECTS_AT_ONCE:]
@@ -257,18 +280,16 @@ class _Walk:
                         if child not in met:
                             met.add(child)
                             pending.append(child)
-        return [finding for key, what in self._bad.items() for finding in self._touched(key, what)]
+        found: list[Finding] = []
+        for key, what in self._bad.items():
+            found += self._touched(key, what)
+        return found
 
     async def _look_at(self, batch: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         try:
             found = await self._store.fetch(self._family, batch, below=False)
         except DAMAGE:
-            found = []
-            for key in batch:
-                try:
-                    found += await self._store.fetch(self._family, [key], below=False)
-                except DAMAGE as exc:
-                    self._bad[key] = getattr(exc, "reason", str(exc))
+            found = await self._fetch_one_by_one(batch)
         self.objects += len(found)
         self.bytes += sum([len(obj.children) + len(obj.body) for obj in found])
         self._check(found)
@@ -279,6 +300,15 @@ class _Walk:
                     self._bad.setdefault(key, "is missing")
         return [(obj.hash, obj.children) for obj in found if obj.hash not in self._bad]
 
+    async def _fetch_one_by_one(self, batch: Sequence[bytes]) -> list[Object]:
+        found: list[Object] = []
+        for key in batch:
+            try:
+                found += await self._store.fetch(self._family, [key], below=False)
+            except DAMAGE as exc:
+                self._bad[key] = getattr(exc, "reason", str(exc))
+        return found
+
     def _check(self, found: Sequence[Object]) -> None:
         try:
             bodies = compress.expand_all([obj.body for obj in found])
@@ -286,7 +316,7 @@ class _Walk:
             if len(found) == 1:
                 self._bad[found[0].hash] = "cannot be unpacked"
                 return
-            for obj in found:
+            for obj in found:  # which of them is it?
                 self._check([obj])
             return
         contents = {obj.hash: (obj.children, body) for obj, body in zip(found, bodies, strict=True)}
@@ -295,24 +325,26 @@ class _Walk:
 
     def tainted(self) -> set[bytes]:
         """Return the objects that are damaged or missing, and all that lead to them."""
-        return tainted(self._bad, self._children) if self._bad else set()
+        if not self._bad:
+            return set()
+        return tainted(self._bad, self._children)
 
     def _touched(self, bad: bytes, what: str) -> list[Finding]:
         """Return the finding about an object, with the threads that need it."""
         reaching = tainted([bad], self._children)
-        touched: dict[str, Key | None] = {}
+        touched: dict[str, str | None] = {}
         for look in self._looks:
             for entry in look.entries:
-                if any(key in reaching for key in tree.hashes(entry.children)):
-                    touched.setdefault(look.thread_id, entry.key)
-            if any(key in reaching for children in roots_of(look) for key in tree.hashes(children)):
+                if needs(entry.children, reaching):
+                    touched.setdefault(look.thread_id, entry.key.checkpoint_id)
+            # No checkpoint of it, but a pending write or a common state.
+            if any(needs(children, reaching) for children in roots_of(look)):
                 touched.setdefault(look.thread_id, None)
         threads = tuple(sorted(touched))
         if not threads:
             return []
-        first = touched[threads[0]]
         sentence = f"the object {bad.hex()} {what}"
-        return [Finding("object", sentence, threads[0], first.checkpoint_id if first is not None else None, threads)]
+        return [Finding("object", sentence, threads[0], touched[threads[0]], threads)]
 
 
 def roots_of(look: Look) -> list[bytes]:
@@ -320,8 +352,14 @@ def roots_of(look: Look) -> list[bytes]:
     found = [entry.children for entry in look.entries if entry.children]
     if look.raw is not None:
         found += [write.children for _, write in look.raw.writes if write.children]
-        found += [state.root.children for states in look.raw.shared_states.values() for state in states]
+        for state in chain.from_iterable(look.raw.shared_states.values()):
+            found.append(state.root.children)
     return found
+
+
+def needs(children: bytes, objects: Collection[bytes]) -> bool:
+    """Whether one of these objects is among some children."""
+    return any(key in objects for key in tree.hashes(children))
 
 
 def tainted(bad: Collection[bytes], children: dict[bytes, bytes]) -> set[bytes]:
