@@ -13,7 +13,8 @@ import redis as redis_py
 import everstep
 from everstep import HeadRegressed
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.postgres import rows as postgres_rows
+from everstep.stores.postgres import reading as postgres_reading
+from everstep.stores.postgres import removing as postgres_removing
 from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import Change, Draft, Key, Operation, Query, Store, Stored, Write
 from everstep.stores.redis.items import bucket_of
@@ -236,8 +237,9 @@ async def test_marks_of_deletions_are_bounded_and_what_they_do_not_tell_is_no_al
     names = [name for n in range(200_000) if bucket_of(name := f"n{n}") == bucket_of("t")]
     count = 140
     if site.kind == "postgres":
-        monkeypatch.setattr(postgres_rows, "MARKS_MAX", 20)
-        monkeypatch.setattr(postgres_rows, "_MARKS_TRIMMED_EVERY", 1)
+        monkeypatch.setattr(postgres_reading, "MARKS_MAX", 20)
+        monkeypatch.setattr(postgres_removing, "MARKS_MAX", 20)
+        monkeypatch.setattr(postgres_removing, "_MARKS_TRIMMED_EVERY", 1)
         count = 30
     await save(store, "t")
     await other.delete("t")

@@ -39,8 +39,10 @@ from everstep import (
 )
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.postgres import store as module
+from everstep.stores.postgres.asking import Tables
+from everstep.stores.postgres.forms import labels, packed_id, unpacked_id
 from everstep.stores.postgres.pool import Connection, Pool, _until, connect
-from everstep.stores.postgres.rows import Rows, Tables, labels, packed_id, unpacked_id
+from everstep.stores.postgres.rows import Rows
 from everstep.stores.postgres.store import SCHEMA_VERSION, PostgresStore
 from everstep.stores.protocol import Change, Hidden, Key, Move, Operation, Query, Write
 from everstep.testing import follow, head_id, ids, make_object, make_record, put
@@ -1356,7 +1358,7 @@ def test_only_what_is_asked_for_is_looked_at(make: Any, url: str, analyzed: bool
 
 
 def test_entries_of_the_same_label_are_told_apart(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("store", "rows"):
+    for name in ("store", "changing", "reading", "searching"):
         monkeypatch.setattr(
             f"everstep.stores.postgres.{name}.labels", lambda metadata, tags=(): [7] if metadata else None
         )
@@ -1398,7 +1400,7 @@ def test_entries_without_a_label_are_found(
     store = make()
     with monkeypatch.context() as before:
         if is_old:
-            for name in ("store", "rows"):
+            for name in ("store", "changing", "reading", "searching"):
                 before.setattr(f"everstep.stores.postgres.{name}.labels", labels_of_before)
         for n in range(70):
             run(store.commit(put(make_record(f"c{n}", metadata=loop_metadata(n)))))

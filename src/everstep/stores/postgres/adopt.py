@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from everstep.errors import CheckpointNotFound
-from everstep.stores.postgres.rows import Rows, labels, packed_id, unpacked_id
+from everstep.stores.postgres.forms import labels, packed_id, unpacked_id
+from everstep.stores.postgres.rows import Rows
 from everstep.stores.protocol import SHARED_STATES_MAX, Key, Part, Place, RawLine, RawThread, SharedState, Stored, Write
 from everstep.stores.records import (
     pack_common,

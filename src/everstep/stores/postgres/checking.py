@@ -9,7 +9,8 @@ from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding
 from everstep.stores.covers import Covers
 from everstep.stores.inspection import Lost
-from everstep.stores.postgres.rows import Rows, labels, unpacked_id
+from everstep.stores.postgres.forms import labels, unpacked_id
+from everstep.stores.postgres.rows import Rows
 from everstep.stores.protocol import Hidden, Key
 from everstep.stores.records import (
     unpack_common,

@@ -69,7 +69,9 @@ try:
     import psycopg
 
     from everstep.stores.postgres.adopt import AdoptingRows as Rows
+    from everstep.stores.postgres.asking import Tables
     from everstep.stores.postgres.checking import mend, problems, stored_rows, thread_names
+    from everstep.stores.postgres.forms import Known, columns, labels
     from everstep.stores.postgres.pool import (
         RACES,
         Connection,
@@ -85,7 +87,6 @@ try:
         rolled_back,
         translated,
     )
-    from everstep.stores.postgres.rows import Known, Tables, columns, labels
 except ImportError as exc:
     raise MissingDependency("psycopg", "postgres") from exc
 

@@ -1,0 +1,266 @@
+"""What is known about threads: heads, segments, branches, the newest checkpoints, operations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from everstep.stores.newest import descent, newest_of
+from everstep.stores.postgres.forms import (
+    HIDDEN,
+    LISTED,
+    OF_THREADS,
+    OUTLINES,
+    STORED_COUNTED_MAX,
+    ask_whole,
+    check_answer,
+    damaged,
+    name_bytes,
+    to_hidden,
+    to_listed,
+)
+from everstep.stores.postgres.reading import Reading
+from everstep.stores.protocol import (
+    Hidden,
+    Key,
+    Newest,
+    Operation,
+    Outline,
+    Place,
+    SharedState,
+    Stored,
+    Thread,
+)
+from everstep.stores.records import (
+    unpack_common,
+    unpack_operation,
+    unpack_origin,
+    unpack_segment,
+)
+
+
+class _NewestLine(NamedTuple):
+    ref: int
+    thread_id: str
+    namespace: str
+    last: int = 0
+
+
+class ReadingThreads(Reading):
+    """Reads what is known about threads."""
+
+    def thread(self, thread_id: str, branches: bool, ancestry: bool, brief: bool) -> Thread | None:
+        whole = ask_whole(thread_id, stored_max=STORED_COUNTED_MAX)
+        found, checked = self._ask_together(
+            [
+                (
+                    """SELECT t.id, t.family, t.origin, f.live FROM {names} n
+                       JOIN {threads} t ON t.family = n.family AND t.id = n.thread
+                       JOIN {families} f ON f.id = t.family WHERE n.name = %s""",
+                    (thread_id.encode(),),
+                ),
+                whole,
+            ]
+        )
+        check_answer(thread_id, checked.fetchall(), whole)
+        row = found.fetchone()
+        if row is None:
+            return None
+        ref, family, origin, live = row
+        heads = {}
+        newest = {}
+        for namespace, generation, head, last in self._all(
+            """SELECT l.namespace, l.generation, c.id,
+                      (SELECT max(seq) FROM {checkpoints} n WHERE n.family = l.family AND n.line = l.id)
+               FROM {lines} l LEFT JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
+               WHERE l.family = %s AND l.thread = %s""",
+            (family, ref),
+        ):
+            if last is not None:
+                newest[namespace.decode()] = last
+            if head is not None:
+                heads[namespace.decode()] = head.decode(), generation
+        doomed = self._one("SELECT sum(unreferenced) FROM {lines} WHERE family = %s", (family,))[0]
+        return Thread(
+            thread_id,
+            str(family),
+            unpack_origin(origin, thread_id) if origin is not None else None,
+            heads,
+            newest,
+            self._hidden_of(family, ref) if not brief else {},
+            self._runs(family, "r.line IN (SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s)", ref)
+            if not brief
+            else {},
+            self._runs(family, "true") if ancestry else {},
+            self._branches(family, thread_id) if branches else (),
+            self._commons(family, ref, thread_id),
+            self._spared(family, ref) if not brief else frozenset(),
+            float(doomed) / max(live, 1) if doomed else 0.0,
+        )
+
+    def _hidden_of(self, family: int, thread: int) -> dict[int, list[Hidden]]:
+        hidden: dict[int, list[Hidden]] = {}
+        for row in self._all(
+            """SELECT l.namespace, h.after, h.upto, h.segment, h.writes_of, h.operation FROM {hidden} h
+               JOIN {lines} l ON l.family = h.family AND l.id = h.line WHERE l.family = %s AND l.thread = %s""",
+            (family, thread),
+        ):
+            stretch = to_hidden(row)
+            hidden.setdefault(stretch.operation, []).append(stretch)
+        return hidden
+
+    def _runs(self, family: int, condition: str, thread: int = 0) -> dict[int, tuple[Place, ...]]:
+        rows = self._all(
+            f"SELECT r.segment, r.data FROM {{segments}} r WHERE r.family = %(f)s AND {condition}",
+            {"f": family, "t": thread},
+        )
+        return {segment: unpack_segment(segment, data) for segment, data in rows}
+
+    def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
+        rows = self._all(
+            f"""SELECT c.segment FROM (
+                    SELECT r.family, r.line, r.segment, r.segment AS seq FROM {{names}} n
+                    JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
+                    JOIN {{segments}} r ON r.family = l.family AND r.line = l.id
+                    WHERE n.name = %s AND l.namespace = %s AND r.segment > %s) c
+                WHERE NOT {HIDDEN} ORDER BY c.segment""",
+            (*name_bytes(thread_id, namespace), after),
+        )
+        return [segment for (segment,) in rows]
+
+    def segments(self, family: str, segments: Collection[int], older: int) -> dict[int, tuple[Place, ...]]:
+        rows = self._all(
+            """SELECT r.segment, r.data FROM {segments} r WHERE r.family = %(f)s AND r.segment = ANY(%(segments)s)
+               UNION ALL (SELECT r.segment, r.data FROM {segments} r WHERE r.family = %(f)s AND r.segment < %(top)s
+                          ORDER BY r.segment DESC LIMIT %(older)s)""",
+            {"f": int(family), "segments": list(segments), "top": max(segments, default=0), "older": older},
+        )
+        return {segment: unpack_segment(segment, data) for segment, data in rows}
+
+    def newest(self, thread_id: str, limit: int, branches: bool, without: str | None) -> Newest | None:
+        row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
+        if row is None:
+            return None
+        found: int = row[0]
+        which = "t.family = %(f)s" if branches else "t.family = %(f)s AND t.name = %(t)s"
+        values = {"f": found, "t": thread_id.encode()}
+        born: dict[str, list[str]] = {}
+        for row in self._all(f"SELECT t.name, t.origin FROM {{threads}} t WHERE {which}", values):
+            if row[1] is not None:
+                name = row[0].decode()
+                born.setdefault(unpack_origin(row[1], name).thread_id, []).append(name)
+        lines: dict[str, list[_NewestLine]] = {}
+        heads: set[Key] = set()
+        for name, namespace, ref, head, last in self._all(
+            f"""SELECT t.name, l.namespace, l.id, c.id,
+                       (SELECT max(seq) FROM {{checkpoints}} n WHERE n.family = l.family AND n.line = l.id)
+                FROM {{threads}} t JOIN {{lines}} l ON l.family = t.family AND l.thread = t.id
+                LEFT JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id AND c.seq = l.head
+                WHERE {which}""",
+            values,
+        ):
+            line = _NewestLine(ref, name.decode(), namespace.decode())
+            if head is not None:
+                heads.add(Key(line.thread_id, line.namespace, head.decode()))
+            if last is not None:
+                lines.setdefault(line.thread_id, []).append(line._replace(last=last))
+        alive = {key.thread_id for key in heads}
+        names = descent(thread_id, born, lambda name: name in alive)
+        if not names:
+            return None
+        asked = [line for name in names for line in lines.get(name, ()) if line.namespace != without]
+        listed = newest_of(
+            [(line.last, line) for line in asked],
+            limit,
+            lambda chosen, after, most: self._newest_rows(found, chosen, after, most),
+        )
+        total = self._one(
+            f"""SELECT count(*) FROM {{checkpoints}} c WHERE c.family = %(f)s AND c.line = ANY(%(lines)s)
+                AND (NOT {HIDDEN}) IS TRUE""",
+            {"f": found, "lines": [line.ref for line in asked]},
+        )[0]
+        shown = {line[1:3] for line in asked}
+        return Newest(listed, frozenset(key for key in heads if key[:2] in shown), total)
+
+    def _newest_rows(self, family: int, lines: Sequence[_NewestLine], after: int, limit: int) -> list[Stored]:
+        rows = self._all(
+            f"""SELECT {LISTED} FROM (
+                    SELECT s.* FROM unnest(%(lines)s::bigint[]) AS u (line)
+                    CROSS JOIN LATERAL (
+                        SELECT c.family, c.line, c.seq FROM {{checkpoints}} c
+                        WHERE c.family = %(f)s AND c.line = u.line AND c.seq > %(after)s AND (NOT {HIDDEN}) IS TRUE
+                        ORDER BY c.seq DESC LIMIT %(limit)s) s
+                    ORDER BY s.seq DESC LIMIT %(limit)s) s
+                JOIN {{checkpoints}} c ON c.family = s.family AND c.line = s.line AND c.seq = s.seq {OF_THREADS}
+                ORDER BY c.seq DESC""",
+            {"lines": [line.ref for line in lines], "f": family, "after": after, "limit": limit},
+        )
+        return [to_listed(row) for row in rows]
+
+    def _branches(self, family: int, thread_id: str) -> list[str]:
+        rows = self._all(
+            "SELECT name, origin FROM {threads} WHERE family = %s AND origin IS NOT NULL ORDER BY id", (family,)
+        )
+        lost = self._one(
+            """SELECT l.thread FROM {lines} l WHERE l.family = %s AND NOT EXISTS
+               (SELECT 1 FROM {threads} t WHERE t.family = l.family AND t.id = l.thread) LIMIT 1""",
+            (family,),
+        )
+        if lost is not None:
+            raise damaged("its row of threads is missing", self._name_of(family, lost[0]))
+        return [name.decode() for name, origin in rows if unpack_origin(origin, name.decode()).thread_id == thread_id]
+
+    def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
+        found: dict[str, list[SharedState]] = {}
+        for name, other, data, children in self._all(
+            """SELECT t.name, o.other, c.data, c.children FROM {shared_states} c
+               CROSS JOIN LATERAL (SELECT CASE WHEN c.low = %(t)s THEN c.high ELSE c.low END AS other) o
+               LEFT JOIN {threads} t ON t.family = c.family AND t.id = o.other
+               WHERE c.family = %(f)s AND (c.low = %(t)s OR c.high = %(t)s) ORDER BY c.seq""",
+            {"f": family, "t": thread},
+        ):
+            if name is None:
+                raise damaged("its row of threads is missing", self._name_of(family, other))
+            both = (thread_id, name.decode()) if thread < other else (name.decode(), thread_id)
+            found.setdefault(name.decode(), []).append(unpack_common(data, children, *both))
+        return found
+
+    def _spared(self, family: int, thread: int) -> frozenset[int]:
+        rows = self._all(
+            """SELECT c.seq FROM {lines} l JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id
+               AND (c.pinned OR c.branches > 0) WHERE l.family = %s AND l.thread = %s""",
+            (family, thread),
+        )
+        return frozenset(seq for (seq,) in rows)
+
+    def outlines(self, position: int) -> tuple[list[Outline], int | None]:
+        rows = self._all(
+            """SELECT t.id, t.name, t.family,
+                      (SELECT max(l.stored) FROM {lines} l WHERE l.family = t.family AND l.thread = t.id),
+                      t.operations > 0, f.swept = 2
+               FROM {threads} t JOIN {families} f ON f.id = t.family ORDER BY t.id LIMIT %s OFFSET %s""",
+            (OUTLINES, position),
+        )
+        found = [
+            Outline(name.decode(), str(family), most, has_log, is_swept)
+            for _, name, family, most, has_log, is_swept in rows
+            if most
+        ]
+        return found, position + OUTLINES if len(rows) == OUTLINES else None
+
+    def operations(self, thread_id: str, limit: int | None) -> list[Operation]:
+        whole = ask_whole(thread_id)
+        found, checked = self._ask_together(
+            [
+                (
+                    """SELECT o.data, o.seq, o.undone FROM {names} n
+                       JOIN {operations} o ON o.family = n.family AND o.thread = n.thread
+                       WHERE n.name = %s ORDER BY o.seq DESC LIMIT %s""",
+                    (thread_id.encode(), limit),
+                ),
+                whole,
+            ]
+        )
+        check_answer(thread_id, checked.fetchall(), whole)
+        rows = found.fetchall()
+        return [unpack_operation(data, seq, undone) for data, seq, undone in rows]
