@@ -242,10 +242,9 @@ def doomed_keys(
     ages: dict[Key, int] = {}
     early: list[Key] = []
     for line in tx.lines(thread_id):
-        found = tx.candidates(line, ids=_named(line, keys), before_step=before_step if keys is None else None)
-        for each in found:
-            if not (spare and each.is_protected):
-                ages[Key(thread_id, line.namespace, each.checkpoint_id)] = each.seq
+        found = _candidates(tx, line, _named(line, keys), before_step)
+        for each in _unspared(found, spare):
+            ages[Key(thread_id, line.namespace, each.checkpoint_id)] = each.seq
         if keys is None and before_step is None:
             stored = {each.checkpoint_id for each in found}
             early += [Key(thread_id, line.namespace, name) for name in tx.written(line) if name not in stored]
@@ -275,20 +274,36 @@ def _delete_from(tx: Removal, line: Line, named: Collection[str] | None, before_
         return 0
     if named is None and before_step is None and not spare:
         return tx.discard_all(line)
-    found = tx.candidates(line, ids=named, before_step=before_step if named is None else None)
-    gone = [each for each in found if not (spare and each.is_protected)]
+    found = _candidates(tx, line, named, before_step)
+    gone = _unspared(found, spare)
     if gone:
         tx.discard(line, gone)
-    stay = {each.checkpoint_id for each in found} - {each.checkpoint_id for each in gone}
+    gone_names = [each.checkpoint_id for each in gone]
+    stay = {each.checkpoint_id for each in found}.difference(gone_names)
     # Writes go with their checkpoint. Early ones, whose checkpoint is not stored, have no step.
+    doomed: Collection[str]
     if named is not None:
         doomed = named
     elif before_step is not None:
-        doomed = [each.checkpoint_id for each in gone]
+        doomed = gone_names
     else:
         doomed = tx.written(line)
     tx.discard_writes(line, [name for name in doomed if name not in stay])
     return len(gone)
+
+
+def _candidates(tx: Removal, line: Line, named: Collection[str] | None, before_step: int | None) -> Sequence[Candidate]:
+    """Return the checkpoints of a namespace that a deletion is about; what is named goes whatever its step is."""
+    if named is not None:
+        return tx.candidates(line, ids=named)
+    return tx.candidates(line, before_step=before_step)
+
+
+def _unspared(found: Sequence[Candidate], spare: bool) -> Sequence[Candidate]:
+    """Return what is to go of these: all, or with `spare` what is not protected."""
+    if not spare:
+        return found
+    return [each for each in found if not each.is_protected]
 
 
 def discard_each(tx: Removal, line: Line) -> int:
@@ -330,54 +345,78 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     if is_operation:
         _check_storable(change)
     line = tx.line(change.thread_id, change.namespace)
-    head = line.head if line is not None else None
-    draft = change.build(head) if change.build is not None else None
-    packed = existing = origin = None
-    if draft is not None:
-        packed = _packed(draft, change)
-        existing = tx.checkpoint(draft.record.key) if line is not None else None
-        if existing is not None and existing.digest == packed.digest:
+    head = _head_of(line)
+    new: _New | None = None
+    existing: Stored | None = None
+    if change.build is not None:
+        draft = change.build(head)
+        new = _New(draft, _packed(draft, change))
+        if line is not None:
+            existing = tx.checkpoint(draft.record.key)
+        # It was committed before: whoever lost the answer asks again.
+        if existing is not None and existing.digest == new.packed.digest:
             return existing
     _check_head(change, head)
-    for each in change.other_namespaces:
-        _check_head_beside(tx, each.record)
+    for beside in change.other_namespaces:
+        _check_head_beside(tx, beside.record)
     if change.fresh:
         _check_fresh(tx, change, existing)
+    origin: Stored | None = None
     if change.origin is not None:
         origin = _found(tx, change.origin)
     family = _family(tx, change, line, origin)
     known = {stored.record.key: stored for stored in (head, origin) if stored is not None}
-    for base in draft.bases if draft is not None else ():
-        _check_base(tx, base, known, family)
-    others: list[tuple[Draft, Packed]] = []
-    for each in change.other_namespaces:
-        for base in each.bases:
-            _check_base(tx, base, known, family)
-        others.append((each, _packed_beside(each, change)))
-    operation = _Operation(tx, change, family, origin) if is_operation else None
-    if draft is not None and line is not None and head is None:
+    if new is not None:
+        _check_bases(tx, new.draft, known, family)
+    others: list[_New] = []
+    for beside in change.other_namespaces:
+        _check_bases(tx, beside, known, family)
+        others.append(_New(beside, _packed_beside(beside, change)))
+    operation: _Operation | None = None
+    if is_operation:
+        operation = _Operation(tx, change, family, origin)
+    if new is not None and line is not None and head is None:
         _check_not_taken_back(tx, change, line)
 
-    is_new = line is None
+    # From here on it is written.
+    is_new_line = line is None
     line = line or tx.create(change.thread_id, change.namespace, family)
-    stored = None
-    if draft is not None and packed is not None:
-        tx.add_objects(line.family, draft.objects)
+    made: Stored | None = None
+    if new is not None:
+        tx.add_objects(line.family, new.draft.objects)
         if existing is not None:
-            stored = tx.replace(line, existing, packed)
+            made = tx.replace(line, existing, new.packed)
         else:
-            stored = _insert(tx, change, line, draft, packed, is_new, known)
-    for each, its_packed in others:
-        _insert_beside(tx, change, line.family, each, its_packed)
+            made = _insert(tx, change, line, new, is_new_line, known)
+    for each in others:
+        _insert_beside(tx, change, line.family, each)
+    _put_writes(tx, change)
+    if operation is not None:
+        operation.apply(tx, change, made)
+    # One that starts a segment tells that somebody has changed what is visible since that was planned.
+    if change.prune and (made is None or made.segment != made.seq):
+        tx.prune(line, change.prune)
+    return made
+
+
+class _New(NamedTuple):
+    """A checkpoint that is to be kept, and its record in the form that is kept."""
+
+    draft: Draft
+    packed: Packed
+
+
+def _head_of(line: Line | None) -> Stored | None:
+    if line is None:
+        return None
+    return line.head
+
+
+def _put_writes(tx: Transaction, change: Change) -> None:
     for key, write in change.writes:
         written = tx.line(change.thread_id, key.namespace)
         if written is not None:
             tx.put_write(written, key.checkpoint_id, write)
-    if operation is not None:
-        operation.apply(tx, change, stored)
-    if change.prune and (stored is None or stored.segment != stored.seq):
-        tx.prune(line, change.prune)
-    return stored
 
 
 def _packed_beside(draft: Draft, change: Change) -> Packed:
@@ -385,14 +424,14 @@ def _packed_beside(draft: Draft, change: Change) -> Packed:
     return _packed(draft, change._replace(namespace=draft.record.key.namespace))
 
 
-def _insert_beside(tx: Transaction, change: Change, family: str, draft: Draft, packed: Packed) -> None:
+def _insert_beside(tx: Transaction, change: Change, family: str, new: _New) -> None:
     """Keep a checkpoint of another namespace, which becomes its head."""
-    namespace = draft.record.key.namespace
+    namespace = new.draft.record.key.namespace
     line = tx.line(change.thread_id, namespace)
-    is_new = line is None
+    is_new_line = line is None
     line = line or tx.create(change.thread_id, namespace, family)
-    tx.add_objects(family, draft.objects)
-    _insert(tx, change._replace(head="always"), line, draft, packed, is_new)
+    tx.add_objects(family, new.draft.objects)
+    _insert(tx, change._replace(head="always"), line, new, is_new_line)
 
 
 def _check_fresh(tx: Transaction, change: Change, existing: Stored | None) -> None:
@@ -402,7 +441,8 @@ def _check_fresh(tx: Transaction, change: Change, existing: Stored | None) -> No
     if change.origin is not None:
         if tx.family(change.thread_id) is not None:
             raise IdTaken(f"the new thread {change.thread_id!r} exists already")
-        return  # what is not there holds no other ids
+        # What is not there holds no other ids.
+        return
     for draft in change.other_namespaces:
         if tx.checkpoint(draft.record.key) is not None:
             raise IdTaken(f"the new id {draft.record.key.checkpoint_id!r} is stored already")
@@ -415,8 +455,9 @@ def not_of_family(thread_id: str) -> IdTaken:
 
 def _check_not_taken_back(tx: Transaction, change: Change, line: Line) -> None:
     """Refuse to begin a thread anew that is hidden as a whole, since an undo took the branch back."""
+    # The thread does not begin with these.
     if change.head == "never" or change.moves:
-        return  # the thread does not begin with this
+        return
     if tx.is_taken_back(line):
         raise InvalidInput(
             f"thread {line.thread_id!r} is hidden: the branch was taken back by undo; redo() on the thread it came "
@@ -443,9 +484,11 @@ class _Operation:
             tx.set_common(change.thread_id, other, common)
         for move, target in self._targets:
             moved = tx.line(change.thread_id, move.namespace)
+            # It was replaced just now.
             if target is not None and stored is not None and target.record.key == stored.record.key:
-                target = stored  # replaced just now
-            if moved is not None:  # a namespace that does not exist has no head to take away
+                target = stored
+            # A namespace that does not exist has no head to take away.
+            if moved is not None:
                 tx.set_head(moved, target, head_was_moved=True)
         for found, pinned in self._pins:
             tx.set_pinned(found, pinned)
@@ -465,31 +508,50 @@ def _insert(
     tx: Transaction,
     change: Change,
     line: Line,
-    draft: Draft,
-    packed: Packed,
-    is_new: bool,
+    new: _New,
+    is_new_line: bool,
     known: Mapping[Key, Stored] = MappingProxyType({}),
 ) -> Stored:
     """Keep a new checkpoint; `known` are stored ones that were looked up before."""
     head = line.head
-    record = draft.record
+    record = new.draft.record
     moves = change.head == "always" or (change.head == "newer" and is_newer(record, head))
+    parents = record.parents
     # A checkpoint that names no parent follows the head.
-    parents = record.parents or ((head.record.key,) if head is not None else ())
+    if not parents and head is not None:
+        parents = (head.record.key,)
     follows: list[Place] = []
-    segment = None
+    segment: int | None = None
+    # Whatever follows the head, and nothing else, goes on with its segment.
     if moves and head is not None and not line.head_was_moved and parents == (head.record.key,):
         segment = head.segment
     else:
-        found = (known.get(parent) or tx.checkpoint(parent) for parent in parents)
-        follows = [parent.place for parent in found if parent is not None and parent.family == line.family]
-    added = sum([len(obj.children) + len(obj.body) for obj in draft.objects]) + len(packed.info) + len(packed.root)
-    stored = tx.insert(line, packed, segment, added, is_head=moves)
-    if segment is None and (follows or not is_new):
+        follows = _places(tx, parents, line.family, known)
+    stored = tx.insert(line, new.packed, segment, added_bytes(new.draft, new.packed), is_head=moves)
+    # The first segment of a line follows nothing, which need not be noted.
+    if segment is None and (follows or not is_new_line):
         tx.add_run(line, stored.segment, follows)
     if moves:
         tx.set_head(line, stored)
     return stored
+
+
+def _places(tx: Transaction, parents: Sequence[Key], family: str, known: Mapping[Key, Stored]) -> list[Place]:
+    """Return where the parents of a checkpoint are, of those that are stored in its family."""
+    found: list[Place] = []
+    for key in parents:
+        parent = known.get(key) or tx.checkpoint(key)
+        if parent is not None and parent.family == family:
+            found.append(parent.place)
+    return found
+
+
+def added_bytes(draft: Draft, packed: Packed) -> int:
+    """Return how many bytes a checkpoint adds to its family, objects that are there already included."""
+    total = len(packed.info) + len(packed.root)
+    for obj in draft.objects:
+        total += len(obj.children) + len(obj.body)
+    return total
 
 
 def apply_writes(
@@ -497,10 +559,13 @@ def apply_writes(
 ) -> None:
     """Attach writes. See `Store.put_writes`."""
     line = tx.line(key.thread_id, key.namespace)
-    family = line.family if line is not None else tx.family(key.thread_id)
+    family = _family_of(tx, key.thread_id, line)
     if base is not None:
-        head = line.head if line is not None else None
-        _check_base(tx, base, {head.record.key: head} if head is not None else {}, family)
+        known: dict[Key, Stored] = {}
+        head = _head_of(line)
+        if head is not None:
+            known[head.record.key] = head
+        _check_base(tx, base, known, family)
     line = line or tx.create(key.thread_id, key.namespace, family)
     tx.add_objects(line.family, objects)
     for write in writes:
@@ -515,18 +580,23 @@ def adopt(tx: Transaction, part: Part) -> int:
         packed.append((stored, Packed(record, *(part.packed.get(record.key) or pack_record(record)))))
     family = tx.family(part.thread_id)
     coming = {stored.record.key for stored in part.checkpoints}
-    for name in {key.thread_id for key in (*coming, *part.gone)} | {raw.thread_id for raw in part.threads}:
+    names = {key.thread_id for key in coming}
+    names.update(raw.thread_id for raw in part.threads)
+    for name in names.union(key.thread_id for key in part.gone):
         if tx.family(name) not in (None, family):
             raise InvalidInput(f"thread {name!r} exists and is not of the family of {part.thread_id!r}")
     for raw in part.threads:
         _check_heads(tx, raw, coming, part.gone)
 
+    # From here on it is written.
     family = tx.join(part.thread_id, family)
-    highest = tx.reserve(family, part.reserve) if part.reserve else 0
+    highest = 0
+    if part.reserve:
+        highest = tx.reserve(family, part.reserve)
     if part.note is not None:
         tx.set_note(part.thread_id, part.note)
     tx.remove(part.gone)
-    for name in {key.thread_id for key in coming} | {raw.thread_id for raw in part.threads}:
+    for name in names:
         tx.join(name, family)
     tx.add_objects(family, part.objects)
     tx.keep(family, packed)
@@ -598,14 +668,18 @@ def _packed(draft: Draft, change: Change) -> Packed:
 
 def _check_storable(change: Change) -> None:
     """Fail now, before anything is changed, if something in the change cannot be packed."""
-    for operation in (*change.amend, *([change.log] if change.log is not None else [])):
+    for operation in change.amend:
         pack_operation(operation, 0)
+    if change.log is not None:
+        pack_operation(change.log, 0)
     for common in change.shared_states.values():
         pack_common(common, "", "")
 
 
 def _check_head(change: Change, head: Stored | None) -> None:
-    actual = head.record.key.checkpoint_id if head is not None else None
+    actual: str | None = None
+    if head is not None:
+        actual = head.record.key.checkpoint_id
     if change.expect is not ANY and change.expect != actual:
         raise HeadMoved(change.thread_id, change.expect, actual)
 
@@ -616,17 +690,21 @@ def _check_head_beside(tx: Transaction, record: Record) -> None:
     line = tx.line(thread_id, namespace)
     if line is None or not record.parents:
         return
-    actual = line.head.record.key if line.head is not None else None
-    own = [parent for parent in record.parents if parent[:2] == record.key[:2]]
-    expected = own[0] if own else None
+    actual: str | None = None
+    if line.head is not None:
+        actual = line.head.record.key.checkpoint_id
+    expected: str | None = None
+    for parent in record.parents:
+        if parent[:2] == record.key[:2]:
+            expected = parent.checkpoint_id
+            break
     if expected != actual:
-        seen, found = (key.checkpoint_id if key is not None else None for key in (expected, actual))
-        raise HeadMoved(thread_id, seen, found)
+        raise HeadMoved(thread_id, expected, actual)
 
 
 def _family(tx: Transaction, change: Change, line: Line | None, origin: Stored | None) -> str | None:
     """Return the family the thread belongs to or will join; None: a new one."""
-    own = line.family if line is not None else tx.family(change.thread_id)
+    own = _family_of(tx, change.thread_id, line)
     if origin is None:
         return own
     if own is not None and own != origin.family:
@@ -634,11 +712,26 @@ def _family(tx: Transaction, change: Change, line: Line | None, origin: Stored |
     return origin.family
 
 
+def _family_of(tx: Transaction, thread_id: str, line: Line | None) -> str | None:
+    """Return the family of a thread: without asking for it if one of its lines is at hand."""
+    if line is not None:
+        return line.family
+    return tx.family(thread_id)
+
+
 def _check_related(tx: Transaction, change: Change, family: str | None) -> None:
-    for other in {*change.shared_states, *([change.log_thread] if change.log_thread is not None else [])}:
+    others = set(change.shared_states)
+    if change.log_thread is not None:
+        others.add(change.log_thread)
+    for other in others:
         theirs = tx.family(other)
         if theirs is None or theirs != family:
             raise InvalidInput(f"threads {change.thread_id!r} and {other!r} are not of one family")
+
+
+def _check_bases(tx: Transaction, draft: Draft, known: Mapping[Key, Stored], family: str | None) -> None:
+    for base in draft.bases:
+        _check_base(tx, base, known, family)
 
 
 def _check_base(tx: Transaction, base: BaseRef, known: Mapping[Key, Stored], family: str | None) -> None:
@@ -648,7 +741,9 @@ def _check_base(tx: Transaction, base: BaseRef, known: Mapping[Key, Stored], fam
 
 
 def _moved_to(tx: Transaction, change: Change, checkpoint_id: str | None, namespace: str) -> Stored | None:
-    return None if checkpoint_id is None else _found(tx, Key(change.thread_id, namespace, checkpoint_id))
+    if checkpoint_id is None:
+        return None
+    return _found(tx, Key(change.thread_id, namespace, checkpoint_id))
 
 
 def _found(tx: Transaction, key: Key) -> Stored:
@@ -660,19 +755,27 @@ def _found(tx: Transaction, key: Key) -> Stored:
 
 def is_newer(record: Record, head: Stored | None) -> bool:
     """Whether a checkpoint that moves the head only if it is newer does so."""
-    return head is None or record.key.checkpoint_id > head.record.key.checkpoint_id or head.record.key in record.parents
+    if head is None or record.key.checkpoint_id > head.record.key.checkpoint_id:
+        return True
+    return head.record.key in record.parents
 
 
 def _log_thread(change: Change) -> str:
-    return change.log_thread if change.log_thread is not None else change.thread_id
+    if change.log_thread is None:
+        return change.thread_id
+    return change.log_thread
 
 
 def _apply_log(tx: Transaction, change: Change) -> None:
     log_thread = _log_thread(change)
-    logged = tx.add_operation(log_thread, change.log) if change.log is not None else 0
+    logged = 0
+    if change.log is not None:
+        logged = tx.add_operation(log_thread, change.log)
     for operation in change.amend:
         tx.set_operation(log_thread, operation)
-    shown = [hidden for seq in change.show for hidden in tx.show(change.thread_id, seq)]
+    shown: list[Hidden] = []
+    for seq in change.show:
+        shown += tx.show(change.thread_id, seq)
     for hidden in change.hide:
         line = tx.line(change.thread_id, hidden.namespace)
         if line is not None:

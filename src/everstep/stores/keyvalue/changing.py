@@ -134,7 +134,10 @@ class ChangeRows(ReadRows):
             self._put(pin, NOTHING)
 
     def _new_veil(self, thread: ThreadRow) -> None:
-        thread.veil = self._next(LAST_NUMBER) if self._is_any(STRETCHES + number(thread.number)) else 0
+        thread.veil = 0
+        if self._is_any(STRETCHES + number(thread.number)):
+            # A new number each time: what others remember of the stretches goes by it.
+            thread.veil = self._next(LAST_NUMBER)
         self._save_thread(thread)
 
     # -- the Transaction that `apply` works on
@@ -143,13 +146,17 @@ class ChangeRows(ReadRows):
         line = self._line(thread_id, namespace)
         if line is None:
             return None
+        head: Stored | None = None
         row = self._head(line)
-        head = self._in_commit(line, row) if row is not None else None
+        if row is not None:
+            head = self._in_commit(line, row)
         return Line(line, thread_id, namespace, family_name(line.thread.family), head, line.head_was_moved)
 
     def family(self, thread_id: str) -> str | None:
         thread = self._thread(thread_id)
-        return family_name(thread.family) if thread is not None else None
+        if thread is None:
+            return None
+        return family_name(thread.family)
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
         thread = self._joined(thread_id, family)
@@ -171,9 +178,13 @@ class ChangeRows(ReadRows):
         if self._get(IDENTITY) is None:
             self._put(IDENTITY, FORMAT + secrets.token_bytes(16))
         own = self._next(LAST_NUMBER)
-        thread = self._threads[thread_id] = ThreadRow(own, thread_id, own if family is None else family_number(family))
         if family is None:
+            # A new family has the number of its first thread.
+            family_of_thread = own
             self._save_family(own, FamilyRow())
+        else:
+            family_of_thread = family_number(family)
+        thread = self._threads[thread_id] = ThreadRow(own, thread_id, family_of_thread)
         self._unsweep(thread.family)
         self._put(MEMBERS + numbers(thread.family, own), thread_id.encode())
         self._set_active(thread, 0)
@@ -181,8 +192,12 @@ class ChangeRows(ReadRows):
 
     def checkpoint(self, key: Key) -> Stored | None:
         line = self._line(key.thread_id, key.namespace)
-        row = self._row_named(line, key.checkpoint_id) if line is not None else None
-        return None if line is None or row is None else self._in_commit(line, row)
+        if line is None:
+            return None
+        row = self._row_named(line, key.checkpoint_id)
+        if row is None:
+            return None
+        return self._in_commit(line, row)
 
     def is_taken_back(self, line: Line) -> bool:
         thread = self._known(line.thread_id)
@@ -198,11 +213,17 @@ class ChangeRows(ReadRows):
 
     def insert(self, line: Line, packed: Packed, segment: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         seq = self._next(LAST_SEQ)
-        self._note(line, packed.record, line.head.record if line.head is not None else None)
+        known: Record | None = None
+        if line.head is not None:
+            known = line.head.record
+        self._note(line, packed.record, known)
         line.ref.total += 1
-        if not is_head:  # otherwise it is saved when the head moves
+        # Otherwise it is saved when the head moves.
+        if not is_head:
             self._save_line(line.ref)
-        return self._keep_row(line, packed, seq, segment if segment is not None else seq, added_bytes, pinned=False)
+        if segment is None:
+            segment = seq
+        return self._keep_row(line, packed, seq, segment, added_bytes, pinned=False)
 
     def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         self._put(LINE_RUNS + numbers(line.ref.number, segment), NOTHING)
@@ -261,11 +282,16 @@ class ChangeRows(ReadRows):
 
     def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
         held: LineRow = line.ref
-        self._move_head(held, stored.seq if stored is not None else 0, _id_of(stored), head_was_moved)
+        seq = 0
+        if stored is not None:
+            seq = stored.seq
+        self._move_head(held, seq, _id_of(stored), head_was_moved)
         self._set_active(held.thread, now_micros())
 
     def _move_head(self, line: LineRow, seq: int, name: str, head_was_moved: bool) -> None:
-        line.head, line.head_id, line.head_was_moved = seq, name, head_was_moved
+        line.head = seq
+        line.head_id = name
+        line.head_was_moved = head_was_moved
         line.generation += 1
         self._save_line(line)
 
@@ -275,7 +301,10 @@ class ChangeRows(ReadRows):
     def _set_origin(self, thread: ThreadRow, origin: Key | None, began: int) -> None:
         if thread.began:
             self._delete(BEGINNINGS + numbers(thread.family, thread.began) + number(thread.number))
-        thread.origin, thread.began = list(origin) if origin is not None else None, began
+        thread.origin = None
+        if origin is not None:
+            thread.origin = list(origin)
+        thread.began = began
         if began:
             self._put(BEGINNINGS + numbers(thread.family, began) + number(thread.number), NOTHING)
         self._save_thread(thread)
@@ -311,12 +340,16 @@ class ChangeRows(ReadRows):
         return seq
 
     def _save_operation(self, thread: ThreadRow, operation: Operation) -> None:
-        mark = b"\1" if operation.undone else b"\0"
+        mark = b"\0"
+        if operation.undone:
+            mark = b"\1"
         self._put(OPERATIONS + numbers(thread.number, operation.seq), mark + pack_operation(operation, operation.seq))
 
     def is_undone(self, thread_id: str, seq: int) -> bool | None:
         found = self._get(OPERATIONS + numbers(self._known(thread_id).number, seq))
-        return None if found is None else found[:1] == b"\1"
+        if found is None:
+            return None
+        return found[:1] == b"\1"
 
     def set_operation(self, thread_id: str, operation: Operation) -> None:
         if self.is_undone(thread_id, operation.seq) is not None:
@@ -392,7 +425,10 @@ class ChangeRows(ReadRows):
             row = self._row(line, seq)
         except CheckpointCorrupted:
             row = None
-        return Candidate("", seq, 0, False) if row is None else self._candidate(line, row)
+        # One that cannot be read goes by its number alone.
+        if row is None:
+            return Candidate("", seq, 0, False)
+        return self._candidate(line, row)
 
     def _candidate(self, line: LineRow, row: CheckpointRow) -> Candidate:
         is_protected = row.seq == line.head or self._is_spared(line, row)
@@ -555,8 +591,13 @@ class ChangeRows(ReadRows):
         self.set_note(raw.thread_id, raw.note)
 
     def _restore_line(self, line: LineRow, given: RawLine, pinned: Collection[int]) -> None:
-        head = self._row_named(line, given.head) if given.head is not None else None
-        line.head, line.head_id = (head.seq, head.checkpoint_id) if head is not None else (0, "")
+        line.head = 0
+        line.head_id = ""
+        if given.head is not None:
+            head = self._row_named(line, given.head)
+            if head is not None:
+                line.head = head.seq
+                line.head_id = head.checkpoint_id
         line.head_was_moved, line.generation = given.head_was_moved, given.generation
         self._save_line(line)
         self._drop_all(LINE_RUNS + number(line.number))
@@ -623,7 +664,9 @@ def _without_head(line: LineRow) -> Line:
 
 
 def _id_of(stored: Stored | None) -> str:
-    return stored.record.key.checkpoint_id if stored is not None else ""
+    if stored is None:
+        return ""
+    return stored.record.key.checkpoint_id
 
 
 def _write_common(common: SharedState) -> list[Any]:

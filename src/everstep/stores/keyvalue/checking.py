@@ -6,6 +6,7 @@ right: an entry that is missing is put, one that leads nowhere is deleted.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,7 +52,7 @@ from everstep.stores.keyvalue.rows import (
     pack,
     unpack,
 )
-from everstep.stores.protocol import Hidden, Key
+from everstep.stores.protocol import Hidden, Key, Record
 from everstep.stores.records import unpack_operation, unpack_record, unpack_segment
 
 _TABLES = b"taNlLciPpwhekfmbrgodx"
@@ -140,8 +141,10 @@ class Inspection:
 
     def lost(self, key: bytes) -> Lost:
         """Return what stands at a key, to be kept elsewhere before it goes."""
-        found = next(unchecked(self._tx).scan(key, key + b"\0"), None)
-        return Lost(f"key {key!r}", stored=found[1] if found is not None else None)
+        value: bytes | None = None
+        for _, stored in unchecked(self._tx).scan(key, key + b"\0"):
+            value = stored
+        return Lost(f"key {key!r}", stored=value)
 
     def stored(self, key: Key) -> list[Lost]:
         """Return a checkpoint as it is stored, with what leads to it."""
@@ -157,19 +160,12 @@ class Inspection:
     # -- families, threads and what they are found by
 
     def _families_and_threads(self) -> Iterator[Problem]:
-        for key, row, why in self._rows(FAMILIES):
-            family = keys.last_number(key)
-            self._families.add(family)
-            self._last = max(self._last, family)
-            if row is None:
-                fresh = pack([0, 0, 0, 0])
-                name = self._any_name(family)
-                yield Problem(_finding("row", f"what is kept of its family {why}", name), [(key, fresh)])
+        yield from self._families_there()
         for key, row, _ in self._rows(THREADS):
             thread = _thread(row)
-            if thread is None or THREADS + keys.name(thread.name) != key:
-                continue  # made anew below, from what is kept of it elsewhere
-            self._threads[thread.number] = thread
+            # Others are made anew below, from what is kept of them elsewhere.
+            if thread is not None and THREADS + keys.name(thread.name) == key:
+                self._threads[thread.number] = thread
         yield from self._lost_threads()
         for key, row, why in self._rows(THREADS):
             thread = _thread(row)
@@ -182,21 +178,38 @@ class Inspection:
             what = f"family {family} has no threads"
             yield Problem(_finding("row", what, None), [(FAMILIES + number(family), None)])
 
+    def _families_there(self) -> Iterator[Problem]:
+        for key, row, why in self._rows(FAMILIES):
+            family = keys.last_number(key)
+            self._families.add(family)
+            self._last = max(self._last, family)
+            if row is None:
+                fresh = pack([0, 0, 0, 0])
+                name = self._any_name(family)
+                yield Problem(_finding("row", f"what is kept of its family {why}", name), [(key, fresh)])
+
     def _any_name(self, family: int) -> str | None:
+        """Return the name of one thread of a family."""
         if family not in self._members:
-            values = (value for _, value in self._values(MEMBERS + number(family)))
-            self._members[family] = next((_text(value) for value in values if value is not None), None)
+            self._members[family] = None
+            for _, value in self._values(MEMBERS + number(family)):
+                if value is not None:
+                    self._members[family] = _text(value)
+                    break
         return self._members[family]
 
     def _lost_threads(self) -> Iterator[Problem]:
         """Make rows anew of threads that a family knows."""
         known = {thread.name for thread in self._threads.values()}
         for key, value in list(self._values(MEMBERS)):
-            name = value.decode("utf-8", "replace") if value is not None else None
+            name = _text(value)
             own = keys.last_number(key)
             if name is None or name in known or own in self._threads:
                 continue
-            active = max((keys.number_at(k, 1) for k, v in self._values(ACTIVITY) if v == value), default=0)
+            active = 0
+            for place, listed in self._values(ACTIVITY):
+                if listed == value:
+                    active = max(active, keys.number_at(place, 1))
             thread = ThreadRow(own, name, keys.number_at(key, 1), active)
             if self._is_any(STRETCHES + number(own)):
                 thread.veil = own
@@ -219,7 +232,11 @@ class Inspection:
         if self._get(active) != name.encode():
             yield Problem(_finding("index", "it is not listed by its activity", name), [(active, name.encode())])
         if bool(thread.veil) != self._is_any(STRETCHES + number(thread.number)):
-            thread.veil = 0 if thread.veil else thread.number
+            # Any number but 0 says that something is hidden.
+            if thread.veil:
+                thread.veil = 0
+            else:
+                thread.veil = thread.number
             fix = [(THREADS + keys.name(name), _packed_thread(thread))]
             yield Problem(_finding("hidden", "its row does not say whether something is hidden", name), fix)
         began = BEGINNINGS + numbers(thread.family, thread.began) + number(thread.number)
@@ -234,30 +251,35 @@ class Inspection:
                     _finding("thread", "a family names a thread that is not there", _text(value)), [(key, None)]
                 )
         for key, value in self._values(ACTIVITY):
-            thread = next((t for t in self._named(value)), None)
+            thread = self._named(value)
             if thread is None or key != ACTIVITY + number(thread.active) + keys.name(thread.name):
                 what = "it is listed with an activity that it does not have"
                 yield Problem(_finding("index", what, _text(value)), [(key, None)])
         for key, _ in self._values(BEGINNINGS):
             thread = self._threads.get(keys.last_number(key))
             if thread is None or key[1:17] != numbers(thread.family, thread.began):
-                name = thread.name if thread is not None else None
-                yield Problem(_finding("origin", "a beginning is noted that no branch has", name), [(key, None)])
+                what = "a beginning is noted that no branch has"
+                yield Problem(_finding("origin", what, _name_of(thread)), [(key, None)])
 
-    def _named(self, value: bytes | None) -> Iterator[ThreadRow]:
+    def _named(self, value: bytes | None) -> ThreadRow | None:
+        """Return the thread of that name, if its row can be read."""
         row = self._get(THREADS + keys.name(_text(value) or ""))
-        if row is not None:
-            found = _thread(unpack(row))
-            if found is not None and found.number in self._threads:
-                yield self._threads[found.number]
+        if row is None:
+            return None
+        found = _thread(unpack(row))
+        if found is None:
+            return None
+        return self._threads.get(found.number)
 
     # -- lines
 
     def _lines_of_threads(self) -> Iterator[Problem]:
         for key, row, _ in self._rows(LINE_NAMES):
-            line = keys.last_number(key)
-            owner = next(self._named(row[0].encode()), None) if _is_name(row) else None
+            if not _is_name(row):
+                continue
+            owner = self._named(row[0].encode())
             if owner is not None:
+                line = keys.last_number(key)
                 self._lines[line] = row[0], row[1]
                 self._owners[line] = owner
         rows: dict[int, LineRow] = {}
@@ -265,17 +287,12 @@ class Inspection:
             thread = self._threads.get(keys.number_at(key, 1))
             found = _line(thread, row)
             if thread is None or found is None or key != LINES + number(thread.number) + keys.name(found.namespace):
-                name = thread.name if thread is not None else None
-                yield Problem(_finding("thread", f"a namespace {why or 'is out of place'}", name), [(key, None)])
+                what = f"a namespace {why or 'is out of place'}"
+                yield Problem(_finding("thread", what, _name_of(thread)), [(key, None)])
                 continue
             rows[found.number] = found
             self._last = max(self._last, found.number)
-            named = pack([thread.name, found.namespace])
-            if self._get(LINE_NAMES + number(found.number)) != named:
-                self._lines[found.number] = thread.name, found.namespace
-                self._owners[found.number] = thread
-                fix = [(LINE_NAMES + number(found.number), named)]
-                yield Problem(_finding("index", "a namespace is not found by its number", thread.name), fix)
+            yield from self._line_name(found)
         for line, (name, namespace) in list(self._lines.items()):
             if line not in rows:
                 yield from self._lost_line(line, name, namespace)
@@ -284,6 +301,16 @@ class Inspection:
         for key, _ in self._values(LINE_NAMES):
             if keys.last_number(key) not in self._lines:
                 yield Problem(_finding("index", "the name of a namespace that is not there", None), [(key, None)])
+
+    def _line_name(self, line: LineRow) -> Iterator[Problem]:
+        """Look whether a namespace is found by its number."""
+        thread = line.thread
+        named = pack([thread.name, line.namespace])
+        if self._get(LINE_NAMES + number(line.number)) != named:
+            self._lines[line.number] = thread.name, line.namespace
+            self._owners[line.number] = thread
+            fix = [(LINE_NAMES + number(line.number), named)]
+            yield Problem(_finding("index", "a namespace is not found by its number", thread.name), fix)
 
     def _lost_line(self, line: int, name: str, namespace: str) -> Iterator[Problem]:
         thread = self._owners[line]
@@ -311,8 +338,7 @@ class Inspection:
             line.total = len(seqs)
             yield Problem(_finding("index", found, name), [(place, _packed_line(line))])
         if line.head:
-            row = self._get(prefix + number(line.head))
-            head = _checkpoint(line.head, row) if row is not None else None
+            head = _checkpoint(line.head, self._get(prefix + number(line.head)))
             if head is None:
                 finding = _finding("head", "the head is not stored", name, line.head_id)
                 self._fall_back(line)
@@ -328,7 +354,7 @@ class Inspection:
         line.head, line.head_id, line.head_was_moved = 0, "", True
         line.generation += 1
         for key, value in self._values(CHECKPOINTS + number(line.number)):
-            row = _checkpoint(keys.last_number(key), value) if value is not None else None
+            row = _checkpoint(keys.last_number(key), value)
             if row is not None and not covers.hide(line.namespace, row.seq, row.segment):
                 line.head, line.head_id = row.seq, row.checkpoint_id
 
@@ -350,26 +376,32 @@ class Inspection:
                 yield Problem(_finding("row", "a checkpoint of a namespace that is not there", None), [(key, None)])
                 continue
             thread_id, namespace = self._lines[line]
-            row = _checkpoint(seq, value) if value is not None else None
+            row = _checkpoint(seq, value)
             if row is None:
-                what = "a checkpoint does not match its checksum" if value is None else "a checkpoint cannot be read"
+                what = "a checkpoint cannot be read"
+                if value is None:
+                    what = "a checkpoint does not match its checksum"
                 yield Problem(_finding("checkpoint", what, thread_id), [(key, None)])
                 continue
             yield from self._found_checkpoint(line, row, thread_id)
             try:
                 record = unpack_record(Key(thread_id, namespace, row.checkpoint_id), row.step, b"", row.info, None)
             except _UNREADABLE:
-                continue  # told by those who read it
-            held = facts.get(line)
-            if held is None:
-                held = facts[line] = self._facts(line)
-            labels = set().union(*held.values()) if held else set()
-            missing = [fact for fact in new_facts(record, None) if not is_noted(fact, labels)]
-            if missing:
-                facts[line] = kept(held, missing)
-                fix = _facts_fix(line, facts[line], thread_id)
-                what = "it would not be found by its metadata or tags"
-                yield Problem(_finding("index", what, thread_id, row.checkpoint_id), fix)
+                # It is told by those who read it.
+                continue
+            if line not in facts:
+                facts[line] = self._facts(line)
+            yield from self._facts_of(line, record, facts)
+
+    def _facts_of(self, line: int, record: Record, facts: dict[int, dict[int, set[int]]]) -> Iterator[Problem]:
+        """Look whether a line is found by what one of its checkpoints has, and note in `facts` what is put right."""
+        labels = set[int]().union(*facts[line].values())
+        missing = [fact for fact in new_facts(record, None) if not is_noted(fact, labels)]
+        if missing:
+            facts[line] = kept(facts[line], missing)
+            fix = _facts_fix(line, facts[line], record.key.thread_id)
+            what = "it would not be found by its metadata or tags"
+            yield Problem(_finding("index", what, record.key.thread_id, record.key.checkpoint_id), fix)
 
     def _found_checkpoint(self, line: int, row: CheckpointRow, thread_id: str) -> Iterator[Problem]:
         name = row.checkpoint_id
@@ -382,8 +414,10 @@ class Inspection:
 
     def _facts(self, line: int) -> dict[int, set[int]]:
         value = self._get(FACTS + number(line))
+        if value is None:
+            return {}
         try:
-            return {key: set(labels) for key, labels in unpack(value)} if value is not None else {}
+            return {key: set(labels) for key, labels in unpack(value)}
         except _UNREADABLE:
             return {}
 
@@ -402,37 +436,43 @@ class Inspection:
                 try:
                     reads(self, key, value)
                 except _UNREADABLE as exc:
-                    reason = exc.reason if isinstance(exc, CheckpointCorrupted) else f"cannot be read: {exc!r:.100}"
+                    reason = f"cannot be read: {exc!r:.100}"
+                    if isinstance(exc, CheckpointCorrupted):
+                        reason = exc.reason
                     yield Problem(_finding(kind, f"{what}: {reason}", owner), [(key, None)])
 
     def line_owner(self, key: bytes) -> str | None:
-        found = self._lines.get(keys.number_at(key, 1))
-        return found[0] if found is not None else None
+        return self._owner_of_line(keys.number_at(key, 1))
 
     def id_owner(self, key: bytes) -> str | None:
-        found = self._lines.get(keys.last_number(key))
-        return found[0] if found is not None else None
+        return self._owner_of_line(keys.last_number(key))
+
+    def _owner_of_line(self, line: int) -> str | None:
+        if line not in self._lines:
+            return None
+        return self._lines[line][0]
 
     def thread_owner(self, key: bytes) -> str | None:
-        found = self._threads.get(keys.number_at(key, 1))
-        return found.name if found is not None else None
+        return _name_of(self._threads.get(keys.number_at(key, 1)))
 
     def family_owner(self, key: bytes) -> str | None:
         family = keys.number_at(key, 1)
-        return self._any_name(family) if family in self._families else None
+        if family not in self._families:
+            return None
+        return self._any_name(family)
 
     def read_id(self, key: bytes, value: bytes) -> None:
-        row = self._get(CHECKPOINTS + key[-8:] + value)
-        found = _checkpoint(keys.last_number(value), row) if row is not None else None
-        exists = next(
-            unchecked(self._tx).scan(CHECKPOINTS + key[-8:] + value, CHECKPOINTS + key[-8:] + value + b"\0"), None
-        )
-        if exists is None or (found is not None and IDS + keys.name(found.checkpoint_id) + key[-8:] != key):
+        line = key[-8:]
+        place = CHECKPOINTS + line + value
+        # One that is there and cannot be read is told elsewhere.
+        is_there = next(unchecked(self._tx).scan(place, place + b"\0"), None) is not None
+        found = _checkpoint(keys.last_number(value), self._get(place))
+        is_another = found is not None and IDS + keys.name(found.checkpoint_id) + line != key
+        if not is_there or is_another:
             raise CheckpointCorrupted("no checkpoint of that id is stored there")
 
     def read_pin(self, key: bytes, _value: bytes) -> None:
-        row = self._get(CHECKPOINTS + key[1:])
-        found = _checkpoint(keys.last_number(key), row) if row is not None else None
+        found = _checkpoint(keys.last_number(key), self._get(CHECKPOINTS + key[1:]))
         if found is None or not found.pinned:
             raise CheckpointCorrupted("no checkpoint is pinned there")
 
@@ -475,14 +515,18 @@ class Inspection:
         for key, row, why in list(self._rows(SHARED_STATES)):
             one = self._threads.get(keys.number_at(key, 1))
             two = self._threads.get(keys.last_number(key))
-            name = one.name if one is not None else None
+            name = _name_of(one)
             twin = SHARED_STATES + key[9:] + key[1:9]
             if one is None or two is None:
                 yield Problem(_finding("shared state", "a thread of it is not there", name), [(key, None)])
                 continue
+            # Both threads have what they share, each under its own name: one is put right by the other.
             other = self._get(twin)
+            fix: list[tuple[bytes, bytes | None]]
             if row is None or row[0] != two.name:
-                fix = [(key, pack([two.name, unpack(other)[1]]) if other is not None else None)]
+                fix = [(key, None)]
+                if other is not None:
+                    fix = [(key, pack([two.name, unpack(other)[1]]))]
                 yield Problem(_finding("shared state", f"it {why or 'names another thread'}", name), fix)
             elif other is None or unpack(other)[1] != row[1]:
                 fix = [(twin, pack([one.name, row[1]]))]
@@ -498,13 +542,15 @@ class Inspection:
             if row is None:
                 yield Problem(_finding("index", f"what it is found by {why}", name), [(key, None)])
                 continue
-            for label in [label for _, labels in row for label in labels]:
+            for label in itertools.chain(*(labels for _, labels in row)):
                 place = FOUND_BY + numbers(label, line)
                 if self._get(place) != name.encode():
                     yield Problem(_finding("index", "it is not found by what it has", name), [(place, name.encode())])
         for key, value in list(self._values(FOUND_BY)):
             line = keys.last_number(key)
-            labels = set().union(*self._facts(line).values()) if line in self._lines else set()
+            labels = set[int]()
+            if line in self._lines:
+                labels.update(*self._facts(line).values())
             if keys.number_at(key, 1) not in labels:
                 yield Problem(_finding("index", "it is found by what it does not have", _text(value)), [(key, None)])
 
@@ -566,17 +612,28 @@ _DEPENDENTS: dict[bytes, _Dependent] = {
 def _facts_fix(line: int, facts: dict[int, set[int]], thread_id: str) -> list[tuple[bytes, bytes | None]]:
     packed = pack([[key, list(labels)] for key, labels in facts.items()])
     fix: list[tuple[bytes, bytes | None]] = [(FACTS + number(line), packed)]
-    return fix + [
-        (FOUND_BY + numbers(label, line), thread_id.encode()) for labels in facts.values() for label in labels
-    ]
+    for label in itertools.chain(*facts.values()):
+        fix.append((FOUND_BY + numbers(label, line), thread_id.encode()))
+    return fix
 
 
 def _finding(kind: str, what: str, thread_id: str | None, checkpoint_id: str | None = None) -> Finding:
-    return Finding(kind, what, thread_id, checkpoint_id, (thread_id,) if thread_id is not None else ())
+    threads: tuple[str, ...] = ()
+    if thread_id is not None:
+        threads = (thread_id,)
+    return Finding(kind, what, thread_id, checkpoint_id, threads)
 
 
 def _text(value: bytes | None) -> str | None:
-    return value.decode("utf-8", "replace") if value is not None else None
+    if value is None:
+        return None
+    return value.decode("utf-8", "replace")
+
+
+def _name_of(thread: ThreadRow | None) -> str | None:
+    if thread is None:
+        return None
+    return thread.name
 
 
 def _is_name(row: Any) -> bool:
@@ -594,13 +651,18 @@ def _thread(row: Any) -> ThreadRow | None:
 
 
 def _line(thread: ThreadRow | None, row: Any) -> LineRow | None:
+    if thread is None:
+        return None
     try:
-        return LineRow(thread, *row) if thread is not None else None
+        return LineRow(thread, *row)
     except TypeError:
         return None
 
 
-def _checkpoint(seq: int, value: bytes) -> CheckpointRow | None:
+def _checkpoint(seq: int, value: bytes | None) -> CheckpointRow | None:
+    """Return a checkpoint; None if it is not there, or cannot be read."""
+    if value is None:
+        return None
     try:
         return CheckpointRow(seq, *unpack(value))
     except (TypeError, ValueError):

@@ -93,7 +93,9 @@ class SealedReading:
 
     def get(self, key: bytes) -> bytes | None:
         value = self._tx.get(key)
-        return None if value is None else _opened(key, value)
+        if value is None:
+            return None
+        return _opened(key, value)
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self._tx.scan(start, end, reverse=reverse):
@@ -114,7 +116,9 @@ class SealedWriting(SealedReading):
 
 def unchecked(tx: Reading) -> Reading:
     """Return a transaction that looks at no checksums: for deleting what is damaged."""
-    return tx._tx if isinstance(tx, SealedReading) else tx
+    if isinstance(tx, SealedReading):
+        return tx._tx
+    return tx
 
 
 def _opened(key: bytes, value: bytes) -> bytes:

@@ -72,15 +72,19 @@ class ReadRows(Rows):
         line = self._line(thread_id, namespace)
         if line is None:
             return None
-        row = self._head(line) if checkpoint_id is None else self._row_named(line, checkpoint_id)
+        if checkpoint_id is None:
+            row = self._head(line)
+        else:
+            row = self._row_named(line, checkpoint_id)
         if row is None:
             return None
-        return Loaded(
-            self._stored(line, row),
-            line.generation,
-            self.below(family_name(line.thread.family), hashes(row.children)) if objects else (),
-            self._visible_writes(line, row.checkpoint_id) if writes else (),
-        )
+        below: Sequence[Object] = ()
+        if objects:
+            below = self.below(family_name(line.thread.family), hashes(row.children))
+        pending: Sequence[Write] = ()
+        if writes:
+            pending = self._visible_writes(line, row.checkpoint_id)
+        return Loaded(self._stored(line, row), line.generation, below, pending)
 
     def _visible_writes(self, line: LineRow, checkpoint_id: str) -> list[Write]:
         found = [write for _, write in self._written(line, checkpoint_id)]
@@ -97,14 +101,17 @@ class ReadRows(Rows):
         found = []
         for key, _ in self._all(IDS + keys.name(checkpoint_id)):
             line = self._get(LINE_NAMES + key[-8:])
-            if line is not None:  # it was deleted when its checkpoint could not be read
+            # Its line was deleted when the checkpoint could not be read.
+            if line is not None:
                 thread_id, namespace = unpack(line)
                 found.append(Key(thread_id, namespace, checkpoint_id))
         return found
 
     def _object(self, family: int, address: bytes) -> Object | None:
         value = self._get(OBJECTS + number(family) + address)
-        return None if value is None else read_object(address, value)
+        if value is None:
+            return None
+        return read_object(address, value)
 
     def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
         found: dict[bytes, Object] = {}
@@ -129,9 +136,12 @@ class ReadRows(Rows):
     def list_checkpoints(self, query: Query) -> list[Stored]:
         found = (self._stored(line, row, payload=False) for line, row in self._chosen(query))
         wanted = packed_filter(query.filter)
-        matching = (stored for stored in found if matches(stored.record.metadata, wanted)) if wanted else found
-        end = None if query.limit is None else query.offset + query.limit
-        return list(itertools.islice(matching, query.offset, end))
+        if wanted:
+            found = (stored for stored in found if matches(stored.record.metadata, wanted))
+        end: int | None = None
+        if query.limit is not None:
+            end = query.offset + query.limit
+        return list(itertools.islice(found, query.offset, end))
 
     def count(self, query: Query) -> int:
         if query.filter or query.offset or query.limit is not None:
@@ -152,27 +162,40 @@ class ReadRows(Rows):
         if line.thread.veil:
             after, to = self._covers(line.thread).reach(line.namespace)
             hidden = sum(self._is_hidden(line, row) for row in self._rows(line, after, to))
-        return hidden if query.hidden == "only" else line.total - hidden
+        if query.hidden == "only":
+            return hidden
+        return line.total - hidden
 
     def _asked_lines(self, query: Query) -> list[LineRow]:
         """Return the lines that a query is about."""
+        threads: Iterable[ThreadRow] = ()
         if query.thread_id is None:
             threads = self._every_thread()
         else:
             thread = self._thread(query.thread_id)
-            threads = [thread] if thread is not None else []
-        if query.namespace is None:
-            return [line for thread in threads for line in self._lines_of(thread)]
-        found = [self._line(thread.name, query.namespace) for thread in threads]
-        return [line for line in found if line is not None]
+            if thread is not None:
+                threads = [thread]
+        found: list[LineRow] = []
+        for thread in threads:
+            if query.namespace is None:
+                found += self._lines_of(thread)
+                continue
+            line = self._line(thread.name, query.namespace)
+            if line is not None:
+                found.append(line)
+        return found
 
     def _asked_rows(self, line: LineRow, query: Query) -> Iterator[CheckpointRow]:
         """Yield the checkpoints of a line that a query may ask for, the oldest first if it asks for that."""
         if query.checkpoint_id is not None:
             row = self._row_named(line, query.checkpoint_id)
-            return iter(() if row is None else (row,))
+            if row is None:
+                return iter(())
+            return iter((row,))
         after = max(query.after_seq or 0, 0)
-        to = max(query.before_seq - 1, 0) if query.before_seq is not None else NEWEST
+        to = NEWEST
+        if query.before_seq is not None:
+            to = max(query.before_seq - 1, 0)
         return self._rows(line, after, to, reverse=query.order != "oldest")
 
     def _chosen(self, query: Query) -> Iterator[tuple[LineRow, CheckpointRow]]:
@@ -187,14 +210,9 @@ class ReadRows(Rows):
         return (each for each in rows if self._is_asked(query, *each))
 
     def _is_asked(self, query: Query, line: LineRow, row: CheckpointRow) -> bool:
-        if not (
-            (query.before_id is None or row.checkpoint_id < query.before_id)
-            and (query.before_seq is None or row.seq < query.before_seq)
-            and (query.after_seq is None or row.seq > query.after_seq)
-            and (query.step_max is None or row.step <= query.step_max)
-            and (query.segment is None or row.segment == query.segment)
-            and (query.protected is None or self._is_spared(line, row) == query.protected)
-        ):
+        if not _is_in_range(query, row):
+            return False
+        if query.protected is not None and self._is_spared(line, row) != query.protected:
             return False
         if query.hidden == "also":
             return True
@@ -206,7 +224,9 @@ class ReadRows(Rows):
         for line in lines:
             if line.head:
                 return line, line.head
-        for line in lines if headless else ():
+        if not headless:
+            return None
+        for line in lines:
             row = next(self._rows(line), None)
             if row is not None:
                 return line, row.seq
@@ -226,56 +246,74 @@ class ReadRows(Rows):
 
     def search(self, search: Search) -> list[Hit]:
         found: list[Hit] = []
+        if not search.limit:
+            return found
         wanted = Wanted.of(search)
-        for name in self._searched(search, wanted) if search.limit else ():
+        for name in self._searched(search, wanted):
             thread = self._known(name)
-            position = Position(thread.active, name)
             if search.since is not None and thread.active < search.since:
                 break
-            if search.after is not None and position >= search.after:
+            if search.after is not None and Position(thread.active, name) >= search.after:
                 continue
             if not name.startswith(search.prefix) or not self._may_fit(thread, wanted):
                 continue
-            try:
-                listed = self._listed(thread)
-                stored = self._shown(*listed) if listed is not None else None
-            except CheckpointCorrupted as exc:
-                found.append(Hit(None, position, exc.located(name, None)))
-            else:
-                if stored is not None and wanted.fits(stored.record):
-                    found.append(Hit(stored, position))
+            hit = self._hit(thread, wanted)
+            if hit is not None:
+                found.append(hit)
             if len(found) == search.limit:
                 break
         return found
 
+    def _hit(self, thread: ThreadRow, wanted: Wanted) -> Hit | None:
+        """Return a thread as it is found, or what is the matter with it; None: it is not what is wanted."""
+        position = Position(thread.active, thread.name)
+        try:
+            listed = self._listed(thread)
+            if listed is None:
+                return None
+            stored = self._shown(*listed)
+        except CheckpointCorrupted as exc:
+            return Hit(None, position, exc.located(thread.name, None))
+        if not wanted.fits(stored.record):
+            return None
+        return Hit(stored, position)
+
     def _searched(self, search: Search, wanted: Wanted) -> Iterable[str]:
         """Return the threads that a search may be about, in its order: by the index that gives the fewest."""
-        narrowest: set[str] | None = None
+        narrow: list[set[str]] = []
         if search.prefix:
             start = THREADS + keys.shortened(keys.beginning(search.prefix))
-            named = list(itertools.islice(self._all(start), _NARROW + 1))
-            if len(named) <= _NARROW:
-                narrowest = {ThreadRow(*unpack(value)).name for _, value in named}
+            rows = list(itertools.islice(self._all(start), _NARROW + 1))
+            if len(rows) <= _NARROW:
+                narrow.append({ThreadRow(*unpack(value)).name for _, value in rows})
         for labels in wanted.labels:
-            lines = (value.decode() for label in labels for _, value in self._all(FOUND_BY + number(label)))
-            names = list(itertools.islice(lines, _NARROW + 1))
-            if len(names) <= _NARROW and (narrowest is None or len(names) < len(narrowest)):
-                narrowest = set(names)
-        if narrowest is not None:
+            names = list(itertools.islice(self._found_by(labels), _NARROW + 1))
+            if len(names) <= _NARROW:
+                narrow.append(set(names))
+        if narrow:
+            narrowest = min(narrow, key=len)
             return sorted(narrowest, key=lambda name: (self._known(name).active, name), reverse=True)
         # There are many: those that were active last are looked at one by one.
-        latest = search.after.active if search.after is not None else NEWEST
+        latest = NEWEST
+        if search.after is not None:
+            latest = search.after.active
         end = ACTIVITY + number(min(max(latest, 0), NEWEST) + 1)
         active = self._tx.scan(ACTIVITY, end, reverse=True)
         return (name.decode() for _, name in active)
+
+    def _found_by(self, labels: Iterable[int]) -> Iterator[str]:
+        """Yield the threads that have one of these labels; one with several lines may come several times."""
+        for label in labels:
+            for _, value in self._all(FOUND_BY + number(label)):
+                yield value.decode()
 
     def _may_fit(self, thread: ThreadRow, wanted: Wanted) -> bool:
         if not wanted.labels:
             return True
         lines = [line.number for line in self._lines_of(thread)]
         for labels in wanted.labels:
-            places = (FOUND_BY + numbers(label, line) for label in labels for line in lines)
-            if all(self._get(place) is None for place in places):
+            pairs = itertools.product(labels, lines)
+            if all(self._get(FOUND_BY + numbers(label, line)) is None for label, line in pairs):
                 return False
         return True
 
@@ -284,7 +322,14 @@ class ReadRows(Rows):
         if thread is None:
             return None
         lines = self._lines_of(thread)
-        newest = {line.namespace: self._newest_seq(line) for line in lines}
+        heads: dict[str, tuple[str, int]] = {}
+        newest: dict[str, int] = {}
+        for line in lines:
+            if line.head:
+                heads[line.namespace] = line.head_id, line.generation
+            seq = self._newest_seq(line)
+            if seq:
+                newest[line.namespace] = seq
         hidden: dict[int, list[Hidden]] = {}
         followed: dict[int, Sequence[Place]] = {}
         protected: frozenset[int] = frozenset()
@@ -294,17 +339,23 @@ class ReadRows(Rows):
             for line in lines:
                 followed.update(self.segments(family_name(thread.family), self._runs_of(line)))
             protected = self._spared(thread, lines)
+        all_segments: dict[int, tuple[Place, ...]] = {}
+        if ancestry:
+            all_segments = self._ancestry(thread.family)
+        branch_names: Sequence[str] = ()
+        if branches:
+            branch_names = self._branches(thread)
         family = self._family(thread.family)
         return Thread(
             thread_id,
             family_name(thread.family),
             _origin(thread),
-            {line.namespace: (line.head_id, line.generation) for line in lines if line.head},
-            {namespace: seq for namespace, seq in newest.items() if seq},
+            heads,
+            newest,
             {operation: tuple(stretches) for operation, stretches in hidden.items()},
             followed,
-            self._ancestry(thread.family) if ancestry else {},
-            self._branches(thread) if branches else (),
+            all_segments,
+            branch_names,
             self._commons(thread),
             protected,
             family.doomed / max(family.live, 1),
@@ -325,10 +376,20 @@ class ReadRows(Rows):
         return [other.name for other in others if other.origin is not None and other.origin[0] == thread.name]
 
     def _spared(self, thread: ThreadRow, lines: Sequence[LineRow]) -> frozenset[int]:
-        pinned = {keys.last_number(key) for line in lines for key, _ in self._all(PINS + number(line.number))}
-        began = {keys.number_at(key, 9) for key, _ in self._all(BEGINNINGS + number(thread.family))}
-        own = {seq for seq in began if any(self._row(line, seq) is not None for line in lines)}
-        return frozenset(pinned | own)
+        spared = self._pinned(lines)
+        for key, _ in self._all(BEGINNINGS + number(thread.family)):
+            # Branches of the whole family are listed there: this one may have begun in another thread.
+            seq = keys.number_at(key, 9)
+            if any(self._row(line, seq) is not None for line in lines):
+                spared.add(seq)
+        return frozenset(spared)
+
+    def _pinned(self, lines: Sequence[LineRow]) -> set[int]:
+        """Return the numbers of the checkpoints of these lines that are pinned."""
+        found: set[int] = set()
+        for line in lines:
+            found.update(keys.last_number(key) for key, _ in self._all(PINS + number(line.number)))
+        return found
 
     def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
         line = self._line(thread_id, namespace)
@@ -353,14 +414,17 @@ class ReadRows(Rows):
         if start is None:
             return None
         born: dict[str, list[str]] = {}
-        for other in self._relatives(start.family) if branches else ():
-            if other.origin is not None:
-                born.setdefault(other.origin[0], []).append(other.name)
+        if branches:
+            for other in self._relatives(start.family):
+                if other.origin is not None:
+                    born.setdefault(other.origin[0], []).append(other.name)
         names = descent(thread_id, born, self._has_head)
         if not names:
             return None
-        every = [line for name in names for line in self._lines_of(self._known(name))]
-        lines = [line for line in every if line.namespace != without and line.total]
+        lines: list[LineRow] = []
+        for name in names:
+            own = self._lines_of(self._known(name))
+            lines += [line for line in own if line.namespace != without and line.total]
         heads = [Key(line.thread.name, line.namespace, line.head_id) for line in lines if line.head]
         seen = Query(hidden="no")
         return Newest(
@@ -406,11 +470,17 @@ class ReadRows(Rows):
         if thread is None:
             return None
         lines = self._lines_of(thread)
-        writes = [
-            (Key(thread_id, line.namespace, name), write) for line in lines for name, write in self._written(line)
-        ]
+        writes: list[tuple[Key, Write]] = []
+        for line in lines:
+            writes += [(Key(thread_id, line.namespace, name), write) for name, write in self._written(line)]
         origin = _origin(thread)
-        began = self._seq_of(origin) if origin is not None else 0
+        began = 0
+        # The checkpoint that it began with may be gone, and another one may have its id by now.
+        if origin is not None and self._seq_of(origin) == thread.began:
+            began = thread.began
+        relatives: Sequence[str] = ()
+        if family_threads:
+            relatives = [other.name for other in self._relatives(thread.family)]
         family = family_name(thread.family)
         return RawThread(
             thread_id,
@@ -418,24 +488,32 @@ class ReadRows(Rows):
             (self._get(IDENTITY) or b"") + family.encode(),
             {line.namespace: self._raw_line(line) for line in lines},
             origin,
-            began if began == thread.began else 0,
-            frozenset(keys.last_number(key) for line in lines for key, _ in self._all(PINS + number(line.number))),
+            began,
+            frozenset(self._pinned(lines)),
             [stretch for _, stretch in self._stretches(thread)],
             list(self._logged(thread)),
             sorted(writes, key=lambda each: each[1].seq),
             self._commons(thread),
             self._get(NOTES + number(thread.number)) or b"",
-            [other.name for other in self._relatives(thread.family)] if family_threads else (),
+            relatives,
         )
 
     def _seq_of(self, key: Key) -> int:
+        """Return the number of a checkpoint; 0 if it is not stored."""
         line = self._line(key.thread_id, key.namespace)
-        row = self._row_named(line, key.checkpoint_id) if line is not None else None
-        return row.seq if row is not None else 0
+        if line is None:
+            return 0
+        row = self._row_named(line, key.checkpoint_id)
+        if row is None:
+            return 0
+        return row.seq
 
     def _raw_line(self, line: LineRow) -> RawLine:
+        head_id: str | None = None
+        if line.head:
+            head_id = line.head_id
         return RawLine(
-            line.head_id if line.head else None,
+            head_id,
             line.head_was_moved,
             line.generation,
             line.thread.active,
@@ -450,7 +528,9 @@ class ReadRows(Rows):
         if self._get(FAMILIES + number(own)) is None:
             return None
         found = self._family(own)
-        roots = {address for root in self._roots(own, set(without)) for address in hashes(root)}
+        roots: set[bytes] = set()
+        for root in self._roots(own, set(without)):
+            roots.update(hashes(root))
         return found.sweeps, found.doomed, self._last(LAST_NUMBER), list(roots)
 
     def _roots(self, family: int, without: Collection[Key]) -> Iterator[bytes]:
@@ -469,13 +549,32 @@ class ReadRows(Rows):
 
     def objects_after(self, family: str, last: bytes, limit: int) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
         prefix = OBJECTS + number(family_number(family))
-        pairs = self._tx.scan(prefix + last + b"\0" if last else prefix, keys.end(prefix))
+        start = prefix
+        if last:
+            # The first key after it.
+            start = prefix + last + b"\0"
         found = []
-        for key, value in itertools.islice(pairs, limit):
+        for key, value in itertools.islice(self._tx.scan(start, keys.end(prefix)), limit):
             age, _ = OBJECT.unpack_from(value)
             found.append((key[len(prefix) :], age, len(value) - OBJECT.size))
-        return found, found[-1][0] if len(found) == limit else None
+        if len(found) < limit:
+            return found, None
+        return found, found[-1][0]
 
 
 def _origin(thread: ThreadRow) -> Key | None:
-    return Key(*thread.origin) if thread.origin is not None else None
+    if thread.origin is None:
+        return None
+    return Key(*thread.origin)
+
+
+def _is_in_range(query: Query, row: CheckpointRow) -> bool:
+    if query.before_id is not None and row.checkpoint_id >= query.before_id:
+        return False
+    if query.before_seq is not None and row.seq >= query.before_seq:
+        return False
+    if query.after_seq is not None and row.seq <= query.after_seq:
+        return False
+    if query.step_max is not None and row.step > query.step_max:
+        return False
+    return query.segment is None or row.segment == query.segment

@@ -237,7 +237,9 @@ class Rows:
 
     def _row(self, line: LineRow, seq: int) -> CheckpointRow | None:
         value = self._get(CHECKPOINTS + numbers(line.number, seq))
-        return None if value is None else CheckpointRow(seq, *unpack(value))
+        if value is None:
+            return None
+        return CheckpointRow(seq, *unpack(value))
 
     def _row_named(self, line: LineRow, checkpoint_id: str) -> CheckpointRow | None:
         seq = self._get(IDS + keys.name(checkpoint_id) + number(line.number))
@@ -268,7 +270,9 @@ class Rows:
 
     def _newest_seq(self, line: LineRow) -> int:
         found = next(self._all(CHECKPOINTS + number(line.number), reverse=True), None)
-        return keys.last_number(found[0]) if found is not None else 0
+        if found is None:
+            return 0
+        return keys.last_number(found[0])
 
     def _stored(self, line: LineRow, row: CheckpointRow, *, payload: bool = True) -> Stored:
         """Return a checkpoint; for lists without its `payload`."""
@@ -307,7 +311,9 @@ class Rows:
 
     def _family(self, family: int) -> FamilyRow:
         value = self._get(FAMILIES + number(family))
-        return FamilyRow(*unpack(value)) if value is not None else FamilyRow()
+        if value is None:
+            return FamilyRow()
+        return FamilyRow(*unpack(value))
 
     def _stretches(self, thread: ThreadRow) -> Iterator[tuple[bytes, Hidden]]:
         """Yield what is hidden of a thread, each with its key, by operation."""
@@ -348,7 +354,9 @@ def family_name(family: int) -> str:
 def family_number(family: str) -> int:
     """Return the number of a family; 0, which none has, for a name that another store gave."""
     digits = family[1:]
-    return int(digits) if family[:1] == "f" and digits.isdecimal() and digits.isascii() else 0
+    if family[:1] != "f" or not digits.isdecimal() or not digits.isascii():
+        return 0
+    return int(digits)
 
 
 def read_object(address: bytes, value: bytes) -> Object:

@@ -12,7 +12,7 @@ from everstep.stores.inside import Inside
 from everstep.stores.inspection import Lost
 from everstep.stores.keyvalue.changing import ChangeRows
 from everstep.stores.keyvalue.checking import Inspection, mend
-from everstep.stores.keyvalue.interface import KeyValues, Reading, SealedReading, SealedWriting
+from everstep.stores.keyvalue.interface import KeyValues, Reading, SealedReading, SealedWriting, Writing
 from everstep.stores.keyvalue.reading import ReadRows
 from everstep.stores.keyvalue.rows import Seen
 from everstep.stores.protocol import (
@@ -56,8 +56,9 @@ class KeyValueStore:
         self._is_format_known = False
         self._seen = Seen()
         self._sweeps = Sweeps()
-        limit = backend.limit_seconds
-        self._driver = Driver(_FOR_EVER) if limit is None else AsyncDriver(limit, _WORKERS)
+        self._driver = Driver(_FOR_EVER)
+        if backend.limit_seconds is not None:
+            self._driver = AsyncDriver(backend.limit_seconds, _WORKERS)
 
     @property
     def blocking(self) -> Self:
@@ -88,7 +89,7 @@ class KeyValueStore:
     async def _read(self, work: Callable[[ReadRows], T]) -> T:
         def inside(deadline: float) -> T:
             with self._backend.read(deadline) as tx:
-                rows = ReadRows(tx if self._backend.finds_damage else SealedReading(tx), self._seen)
+                rows = ReadRows(self._sealed_reading(tx), self._seen)
                 self._check_format(rows)
                 return work(rows)
 
@@ -97,13 +98,25 @@ class KeyValueStore:
     async def _write(self, work: Callable[[ChangeRows], T]) -> T:
         def inside(deadline: float) -> T:
             with self._backend.write(deadline) as tx:
-                rows = self._make_rows(tx if self._backend.finds_damage else SealedWriting(tx), self._seen)
+                rows = self._make_rows(self._sealed_writing(tx), self._seen)
                 self._check_format(rows)
                 done = work(rows)
                 rows.finish()
             return done
 
         return await self._driver.run(inside)
+
+    def _sealed_reading(self, tx: Reading) -> Reading:
+        """Return a transaction that finds out what is damaged, if the backend does not do that by itself."""
+        if self._backend.finds_damage:
+            return tx
+        return SealedReading(tx)
+
+    def _sealed_writing(self, tx: Writing) -> Writing:
+        """The same for one that writes."""
+        if self._backend.finds_damage:
+            return tx
+        return SealedWriting(tx)
 
     def _check_format(self, rows: ReadRows) -> None:
         if not self._is_format_known:
@@ -227,7 +240,7 @@ class KeyValueStore:
 
         def inside(deadline: float) -> list[Lost]:
             with self._backend.write(deadline) as tx:
-                return mend(tx if self._backend.finds_damage else SealedWriting(tx), dry_run=dry_run)
+                return mend(self._sealed_writing(tx), dry_run=dry_run)
 
         lost = await self._driver.run(inside)
         self._seen.clear()
@@ -242,7 +255,7 @@ class KeyValueStore:
 
         def inside(deadline: float) -> T:
             with self._backend.read(deadline) as tx:
-                return work(tx if self._backend.finds_damage else SealedReading(tx))
+                return work(self._sealed_reading(tx))
 
         return await self._driver.run(inside)
 

@@ -99,7 +99,16 @@ from everstep.stores.redis.link import Link, Lost, Unsure, translated
 from everstep.stores.redis.lists import Row, is_asked_for, listed, number, page_rows, range_of
 from everstep.stores.redis.plan import Elsewhere, LineState, Plan, Stale
 from everstep.stores.sweeping import Sweeps
-from everstep.stores.transaction import Packed, adopt, adopt_new, apply, apply_writes, is_plain, not_of_family
+from everstep.stores.transaction import (
+    Packed,
+    added_bytes,
+    adopt,
+    adopt_new,
+    apply,
+    apply_writes,
+    is_plain,
+    not_of_family,
+)
 from everstep.stores.waiting import Rhythm, Waiting
 from everstep.stores.workers import AsyncDriver, Driver
 
@@ -939,9 +948,7 @@ class _Server:
         if not all(is_noted(fact, known.labels) for fact in new_facts(record, head.record)):
             return None
         packed = Packed(record, *pack_record(record))
-        added = len(packed.info) + len(packed.root)
-        for obj in draft.objects:
-            added += len(obj.children) + len(obj.body)
+        added = added_bytes(draft, packed)
         # What the line is after this put: see `LineState`.
         raw = b"%d - %b %b" % (generation, packed.digest.hex().encode(), record.key.checkpoint_id.encode())
         verb: list[Any] = ["put"]
