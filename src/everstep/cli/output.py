@@ -83,6 +83,12 @@ class Output:
             return words
         return f"\x1b[{';'.join(codes)}m{words}\x1b[0m"
 
+    def age(self, moment: str) -> str:
+        """Return when something was: how long ago it is for people, the time itself for programs."""
+        if self.is_terminal:
+            return text.describe_age(moment)
+        return text.clean(moment)
+
     def line(self, words: str = "") -> None:
         """Print one line. Whoever calls this has made harmless what comes from the store."""
         if self._paged is not None:

@@ -11,6 +11,8 @@ from everstep.cli.output import Output, to_json
 _KIND_STYLES = {"error": "red", "interrupt": "yellow", "merge": "magenta", "fork": "magenta", "input": "cyan"}
 _CHIP_STYLES = {"branch": "green", "warn": "yellow", "error": "red"}
 _SIGNS = {"added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow")}
+_WORD_STYLES = {"-": "red", "+": "green"}
+_WORD_SIGNS = {"-": ("[-", "-]"), "+": ("{+", "+}")}
 _VALUE_CHARS_MAX = 200
 _WORDS_CHARS_MAX = 2000
 
@@ -18,8 +20,10 @@ Row = Mapping[str, Any]
 
 
 def row_columns(output: Output) -> tuple[str, ...]:
-    """Return the columns of rows of a history."""
-    return ("step", "id", "when", "kind", "what", "marks") if output.is_terminal else ()
+    """Return the columns of rows of a history; a program that reads them needs no heading."""
+    if not output.is_terminal:
+        return ()
+    return ("step", "id", "when", "kind", "what", "marks")
 
 
 def row_cells(output: Output, row: Row, changed: Mapping[str, Any] | None = None) -> list[str]:
@@ -31,7 +35,9 @@ def row_cells(output: Output, row: Row, changed: Mapping[str, Any] | None = None
         marks = ",".join(text.clean(chip["text"]) for chip in row["chips"])
         return [str(row["step"]), text.clean(row["id"]), text.clean(row["created_at"]), row["kind"], title, marks]
     kind = output.paint(row["kind"], _KIND_STYLES.get(row["kind"], "dim"))
-    step = output.paint(f"#{row['step']}", "bold" if row["head"] else "")
+    step = f"#{row['step']}"
+    if row["head"]:
+        step = output.paint(step, "bold")
     when = output.paint(text.describe_age(row["created_at"]), "dim")
     return [step, output.paint(text.short_id(row["id"]), "yellow"), when, kind, title, chips_text(output, row["chips"])]
 
@@ -53,28 +59,43 @@ def show_checkpoint(output: Output, found: Row) -> None:
     """Print what one checkpoint is."""
     marks = chips_text(output, found["chips"])
     output.line(f"{output.paint(text.clean(found['title']), 'bold')}  {marks}".rstrip())
-    keys = [text.clean(key) for key in found["state_keys"]]
-    parents = [text.clean(parent if isinstance(parent, str) else parent.get("ref", "")) for parent in found["parents"]]
+    parents: list[str] = []
+    for parent in found["parents"]:
+        if not isinstance(parent, str):  # one that is told more about
+            parent = parent.get("ref", "")
+        parents.append(text.clean(parent))
     size = f"{text.describe_bytes(found['size_bytes'])}, added {text.describe_bytes(found['added_bytes'])}"
-    cost = [f"{found['duration_ms']:,.0f} ms"] if found["duration_ms"] is not None else []
-    cost += [f"{found['tokens']:,.0f} tokens"] if found["tokens"] is not None else []
-    cost += [f"{found['cost']:.4f}"] if found["cost"] is not None else []
+    metadata = ""
+    if found["metadata"]:
+        metadata = brief(found["metadata"])
     show_facts(
         output,
         (
             ("checkpoint", text.clean(found["ref"])),
             ("step", f"{found['step']}, {found['kind']}"),
             ("made", f"{text.describe_age(found['created_at'])}, {text.clean(found['created_at'])}"),
-            ("took", ", ".join(cost)),
+            ("took", _cost_text(found)),
             ("parents", ", ".join(parents)),
             ("next", text.clean(found["next_node"])),
-            ("tags", ", ".join(text.clean(tag) for tag in found["tags"])),
-            ("metadata", brief(found["metadata"]) if found["metadata"] else ""),
+            ("tags", ", ".join(map(text.clean, found["tags"]))),
+            ("metadata", metadata),
             ("size", size),
             ("messages", f"{found['messages']:,}"),
-            ("state", text.cut(", ".join(keys), 300)),
+            ("state", text.cut(", ".join(map(text.clean, found["state_keys"])), 300)),
         ),
     )
+
+
+def _cost_text(found: Row) -> str:
+    """Return what a step took, as far as somebody has noted it."""
+    parts: list[str] = []
+    if found["duration_ms"] is not None:
+        parts.append(f"{found['duration_ms']:,.0f} ms")
+    if found["tokens"] is not None:
+        parts.append(f"{found['tokens']:,.0f} tokens")
+    if found["cost"] is not None:
+        parts.append(f"{found['cost']:.4f}")
+    return ", ".join(parts)
 
 
 def show_json(output: Output, title: str, value: Any) -> None:
@@ -131,9 +152,14 @@ def show_message_change(output: Output, change: Row) -> None:
     head = f"{output.paint(sign, color)} {output.paint(f'[{role}]', 'dim')} "
     if change["op"] == "changed" and change["words"]:
         body = words_text(output, change["words"])
+    elif change["op"] == "removed":
+        body = message_text(change["before"])
     else:
-        body = message_text(change["before"] if change["op"] == "removed" else change["after"])
-    lines = text.clean_lines(text.cut(body, _WORDS_CHARS_MAX)) if "\x1b" not in body else body.split("\n")
+        body = message_text(change["after"])
+    if "\x1b" in body:  # colours of our own, in words that are clean already
+        lines = body.split("\n")
+    else:
+        lines = text.clean_lines(text.cut(body, _WORDS_CHARS_MAX))
     output.line(head + lines[0])
     for line in lines[1:]:
         output.line("    " + line)
@@ -143,21 +169,25 @@ def words_text(output: Output, words: Sequence[Sequence[str]]) -> str:
     """Return a text with what was taken out and put in; signs say so where there are no colours."""
     parts = []
     for sign, given in words:
-        piece = " ".join(text.clean_lines(given)) if given.strip() else " "
-        if sign == "-":
-            parts.append(output.paint(piece, "red") if output.has_color else f"[-{piece}-]")
-        elif sign == "+":
-            parts.append(output.paint(piece, "green") if output.has_color else f"{{+{piece}+}}")
-        else:
+        piece = " "
+        if given.strip():
+            piece = " ".join(text.clean_lines(given))
+        if sign == " ":
             parts.append(piece)
+        elif output.has_color:
+            parts.append(output.paint(piece, _WORD_STYLES[sign]))
+        else:
+            opening, closing = _WORD_SIGNS[sign]
+            parts.append(f"{opening}{piece}{closing}")
     return " ".join(parts)
 
 
 def message_text(message: Any) -> str:
     """Return what a message says; as JSON if it is no plain text."""
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if isinstance(content, str) and content:
-        return content
+    if isinstance(message, Mapping):
+        content = message.get("content")
+        if isinstance(content, str) and content:
+            return content
     return brief(message)
 
 
@@ -174,14 +204,16 @@ def brief(value: Any) -> str:
 def show_messages(output: Output, found: Row) -> None:
     """Print a conversation: who says what, tools with their results."""
     for message in found["messages"]:
-        name = f" {text.clean(message['name'])}" if message.get("name") else ""
+        who = text.clean(message["role"])
+        if message.get("name"):
+            who += f" {text.clean(message['name'])}"
         output.line()
-        role = output.paint(f"{text.clean(message['role'])}{name}", "bold")
-        output.line(f"{output.paint(str(message['index']), 'dim')} {role}")
+        output.line(f"{output.paint(str(message['index']), 'dim')} {output.paint(who, 'bold')}")
         for line in text.clean_lines(message["text"] or ""):
             output.line(f"    {line}".rstrip())
         for call in message["tool_calls"]:
-            result = call["result"]
-            answer = text.cut(text.clean(result["text"]), _VALUE_CHARS_MAX) if result else "no answer yet"
+            answer = "no answer yet"
+            if call["result"]:
+                answer = text.cut(text.clean(call["result"]["text"]), _VALUE_CHARS_MAX)
             called = f"{text.clean(call['name'])}({text.cut(brief(call['args']), _VALUE_CHARS_MAX)})"
             output.line(f"    {output.paint('→', 'cyan')} {called}: {answer}")

@@ -14,7 +14,7 @@ from everstep.stores.protocol import Key, Stored
 from everstep.types import MISSING
 from everstep.values import codec
 from everstep.values.tree import Node
-from everstep.values.walk import Need, Walker, together
+from everstep.values.walk import Need, Walker, bare, together
 from everstep.views import rows
 from everstep.views.changes import Room
 from everstep.views.differences import first_parents, reader_of
@@ -107,8 +107,9 @@ async def _changed(
     repository: Repository, listed: Sequence[Stored], parts: Sequence[str]
 ) -> list[tuple[Stored, Any, Any]]:
     """Return checkpoints with the value at a path before and after; the same object twice where nothing changed."""
-    loaded = {each.stored.record.key: each.stored for each in await repository.store.read_many(_keys(listed))}
-    whole = [loaded[each.record.key] for each in listed if each.record.key in loaded]
+    keys = [each.record.key for each in listed]
+    # What was removed since it was listed is not there any more.
+    whole = [loaded.stored for loaded in await repository.store.read_many(keys)]
     if not whole:
         return []
     parents = await first_parents(repository, whole)
@@ -116,22 +117,26 @@ async def _changed(
     everyone = {each.record.key: each for each in [*whole, *parents.values()]}
     needs = [_node_at(walker, each, parts) for each in everyone.values()]
     nodes = dict(zip(everyone, await repository.walk(together(needs), [whole[0].family]), strict=True))
-    differing: list[tuple[Stored, Node | None, Node | None]] = []
-    found: dict[Key, tuple[Any, Any]] = {}
+    differing: list[Key] = []
+    pairs: list[Node | None] = []
     for each in whole:
-        first = each.record.parents[0] if each.record.parents else None
-        if first is not None and first not in nodes:
-            continue  # retention took the one before: nobody knows
-        before = nodes[first] if first is not None else None
-        if before != nodes[each.record.key]:
-            differing.append((each, before, nodes[each.record.key]))
+        key = each.record.key
+        before = None
+        if each.record.parents:
+            first = each.record.parents[0]
+            if first not in nodes:
+                continue  # retention took the one before: nobody knows
+            before = nodes[first]
+        if before != nodes[key]:
+            differing.append(key)
+            pairs += (before, nodes[key])
+    found: dict[Key, tuple[Any, Any]] = {}
     if differing:
-        pairs = [node for _, before, after in differing for node in (before, after)]
-        values = await repository.walk(_values(walker, pairs), [whole[0].family], walker.objects)
-        for place, (each, *_) in enumerate(differing):
-            before, after = values[2 * place], values[2 * place + 1]
-            if not _is_same(before, after):
-                found[each.record.key] = before, after
+        values = iter(await repository.walk(_values(walker, pairs), [whole[0].family], walker.objects))
+        for key in differing:
+            pair = next(values), next(values)
+            if not _is_same(*pair):
+                found[key] = pair
     return [(each, *found.get(each.record.key, (None, None))) for each in whole]
 
 
@@ -145,23 +150,23 @@ def _is_same(before: Any, after: Any) -> bool:
         return bool(before == after)
 
 
-def _keys(listed: Sequence[Stored]) -> list[Key]:
-    return [each.record.key for each in listed]
-
-
 def _values(walker: Walker, nodes: Sequence[Node | None]) -> Generator[Any, Any, list[Any]]:
     return (yield from walker.read(list(nodes), MISSING))
 
 
 def _node_at(walker: Walker, stored: Stored, parts: Sequence[str]) -> Need[Node | None]:
     """Return the node at a path; None if there is nothing."""
-    root = stored.record.root if is_own(stored.record.kind) else shown_root(stored.record.root)
+    root = stored.record.root
+    if not is_own(stored.record.kind):
+        root = shown_root(root)
     node: Node | None = (yield from walker.values(root))[_TOPS[parts[0]]]
     for part in parts[1:]:
         if node is None:
             return None
         node = yield from _inside(walker, node, part)
-    return Node(node.children, node.body, 0) if node is not None else None
+    if node is None:
+        return None
+    return bare(node)
 
 
 def _inside(walker: Walker, node: Node, part: str) -> Need[Node | None]:

@@ -106,13 +106,18 @@ class Graph:
         """Return where the lines from a row lead, and the ids of the parents that should be there."""
         parents = stored.record.parents
         if stored.seq != stored.segment:
-            expected = parents[0].checkpoint_id if parents else ""
+            expected = ""
+            if parents:
+                expected = parents[0].checkpoint_id
             return {Target(stored.segment, stored.seq - 1): expected}
         return {
             Target(place.segment, place.seq): place.key.checkpoint_id
-            for place in segments.get(stored.segment, ())
-            if place.key.thread_id in self._threads
+            for place in self._followed(stored.segment, segments)
         }
+
+    def _followed(self, segment: int, segments: Segments) -> list[Place]:
+        """Return what a segment follows, as far as it is shown."""
+        return [place for place in segments.get(segment, ()) if place.key.thread_id in self._threads]
 
     def _lead_on(self, seq: int, segments: Segments) -> None:
         """Let lines to segments of which nothing is left to come lead to what those follow."""
@@ -123,7 +128,7 @@ class Graph:
         seen: set[int] = set()
         while target.segment > seq and target.segment not in seen:
             seen.add(target.segment)
-            follows = [place for place in segments.get(target.segment, ()) if place.key.thread_id in self._threads]
+            follows = self._followed(target.segment, segments)
             if not follows:
                 return None
             target = Target(follows[0].segment, follows[0].seq)
@@ -135,14 +140,21 @@ def needed_segments(
 ) -> Generator[Collection[int], Segments, Mapping[int, Sequence[Place]]]:
     """Return what the segments of these rows and of open lines follow: a walk, see `checkpoint_tree.Walk`."""
     oldest = min([stored.seq for stored in listed], default=0)
-    pending = {stored.segment for stored in listed if stored.seq == stored.segment}
-    pending |= {segment for segment in {*others, *(stored.segment for stored in listed)} if segment > oldest}
+    # What a segment follows matters once its first checkpoint, whose number is its name, has gone by.
+    pending = {segment for segment in others if segment > oldest}
+    for stored in listed:
+        if stored.segment > oldest or stored.seq == stored.segment:
+            pending.add(stored.segment)
     found: dict[int, Sequence[Place]] = {}
     while pending:
         known = yield pending
-        found.update((segment, known.get(segment, ())) for segment in pending)
-        followed = {place.segment for segment in pending for place in found[segment]}
-        pending = {segment for segment in followed if segment > oldest} - found.keys()
+        followed: set[int] = set()
+        for segment in pending:
+            found[segment] = known.get(segment, ())
+            for place in found[segment]:
+                if place.segment > oldest:
+                    followed.add(place.segment)
+        pending = followed - found.keys()
     return found
 
 

@@ -67,9 +67,12 @@ class Index:
         limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
         marks = self._marks
         place = bisect_right(marks, offset, key=lambda mark: mark.offset) - 1
-        mark = marks[place] if place >= 0 else None
-        passed = offset - (mark.offset if mark is not None else 0)
-        begin = Begin(mark.seq, mark.state) if mark is not None else None
+        passed = offset
+        begin = None
+        if place >= 0:
+            mark = marks[place]
+            passed = offset - mark.offset
+            begin = Begin(mark.seq, mark.state)
         found = await page_from(
             self._engine, self._thread_id, begin, passed, limit, hidden=self._hidden, branches=self._branches
         )
@@ -83,12 +86,13 @@ class Index:
         if not listing.exists:
             raise CheckpointNotFound("@", self._thread_id)
         thread = await store.thread(self._thread_id)
-        above = (listing.heads, listing.total, tuple(sorted(thread.hidden)) if thread is not None else ())
+        hidden: tuple[int, ...] = ()
+        if thread is not None:
+            hidden = tuple(sorted(thread.hidden))
+        above = (listing.heads, listing.total, hidden)
         if self.is_complete and above == self._above:
             return
-        known = {mark.seq: mark for mark in self._marks} if self.is_complete else {}
-        # What was removed or hidden below would leave known places with wrong numbers.
-        is_grown = self._above is not None and self._above[2] == above[2] and above[1] >= self._above[1]
+        known = self._known(above)
         graph = Graph(listing.threads)
         loaded = await store.read(self._thread_id)
         if loaded is not None:
@@ -105,12 +109,10 @@ class Index:
                 for stored in listed:
                     graph.place(stored, segments)
                     offset += 1
-                    old = known.get(stored.seq) if is_grown else None
+                    old = known.get(stored.seq)
                     if old is not None and old.state == graph.state and self._fits(old, offset, above):
-                        shift = offset - old.offset
-                        self._marks = marks + [
-                            mark._replace(offset=mark.offset + shift) for mark in self._marks if mark.seq <= old.seq
-                        ]
+                        # From here on all is as it was, only further down.
+                        self._marks = marks + self._shifted(old, offset)
                         self._end(above)
                         return
                     if offset % EVERY == 0:
@@ -123,6 +125,21 @@ class Index:
                 self._end(above)
                 return
             await asyncio.sleep(0)
+
+    def _known(self, above: tuple[Any, ...]) -> dict[int, _Mark]:
+        """Return the marks of before that may still be right, by the numbers of their checkpoints."""
+        if not self.is_complete or self._above is None:
+            return {}
+        # What was removed or hidden below would leave known places with wrong numbers.
+        has_only_grown = self._above[2] == above[2] and above[1] >= self._above[1]
+        if not has_only_grown:
+            return {}
+        return {mark.seq: mark for mark in self._marks}
+
+    def _shifted(self, old: _Mark, offset: int) -> list[_Mark]:
+        """Return a mark of before and those below it, with the first of them at another offset."""
+        shift = offset - old.offset
+        return [mark._replace(offset=mark.offset + shift) for mark in self._marks if mark.seq <= old.seq]
 
     def _fits(self, old: _Mark, offset: int, above: tuple[Any, ...]) -> bool:
         """Whether as many rows are new above a place as there are more in all: then nothing changed below it."""

@@ -46,23 +46,35 @@ def _paired(
 ) -> list[Pair]:
     before = [name_of(a[place]) for place in old]
     after = [name_of(b[place]) for place in new]
-    if len(old) == len(new) and before == after:
-        return [Pair(*both) for both in zip(old, new, strict=True)]
-    named = match(
-        [("a", place) if name is None else ("name", name) for place, name in zip(old, before, strict=True)],
-        [("b", place) if name is None else ("name", name) for place, name in zip(new, after, strict=True)],
-    )
+    if before == after:
+        return list(map(Pair, old, new))
+    named = match(_tokens("a", old, before), _tokens("b", new, after))
     pairs: list[Pair] = []
     for stretch in stretches(named, len(old), len(new)):
-        gone = [old[place] for place in stretch.a]
-        come = [new[place] for place in stretch.b]
-        pairs += [Pair(place, None) for place in gone] + [Pair(None, place) for place in come]
-    pairs += [Pair(old[here], new[there]) for here, there in named.items()]
-    return sorted(pairs, key=lambda pair: (pair.b if pair.b is not None else _place_in(pair, named, old, new), 0))
+        for place in stretch.a:
+            pairs.append(Pair(old[place], None))
+        for place in stretch.b:
+            pairs.append(Pair(None, new[place]))
+    for here, there in named.items():
+        pairs.append(Pair(old[here], new[there]))
+    return sorted(pairs, key=lambda pair: _place_in(pair, named, old, new))
+
+
+def _tokens(side: str, places: range, names: Sequence[Hashable | None]) -> list[Hashable]:
+    """Return what tells items apart: their names. What has none gets a token that nothing equals."""
+    tokens: list[Hashable] = []
+    for place, name in zip(places, names, strict=True):
+        if name is None:
+            tokens.append((side, place))
+        else:
+            tokens.append(("name", name))
+    return tokens
 
 
 def _place_in(pair: Pair, named: dict[int, int], old: range, new: range) -> float:
-    """Return where something that is gone would stand in the new list: before what came after it."""
+    """Return where a pair stands in the new list; what is gone stands before what came after it."""
+    if pair.b is not None:
+        return pair.b
     if pair.a is None:
         return 0
     later = [new[there] for here, there in named.items() if old[here] > pair.a]

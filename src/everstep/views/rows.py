@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from everstep.config import SnapshotTrigger
 from everstep.history.adapter import described, is_own
 from everstep.history.checkpoint_tree import branch_name
 from everstep.history.given_tags import NO_CHANGES, TagChanges
-from everstep.stores.protocol import Key, Stored, Write
+from everstep.stores.protocol import Key, Record, Stored, Write
 from everstep.views import run_steps
 from everstep.views.texts import as_text, branch_of, one_line
 
@@ -112,7 +113,9 @@ def kind_of(stored: Stored, seen: Seen = NOTHING) -> str:
         return "fork"
     if "merge" in record.tags and len(record.parents) > 1:
         return "merge"
-    return _kind_of_step(stored) if is_own(record.kind) else _kind_of_graph(stored, seen)
+    if is_own(record.kind):
+        return _kind_of_step(stored)
+    return _kind_of_graph(stored, seen)
 
 
 def _kind_of_step(stored: Stored) -> str:
@@ -124,11 +127,14 @@ def _kind_of_step(stored: Stored) -> str:
         return "llm"
     if record.trigger == SnapshotTrigger.TOOL_CALL:
         call = _CALL.fullmatch(record.summary)
-        return "error" if call is not None and call[2] == "error" else "tool"
-    if record.trigger == SnapshotTrigger.STATE_CHANGE:
-        return "state"
+        if call is not None and call[2] == "error":
+            return "error"
+        return "tool"
+    # Other triggers tell nothing about who acted, so the newest message does, as far as the summary quotes it.
     said = _MESSAGE.fullmatch(record.summary)
-    return _ROLES.get(said[1], "state") if said is not None else "state"
+    if record.trigger == SnapshotTrigger.STATE_CHANGE or said is None:
+        return "state"
+    return _ROLES.get(said[1], "state")
 
 
 def _kind_of_graph(stored: Stored, seen: Seen) -> str:
@@ -167,22 +173,32 @@ def title_of(stored: Stored, seen: Seen, kind: str) -> str:
     record = stored.record
     if seen.failure is not None:
         return one_line(seen.failure)
+    if seen.question:
+        return one_line(f"Asks: {seen.question}")
     if seen.question is not None:
-        return one_line(f"Asks: {seen.question}" if seen.question else "Waits for an answer")
-    name = branch_name(record.tags)
+        return "Waits for an answer"
     if kind == "fork":
-        return one_line(f"Branch {name}") if name is not None else "Fork"
+        return _title_of_fork(record)
     if kind == "merge":
         return one_line(f"Merge {branch_of(record.parents[1].thread_id)}")
     if not is_own(record.kind):
         return _title_of_graph(stored, seen)
-    of_run = run_steps.title_of(record)
-    if of_run:
-        return of_run
-    error = _error(record.metadata)
+    return run_steps.title_of(record) or _title_of_step(record, seen, kind)
+
+
+def _title_of_fork(record: Record) -> str:
+    name = branch_name(record.tags)
+    if name is None:
+        return "Fork"
+    return one_line(f"Branch {name}")
+
+
+def _title_of_step(record: Record, seen: Seen, kind: str) -> str:
+    """Return what a person would call a step of the engine's own."""
     call = _CALL.fullmatch(record.summary)
-    if call is not None and (record.trigger in ("tool_call", "llm_call")):
+    if call is not None and record.trigger in ("tool_call", "llm_call"):
         return one_line(f"{call[1]} {_ENDINGS[call[2]]}")
+    error = _error(record.metadata)
     if error is not None:
         return one_line(error)
     if kind == "tool" and seen.message is not None:
@@ -197,17 +213,19 @@ def title_of(stored: Stored, seen: Seen, kind: str) -> str:
 
 def _title_of_graph(stored: Stored, seen: Seen) -> str:
     record = stored.record
-    nodes = ", ".join(name for name in seen.ran if name != _START)
-    said = _message_title(seen.message) if seen.message is not None else ""
     if record.summary:
         return one_line(record.summary)
+    said = _message_title(seen.message)
     if said:
         return said
+    nodes = ", ".join(name for name in seen.ran if name != _START)
     if nodes:
         return one_line(nodes)
     names = {"input": "Input", "update": "State edited", "fork": "Fork"}
     source = record.metadata.get("source")
-    return names.get(source, "Step") if type(source) is str else "Step"
+    if type(source) is not str:  # somebody else's metadata may be anything
+        return "Step"
+    return names.get(source, "Step")
 
 
 def _message_title(message: Any) -> str:
@@ -217,8 +235,9 @@ def _message_title(message: Any) -> str:
     role = role_of(message)
     name = as_text(message.get("name"))
     if role in ("tool", "function") and name:
-        has_failed = message.get("status") == "error" or message.get("is_error") is True
-        return one_line(f"{name} {'failed' if has_failed else 'answered'}")
+        if message.get("status") == "error" or message.get("is_error") is True:
+            return one_line(f"{name} failed")
+        return one_line(f"{name} answered")
     text = one_line(text_of(message.get("content")))
     calls = call_names(message)
     if not text and calls:
@@ -244,15 +263,22 @@ def text_of(content: Any) -> str:
 def call_names(message: Mapping[str, Any]) -> list[str]:
     """Return the names of the tools that a message calls."""
     names: list[Any] = []
-    calls = message.get("tool_calls")
-    for call in calls if type(calls) is list else []:
-        if type(call) is dict:
-            function = call.get("function")
-            names.append(function.get("name") if type(function) is dict else call.get("name"))
-    content = message.get("content")
-    blocks = [block for block in content if type(block) is dict] if type(content) is list else []
-    names += [block.get("name") for block in blocks if block.get("type") == "tool_use"]
+    for call in dicts_in(message.get("tool_calls")):
+        function = call.get("function")
+        if type(function) is dict:
+            call = function
+        names.append(call.get("name"))
+    for block in dicts_in(message.get("content")):
+        if block.get("type") == "tool_use":
+            names.append(block.get("name"))
     return [name for name in names if type(name) is str]
+
+
+def dicts_in(value: Any) -> list[dict[str, Any]]:
+    """Return the dicts in a list; nothing if it is none. What agents keep may have any shape."""
+    if type(value) is not list:
+        return []
+    return [item for item in value if type(item) is dict]
 
 
 # -- marks
@@ -262,32 +288,40 @@ def _chips(stored: Stored, seen: Seen, *, is_head: bool, asked: str, kind: str) 
     record = stored.record
     key = record.key
     chips: list[dict[str, Any]] = []
-    if is_head and not key.namespace:
-        chips.append(_chip("HEAD" if key.thread_id == asked else branch_of(key.thread_id), "branch"))
     if key.namespace:
         chips.append(_chip(one_line(key.namespace.partition(":")[0], 40), "plain"))
+    elif is_head and key.thread_id == asked:
+        chips.append(_chip("HEAD", "branch"))
+    elif is_head:
+        chips.append(_chip(branch_of(key.thread_id), "branch"))
     if not record.parents and record.step <= 1 and not key.namespace:
         chips.append(_chip("start", "plain"))
-    if kind == "interrupt":
-        chips.append(_chip("waits", "warn"))
-    if kind == "error":
-        chips.append(_chip("failed", "error"))
-    if seen.was_asked:
-        chips.append(_chip("asked", "plain"))
-    if seen.was_retried:
-        chips.append(_chip("retried", "warn"))
-    if stored.pinned:
-        chips.append(_chip("pinned", "plain"))
-    if stored.hidden:
-        chips.append(_chip("hidden", "plain"))
-    name = branch_name(record.tags)
-    chips += [_chip(text, tone) for text, tone in run_steps.marks_of(record)]
-    own = _OWN_TAGS if is_own(record.kind) else _OWN_TAGS | _SOURCES
+    marks = (
+        (kind == "interrupt", "waits", "warn"),
+        (kind == "error", "failed", "error"),
+        (seen.was_asked, "asked", "plain"),
+        (seen.was_retried, "retried", "warn"),
+        (stored.pinned, "pinned", "plain"),
+        (stored.hidden, "hidden", "plain"),
+    )
+    for is_so, text, tone in marks:
+        if is_so:
+            chips.append(_chip(text, tone))
+    chips += starmap(_chip, run_steps.marks_of(record))
+    for tag in seen.tag_changes.applied_to(_given_tags(record)):
+        chips.append(_chip(one_line(tag, 40), "plain"))
+    return chips
+
+
+def _given_tags(record: Record) -> list[str]:
+    """Return the tags that people gave; what the others say stands in the title or in other chips."""
+    own = _OWN_TAGS
+    if not is_own(record.kind):
+        own |= _SOURCES
     if run_steps.is_run(record):
         own |= run_steps.TAGS
-    written = [tag for tag in record.tags if tag not in own and tag != name]
-    others = seen.tag_changes.applied_to(written)
-    return chips + [_chip(one_line(tag, 40), "plain") for tag in others]
+    branch = branch_name(record.tags)
+    return [tag for tag in record.tags if tag not in own and tag != branch]
 
 
 def _chip(text: str, tone: str) -> dict[str, Any]:
@@ -301,10 +335,17 @@ def _error(metadata: Mapping[str, Any]) -> str | None:
     """Return what the metadata says of a failure."""
     error = metadata.get("error")
     if type(error) is dict:
-        kind = as_text(error.get("type")) or "Error"
-        message = as_text(error.get("message")) or as_text(error.get("text")) or ""
-        return f"{kind}: {message}" if message else kind
-    return error if type(error) is str and error else None
+        return _error_line(error)
+    return as_text(error) or None
+
+
+def _error_line(error: Mapping[str, Any]) -> str:
+    """Return the type and the text of an exception as it is kept."""
+    kind = as_text(error.get("type")) or "Error"
+    message = as_text(error.get("message")) or as_text(error.get("text"))
+    if not message:
+        return kind
+    return f"{kind}: {message}"
 
 
 def error_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -317,7 +358,9 @@ def error_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
             "traceback": as_text(error.get("traceback")),
         }
     text = _error(metadata)
-    return {"type": "Error", "message": text, "traceback": None} if text is not None else None
+    if text is None:
+        return None
+    return {"type": "Error", "message": text, "traceback": None}
 
 
 def _duration_ms(metadata: Mapping[str, Any]) -> float | None:
@@ -325,7 +368,9 @@ def _duration_ms(metadata: Mapping[str, Any]) -> float | None:
     if millis is not None:
         return millis
     seconds = _number(metadata, ("duration_seconds", "seconds", "duration", "elapsed", "latency"))
-    return seconds * 1000 if seconds is not None else None
+    if seconds is None:
+        return None
+    return seconds * 1000
 
 
 def tokens_of(metadata: Mapping[str, Any], message: Any = None) -> float | None:
@@ -337,15 +382,18 @@ def tokens_of(metadata: Mapping[str, Any], message: Any = None) -> float | None:
     if type(message) is dict:
         holders += [message, message.get("response_metadata")]
     for holder in holders:
+        if not isinstance(holder, Mapping):
+            continue
         for name in ("usage_metadata", "usage", "token_usage"):
-            usage = holder.get(name) if isinstance(holder, Mapping) else None
-            counted = _counted(usage) if type(usage) is dict else None
+            counted = _counted(holder.get(name))
             if counted is not None:
                 return counted
     return None
 
 
-def _counted(usage: Mapping[str, Any]) -> float | None:
+def _counted(usage: Any) -> float | None:
+    if type(usage) is not dict:
+        return None
     total = _number(usage, ("total_tokens", "total"))
     if total is not None:
         return total
@@ -354,7 +402,9 @@ def _counted(usage: Mapping[str, Any]) -> float | None:
         _number(usage, ("output_tokens", "completion_tokens")),
     ]
     known = [part for part in parts if part is not None]
-    return sum(known) if known else None
+    if not known:
+        return None
+    return sum(known)
 
 
 def _number(metadata: Mapping[str, Any], names: Sequence[str]) -> float | None:
@@ -421,13 +471,13 @@ def question_text(value: Any) -> str:
             if type(asked.get(name)) is str:
                 return one_line(asked[name])
         return one_line(", ".join(key for key in asked if type(key) is str))
-    return one_line(asked) if type(asked) is str else ""
+    return one_line(as_text(asked) or "")
 
 
 def failure_text(value: Any) -> str:
     """Return what failed, in one line: the text of an exception as it is kept."""
     if type(value) is dict:
-        kind = as_text(value.get("type")) or "Error"
-        message = as_text(value.get("message")) or as_text(value.get("text"))
-        return one_line(f"{kind}: {message}" if message else kind)
-    return one_line(value) if type(value) is str else "Failed"
+        return one_line(_error_line(value))
+    if type(value) is str:
+        return one_line(value)
+    return "Failed"

@@ -23,19 +23,32 @@ def is_run(record: Record) -> bool:
 
 def entries_of(record: Record) -> list[Mapping[str, Any]]:
     """Return what a checkpoint of a run records."""
-    found = record.metadata.get(ENTRIES) if is_run(record) else None
-    return [each for each in found if isinstance(each, dict) and "op" in each] if isinstance(found, list) else []
+    return [each for each in _dicts(record, ENTRIES) if "op" in each]
+
+
+def _dicts(record: Record, name: str) -> list[Mapping[str, Any]]:
+    """Return what the metadata of a run lists; nothing if somebody has put something else there."""
+    found = record.metadata.get(name)
+    if not is_run(record) or not isinstance(found, list):
+        return []
+    return [each for each in found if isinstance(each, dict)]
+
+
+def _steps_of(record: Record) -> list[Mapping[str, Any]]:
+    return [each for each in entries_of(record) if each["op"] == "step"]
 
 
 def waits_of(record: Record) -> list[Mapping[str, Any]]:
     """Return what a run waits for, as of a checkpoint."""
-    found = record.metadata.get("run_waits") if is_run(record) else None
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return _dicts(record, "run_waits")
 
 
 def question_of(record: Record) -> str | None:
     """Return the first question that a run waits for an answer to."""
-    return next((text_of(wait, "question") for wait in waits_of(record) if wait.get("kind") == "ask"), None)
+    for wait in waits_of(record):
+        if wait.get("kind") == "ask":
+            return text_of(wait, "question")
+    return None
 
 
 def kind_of(record: Record) -> str | None:
@@ -43,31 +56,39 @@ def kind_of(record: Record) -> str | None:
     ops = {str(each["op"]) for each in entries_of(record)}
     if "step" in ops:
         return "tool"
-    return "input" if ops & _FROM_OUTSIDE else None
+    if ops & _FROM_OUTSIDE:
+        return "input"
+    return None
 
 
 def title_of(record: Record) -> str:
     """Return what a person would call it; "" if it records nothing."""
-    entries = entries_of(record)
-    steps = [each for each in entries if each["op"] == "step"]
-    titles = [_steps_title(steps)] if steps else []
-    titles += [title_of_entry(record, each) for each in entries]
-    return one_line(", ".join([title for title in titles if title]))
+    titles = [_steps_title(_steps_of(record))]
+    for each in entries_of(record):
+        titles.append(title_of_entry(record, each))
+    return one_line(", ".join(filter(None, titles)))
 
 
 def _steps_title(steps: Sequence[Mapping[str, Any]]) -> str:
     """Return steps that were recorded together in one line, those that failed last."""
-    done = [text_of(each, "key") for each in steps if each.get("status") == "ok"]
-    failed = [_failed_step(each) for each in steps if each.get("status") != "ok"]
-    parts = [f"{', '.join(done)} done"] if done else []
-    return one_line(", ".join(parts + failed))
+    done: list[str] = []
+    parts: list[str] = []
+    for each in steps:
+        if each.get("status") == "ok":
+            done.append(text_of(each, "key"))
+        else:
+            parts.append(_failed_step(each))
+    if done:
+        parts.insert(0, f"{', '.join(done)} done")
+    return one_line(", ".join(parts))
 
 
 def _failed_step(about: Mapping[str, Any]) -> str:
+    title = f"{text_of(about, 'key')} failed"
     failures = about.get("failures")
-    last = failures[-1] if isinstance(failures, list) and failures else None
-    why = f": {last}" if isinstance(last, str) else ""
-    return f"{text_of(about, 'key')} failed{why}"
+    if isinstance(failures, list) and failures and isinstance(failures[-1], str):
+        title += f": {failures[-1]}"
+    return title
 
 
 def title_of_entry(record: Record, about: Mapping[str, Any]) -> str:
@@ -101,7 +122,7 @@ def title_of_entry(record: Record, about: Mapping[str, Any]) -> str:
 def marks_of(record: Record) -> list[tuple[str, str]]:
     """Return marks, each with its tone: how often a step was tried, and that it is performed once."""
     marks: list[tuple[str, str]] = []
-    steps = [each for each in entries_of(record) if each["op"] == "step"]
+    steps = _steps_of(record)
     tries = max([number_of(each, "tries") or 0 for each in steps], default=0)
     if tries > 1:
         marks.append((f"{tries:.0f} tries", "warn"))
@@ -112,7 +133,7 @@ def marks_of(record: Record) -> list[tuple[str, str]]:
 
 def duration_ms(record: Record) -> float | None:
     """Return how long the longest of its steps took."""
-    times = [number_of(each, "seconds") for each in entries_of(record) if each["op"] == "step"]
+    times = [number_of(each, "seconds") for each in _steps_of(record)]
     known = [seconds * 1000 for seconds in times if seconds is not None]
     return max(known, default=None)
 

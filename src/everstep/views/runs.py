@@ -18,7 +18,7 @@ from everstep.repository.effects import Effects, host_of
 from everstep.repository.finding import make_search, pack_cursor
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
-from everstep.stores.protocol import Hit, Place, Query, Record, Store, Stored
+from everstep.stores.protocol import Hit, Place, Query, Record, Search, Store, Stored
 from everstep.types import MISSING
 from everstep.views import run_steps
 from everstep.views.json_values import to_json
@@ -59,8 +59,7 @@ async def page(
     last: Hit | None = None
     is_over = False
     while len(found) <= limit and scanned < _SCANNED_MAX and not is_over:
-        hits = [hit for each in searches for hit in await repository.store.search(replace(each, limit=_BATCH + 1))]
-        hits.sort(key=lambda hit: hit.position, reverse=True)
+        hits = await _search_all(repository.store, searches)
         is_over = len(hits) <= _BATCH
         hits = hits[:_BATCH]
         scanned += len(hits)
@@ -77,16 +76,30 @@ async def page(
         is_over = False
         found = found[:limit]
         last = found[-1][0]
+    next_cursor = None
+    if last is not None and not is_over:
+        next_cursor = pack_cursor(last.position)
     return {
         "runs": [_shown(info, head) for _, head, info in found],
-        "cursor": None if is_over or last is None else pack_cursor(last.position),
+        "cursor": next_cursor,
         "more": not is_over and len(found) < limit,
     }
 
 
+async def _search_all(store: Store, searches: Sequence[Search]) -> list[Hit]:
+    """Return what several searches find next, the most recently active first."""
+    hits: list[Hit] = []
+    for search in searches:
+        hits += await store.search(replace(search, limit=_BATCH + 1))
+    hits.sort(key=lambda hit: hit.position, reverse=True)
+    return hits
+
+
 def _shown(info: RunInfo, head: Stored) -> dict[str, Any]:
+    summary = run_steps.title_of(head.record) or one_line(head.record.summary)
     question = run_steps.question_of(head.record)
-    title = run_steps.title_of(head.record) or one_line(head.record.summary)
+    if question is not None:  # it matters more than what was done last
+        summary = one_line(f"Asks: {question}")
     return {
         "thread_id": info.thread_id,
         "name": one_line(info.name),
@@ -94,17 +107,22 @@ def _shown(info: RunInfo, head: Stored) -> dict[str, Any]:
         "steps": max(0, head.record.step),
         "updated_at": one_line(info.updated_at, 64),
         "head": info.checkpoint_id,
-        "summary": one_line(f"Asks: {question}") if question is not None else title,
+        "summary": summary,
         "waits": [_wait(wait) for wait in info.waits],
     }
 
 
 def _wait(wait: RunWait) -> dict[str, Any]:
-    until = datetime.fromtimestamp(min(max(wait.until, 0.0), 2e11), UTC).isoformat() if wait.until is not None else None
+    until = None
+    if wait.until is not None:
+        until = datetime.fromtimestamp(min(max(wait.until, 0.0), 2e11), UTC).isoformat()
+    question = None
+    if wait.question is not None:
+        question = plain_text(wait.question)[:_QUESTION_CHARS_MAX]
     return {
         "kind": wait.kind,
         "key": wait.key,
-        "question": plain_text(wait.question)[:_QUESTION_CHARS_MAX] if wait.question is not None else None,
+        "question": question,
         "event": wait.event,
         "until": until,
         "effect": wait.effect,

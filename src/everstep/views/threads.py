@@ -70,8 +70,10 @@ async def page(
         is_over = len(hits) <= count
         hits = hits[:count]
         scanned += len(hits)
-        described_hits = await _described(repository, [hit for hit in hits if _has_text(hit, wanted)])
-        found += [each for each in described_hits if status is None or each[1]["status"] == status]
+        with_text = [hit for hit in hits if _has_text(hit, wanted)]
+        for hit, thread in await _described(repository, with_text):
+            if status is None or thread["status"] == status:
+                found.append((hit, thread))
         if hits:
             last = hits[-1]
             search = replace(search, after=last.position)
@@ -81,10 +83,10 @@ async def page(
         is_over = False
         found = found[:limit]
         last = found[-1][0]
-    answer: dict[str, Any] = {
-        "threads": [thread for _, thread in found],
-        "cursor": None if is_over or last is None else pack_cursor(last.position),
-    }
+    next_cursor = None
+    if last is not None and not is_over:
+        next_cursor = pack_cursor(last.position)
+    answer: dict[str, Any] = {"threads": [thread for _, thread in found], "cursor": next_cursor}
     if is_scan:
         answer["more"] = not is_over and len(found) < limit
     return answer

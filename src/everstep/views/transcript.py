@@ -14,7 +14,7 @@ from everstep.runtime import checks
 from everstep.views.changes import name_of
 from everstep.views.json_values import to_json
 from everstep.views.reading import Ref, repository_of, stored_of, values_of
-from everstep.views.rows import text_of
+from everstep.views.rows import dicts_in, text_of
 from everstep.views.texts import as_text, one_line, plain_text
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ async def page(engine: CheckpointEngine, ref: Ref, *, limit: int = 100, cursor: 
     limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
     stored = await stored_of(engine, ref)
     messages = (await values_of(repository_of(engine), stored)).messages
-    end = len(messages) if cursor is None else min(_place(cursor), len(messages))
+    end = len(messages)
+    if cursor is not None:
+        end = min(_place(cursor), end)
     start = max(0, end - limit)
     results = _results(messages)
     room = max(500, SHOWN_BYTES_MAX // max(1, end - start))
@@ -87,16 +89,22 @@ def _role(fields: Mapping[str, Any]) -> str:
 
 
 def _line(value: Any) -> str | None:
-    return one_line(value, 200) if type(value) is str and value else None
+    if type(value) is not str or not value:
+        return None
+    return one_line(value, 200)
 
 
 def _kind(block: Any) -> str | None:
-    return as_text(block.get("type")) if type(block) is dict else None
+    if type(block) is not dict:
+        return None
+    return as_text(block.get("type"))
 
 
 def _blocks(fields: Mapping[str, Any]) -> list[Any]:
     content = fields.get("content")
-    return content if type(content) is list else []
+    if type(content) is not list:
+        return []
+    return content
 
 
 def _only_text(blocks: Sequence[Any]) -> str:
@@ -199,29 +207,25 @@ def _base64_size(data: Any) -> int | None:
 
 def _calls(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the tool calls that a message makes: id, name and arguments."""
-    listed = fields.get("tool_calls")
-    seen: set[str] = set()
-    for call in listed if type(listed) is list else []:
-        if type(call) is not dict:
-            continue
-        function = call.get("function")
-        holder = function if type(function) is dict else call
-        args = holder.get("arguments", holder.get("args"))
-        found = {"id": _name(call.get("id")), "name": _line(holder.get("name")), "args": _arguments(args)}
-        seen.add(found["id"] or "")
-        yield found
+    seen: set[str | None] = set()
+    for call in dicts_in(fields.get("tool_calls")):
+        name = _name(call.get("id"))
+        seen.add(name)
+        holder = call.get("function")
+        if type(holder) is not dict:
+            holder = call
+        yield _call(name, holder, holder.get("arguments", holder.get("args")))
     for block in _blocks(fields):
         if _kind(block) in ("tool_use", "tool_call"):
             name = _name(block.get("id"))
-            if not name or name not in seen:  # LangChain says the calls of some models twice
-                args = block.get("input", block.get("args"))
-                yield {"id": name, "name": _line(block.get("name")), "args": _arguments(args)}
+            if name is None or name not in seen:  # LangChain says the calls of some models twice
+                yield _call(name, block, block.get("input", block.get("args")))
     if fields.get("type") == "function_call":
-        yield {
-            "id": _name(fields.get("call_id")),
-            "name": _line(fields.get("name")),
-            "args": _arguments(fields.get("arguments")),
-        }
+        yield _call(_name(fields.get("call_id")), fields, fields.get("arguments"))
+
+
+def _call(name: str | None, holder: Mapping[str, Any], args: Any) -> dict[str, Any]:
+    return {"id": name, "name": _line(holder.get("name")), "args": _arguments(args)}
 
 
 def _arguments(args: Any) -> Any:
@@ -235,8 +239,7 @@ def _arguments(args: Any) -> Any:
 
 
 def _with_result(call: dict[str, Any], results: Mapping[str, dict[str, Any]], room: int) -> dict[str, Any]:
-    result = results.get(call["id"]) if call["id"] is not None else None
-    return {**call, "args": to_json(call["args"], max_bytes=room), "result": result}
+    return {**call, "args": to_json(call["args"], max_bytes=room), "result": results.get(call["id"])}
 
 
 def _results(messages: Sequence[Any]) -> dict[str, dict[str, Any]]:
@@ -272,4 +275,4 @@ def _answered(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _name(value: Any) -> str | None:
-    return value if type(value) is str and value else None
+    return as_text(value) or None

@@ -68,9 +68,7 @@ def runs(common: Common, status: str | None, limit: int, cursor: str | None) -> 
 
 def _run_row(common: Common, run: Mapping[str, Any]) -> list[str]:
     output = common.output
-    when = text.clean(run["updated_at"])
-    if output.is_terminal:
-        when = text.describe_age(when)
+    when = output.age(run["updated_at"])
     status = _painted(common, run["status"])
     name = text.clean(run["name"])
     return [text.clean(run["thread_id"]), name, status, str(run["steps"]), when, text.clean(run["summary"])]
@@ -117,17 +115,24 @@ def _whole_run(view: Callable[..., Any], thread: str, limit: int | None) -> dict
 def _show_run(common: Common, found: Mapping[str, Any]) -> None:
     output = common.output
     output.line(f"{output.paint(text.clean(found['name']), 'bold')}  {_painted(common, found['status'])}")
-    called = found["arguments"]
-    error = found["error"]
+    called = ""
+    if found["arguments"]:
+        called = text.cut(_arguments_text(found["arguments"]), 300)
+    result = ""
+    if found["status"] == "done":
+        result = text.cut(brief(found["result"]), _RESULT_CHARS_MAX)
+    error = ""
+    if found["error"]:
+        error = text.clean(f"{found['error']['type']}: {found['error']['message']}")
     show_facts(
         output,
         (
             ("thread", text.clean(found["thread_id"])),
             ("branch of", text.clean(found["origin"] or "")),
             ("active", f"{text.describe_age(found['updated_at'])}, {text.clean(found['updated_at'])}"),
-            ("called with", text.cut(_arguments_text(called), 300) if called else ""),
-            ("result", text.cut(brief(found["result"]), _RESULT_CHARS_MAX) if found["status"] == "done" else ""),
-            ("error", text.clean(f"{error['type']}: {error['message']}") if error else ""),
+            ("called with", called),
+            ("result", result),
+            ("error", error),
         ),
     )
     for wait in found["waits"]:
@@ -139,9 +144,12 @@ def _show_run(common: Common, found: Mapping[str, Any]) -> None:
 
 
 def _arguments_text(called: Mapping[str, Any]) -> str:
-    named = called["kwargs"] if isinstance(called["kwargs"], Mapping) else {}
-    positional = called["args"] if isinstance(called["args"], list) else []
-    parts = [*map(brief, positional), *(f"{text.clean(name)}={brief(value)}" for name, value in named.items())]
+    parts: list[str] = []
+    if isinstance(called["args"], list):
+        parts += map(brief, called["args"])
+    if isinstance(called["kwargs"], Mapping):
+        for name, value in called["kwargs"].items():
+            parts.append(f"{text.clean(name)}={brief(value)}")
     return ", ".join(parts)
 
 
@@ -152,8 +160,10 @@ def _show_wait(common: Common, wait: Mapping[str, Any]) -> None:
         "event": f"waits for the event {text.clean(wait['event'] or '')}",
         "sleep": f"sleeps until {text.clean(wait['until'] or '')}",
     }.get(wait["kind"], text.clean(wait["kind"]))
-    key = output.paint(f"  (key {text.clean(wait['key'])})", "dim") if wait["kind"] == "ask" else ""
-    output.line(output.paint(words, "yellow") + key)
+    line = output.paint(words, "yellow")
+    if wait["kind"] == "ask":
+        line += output.paint(f"  (key {text.clean(wait['key'])})", "dim")
+    output.line(line)
     if wait["details"] is not None:
         for line in to_json(wait["details"]).split("\n"):
             output.line(f"    {line}")
@@ -165,31 +175,39 @@ def _is_shown(entry: Mapping[str, Any]) -> bool:
 
 def _entry_row(common: Common, entry: Mapping[str, Any]) -> list[str]:
     output = common.output
-    is_step = entry["op"] == "step"
-    seconds = entry["seconds"]
-    took = "" if seconds is None else _took(seconds)
-    tries = (
-        str(entry["tries"]) if entry["tries"] is not None and (entry["tries"] != 1 or not output.is_terminal) else ""
-    )
-    about = entry["text"] if not is_step else (entry["failures"][-1] if entry["failures"] else "")
-    when = entry["created_at"]
+    name = entry["op"]
+    about = entry["text"]
+    if entry["op"] == "step":
+        name = entry["key"]
+        about = ""
+        if entry["failures"]:
+            about = entry["failures"][-1]
+    tries = ""
+    if entry["tries"] is not None:
+        tries = str(entry["tries"])
+    effect = entry["effect"] or ""
     if output.is_terminal:
-        when = text.describe_age(when)
-    effect = entry["effect"] if entry["effect"] != "retry" or not output.is_terminal else ""
+        # What is the usual case is left out for people.
+        tries = tries if tries != "1" else ""
+        effect = effect if effect != "retry" else ""
     return [
         f"#{entry['step']}",
-        text.clean(entry["key"] if is_step else entry["op"]),
+        text.clean(name),
         _painted(common, entry["status"]),
         tries,
-        took,
-        text.clean(effect or ""),
-        text.clean(when),
+        _took(entry["seconds"]),
+        text.clean(effect),
+        output.age(entry["created_at"]),
         text.clean(about),
     ]
 
 
-def _took(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
+def _took(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:,.1f} s"
 
 
 def _show_rest(common: Common, found: Mapping[str, Any]) -> None:
@@ -200,8 +218,10 @@ def _show_rest(common: Common, found: Mapping[str, Any]) -> None:
         output.line()
         output.line(output.paint("Effects of this run and its branches", "bold"))
         for effect in found["effects"]:
-            where = "" if effect["thread_id"] == found["thread_id"] else f"  in {text.clean(effect['thread_id'])}"
-            output.line(f"  {text.clean(effect['key'])}  {_painted(common, effect['status'])}{where}")
+            line = f"  {text.clean(effect['key'])}  {_painted(common, effect['status'])}"
+            if effect["thread_id"] != found["thread_id"]:
+                line += f"  in {text.clean(effect['thread_id'])}"
+            output.line(line)
     if found["branches"]:
         output.line()
         output.line(output.paint("Branches", "bold"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 
@@ -30,16 +30,14 @@ def rewind(common: Common, ref: str, keep_later: bool, dry_run: bool) -> None:
     comes back with `everstep undo`.
     """
     output = common.output
+    later: Literal["keep", "hide"] = "keep" if keep_later else "hide"
     with common.opened() as session:
         plan = session.run(actions.plan_rewind, ref)
         meant = session.engine.resolve(ref)
         left_behind = plan["hidden"]
         if not dry_run:
             done = session.engine.rewind(
-                meant.checkpoint_id,
-                later="keep" if keep_later else "hide",
-                thread_id=meant.thread_id,
-                namespace=meant.namespace,
+                meant.checkpoint_id, later=later, thread_id=meant.thread_id, namespace=meant.namespace
             )
             left_behind = done.rewind_depth
     fields = {
@@ -47,16 +45,16 @@ def rewind(common: Common, ref: str, keep_later: bool, dry_run: bool) -> None:
         "id": meant.checkpoint_id,
         "step": meant.step,
         "left_behind": left_behind,
-        "later": "keep" if keep_later else "hide",
+        "later": later,
         "dry_run": dry_run,
     }
     if output.is_json:
         output.document(fields)
         return
-    where = f"{text.clean(meant.thread_id)} {'would be' if dry_run else 'is'} at step {meant.step}"
-    later = text.describe_count(left_behind, "later step")
+    verb = "would be" if dry_run else "is"
+    steps = text.describe_count(left_behind, "later step")
     state = "kept in the history" if keep_later else "hidden, nothing is deleted"
-    output.line(f"{where}; {later} {state}")
+    output.line(f"{text.clean(meant.thread_id)} {verb} at step {meant.step}; {steps} {state}")
     if not dry_run:
         output.hint(f"everstep undo {text.clean(meant.thread_id)}")
 
@@ -80,13 +78,19 @@ def redo(common: Common, thread: str | None) -> None:
 def _undo_or_redo(common: Common, thread: str | None, verb: str) -> None:
     with common.opened() as session:
         name = thread if thread is not None else _newest(session)
-        operation = session.engine.undo(name) if verb == "undo" else session.engine.redo(name)
+        if verb == "undo":
+            operation = session.engine.undo(name)
+            word = "taken back"
+            other = "redo"
+        else:
+            operation = session.engine.redo(name)
+            word = "done again"
+            other = "undo"
     if common.output.is_json:
         common.output.document({"thread_id": name, verb: _operation(operation)})
         return
-    word = "taken back" if verb == "undo" else "done again"
     common.output.line(f"{text.clean(name)}: {word}: {operation.kind} of {text.describe_age(operation.created_at)}")
-    common.output.hint(f"everstep {'redo' if verb == 'undo' else 'undo'} {text.clean(name)}")
+    common.output.hint(f"everstep {other} {text.clean(name)}")
 
 
 @command("ops")
@@ -121,10 +125,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
 def _operation_row(common: Common, operation: Operation) -> list[str]:
     details = ", ".join(f"{name} {text.clean(value)}" for name, value in operation.details.items() if value is not None)
     undone = " (taken back)" if operation.undone else ""
-    when = operation.created_at
-    if common.output.is_terminal:
-        when = text.describe_age(when)
-    return [str(operation.id), when, operation.kind + undone, details]
+    return [str(operation.id), common.output.age(operation.created_at), operation.kind + undone, details]
 
 
 # -- forking
@@ -198,9 +199,10 @@ def merge(
     if common.output.is_json:
         common.output.document({**plan, "dry_run": False, **done})
         return 0
-    resolved = f", {text.describe_count(plan['resolved'], 'conflict')} resolved" if plan["resolved"] else ""
-    changed = text.describe_count(plan["auto"], "change")
-    common.output.line(f"{text.clean(source)} is merged into {text.clean(target)}: {changed}{resolved}")
+    done_text = text.describe_count(plan["auto"], "change")
+    if plan["resolved"]:
+        done_text += f", {text.describe_count(plan['resolved'], 'conflict')} resolved"
+    common.output.line(f"{text.clean(source)} is merged into {text.clean(target)}: {done_text}")
     common.output.hint(f"everstep undo {text.clean(target)} takes it back")
     return 0
 
@@ -211,7 +213,9 @@ def _show_plan(common: Common, plan: dict[str, Any]) -> None:
         output.document(plan)
         return
     conflicts = plan["conflicts"]
-    open_ones = text.describe_count(len(conflicts), "conflict") + " open" if conflicts else "no conflict is open"
+    open_ones = "no conflict is open"
+    if conflicts:
+        open_ones = f"{text.describe_count(len(conflicts), 'conflict')} open"
     output.line(f"{text.describe_count(plan['auto'], 'change')} merged by itself; {open_ones}")
     rows = []
     for conflict in conflicts:

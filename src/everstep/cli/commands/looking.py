@@ -79,9 +79,8 @@ def threads(
 def _thread_row(common: Common, thread: dict[str, Any]) -> list[str]:
     output = common.output
     status = text.clean(thread["status"] or "")
-    when = text.clean(thread["updated_at"])
+    when = output.age(thread["updated_at"])
     if output.is_terminal:
-        when = text.describe_age(when)
         status = output.paint(status, _STATUS_STYLES.get(status, ""))
     branches = str(thread["branches"]) if thread["branches"] or not output.is_terminal else ""
     name = text.clean(thread["thread_id"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from everstep.cli import text
@@ -36,22 +38,26 @@ def branch_list(common: Common, thread: str) -> None:
             continue
         origin = origins.get(node["id"])
         head = heads.get(node["thread_id"])
-        found.append(
-            {
-                "name": node["branch"],
-                "thread_id": node["thread_id"],
-                "origin": f"{origin[0]}@{origin[1]}" if origin is not None else None,
-                "step": head["step"] if head is not None else None,
-                "updated_at": head["created_at"] if head is not None else node["created_at"],
-            }
-        )
+        told: dict[str, Any] = {
+            "name": node["branch"],
+            "thread_id": node["thread_id"],
+            "origin": None,
+            "step": None,
+            "updated_at": node["created_at"],
+        }
+        if origin is not None:
+            told["origin"] = f"{origin[0]}@{origin[1]}"
+        if head is not None:  # all that it had may be hidden
+            told["step"] = head["step"]
+            told["updated_at"] = head["created_at"]
+        found.append(told)
     output = common.output
     if output.is_json:
         output.document({"thread_id": thread, "branches": found}, "branches")
         return
     rows = []
     for one in found:
-        when = text.describe_age(str(one["updated_at"])) if output.is_terminal else str(one["updated_at"])
+        when = output.age(str(one["updated_at"]))
         steps = "" if one["step"] is None else str(one["step"])
         rows.append([text.clean(one["name"]), text.clean(one["thread_id"]), steps, when])
     output.table(("name", "thread", "steps", "active"), rows, wide="thread")
