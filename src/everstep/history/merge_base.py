@@ -13,8 +13,10 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from everstep.errors import InvalidInput
+from everstep.history.adapter import is_own
 from everstep.history.three_way import Merged, merge
 from everstep.reports import Conflict
+from everstep.stores.protocol import Record
 from everstep.values import tree
 from everstep.values.codec import Codec
 from everstep.values.walk import Need, Root
@@ -94,6 +96,13 @@ def root_of_nodes(nodes: Sequence[tree.Node]) -> Root:
         body += node.body
         sizes.append(node.size)
     return Root(children, body, tuple(sizes))
+
+
+def root_to_show(record: Record) -> Root:
+    """Return the values of a checkpoint as people are shown them, whoever wrote it."""
+    if is_own(record.kind):
+        return record.root
+    return shown_root(record.root)
 
 
 def shown_root(root: Root) -> Root:

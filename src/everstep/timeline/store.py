@@ -14,10 +14,10 @@ from everstep.backends import StoreBackend
 from everstep.config import SnapshotConfig
 from everstep.errors import CheckpointCorrupted
 from everstep.history import checkpoint_tree, operation_log
-from everstep.history.adapter import WayBack, adapter_of, is_own
+from everstep.history.adapter import WayBack, adapter_of
 from everstep.history.ancestry import ancestry_of
 from everstep.history.diff import compare
-from everstep.history.merge_base import shown_root
+from everstep.history.merge_base import root_to_show
 from everstep.reports import (
     CheckpointTree,
     DeletedThreads,
@@ -37,7 +37,7 @@ from everstep.repository.step import Step
 from everstep.retention.keeper import Keeper
 from everstep.runtime import calls
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.protocol import AnyHead, Change, Key, Pin, Query, Root, SharedState, Store, Stored
+from everstep.stores.protocol import AnyHead, Change, Key, Pin, Query, SharedState, Store, Stored
 from everstep.timeline.branch import branch
 from everstep.timeline.merge import MergePlan, merge, plan_merge
 from everstep.timeline.protocol import Resolve
@@ -215,7 +215,7 @@ class StoreTimeline:
                 need = compare(before.record.root, after.record.root)
                 changes = await self._work.repository.walk(need, families)
             else:
-                need = compare(_root_to_show(before), _root_to_show(after), adapter.codec)
+                need = compare(root_to_show(before.record), root_to_show(after.record), adapter.codec)
                 changes = await self._work.repository.walk(need, families)
                 changes = await adapter.shown(self._work.repository, changes, before, after)
         except CheckpointCorrupted as exc:
@@ -318,11 +318,3 @@ def next_node_change(before: str, after: str) -> list[Difference]:
     if before == after:
         return []
     return [Difference("next_node", "changed", before, after)]
-
-
-def _root_to_show(stored: Stored) -> Root:
-    """Return the values of a checkpoint; of an adapter's, what people are shown."""
-    root = stored.record.root
-    if is_own(stored.record.kind):
-        return root
-    return shown_root(root)

@@ -6,8 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import InvalidInput
-from everstep.history.adapter import is_own
-from everstep.history.merge_base import shown_root
+from everstep.history.merge_base import root_to_show
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Stored
@@ -156,10 +155,7 @@ def _values(walker: Walker, nodes: Sequence[Node | None]) -> Generator[Any, Any,
 
 def _node_at(walker: Walker, stored: Stored, parts: Sequence[str]) -> Need[Node | None]:
     """Return the node at a path; None if there is nothing."""
-    root = stored.record.root
-    if not is_own(stored.record.kind):
-        root = shown_root(root)
-    node: Node | None = (yield from walker.values(root))[_TOPS[parts[0]]]
+    node: Node | None = (yield from walker.values(root_to_show(stored.record)))[_TOPS[parts[0]]]
     for part in parts[1:]:
         if node is None:
             return None

@@ -15,7 +15,7 @@ from everstep.views import patches
 from everstep.views.differences import differences
 from everstep.views.errors import shown_or_missing
 from everstep.views.json_values import size_of, to_json
-from everstep.views.reading import Ref, Values, repository_of, stored_of, values_of
+from everstep.views.reading import Ref, Values, repository_of, stored_by_key, stored_of, values_of
 from everstep.views.rows import role_of, text_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def compare(engine: CheckpointEngine, a: Ref | None, b: Ref, *, max_value_
     repository = repository_of(engine)
     after = await stored_of(engine, b)
     before = await _before(engine, repository, a, after)
-    old = await values_of(repository, before) if before is not None else Values([], {}, {}, "")
+    old = await _old_values(repository, before)
     new = await values_of(repository, after)
     room = Room(limit)
     found = [each for each in await differences(repository, before, after) if not each.path.startswith("messages")]
@@ -45,8 +45,11 @@ async def compare(engine: CheckpointEngine, a: Ref | None, b: Ref, *, max_value_
     pairs = patches.aligned(old.messages, new.messages, name_of)
     messages = [_message(old.messages, new.messages, pair, room) for pair in pairs[:_ENTRIES_MAX]]
     operations = patches.make_patch(_document(old), _document(new), name_of)
+    named = None
+    if before is not None:
+        named = ref_of(before)
     return {
-        "a": ref_of(before) if before is not None else None,
+        "a": named,
         "b": ref_of(after),
         "state": state,
         "messages": messages,
@@ -65,16 +68,22 @@ async def patch(engine: CheckpointEngine, a: Ref | None, b: Ref) -> list[dict[st
     repository = repository_of(engine)
     after = await stored_of(engine, b)
     before = await _before(engine, repository, a, after)
-    old = await values_of(repository, before) if before is not None else Values([], {}, {}, "")
+    old = await _old_values(repository, before)
     return patches.make_patch(_document(old), _document(await values_of(repository, after)), name_of)
 
 
 async def _before(engine: CheckpointEngine, repository: Repository, ref: Ref | None, after: Stored) -> Stored | None:
     if ref is not None:
         return await stored_of(engine, ref)
-    parents = after.record.parents
-    loaded = await repository.store.read(*parents[0]) if parents else None
-    return loaded.stored if loaded is not None else None
+    parents = after.record.parents[:1]
+    found = await stored_by_key(repository.store, parents)
+    return next(iter(found.values()), None)
+
+
+async def _old_values(repository: Repository, before: Stored | None) -> Values:
+    if before is None:
+        return Values([], {}, {}, "")
+    return await values_of(repository, before)
 
 
 def ref_of(stored: Stored) -> dict[str, Any]:
@@ -123,19 +132,31 @@ def state_entry(change: Difference, room: Room) -> dict[str, Any]:
 
 
 def _message(old: Sequence[Any], new: Sequence[Any], pair: patches.Pair, room: Room) -> dict[str, Any]:
-    before = MISSING if pair.a is None else old[pair.a]
-    after = MISSING if pair.b is None else new[pair.b]
-    shown = before if pair.b is None else after
-    texts = [text_of(each.get("content")) if type(each) is dict else None for each in (before, after)]
+    before: Any = MISSING
+    after: Any = MISSING
+    shown: Any = MISSING
+    index = None
+    if pair.a is not None:
+        before = shown = old[pair.a]
+        index = pair.a
+    if pair.b is not None:  # what is still there is named by its new place
+        after = shown = new[pair.b]
+        index = pair.b
     return {
         "op": _op(pair),
         "id": name_of(shown),
-        "index": pair.b if pair.b is not None else pair.a,
+        "index": index,
         "role": role_of(shown),
         "before": room.shown(before),
         "after": room.shown(after),
-        "words": room.words(*texts),
+        "words": room.words(_text_of_message(before), _text_of_message(after)),
     }
+
+
+def _text_of_message(message: Any) -> str | None:
+    if type(message) is not dict:
+        return None
+    return text_of(message.get("content"))
 
 
 def message_entries(old: Sequence[Any], new: Sequence[Any], room: Room) -> list[dict[str, Any]]:
@@ -147,13 +168,19 @@ def message_entries(old: Sequence[Any], new: Sequence[Any], room: Room) -> list[
 def _op(pair: patches.Pair) -> str:
     if pair.a is None:
         return "added"
-    return "removed" if pair.b is None else "changed"
+    if pair.b is None:
+        return "removed"
+    return "changed"
 
 
 def name_of(message: Any) -> str | int | None:
     """Return the id that a message is known by, if it has one."""
-    name = message.get("id") if type(message) is dict else None
-    return name if type(name) in (str, int) else None
+    if type(message) is not dict:
+        return None
+    name = message.get("id")
+    if type(name) not in (str, int):
+        return None
+    return name
 
 
 def _counts(kinds: Any) -> dict[str, int]:

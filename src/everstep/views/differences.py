@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.adapter import adapter_of, is_own
 from everstep.history.diff import compare
-from everstep.history.merge_base import root_of_nodes, shown_root
+from everstep.history.merge_base import root_of_nodes, root_to_show
 from everstep.reports import Difference
 from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Root, Stored
 from everstep.values import codec, tree
 from everstep.values.walk import Need, together
 from everstep.views.paths import parsed, within
-from everstep.views.reading import CODEC
+from everstep.views.reading import CODEC, stored_by_key
 from everstep.views.texts import one_line
 
 _NAMED_MAX = 3
@@ -80,7 +80,7 @@ async def changed_since_parent(repository: Repository, stored: Sequence[Stored])
         groups.setdefault((each.family, each.record.kind), []).append(each)
     for (family, kind), members in groups.items():
         reader = reader_of(kind)
-        needs = [_compared(_parent_root(each, parents), _root(each), reader) for each in members]
+        needs = [_compared(_parent_root(each, parents), root_to_show(each.record), reader) for each in members]
         for each, changes in zip(members, await repository.walk(together(needs), [family]), strict=True):
             found[each.record.key] = _changed(_seen_by_people(kind, changes))
     return found
@@ -98,9 +98,12 @@ async def differences(repository: Repository, before: Stored | None, after: Stor
     kind = after.record.kind
     if is_own(kind) and before is not None:
         kind = before.record.kind
-    families = [after.family] if before is None else [before.family, after.family]
-    root = _root(before) if before is not None else _EMPTY
-    changes = await repository.walk(compare(root, _root(after), reader_of(kind)), families)
+    root = _EMPTY
+    families = [after.family]
+    if before is not None:
+        root = root_to_show(before.record)
+        families.insert(0, before.family)
+    changes = await repository.walk(compare(root, root_to_show(after.record), reader_of(kind)), families)
     adapter = adapter_of(kind)
     if adapter is not None and before is not None:
         return await adapter.shown(repository, changes, before, after)
@@ -114,8 +117,7 @@ async def differences_of_roots(
     if after is None:
         return []
     kind = before.record.kind
-    shown = after if is_own(kind) else shown_root(after)
-    need = compare(_root(before), shown, reader_of(kind))
+    need = compare(root_to_show(before.record), root_to_show(before.record.with_root(after)), reader_of(kind))
     return _seen_by_people(kind, await repository.walk(need, [before.family], objects))
 
 
@@ -131,37 +133,40 @@ def _seen_by_people(kind: str, changes: Sequence[Difference]) -> list[Difference
 def reader_of(kind: str) -> codec.Codec:
     """Return what reads the values of checkpoints of a kind."""
     adapter = adapter_of(kind)
-    return adapter.codec if adapter is not None else CODEC
-
-
-def _root(stored: Stored) -> Root:
-    return stored.record.root if is_own(stored.record.kind) else shown_root(stored.record.root)
+    if adapter is None:
+        return CODEC
+    return adapter.codec
 
 
 async def _with_roots(repository: Repository, stored: Sequence[Stored]) -> list[Stored]:
     """Return checkpoints with their roots: those that were listed have none."""
     bare = [each.record.key for each in stored if not each.record.body]
-    if not bare:
-        return list(stored)
-    loaded = {each.stored.record.key: each.stored for each in await repository.store.read_many(bare)}
-    found = [loaded.get(each.record.key, each) for each in stored]
-    return [each for each in found if each.record.body]
+    loaded = await stored_by_key(repository.store, bare)
+    found: list[Stored] = []
+    for each in stored:
+        each = loaded.get(each.record.key, each)
+        if each.record.body:  # else it was removed since it was listed
+            found.append(each)
+    return found
 
 
 async def first_parents(repository: Repository, stored: Sequence[Stored]) -> Mapping[Key, Stored]:
     """Return these checkpoints and their first parents, as far as they are stored."""
     known = {each.record.key: each for each in stored}
-    wanted = {parent for each in stored for parent in each.record.parents[:1] if parent not in known}
-    loaded = await repository.store.read_many(sorted(wanted)) if wanted else []
-    return known | {each.stored.record.key: each.stored for each in loaded}
+    wanted: set[Key] = set()
+    for each in stored:
+        wanted.update(each.record.parents[:1])
+    return known | await stored_by_key(repository.store, sorted(wanted - known.keys()))
 
 
 def _parent_root(stored: Stored, parents: Mapping[Key, Stored]) -> Root:
-    """Return the values of the first parent; those of nothing if there is none, or if retention took it."""
-    before = parents.get(stored.record.parents[0]) if stored.record.parents else None
-    if before is not None and is_own(before.record.kind) == is_own(stored.record.kind):
-        return _root(before)
-    return _EMPTY if not stored.record.parents else _root(stored)
+    """Return the values of the first parent: nothing if it has none, its own ones if retention took it."""
+    if not stored.record.parents:
+        return _EMPTY
+    before = parents.get(stored.record.parents[0])
+    if before is None or is_own(before.record.kind) != is_own(stored.record.kind):
+        return root_to_show(stored.record)  # so that nothing is told to have changed
+    return root_to_show(before.record)
 
 
 def _changed(changes: Sequence[Difference]) -> Changed:
@@ -171,8 +176,12 @@ def _changed(changes: Sequence[Difference]) -> Changed:
     for change in changes:
         if change.path.startswith("messages"):
             name = _MESSAGE.match(change.path)
-            is_whole = name is not None and name.end() == len(change.path)
-            by_message.setdefault(name[0] if name is not None else change.path, change.kind if is_whole else "changed")
+            if name is None:
+                by_message.setdefault(change.path, "changed")
+            elif name.end() == len(change.path):
+                by_message.setdefault(name[0], change.kind)
+            else:  # something inside the message
+                by_message.setdefault(name[0], "changed")
         elif change.path.startswith("tools_result"):
             has_results = True
             keys.append(change.path)

@@ -15,14 +15,14 @@ from everstep.history.ancestry import Ancestry, ancestry_of
 from everstep.history.checkpoint_tree import Segments
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
-from everstep.stores.protocol import Key, Loaded, Stored
+from everstep.stores.protocol import Key, Loaded, Record, Stored
 from everstep.timeline.tags import changes_of
 from everstep.views import rows as rows_of
 from everstep.views import run_steps
 from everstep.views.differences import Changed, changed_since_parent
 from everstep.views.graph import Graph, needed_segments
 from everstep.views.listing import Listing
-from everstep.views.reading import last_messages, repository_of, written
+from everstep.views.reading import last_messages, repository_of, stored_by_key, written
 from everstep.views.rows import KINDS, NOTHING, Seen
 
 if TYPE_CHECKING:
@@ -46,6 +46,13 @@ class _Wanted(NamedTuple):
     @property
     def is_filter(self) -> bool:
         return bool(self.kinds or self.text or self.path)
+
+    @property
+    def scanned_max(self) -> int:
+        """How many checkpoints are looked at for a page. To find out what changed takes longer."""
+        if self.path:
+            return _SCANNED_BY_PATH_MAX
+        return SCANNED_MAX
 
     def admits(self, row: Mapping[str, Any], summary: str) -> bool:
         """Whether a row is one of them, as far as can be told without its changes."""
@@ -191,10 +198,10 @@ async def _filled(reader: _Reader, wanted: _Wanted, limit: int) -> dict[str, Any
     looked = 0
     last: int | None = None
     is_over = False
-    scanned_max = _SCANNED_BY_PATH_MAX if wanted.path else SCANNED_MAX
     while len(rows) < limit and not is_over:
-        count = _BATCH if wanted.is_filter else limit - len(rows)
-        count = min(count, scanned_max - looked) if wanted.is_filter else count
+        count = limit - len(rows)
+        if wanted.is_filter:
+            count = min(_BATCH, wanted.scanned_max - looked)
         if count <= 0:
             break
         listed = await reader.listing.take(count)
@@ -209,12 +216,16 @@ async def _filled(reader: _Reader, wanted: _Wanted, limit: int) -> dict[str, Any
         rows += chosen.rows
         if looked_at:
             last = listed[looked_at - 1].seq
+    # Rows that fill the page do not tell whether others follow. With a filter the next page may turn out empty.
     if not is_over and not wanted.is_filter:
         is_over = not await reader.listing.take(1)
+    cursor = None
+    if last is not None and not is_over:
+        cursor = _pack_cursor(last, reader.graph, wanted)
     return {
         "thread_id": reader.thread_id,
         "rows": rows,
-        "cursor": None if is_over or last is None else _pack_cursor(last, reader.graph, wanted),
+        "cursor": cursor,
         "total": reader.listing.total,
         "counts": {kind: counts[kind] for kind in KINDS if counts[kind]},
         "hidden_by_filter": looked - len(rows),
@@ -294,8 +305,7 @@ async def look(repository: Repository, listed: Sequence[Stored]) -> dict[Key, Se
     tools = [stored.record.key for stored in listed if rows_of.needs_message(stored)]
     found: dict[Key, Seen] = {}
     if tools:
-        loaded = {each.stored.record.key: each.stored for each in await repository.store.read_many(tools)}
-        said = await last_messages(repository, loaded)
+        said = await last_messages(repository, await stored_by_key(repository.store, tools))
         found = {key: Seen(message=message) for key, message in said.items()}
     found |= await _look_at_runs(repository, listed)
     if graphs:
@@ -318,29 +328,53 @@ async def _look_at_runs(repository: Repository, listed: Sequence[Stored]) -> dic
             continue
         thread_id = record.key.thread_id
         if thread_id not in open_keys:
-            head = await repository.store.read(thread_id)
-            waits = run_steps.waits_of(head.stored.record) if head is not None else []
-            open_keys[thread_id] = {run_steps.text_of(wait, "key") for wait in waits}
+            open_keys[thread_id] = await _open_keys(repository, thread_id)
         waiting = [each for each in asked if run_steps.text_of(each, "key") in open_keys[thread_id]]
-        question = run_steps.text_of(waiting[0], "question") if waiting else None
-        found[record.key] = Seen(question=question, was_asked=not waiting)
+        if waiting:
+            found[record.key] = Seen(question=run_steps.text_of(waiting[0], "question"))
+        else:
+            found[record.key] = Seen(was_asked=True)
     return found
+
+
+async def _open_keys(repository: Repository, thread_id: str) -> set[str]:
+    """Return the keys of what a durable run waits for now."""
+    head = await repository.store.read(thread_id)
+    if head is None:
+        return set()
+    return {run_steps.text_of(wait, "key") for wait in run_steps.waits_of(head.stored.record)}
 
 
 async def _look_at_graphs(repository: Repository, graphs: Sequence[Stored]) -> dict[Key, Seen]:
     keys = [stored.record.key for stored in graphs]
-    parents = {parent for stored in graphs for parent in stored.record.parents[:1]}
+    parents: set[Key] = set()
+    for stored in graphs:
+        parents.update(stored.record.parents[:1])
     asked = [*keys, *sorted(parents.difference(keys))]
     loaded = {each.stored.record.key: each for each in await repository.store.read_many(asked, writes=True)}
-    spoken = {key: loaded[key].stored for key in keys if key in loaded and _has_new_message(loaded[key], loaded)}
+    there = [key for key in keys if key in loaded]
+    spoken: dict[Key, Stored] = {}
+    for key in there:
+        if _has_new_message(loaded[key], loaded):
+            spoken[key] = loaded[key].stored
     said = await last_messages(repository, spoken)
-    return {key: await _seen(repository, loaded[key], loaded, said.get(key)) for key in keys if key in loaded}
+    found: dict[Key, Seen] = {}
+    for key in there:
+        found[key] = await _seen(repository, loaded[key], loaded, said.get(key))
+    return found
+
+
+def _parent(record: Record, loaded: Mapping[Key, Loaded]) -> Loaded | None:
+    """Return the first parent of a checkpoint, if it has one that is stored."""
+    if not record.parents:
+        return None
+    return loaded.get(record.parents[0])
 
 
 def _has_new_message(found: Loaded, loaded: Mapping[Key, Loaded]) -> bool:
     """Whether the conversation is not the size that it was before."""
     record = found.stored.record
-    before = loaded.get(record.parents[0]) if record.parents else None
+    before = _parent(record, loaded)
     if before is None:
         return bool(record.sizes) and record.sizes[0] > 1
     return before.stored.record.sizes[:1] != record.sizes[:1]
@@ -349,7 +383,7 @@ def _has_new_message(found: Loaded, loaded: Mapping[Key, Loaded]) -> bool:
 async def _seen(repository: Repository, found: Loaded, loaded: Mapping[Key, Loaded], message: Any) -> Seen:
     record = found.stored.record
     family = found.stored.family
-    before = loaded.get(record.parents[0]) if record.parents else None
+    before = _parent(record, loaded)
     is_merge_or_branch = bool(record.tags)
     ran: Sequence[str] = ()
     if before is not None and not is_merge_or_branch:
@@ -379,8 +413,7 @@ async def changed(engine: CheckpointEngine, thread_id: str, ids: Collection[str]
         raise InvalidInput(f"ids is a list of at most {_IDS_MAX} ids of rows")
     repository = repository_of(engine)
     names = {name: _key(thread_id, checks.text(name, "id")) for name in ids}
-    loaded = await repository.store.read_many(list(dict.fromkeys(names.values())))
-    stored = {each.stored.record.key: each.stored for each in loaded}
+    stored = await stored_by_key(repository.store, list(dict.fromkeys(names.values())))
     for name, key in names.items():
         if key not in stored:
             names[name], stored_there = await _found(engine, repository, thread_id, name)
@@ -395,7 +428,9 @@ def _key(thread_id: str, name: str) -> Key:
     if name.startswith(f"{thread_id}@"):
         return Key(thread_id, "", name.removeprefix(f"{thread_id}@"))
     thread, sign, ident = name.rpartition("@")
-    return Key(thread, "", ident) if sign and thread and ident else Key(thread_id, "", name)
+    if sign and thread and ident:
+        return Key(thread, "", ident)
+    return Key(thread_id, "", name)
 
 
 async def _found(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.backends import StoreBackend
@@ -11,7 +11,7 @@ from everstep.history.adapter import adapter_of, is_own
 from everstep.history.merge_base import shown_root
 from everstep.reports import Reference
 from everstep.repository.repository import Repository
-from everstep.stores.protocol import Key, Stored, Write
+from everstep.stores.protocol import Key, Store, Stored, Write
 from everstep.values import codec, tree
 from everstep.values.registry import Registered
 from everstep.values.walk import Need, Root, Walker, together
@@ -59,6 +59,13 @@ def repository_of(engine: CheckpointEngine) -> Repository:
             f"{type(backend).__name__} cannot be looked into; the built-in backends can (memory, SQLite, servers)"
         )
     return backend.repository
+
+
+async def stored_by_key(store: Store, keys: Sequence[Key]) -> dict[Key, Stored]:
+    """Return those of these checkpoints that are stored."""
+    if not keys:
+        return {}
+    return {loaded.stored.record.key: loaded.stored for loaded in await store.read_many(keys)}
 
 
 async def stored_of(engine: CheckpointEngine, ref: Ref) -> Stored:
