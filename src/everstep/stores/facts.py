@@ -45,15 +45,20 @@ class Fact(NamedTuple):
 def new_facts(record: Record, known: Record | None) -> list[Fact]:
     """Return the facts of a record that `known`, one that is noted already, does not have."""
     found: list[Fact] = []
-    before = known.metadata if known is not None else {}
+    before: Mapping[str, Any] = {}
+    noted: Sequence[str] = ()
+    if known is not None:
+        before = known.metadata
+        noted = known.tags
     for key, value in record.metadata.items():
         if type(value) not in _KINDS:
             continue
+        # The types are compared, too: 1 and True are equal, and are different entries.
         old = before.get(key, _MISSING)
         if (type(old) is not type(value) or old != value) and _is_kept(key, value):
             found.append(_fact(key, value))
-    if known is None or record.tags != known.tags:
-        noted = known.tags if known is not None else ()
+    # Mostly the tags are those of the checkpoint before.
+    if record.tags != noted:
         found += [_fact(_TAGS, tag) for tag in kept_tags(record.tags) if tag not in noted]
     return found
 

@@ -77,7 +77,9 @@ class Inside:
         return self._load(thread_id, namespace, checkpoint_id, objects, writes)
 
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
-        found: list[Loaded] = self._rows.load_many(keys, writes) if keys else []
+        if not keys:
+            return []
+        found: list[Loaded] = self._rows.load_many(keys, writes)
         return found
 
     async def find(self, checkpoint_id: str) -> list[Key]:
@@ -85,7 +87,9 @@ class Inside:
         return found
 
     async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
-        find = self._rows.below if below else self._rows.shallow
+        find = self._rows.shallow
+        if below:
+            find = self._rows.below
         found: list[Object] = find(family, hashes)
         return found
 

@@ -142,7 +142,10 @@ class MemoryKeyValues:
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         values = self._values
-        found = self._keys.between_reversed(start, end) if reverse else self._keys.between(start, end)
+        if reverse:
+            found = self._keys.between_reversed(start, end)
+        else:
+            found = self._keys.between(start, end)
         for key in found:
             yield key, values[key]
 

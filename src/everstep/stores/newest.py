@@ -25,8 +25,13 @@ def newest_of(
     size = limit
     while True:
         chosen = ordered[:size]
-        after = chosen[-1][0] - 1 if len(chosen) == size < len(ordered) else 0
-        found = rows([line for _, line in chosen], after, limit) if chosen else ()
+        after = 0
+        if len(chosen) == size < len(ordered):
+            # What is older than this may be in lines that are not asked yet.
+            after = chosen[-1][0] - 1
+        found: Sequence[Stored] = ()
+        if chosen:
+            found = rows([line for _, line in chosen], after, limit)
         if len(found) >= limit or after == 0:
             return sorted(found, key=lambda stored: stored.seq, reverse=True)[:limit]
         size *= _GROWTH

@@ -338,7 +338,9 @@ class Thread(NamedTuple):
     def head_id(self, namespace: str) -> str | None:
         """Return the id of the head, if there is one."""
         head = self.heads.get(namespace)
-        return None if head is None else head[0]
+        if head is None:
+            return None
+        return head[0]
 
 
 class Outline(NamedTuple):

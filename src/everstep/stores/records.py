@@ -287,7 +287,9 @@ def _name(key: Key, step: int) -> bytes:
 def _parent(parent: Any, key: Key) -> Key:
     if isinstance(parent, bytes):
         parent = unpack_id(parent)
-    return Key(key.thread_id, key.namespace, parent) if isinstance(parent, str) else Key(*parent)
+    if isinstance(parent, str):
+        return Key(key.thread_id, key.namespace, parent)
+    return Key(*parent)
 
 
 def _pack_time(created_at: str) -> str | int:

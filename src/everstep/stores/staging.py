@@ -109,12 +109,14 @@ class StagingStore(MemoryStore):
         """Return a thread that the target has, maybe empty, and in which all numbers after `number` are ours."""
         base = await _raw(target, thread_id)
         stage = cls(target, base)
-        heads = [
-            Key(thread_id, namespace, line.head) for namespace, line in base.lines.items() if line.head is not None
-        ]
-        found = [loaded.stored for loaded in await target.read_many(heads)] if heads else []
         # Only what the next changes look at: heads, and pending writes. The rest stays as it is in the target.
-        lines = {namespace: line._replace(segments=frozenset()) for namespace, line in base.lines.items()}
+        heads: list[Key] = []
+        lines: dict[str, RawLine] = {}
+        for namespace, line in base.lines.items():
+            if line.head is not None:
+                heads.append(Key(thread_id, namespace, line.head))
+            lines[namespace] = line._replace(segments=frozenset())
+        found = await _read(target, heads)
         seed = RawThread(thread_id, "", b"", lines, writes=base.writes)
         await stage.adopt(Part(thread_id, checkpoints=found, threads=[seed]))
         stage._brought.update(stored.record.key for stored in found)
@@ -137,10 +139,11 @@ class StagingStore(MemoryStore):
 
     async def bring(self, keys: Collection[Key]) -> None:
         """Have checkpoints of the target at hand: what is committed next may follow them."""
+        # The target has none of a new thread.
         if self._is_new:
-            return  # there are none
+            return
         wanted: list[Key] = await self._stage(lambda rows: rows.lacking(keys))
-        found = [loaded.stored for loaded in await self._target.read_many(wanted)] if wanted else []
+        found = await _read(self._target, wanted)
         if found:
             await self.adopt(Part(self._base.thread_id, checkpoints=found))
             self._brought.update(stored.record.key for stored in found)
@@ -170,7 +173,8 @@ class StagingStore(MemoryStore):
 
     async def commit(self, change: Change) -> Stored | None:
         stored = await super().commit(change)
-        self.size_bytes += stored.added_bytes if stored is not None else 0
+        if stored is not None:
+            self.size_bytes += stored.added_bytes
         return stored
 
     async def put_writes(
@@ -182,20 +186,9 @@ class StagingStore(MemoryStore):
 
     async def whole(self) -> Part:
         """Return all of a new thread, for `Store.adopt_new`."""
-        thread_id = self._base.thread_id
-        grown = await self.raw(thread_id)
-        if grown is None:
-            raise RuntimeError("a thread that was staged is gone")
-        found = await self._stage(lambda rows: rows.gathered(thread_id, ()))
-        return Part(
-            thread_id,
-            reserve=self.number,
-            objects=found.objects,
-            checkpoints=[stored for stored, _ in found.checkpoints],
-            packed={packed.record.key: (packed.info, packed.root) for _, packed in found.checkpoints},
-            segments=found.segments,
-            threads=[self._base._replace(lines=grown.lines, writes=grown.writes)],
-        )
+        grown = await self._grown()
+        part = await self._gather(())
+        return part._replace(reserve=self.number, threads=[self._base._replace(lines=grown.lines, writes=grown.writes)])
 
     async def send(self) -> None:
         """Put all that was gathered into the target, in one commit; HeadMoved if somebody else wrote there."""
@@ -203,20 +196,29 @@ class StagingStore(MemoryStore):
         found = await _raw(self._target, base.thread_id)
         if found != base:
             raise HeadMoved(base.thread_id, "the thread as it was", "changed by another writer")
-        grown = await self.raw(base.thread_id)
-        if grown is None:
-            raise RuntimeError("a thread that was staged is gone")
+        grown = await self._grown()
         lines = {name: _joined(line, base.lines.get(name)) for name, line in grown.lines.items()}
-        new = await self._stage(lambda rows: rows.gathered(base.thread_id, self._brought))
-        await self._target.adopt(
-            Part(
-                base.thread_id,
-                objects=new.objects,
-                checkpoints=[stored for stored, _ in new.checkpoints],
-                packed={packed.record.key: (packed.info, packed.root) for _, packed in new.checkpoints},
-                segments=new.segments,
-                threads=[base._replace(lines=lines, writes=grown.writes, shared_states={})],
-            )
+        new = await self._gather(self._brought)
+        thread = base._replace(lines=lines, writes=grown.writes, shared_states={})
+        await self._target.adopt(new._replace(threads=[thread]))
+
+    async def _grown(self) -> RawThread:
+        """Return the thread as it is here."""
+        found = await self.raw(self._base.thread_id)
+        if found is None:
+            raise RuntimeError("a thread that was staged is gone")
+        return found
+
+    async def _gather(self, without: Collection[Key]) -> Part:
+        """Return all checkpoints that are here but these, with what belongs to them."""
+        thread_id = self._base.thread_id
+        found = await self._stage(lambda rows: rows.gathered(thread_id, without))
+        return Part(
+            thread_id,
+            objects=found.objects,
+            checkpoints=[stored for stored, _ in found.checkpoints],
+            packed={packed.record.key: (packed.info, packed.root) for _, packed in found.checkpoints},
+            segments=found.segments,
         )
 
 
@@ -229,8 +231,20 @@ async def _raw(target: Store, thread_id: str) -> RawThread:
 
 def _joined(line: RawLine, before: RawLine | None) -> RawLine:
     """Return a line as it has become, with the segments that it had before."""
-    return line if before is None else line._replace(segments=line.segments | before.segments)
+    if before is None:
+        return line
+    return line._replace(segments=line.segments | before.segments)
+
+
+async def _read(target: Store, keys: Sequence[Key]) -> list[Stored]:
+    """Return what the target has of these checkpoints."""
+    if not keys:
+        return []
+    return [loaded.stored for loaded in await target.read_many(keys)]
 
 
 def _referred(objects: Sequence[Object]) -> set[bytes]:
-    return {key for obj in objects for key in hashes(obj.children)}
+    found: set[bytes] = set()
+    for obj in objects:
+        found.update(hashes(obj.children))
+    return found

@@ -74,7 +74,9 @@ class Sweep:
 
     async def go_on(self, driver: Driver, effort: int | None) -> bool:
         """Look at about `effort` more objects (None: at all); return False if it was overtaken and is void."""
-        left = effort if effort is not None else 1 << 62
+        left = 1 << 62
+        if effort is not None:
+            left = effort
         if not self._begun:
             await self._begin(driver)
         while left > 0 and not self.swept.finished:
@@ -101,7 +103,9 @@ class Sweep:
         batch, self._pending = self._pending[-size:], self._pending[:-size]
         for _, children, held in await driver.read(lambda rows: rows.links(self._family, batch)):
             self._live_bytes += held
-            for key in hashes(children) if children else ():
+            if not children:
+                continue
+            for key in hashes(children):
                 if key not in self._met:
                     self._met.add(key)
                     self._pending.append(key)

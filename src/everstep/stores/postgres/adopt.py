@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointNotFound
 from everstep.stores.postgres.forms import labels, packed_id, unpacked_id
 from everstep.stores.postgres.rows import Rows
-from everstep.stores.protocol import SHARED_STATES_MAX, Key, Part, Place, RawLine, RawThread, SharedState, Stored, Write
+from everstep.stores.protocol import (
+    SHARED_STATES_MAX,
+    Hidden,
+    Key,
+    Part,
+    Place,
+    RawLine,
+    RawThread,
+    Stored,
+    Write,
+)
 from everstep.stores.records import (
     pack_common,
     pack_operation,
@@ -108,11 +118,11 @@ class AdoptingRows(Rows):
                WHERE l.family = %s AND l.thread = %s ORDER BY w.seq""",
             (family, thread),
         )
-        keys = [Key(thread_id, namespace.decode(), unpacked_id(name)) for namespace, name, *_ in rows]
-        return [
-            (key, unpack_write(key.checkpoint_id, row[2], unpacked_id(row[4]), row[3], *row[5:]))
-            for key, row in zip(keys, rows, strict=True)
-        ]
+        found: list[tuple[Key, Write]] = []
+        for namespace, name, seq, idx, task, info, children in rows:
+            key = Key(thread_id, namespace.decode(), unpacked_id(name))
+            found.append((key, unpack_write(key.checkpoint_id, seq, unpacked_id(task), idx, info, children)))
+        return found
 
     # -- what comes from another store
 
@@ -135,24 +145,9 @@ class AdoptingRows(Rows):
 
     def _make_threads(self, parts: Sequence[Part]) -> dict[tuple[str, str], tuple[int, int]]:
         """Make new threads with their namespaces; return the family and number of each namespace."""
-        heads = {stored.record.key: stored.seq for part in parts for stored in part.checkpoints}
-        counts = collections.Counter(stored.record.key[:2] for part in parts for stored in part.checkpoints)
         rows: list[tuple[Any, ...]] = []
         for part in parts:
-            (raw,) = part.threads
-            for namespace, line in raw.lines.items():
-                head = None
-                if line.head is not None:
-                    key = Key(part.thread_id, namespace, line.head)
-                    if key not in heads:
-                        raise CheckpointNotFound(line.head, part.thread_id)
-                    head = heads[key]
-                owned = sum([segment in part.segments for segment in line.segments])
-                rows.append(
-                    (part.thread_id.encode(), namespace.encode(), head, line.head_was_moved, line.generation,
-                     line.active, counts[part.thread_id, namespace], owned)
-                )  # fmt: skip
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(8)]
+            rows += _new_line_rows(part)
         made = self._all(
             f"""WITH wanted AS MATERIALIZED (
                     SELECT u.name, u.reserve, u.lines, nextval('{{numbers}}') AS family,
@@ -187,20 +182,19 @@ class AdoptingRows(Rows):
                 "reserve": [part.reserve for part in parts],
                 "counts": [len(part.threads[0].lines) for part in parts],
                 "format": FORMAT,
-                **dict(zip(
-                    ("line_names", "namespaces", "heads", "moved", "generations", "actives", "stored", "segments"),
-                    columns, strict=True,
-                )),
+                **_columns(rows, _NEW_LINE_COLUMNS),
             },
-        )  # fmt: skip
-        found = {name.decode() for name, *_ in made}
+        )
+        found: set[str] = set()
+        lines: dict[tuple[str, str], tuple[int, int]] = {}
+        for name, namespace, family, line in made:
+            found.add(name.decode())
+            # A thread that has none comes with nothing there.
+            if namespace is not None:
+                lines[name.decode(), namespace.decode()] = family, line
         for part in parts:
             check_new(part.thread_id, is_there=part.thread_id not in found)
-        return {
-            (name.decode(), namespace.decode()): (family, line)
-            for name, namespace, family, line in made
-            if namespace is not None
-        }
+        return lines
 
     def _insert_objects(self, parts: Sequence[Part], lines: Mapping[tuple[str, str], tuple[int, int]]) -> None:
         families = _families(lines)
@@ -254,10 +248,11 @@ class AdoptingRows(Rows):
         rows: list[tuple[Any, ...]] = []
         for part in parts:
             for key, write in part.threads[0].writes:
-                rows.append(
-                    (*lines[key[:2]], write.seq, write.idx, packed_id(key.checkpoint_id), packed_id(write.task_id),
-                     pack_write(key.checkpoint_id, write), write.children)
-                )  # fmt: skip
+                family, line = lines[key[:2]]
+                rows.append(_write_row(family, line, key, write))
+        self._insert_write_rows(rows)
+
+    def _insert_write_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
         self._insert(
             """INSERT INTO {writes} (family, line, seq, idx, checkpoint, task, info, children)
                SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[],
@@ -320,18 +315,25 @@ class AdoptingRows(Rows):
     def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
         if not checkpoints:
             return
-        lines = self._lines({stored.record.key[:2] for stored, _ in checkpoints})
+        own = int(family)
+        numbers = self._lines({stored.record.key[:2] for stored, _ in checkpoints})
+        lines = [numbers[stored.record.key[:2]] for stored, _ in checkpoints]
         ids = [stored.record.key.checkpoint_id.encode() for stored, _ in checkpoints]
-        places = [lines[stored.record.key[:2]] for stored, _ in checkpoints]
-        seqs = [stored.seq for stored, _ in checkpoints]
-        replaced = {
-            (line, name): (seq, pinned)
-            for line, name, seq, pinned in self._all(
-                """DELETE FROM {checkpoints} c USING unnest(%s::bytea[], %s::bigint[]) AS u (id, line)
-                   WHERE c.id = u.id AND c.family = %s AND c.line = u.line RETURNING c.line, c.id, c.seq, c.pinned""",
-                (ids, places, int(family)),
-            )
-        }
+        replaced = self._take_out(own, lines, ids)
+        rows: list[tuple[Any, ...]] = []
+        is_old: list[bool] = []
+        moved: list[tuple[int, int, int]] = []
+        for line, name, (stored, packed) in zip(lines, ids, checkpoints, strict=True):
+            old = replaced.get((line, name))
+            is_old.append(old is not None)
+            # A head that is replaced by one of another number is named by that from now on.
+            if old is not None and old.seq != stored.seq:
+                moved.append((line, old.seq, stored.seq))
+            is_pinned = old is not None and old.is_pinned
+            rows.append(
+                (line, stored.seq, stored.segment, stored.added_bytes, stored.record.step, is_pinned, name,
+                 _labels_text(stored), packed.info, stored.record.children, packed.root)
+            )  # fmt: skip
         self._do(
             """INSERT INTO {checkpoints} (family, line, seq, segment, added, step, branches, pinned, id, labels, info,
                                           children, root)
@@ -343,40 +345,32 @@ class AdoptingRows(Rows):
                     AS u (line, seq, segment, added, step, pinned, id, labels, info, children, root)
                LEFT JOIN (SELECT began, count(*) FROM {threads} WHERE family = %(f)s GROUP BY began) b
                    ON b.began = u.seq""",
-            {
-                "f": int(family),
-                "line": places,
-                "seq": seqs,
-                "segment": [stored.segment for stored, _ in checkpoints],
-                "added": [stored.added_bytes for stored, _ in checkpoints],
-                "step": [stored.record.step for stored, _ in checkpoints],
-                "pinned": [replaced.get(place, (0, False))[1] for place in zip(places, ids, strict=True)],
-                "id": ids,
-                "labels": [_labels_text(stored) for stored, _ in checkpoints],
-                "info": [packed.info for _, packed in checkpoints],
-                "children": [stored.record.children for stored, _ in checkpoints],
-                "root": [packed.root for _, packed in checkpoints],
-            },
+            {"f": own, **_columns(rows, _CHECKPOINT_COLUMNS)},
         )
         self._do(
             """UPDATE {lines} l SET stored = l.stored + u.count, incoming = true
                FROM (SELECT line, count(*) - count(*) FILTER (WHERE is_old) AS count
                      FROM unnest(%s::bigint[], %s::boolean[]) AS u (line, is_old) GROUP BY line) u
                WHERE l.family = %s AND l.id = u.line""",
-            (places, [place in replaced for place in zip(places, ids, strict=True)], int(family)),
+            (lines, is_old, own),
         )
-        self._count_lines(int(family))
-        moved = [
-            (place[0], replaced[place][0], seq)
-            for place, seq in zip(zip(places, ids, strict=True), seqs, strict=True)
-            if place in replaced and replaced[place][0] != seq
-        ]
+        self._count_lines(own)
         if moved:
             self._do(
-                """UPDATE {lines} l SET head = u.new FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[])
-                   AS u (line, old, new) WHERE l.family = %s AND l.id = u.line AND l.head = u.old""",
-                (*(list(column) for column in zip(*moved, strict=True)), int(family)),
+                """UPDATE {lines} l SET head = u.new
+                   FROM unnest(%(line)s::bigint[], %(old)s::bigint[], %(new)s::bigint[]) AS u (line, old, new)
+                   WHERE l.family = %(f)s AND l.id = u.line AND l.head = u.old""",
+                {"f": own, **_columns(moved, ("line", "old", "new"))},
             )
+
+    def _take_out(self, family: int, lines: Sequence[int], ids: Sequence[bytes]) -> dict[tuple[int, bytes], _Replaced]:
+        """Delete the checkpoints that others come in the place of, and return what stays of them."""
+        rows = self._all(
+            """DELETE FROM {checkpoints} c USING unnest(%s::bytea[], %s::bigint[]) AS u (id, line)
+               WHERE c.id = u.id AND c.family = %s AND c.line = u.line RETURNING c.line, c.id, c.seq, c.pinned""",
+            (ids, lines, family),
+        )
+        return {(line, name): _Replaced(seq, pinned) for line, name, seq, pinned in rows}
 
     def _lines(self, places: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
         """Return the numbers of lines; those that are missing are made, in threads that are there.
@@ -479,51 +473,24 @@ class AdoptingRows(Rows):
 
     def _restore_lines(self, family: int, raw: RawThread) -> None:
         """Set the heads of a thread's namespaces, and what hangs on them."""
-        numbers = {place[1]: line for place, line in self._lines({(raw.thread_id, name) for name in raw.lines}).items()}
+        found = self._lines({(raw.thread_id, name) for name in raw.lines})
+        numbers = {namespace: line for (_, namespace), line in found.items()}
         own = [numbers[name] for name in raw.lines]
-        given = raw.lines.values()
-        self._do(
-            f"""UPDATE {{lines}} l SET incoming = false, head_was_moved = u.head_was_moved, generation = u.generation,
-                       active = {_MADE_ACTIVE},
-                       head = (SELECT c.seq FROM {{checkpoints}} c
-                               WHERE c.id = u.head AND c.family = l.family AND c.line = l.id)
-                FROM unnest(%s::bigint[], %s::bytea[], %s::boolean[], %s::bigint[], %s::bigint[])
-                     AS u (line, head, head_was_moved, generation, active) WHERE l.family = %s AND l.id = u.line""",
-            (
-                own, [line.head.encode() if line.head is not None else None for line in given],
-                [line.head_was_moved for line in given],
-                [line.generation for line in given],
-                [line.active for line in given],
-                family,
-            ),
-        )  # fmt: skip
+        self._restore_heads(family, raw, numbers)
         self._do(
             """UPDATE {checkpoints} SET pinned = NOT pinned WHERE family = %(f)s AND line = ANY(%(l)s)
                AND ((pinned OR branches > 0) AND pinned OR seq = ANY(%(p)s::bigint[]))
                AND pinned <> (seq = ANY(%(p)s::bigint[]))""",
             {"f": family, "l": own, "p": list(raw.pinned)},
         )
-        segments = [(segment, numbers[name]) for name, line in raw.lines.items() for segment in line.segments]
-        self._do(
-            """UPDATE {segments} r SET line = u.line
-               FROM {segments} o
-               LEFT JOIN unnest(%s::bigint[], %s::bigint[]) AS u (segment, line) ON u.segment = o.segment
-               WHERE o.family = %s AND (u.segment IS NOT NULL OR o.line = ANY(%s))
-               AND r.family = o.family AND r.segment = o.segment AND r.line IS DISTINCT FROM u.line""",
-            ([segment for segment, _ in segments], [line for _, line in segments], family, own),
+        self._restore_segments(family, raw, numbers)
+        hidden = [stretch for stretch in raw.hidden if stretch.namespace in numbers]
+        self._insert(
+            """INSERT INTO {hidden} (family, line, operation, after, upto, segment, writes_of)
+               SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+                                    %s::bigint[], %s::bytea[])""",
+            [_hidden_row(family, numbers[stretch.namespace], stretch) for stretch in hidden],
         )
-        hidden = [h for h in raw.hidden if h.namespace in numbers]
-        if hidden:
-            self._do(
-                """INSERT INTO {hidden} (family, line, operation, after, upto, segment, writes_of)
-                   SELECT %s, u.* FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
-                                              %s::bytea[]) AS u""",
-                (
-                    family, [numbers[h.namespace] for h in hidden], [h.operation for h in hidden],
-                    [h.after for h in hidden], [h.to for h in hidden], [h.segment for h in hidden],
-                    [packed_id(h.writes_of) if h.writes_of is not None else None for h in hidden],
-                ),
-            )  # fmt: skip
         self._do(
             """UPDATE {lines} l
                SET stretches = (SELECT count(*) FROM {hidden} h WHERE h.family = l.family AND h.line = l.id),
@@ -531,23 +498,47 @@ class AdoptingRows(Rows):
                WHERE l.family = %s AND l.id = ANY(%s)""",
             (family, own),
         )
-        if raw.writes:
-            self._do(
-                """INSERT INTO {writes} (family, line, seq, idx, checkpoint, task, info, children)
-                   SELECT %s, u.* FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[],
-                                              %s::bytea[], %s::bytea[]) AS u""",
-                (
-                    family, [numbers[key.namespace] for key, _ in raw.writes], [write.seq for _, write in raw.writes],
-                    [write.idx for _, write in raw.writes], [packed_id(key.checkpoint_id) for key, _ in raw.writes],
-                    [packed_id(write.task_id) for _, write in raw.writes],
-                    [pack_write(key.checkpoint_id, write) for key, write in raw.writes],
-                    [write.children for _, write in raw.writes],
-                ),
-            )  # fmt: skip
+        self._insert_write_rows([_write_row(family, numbers[key.namespace], key, write) for key, write in raw.writes])
+
+    def _restore_heads(self, family: int, raw: RawThread, numbers: Mapping[str, int]) -> None:
+        """Set the heads of namespaces, given the number of each."""
+        rows: list[tuple[Any, ...]] = []
+        for namespace, line in raw.lines.items():
+            head: bytes | None = None
+            if line.head is not None:
+                head = line.head.encode()
+            rows.append((numbers[namespace], head, line.head_was_moved, line.generation, line.active))
+        self._do(
+            f"""UPDATE {{lines}} l SET incoming = false, head_was_moved = u.head_was_moved, generation = u.generation,
+                       active = {_MADE_ACTIVE},
+                       head = (SELECT c.seq FROM {{checkpoints}} c
+                               WHERE c.id = u.head AND c.family = l.family AND c.line = l.id)
+                FROM unnest(%(line)s::bigint[], %(head)s::bytea[], %(head_was_moved)s::boolean[],
+                            %(generation)s::bigint[], %(active)s::bigint[])
+                     AS u (line, head, head_was_moved, generation, active) WHERE l.family = %(f)s AND l.id = u.line""",
+            {"f": family, **_columns(rows, ("line", "head", "head_was_moved", "generation", "active"))},
+        )
+
+    def _restore_segments(self, family: int, raw: RawThread, numbers: Mapping[str, int]) -> None:
+        """Note which line each segment belongs to; one that was this thread's and is not given belongs to none."""
+        rows: list[tuple[int, int]] = []
+        for namespace, line in raw.lines.items():
+            rows += [(segment, numbers[namespace]) for segment in line.segments]
+        self._do(
+            """UPDATE {segments} r SET line = u.line
+               FROM {segments} o
+               LEFT JOIN unnest(%(segment)s::bigint[], %(line)s::bigint[]) AS u (segment, line)
+                   ON u.segment = o.segment
+               WHERE o.family = %(f)s AND (u.segment IS NOT NULL OR o.line = ANY(%(own)s))
+               AND r.family = o.family AND r.segment = o.segment AND r.line IS DISTINCT FROM u.line""",
+            {"f": family, "own": list(numbers.values()), **_columns(rows, ("segment", "line"))},
+        )
 
     def _restore_origin(self, family: int, thread: int, raw: RawThread) -> None:
         self._release_origin(raw.thread_id)
-        sealed = pack_origin(raw.origin, raw.thread_id) if raw.origin is not None else None
+        sealed: bytes | None = None
+        if raw.origin is not None:
+            sealed = pack_origin(raw.origin, raw.thread_id)
         self._do(
             "UPDATE {threads} SET began = %s, origin = %s, note = %s WHERE family = %s AND id = %s",
             (raw.began or None, sealed, raw.note, family, thread),
@@ -562,26 +553,85 @@ class AdoptingRows(Rows):
         """Replace the states in common with the threads that are named and of the family."""
         names = [other.encode() for other in raw.shared_states]
         others = self._all("SELECT name, thread FROM {names} WHERE family = %s AND name = ANY(%s)", (family, names))
-        pairs = [(min(thread, other), max(thread, other)) for _, other in others]
+        pairs: list[tuple[int, int]] = []
+        rows: list[tuple[Any, ...]] = []
+        for encoded, other in others:
+            name = encoded.decode()
+            # The thread of the smaller number is named first, in the row and under its seal.
+            if thread < other:
+                pair = thread, other
+                both = raw.thread_id, name
+            else:
+                pair = other, thread
+                both = name, raw.thread_id
+            pairs.append(pair)
+            for common in raw.shared_states[name][-SHARED_STATES_MAX:]:
+                rows.append((family, *pair, common.place.seq, pack_common(common, *both), common.root.children))
         self._do(
-            """DELETE FROM {shared_states} c USING unnest(%s::bigint[], %s::bigint[]) AS u (low, high)
-               WHERE c.family = %s AND c.low = u.low AND c.high = u.high""",
-            ([low for low, _ in pairs], [high for _, high in pairs], family),
+            """DELETE FROM {shared_states} c USING unnest(%(low)s::bigint[], %(high)s::bigint[]) AS u (low, high)
+               WHERE c.family = %(f)s AND c.low = u.low AND c.high = u.high""",
+            {"f": family, **_columns(pairs, ("low", "high"))},
         )
-        kept: list[tuple[int, int, SharedState, bytes]] = []
-        for (name, other), pair in zip(others, pairs, strict=True):
-            both = (raw.thread_id, name.decode()) if thread < other else (name.decode(), raw.thread_id)
-            shared_states = raw.shared_states[name.decode()][-SHARED_STATES_MAX:]
-            kept += [(*pair, common, pack_common(common, *both)) for common in shared_states]
-        self._do(
+        self._insert(
             """INSERT INTO {shared_states} (family, low, high, seq, data, children)
-               SELECT %s, u.* FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[]) AS u""",
-            (
-                family, [low for low, *_ in kept], [high for _, high, *_ in kept],
-                [common.place.seq for *_, common, _ in kept], [data for *_, data in kept],
-                [common.root.children for *_, common, _ in kept],
-            ),
+               SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[],
+                                    %s::bytea[])""",
+            rows,
+        )
+
+
+class _Replaced(NamedTuple):
+    """What is known of a checkpoint that another one came in the place of."""
+
+    seq: int
+    is_pinned: bool
+
+
+_NEW_LINE_COLUMNS = ("line_names", "namespaces", "heads", "moved", "generations", "actives", "stored", "segments")
+_CHECKPOINT_COLUMNS = (
+    "line", "seq", "segment", "added", "step", "pinned", "id", "labels", "info", "children", "root",
+)  # fmt: skip
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return rows as columns, which is how a statement takes many at once; of no rows, empty ones."""
+    if not rows:
+        return {name: [] for name in names}
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def _new_line_rows(part: Part) -> list[tuple[Any, ...]]:
+    """Return the namespaces of a new thread, in the order of `_NEW_LINE_COLUMNS`."""
+    seqs = {stored.record.key: stored.seq for stored in part.checkpoints}
+    counts = collections.Counter(key[:2] for key in seqs)
+    (raw,) = part.threads
+    rows: list[tuple[Any, ...]] = []
+    for namespace, line in raw.lines.items():
+        head: int | None = None
+        if line.head is not None:
+            head = seqs.get(Key(part.thread_id, namespace, line.head))
+            if head is None:
+                raise CheckpointNotFound(line.head, part.thread_id)
+        owned = sum(segment in part.segments for segment in line.segments)
+        rows.append(
+            (part.thread_id.encode(), namespace.encode(), head, line.head_was_moved, line.generation, line.active,
+             counts[part.thread_id, namespace], owned)
         )  # fmt: skip
+    return rows
+
+
+def _write_row(family: int, line: int, key: Key, write: Write) -> tuple[Any, ...]:
+    return (
+        family, line, write.seq, write.idx, packed_id(key.checkpoint_id), packed_id(write.task_id),
+        pack_write(key.checkpoint_id, write), write.children,
+    )  # fmt: skip
+
+
+def _hidden_row(family: int, line: int, hidden: Hidden) -> tuple[Any, ...]:
+    writes_of: str | bytes | None = None
+    if hidden.writes_of is not None:
+        writes_of = packed_id(hidden.writes_of)
+    return family, line, hidden.operation, hidden.after, hidden.to, hidden.segment, writes_of
 
 
 def _families(lines: Mapping[tuple[str, str], tuple[int, int]]) -> dict[str, int]:
@@ -592,4 +642,6 @@ def _families(lines: Mapping[tuple[str, str], tuple[int, int]]) -> dict[str, int
 def _labels_text(stored: Stored) -> str | None:
     """Return labels as the text of an array: arrays of different lengths make no array."""
     found = labels(stored.record.metadata, stored.record.tags)
-    return None if found is None else "{" + ",".join(map(str, found)) + "}"
+    if found is None:
+        return None
+    return "{" + ",".join(map(str, found)) + "}"

@@ -145,7 +145,7 @@ def problems(rows: Rows) -> list[Finding]:
         owner = _OWNERS[rule.table]
         query = f"SELECT {owner}, {rule.number} FROM {{{rule.table}}} x WHERE {rule.condition} LIMIT {_FINDINGS_MAX}"
         for name, number in rows._all(query):
-            found.append(_finding(rule.kind, f"{rule.what} ({number})", _text(name) if name is not None else None))
+            found.append(_finding(rule.kind, f"{rule.what} ({number})", _text_or_none(name)))
     return [*found, *_wrong_content(rows), *_wrong_labels(rows)]
 
 
@@ -167,8 +167,10 @@ def mend(rows: Rows, *, dry_run: bool) -> list[Lost]:
             rows._do(statement)
         if not gone:
             break
-    for _, place, wanted in [] if dry_run else _labels_to_set(rows):
-        rows._do("UPDATE {checkpoints} SET labels = %s WHERE family = %s AND line = %s AND seq = %s", (wanted, *place))
+    if not dry_run:
+        statement = "UPDATE {checkpoints} SET labels = %s WHERE family = %s AND line = %s AND seq = %s"
+        for _, place, wanted in _labels_to_set(rows):
+            rows._do(statement, (wanted, *place))
     return lost
 
 
@@ -286,8 +288,10 @@ def _wrong_content(rows: Rows) -> list[Finding]:
         try:
             read(*values)
         except _UNREADABLE as exc:
-            reason = exc.reason if isinstance(exc, CheckpointCorrupted) else f"cannot be read: {exc!r:.200}"
-            found.append(_finding(kind, reason, _text(owner) if owner is not None else None))
+            reason = f"cannot be read: {exc!r:.200}"
+            if isinstance(exc, CheckpointCorrupted):
+                reason = exc.reason
+            found.append(_finding(kind, reason, _text_or_none(owner)))
 
     for name, origin in rows._all("SELECT name, origin FROM {threads} WHERE origin IS NOT NULL"):
         check("origin", name, unpack_origin, origin, _text(name))
@@ -342,7 +346,16 @@ def _labels_to_set(rows: Rows) -> list[tuple[Key, tuple[int, int, int], list[int
 
 
 def _finding(kind: str, what: str, thread_id: str | None, checkpoint_id: str | None = None) -> Finding:
-    return Finding(kind, what, thread_id, checkpoint_id, (thread_id,) if thread_id is not None else ())
+    threads: tuple[str, ...] = ()
+    if thread_id is not None:
+        threads = (thread_id,)
+    return Finding(kind, what, thread_id, checkpoint_id, threads)
+
+
+def _text_or_none(name: bytes | None) -> str | None:
+    if name is None:
+        return None
+    return _text(name)
 
 
 def _text(name: bytes) -> str:
