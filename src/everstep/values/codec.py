@@ -75,6 +75,10 @@ _FAST_DEPTHS = (36, 20, 12, 8, 5, 5, 5, 5)
 
 What nests deeper needs the careful way.
 """
+_FEW_PARTS = 16
+_SHORT_BYTES = 4096
+_NO_CONTAINERS = bytes(byte for byte in range(256) if not 0x80 <= byte < 0xA0 and byte not in b"\xdc\xdd\xde\xdf")
+"""What neither begins a list nor a mapping."""
 _ABOVE_MAX = DEPTH_MAX - sum(_FAST_DEPTHS)
 _hidden = threading.local()  # an interrupt that the packer hides
 _PLAIN = frozenset((type(None), bool, float, bytes))
@@ -341,7 +345,7 @@ class Codec:
     def pack_items_quickly(self, items: list[Any]) -> bytes | None:
         """Return what `pack_items` does, but that there may be buffers among the items; None if they are not plain."""
         try:
-            return _packed_within(items, None, 0, len(array_header(len(items))))
+            return _packed_container(items)[len(array_header(len(items))) :]
         except TypeError:
             return None
 
@@ -562,10 +566,21 @@ _wrappers: list[deque[_Wrapper]] = [deque(maxlen=16) for _ in _FAST_DEPTHS]
 """Those that nobody uses, by level."""
 
 
-def _packed_within(value: Any, hook: Callable[[Any], Any] | None, level: int, skip: int = 0) -> bytes:
+def _packed_container(value: Any) -> bytes:
+    """Return what the packer makes of a list or dict by itself; TypeError if it nests deeper than is surely right."""
+    if len(value) <= _FEW_PARTS:
+        packed = ormsgpack.packb(value, None, _OPTIONS)
+        # It nests no deeper than there are bytes in it that may begin a container.
+        if len(packed) <= _SHORT_BYTES and len(packed.translate(None, _NO_CONTAINERS)) <= _FAST_DEPTHS[0]:
+            return packed
+    return _packed_within(value, None, 0)
+
+
+def _packed_within(value: Any, hook: Callable[[Any], Any] | None, level: int) -> bytes:
     """Return what the packer makes of a container; TypeError if it nests deeper than is surely right at this level.
 
-    To walk a large value for that takes many times as long as packing it. The first `skip` bytes are left out.
+    To walk a large value for that takes many times as long as packing it; a short one is packed in less time than what
+    is around it here.
     """
     idle = _wrappers[level]
     try:
@@ -578,7 +593,7 @@ def _packed_within(value: Any, hook: Callable[[Any], Any] | None, level: int, sk
     finally:
         wrapper.innermost[0] = None
         idle.append(wrapper)
-    return packed[len(wrapper.header) + skip :]
+    return packed[len(wrapper.header) :]
 
 
 def _packed_plain(value: Any) -> bytes | None:
@@ -586,7 +601,7 @@ def _packed_plain(value: Any) -> bytes | None:
     try:
         if type(value) not in _COPIED:
             return ormsgpack.packb(value, None, _OPTIONS)
-        packed = _packed_within(value, None, 0)
+        packed = _packed_container(value)
     except TypeError:
         return None
     if 0xC4 in packed or 0xC5 in packed or 0xC6 in packed:  # as `may_hold_bytes` says

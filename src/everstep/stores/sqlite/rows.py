@@ -22,7 +22,10 @@ from everstep.errors import CheckpointCorrupted
 from everstep.stores.facts import Fact, Wanted, kept, new_facts, prefix_end
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.protocol import (
+    ANY,
     SHARED_STATES_MAX,
+    BaseRef,
+    Change,
     Deleted,
     Hidden,
     Hit,
@@ -49,6 +52,7 @@ from everstep.stores.records import (
     pack_id,
     pack_operation,
     pack_origin,
+    pack_record,
     pack_segment,
     pack_write,
     packed_filter,
@@ -63,7 +67,19 @@ from everstep.stores.records import (
     unpack_write,
 )
 from everstep.stores.sqlite.schema import seal
-from everstep.stores.transaction import Candidate, Line, Packed, delete, delete_some, doomed_keys, now_micros, prune
+from everstep.stores.transaction import (
+    Candidate,
+    Line,
+    Packed,
+    apply,
+    apply_writes,
+    delete,
+    delete_some,
+    doomed_keys,
+    is_plain,
+    now_micros,
+    prune,
+)
 from everstep.values.tree import FORMAT, hashes
 
 # Covers do not overlap: the first one that ends at a seq or later has it, or none has.
@@ -850,6 +866,70 @@ class Rows:
         )
         return frozenset(seq for (seq,) in rows)
 
+    # -- commits
+
+    def commit(self, change: Change) -> Stored | None:
+        """Do what `transaction.apply` does. Most changes take the short way."""
+        stored = self._follow(change)
+        return stored if stored is not None else apply(self, change)
+
+    def _follow(self, change: Change) -> Stored | None:
+        """Keep a new checkpoint that follows the head, if that is remembered. None: the change is another one."""
+        line, family = self._lines.get((change.thread_id, change.namespace), _NO_LINE)
+        known = self._heads.get(line)
+        seq = self._next_seq
+        if known is None or known.stored is None or known.was_moved or seq is None:
+            return None
+        if change.build is None or change.head == "never" or change.prune or not is_plain(change):
+            return None
+        head = known.stored
+        key = head.record.key
+        if change.expect is not ANY and change.expect != key.checkpoint_id:
+            return None
+        draft = change.build(head)
+        record = draft.record
+        if record.parents != (key,) or record.key[:2] != key[:2]:
+            return None
+        for base in draft.bases:
+            if base != (key, head.digest):
+                return None
+        info, root = pack_record(record)
+        added = len(info) + len(root)
+        for _, children, body in draft.objects:
+            added += len(children) + len(body)
+        segment = head.segment
+        packed_id = pack_id(record.key.checkpoint_id)
+        sealed = seal(seq, line, segment, 0, 0, added)
+        try:
+            self._execute(
+                _INSERT,
+                (seq, line, packed_id, record.step, segment, added, info, record.children, root, sealed),
+            )
+        except apsw.ConstraintError:
+            return None  # it is stored already
+        if draft.objects:
+            self.add_objects(family, draft.objects)
+        new = new_facts(record, head.record)
+        if new:
+            self._note(line, new)
+        self._execute(_SET_HEAD, (seq, False, now_micros(), True, line))
+        self._next_seq = seq + 1
+        stored = Stored(record, seq, family, False, False, record_digest(info, root), segment, added)
+        self._remember_head(line, _Head(stored, False, info))
+        return stored
+
+    def attach(self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None) -> None:
+        """Do what `transaction.apply_writes` does; in few steps for a namespace whose head is remembered."""
+        line, family = self._lines.get((key.thread_id, key.namespace), _NO_LINE)
+        head = self._heads.get(line)
+        if head is None or base is not None:
+            apply_writes(self, key, writes, objects, base)
+            return
+        if objects:
+            self.add_objects(family, objects)
+        for write in writes:
+            self._put_write(line, key.checkpoint_id, write)
+
     # -- changes
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
@@ -1039,7 +1119,10 @@ class Rows:
         return found
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
-        place = line.ref, pack_id(checkpoint_id), pack_id(write.task_id), write.idx, self._next_write()
+        self._put_write(line.ref, checkpoint_id, write)
+
+    def _put_write(self, line: int, checkpoint_id: str, write: Write) -> None:
+        place = line, pack_id(checkpoint_id), pack_id(write.task_id), write.idx, self._next_write()
         self._execute(
             _REPLACE_WRITE if write.idx < 0 else _INSERT_WRITE,
             (*place, pack_write(checkpoint_id, write), write.children, seal(*place)),
@@ -1459,6 +1542,7 @@ _BY_ACTIVITY = """SELECT l.thread, l.active, t.name, (SELECT k.active FROM lines
                    AND (o.active > l.active OR o.active = l.active AND o.id > l.id))"""
 _NARROW = 1000  # threads that an index may give for them to be put in order one by one
 _REMEMBERED_MAX = 10_000
+_NO_LINE = (0, "")  # lines are numbered from 1
 _OUTLINES = 10_000  # threads at once
 _NUMBER_MAX = (1 << 63) - 1
 _HEADS_BYTES_MAX = 32 << 20

@@ -23,7 +23,6 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -84,7 +83,7 @@ from everstep.stores.sqlite.rows import Rows
 from everstep.stores.sqlite.schema import add_functions, migrate
 from everstep.stores.sqlite.verify import problems, thread_names, verify
 from everstep.stores.sweeping import Sweeps
-from everstep.stores.transaction import adopt, adopt_new, apply, apply_writes
+from everstep.stores.transaction import adopt, adopt_new
 from everstep.stores.waiting import Rhythm, Waiting
 
 _log = logging.getLogger("everstep")
@@ -177,7 +176,7 @@ class SQLiteStore:
         context = contextvars.copy_context()
 
         def inside(rows: Rows) -> T:
-            store = Inside(self, rows, rows.load, lambda change: apply(rows, change))
+            store = Inside(self, rows, rows.load, rows.commit)
             return context.run(run_to_end, work(store))
 
         return await self._driver.write(inside, thread_id)
@@ -185,13 +184,12 @@ class SQLiteStore:
     # What every checkpoint goes through hands its coroutine on instead of awaiting it: one hop less.
 
     def commit(self, change: Change) -> Coroutine[Any, Any, Stored | None]:
-        return self._driver.write(partial(apply, change=change), change.thread_id)
+        return self._driver.write(lambda rows: rows.commit(change), change.thread_id)
 
     def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
     ) -> Coroutine[Any, Any, None]:
-        work = partial(apply_writes, key=key, writes=writes, objects=objects, base=base)
-        return self._driver.write(work, key.thread_id)
+        return self._driver.write(lambda rows: rows.attach(key, writes, objects, base), key.thread_id)
 
     def read(
         self,
