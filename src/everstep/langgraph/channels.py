@@ -356,7 +356,7 @@ class Channels:
                 continue
             if changed is not None and name not in entries:
                 return self.small(values)  # its place is among those that were small already
-            entries[name] = _packed_name(name) + value.packed
+            entries[name] = _packed_name(name) + (value.whole if value.whole is not None else value.packed)
         return _together(entries)
 
     def mapping(

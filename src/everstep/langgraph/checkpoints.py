@@ -69,7 +69,9 @@ _PAGE_FIRST = 16
 _PAGE_MAX = 128
 _AHEAD_MAX = 8  # checkpoints decoded before they are asked for
 _LOOKS_MAX = 4  # at a checkpoint that others replace or write to meanwhile
+_ONLY_DICTS = frozenset((dict,))
 _NONE = object()  # the version of a channel of which none is known
+_TS_LENGTH = len("2026-01-01T00:00:00.000000+00:00")
 _UNCOMMITTED = BaseRef(Key("", "", ""), b"")
 _REQUIRED_FIELDS = frozenset(("id", "ts", "channel_values", "channel_versions", "versions_seen", "v"))
 _OWN_FIELDS = _REQUIRED_FIELDS | {"updated_channels"}
@@ -219,7 +221,8 @@ class Threads:
             values, its_line = self._whole(checkpoint, deltas, odd)
             record = _record(key, parent, created_at, metadata, values)
             stored = await self._refenced(lambda: self._commit(record, values, head, fresh))
-        self._repository.memory.add(values.objects)
+        if values.objects:
+            self._repository.memory.add(values.objects)
         its_line.base = BaseRef(key, stored.digest)
         self._lines.add(its_line, parent if stored.segment != stored.seq else None)
         if self._keeper is not None:
@@ -247,7 +250,7 @@ class Threads:
         draft = Draft(record, values.squeezed, bases)
 
         def build(head: Stored | None) -> Draft:
-            if head is not None:
+            if head is not None and head.record.kind != KIND:
                 _check_kind(head)
             return draft
 
@@ -1020,6 +1023,8 @@ def _node(write: Write) -> tree.Node:
 
 def _created_at(checkpoint: Mapping[str, Any], otherwise: str | None) -> str:
     ts = checkpoint.get("ts", otherwise)
+    if type(ts) is str and len(ts) == _TS_LENGTH and ts.isascii():  # as LangGraph writes it
+        return ts
     return checks.text(ts, "ts") if ts is not None else utc_now()
 
 
@@ -1045,7 +1050,7 @@ def _envelope(
     envelope: dict[str, Any] = {
         "v": checkpoint.get("v", 1),
         "channel_versions": versions,
-        "versions_seen": {node: dict(seen) for node, seen in dict(checkpoint.get("versions_seen") or {}).items()},
+        "versions_seen": _plain_entries(checkpoint.get("versions_seen") or {}),
     }
     if "updated_channels" in checkpoint:
         envelope["updated_channels"] = checkpoint["updated_channels"]
@@ -1062,6 +1067,13 @@ def _envelope(
     if forms:
         envelope["forms"] = forms
     return envelope
+
+
+def _plain_entries(seen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what nodes have seen as plain dicts; it may hold such as make an entry for whoever asks."""
+    if type(seen) is dict and _ONLY_DICTS.issuperset(map(type, seen.values())):
+        return seen
+    return {node: dict(versions) for node, versions in dict(seen).items()}
 
 
 def _changed(

@@ -151,6 +151,23 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
+def place_of(config: object) -> tuple[str, str, str | None]:
+    """Return the thread, the namespace and the checkpoint (None: the head) that a config names."""
+    inner = configurable(config)
+    thread = inner.get("thread_id")
+    ns = inner.get("checkpoint_ns")
+    checkpoint = inner.get("checkpoint_id")
+    if not (type(thread) is str and thread.isascii() and 0 < len(thread) <= checks.THREAD_ID_BYTES_MAX):
+        thread = thread_id(inner)
+    if ns is None:
+        ns = ""
+    elif ns or type(ns) is not str:
+        ns = checks.namespace(ns)
+    if not (type(checkpoint) is str and checkpoint.isascii() and 0 < len(checkpoint) <= checks.CHECKPOINT_ID_BYTES_MAX):
+        checkpoint = checkpoint_id(inner)
+    return thread, ns, checkpoint
+
+
 def config_of(thread: str, ns: str, checkpoint: str) -> dict[str, Any]:
     """Return the config that names a checkpoint."""
     return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint}}
@@ -177,18 +194,18 @@ def pairs(writes: object) -> list[tuple[str, Any]]:
 
 def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str], bool]) -> dict[str, Any]:
     """Return the metadata to keep: what was given, and the scalars of the config, but for secrets."""
-    if hasattr(metadata, "model_dump"):
-        # Its fields as they are, so that objects in them are refused as in a dict.
-        metadata = dict(metadata)
-    check_mappings(metadata=metadata)
+    if type(metadata) is not dict:
+        if hasattr(metadata, "model_dump"):
+            # Its fields as they are, so that objects in them are refused as in a dict.
+            metadata = dict(metadata)
+        check_mappings(metadata=metadata)
     kept: dict[str, Any] = {}
     for key, value in (metadata or {}).items():
         if not isinstance(key, str):
             raise InvalidInput("the keys of metadata are strings")
         # Most values need no cleaning, and this runs for every checkpoint.
-        if type(value) not in _AS_THEY_ARE:
-            value = _clean(value)
-        kept[key] = value
+        is_clean = type(value) in _AS_THEY_ARE or (type(value) is str and "\x00" not in value)
+        kept[key] = value if is_clean else _clean(value)
     counters = kept.get(COUNTERS)
     if counters is not None and isinstance(counters, Mapping):
         kept[COUNTERS] = _with_lists(counters)
@@ -211,9 +228,10 @@ def _add_scalars(kept: dict[str, Any], part: Any, hides: Callable[[str], bool]) 
     """Add what a part of a config says of a run. What `kept` has already wins."""
     if not part or not isinstance(part, (dict, Mapping)):
         return
-    for key, value in part.items():
+    for key in part:
         if key in _PLACES or key in kept:
             continue
+        value = part[key]  # looked up for few only: LangGraph's is a chain of mappings, which takes long
         if isinstance(value, (str, int, float)) and _is_kept(key, hides):
             kept[key] = _clean(value)
 

@@ -236,28 +236,19 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
     async def _put(
         self, threads: Threads, config: Config, checkpoint: Any, metadata: Any, new_versions: Any
     ) -> dict[str, Any]:
-        inner = configs.configurable(config)
+        thread_id, namespace, parent = configs.place_of(config)
         if not isinstance(checkpoint, (dict, Mapping)):
             raise InvalidInput(f"a checkpoint is a dict, not {type(checkpoint).__name__}")
-        configs.check_mappings(
-            new_versions=new_versions,
-            channel_values=checkpoint.get("channel_values"),
-            channel_versions=checkpoint.get("channel_versions"),
-            versions_seen=checkpoint.get("versions_seen"),
-        )
-        for seen in (checkpoint.get("versions_seen") or {}).values():
-            checks.kind(seen, dict, "an entry of versions_seen")
-        given = checkpoint.get("id")
-        line = configs.thread_id(inner), configs.namespace(inner)
-        parent = configs.checkpoint_id(inner)
+        _check_fields(checkpoint, new_versions)
         kept = configs.metadata_of(config, metadata, self._is_secret)
+        given = checkpoint.get("id")
         if given is not None:
-            key = Key(*line, checks.checkpoint_id(given))
+            key = Key(thread_id, namespace, checks.checkpoint_id(given))
             await threads.put(key, parent, checkpoint, kept, new_versions)
             return configs.config_of(*key)
 
         async def put_under_new_id() -> Key:
-            key = Key(*line, new_checkpoint_id())
+            key = Key(thread_id, namespace, new_checkpoint_id())
             await threads.put(key, parent, checkpoint, kept, new_versions, fresh=True)
             return key
 
@@ -391,6 +382,19 @@ def _texts(values: Any, name: str) -> list[str]:
     return [value if isinstance(value, str) else str(value) for value in values]
 
 
+def _check_fields(checkpoint: Mapping[str, Any], new_versions: Any) -> None:
+    """Refuse a checkpoint with something else where there should be mappings."""
+    values = checkpoint.get("channel_values")
+    versions = checkpoint.get("channel_versions")
+    seen = checkpoint.get("versions_seen")
+    if not type(values) is type(versions) is type(seen) is type(new_versions) is dict:  # as they mostly are
+        configs.check_mappings(
+            new_versions=new_versions, channel_values=values, channel_versions=versions, versions_seen=seen
+        )
+    for entry in (seen or {}).values():
+        checks.kind(entry, dict, "an entry of versions_seen")
+
+
 async def _get(threads: Threads, config: Config) -> SavedTuple | None:
     saved = await _saved(threads, config)
     return _tuple(saved) if saved is not None else None
@@ -402,9 +406,7 @@ async def _get_record(threads: Threads, config: Config) -> CheckpointRecord | No
 
 
 async def _saved(threads: Threads, config: Config, *, writes: bool = True) -> Saved | None:
-    inner = configs.configurable(config)
-    place = configs.thread_id(inner), configs.namespace(inner), configs.checkpoint_id(inner)
-    return await threads.get(*place, writes=writes)
+    return await threads.get(*configs.place_of(config), writes=writes)
 
 
 class _Listing(NamedTuple):
@@ -448,20 +450,17 @@ def _drained(found: AsyncIterator[Saved]) -> Iterator[Saved]:
 
 
 async def _history(threads: Threads, config: Config, channels: Sequence[str]) -> Any:
-    inner = configs.configurable(config)
-    place = configs.thread_id(inner), configs.namespace(inner), configs.checkpoint_id(inner)
+    place = configs.place_of(config)
     return await threads.history(*place, list(dict.fromkeys(channels))) if channels else {}
 
 
 async def _put_writes(
     threads: Threads, config: Config, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
 ) -> None:
-    inner = configs.configurable(config)
-    thread_id = configs.thread_id(inner)
-    checkpoint_id = configs.checkpoint_id(inner)
+    thread_id, namespace, checkpoint_id = configs.place_of(config)
     if checkpoint_id is None:
         raise InvalidInput("put_writes needs a config with a checkpoint_id: writes belong to a checkpoint")
-    key = Key(thread_id, configs.namespace(inner), checkpoint_id)
+    key = Key(thread_id, namespace, checkpoint_id)
     writes = configs.pairs(writes)
     await threads.put_writes(key, writes, checks.text(task_id, "task_id"), checks.text(task_path, "task_path"))
 

@@ -43,6 +43,8 @@ class ObjectCache:
         self._lock = threading.Lock()
         self._heads: Recent[KnownHead] = Recent(_HEADS_MAX, _HEADS_BYTES_MAX)
         self._objects: dict[bytes, tree.Content] = {}
+        self.contents: Mapping[bytes, tree.Content] = self._objects
+        """All the objects that are held, by hash."""
         self._bytes = 0
         self._bytes_max = _CACHE_BYTES_MAX if bytes_max is None else bytes_max
         forks.register(self)
@@ -91,11 +93,6 @@ class ObjectCache:
 
     def content(self, key: bytes) -> tree.Content | None:
         return self._objects.get(key)
-
-    @property
-    def contents(self) -> Mapping[bytes, tree.Content]:
-        """All the objects that are held, by hash."""
-        return self._objects
 
     def children_of(self, key: bytes) -> bytes | None:
         content = self._objects.get(key)

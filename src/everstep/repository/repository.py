@@ -840,6 +840,8 @@ def copied(value: Any, path: str) -> Any:
 
 def squeezed_objects(contents: Mapping[bytes, tree.Content], *, thorough: bool = False) -> list[Object]:
     """Return objects as a store takes them."""
+    if not contents:
+        return []
     bodies = compress.squeeze_all([body for _, body in contents.values()], thorough=thorough)
     return [Object(key, below, body) for (key, (below, _)), body in zip(contents.items(), bodies, strict=True)]
 

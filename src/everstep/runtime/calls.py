@@ -32,8 +32,12 @@ class Call:
 
     __slots__ = ("bytes_added", "deadline", "is_over", "name", "objects_added", "retries", "thread_id")
 
-    def __init__(self, name: str, seconds: float | None = None, thread_id: str | None = None) -> None:
-        self.name, self.thread_id = name, thread_id
+    def __init__(self, name: str, seconds: float | None = None, thread: Any = None) -> None:
+        """`thread` is the id of a thread or the key of a checkpoint; anything else says nothing."""
+        if isinstance(thread, tuple) and thread:
+            thread = thread[0]
+        self.name = name
+        self.thread_id: str | None = thread if isinstance(thread, str) else None
         self.deadline = time.monotonic() + seconds if seconds is not None else None
         """When it must end, by `time.monotonic`."""
         self.is_over = False
@@ -68,11 +72,13 @@ class Figures:
             if sums is None:
                 sums = self._sums[call.name] = [0, 0, 0.0, 0, 0, 0]
             sums[0] += 1
-            sums[1] += failed
             sums[2] += seconds
-            sums[3] += call.bytes_added
-            sums[4] += call.objects_added
-            sums[5] += call.retries
+            if call.bytes_added:
+                sums[3] += call.bytes_added
+                sums[4] += call.objects_added
+            if failed or call.retries:
+                sums[1] += failed
+                sums[5] += call.retries
 
     def stats(self) -> Stats:
         """Return the sums as they are now."""
@@ -133,7 +139,7 @@ def public_call(
             if outer is not None and not outer.is_over:
                 return await method(self, *args, **kwargs)
             thread = args[place] if place < len(args) else kwargs.get("thread_id")
-            entered = Call(name, self.limit_seconds if has_deadline else None, _thread_id(thread))
+            entered = Call(name, self.limit_seconds if has_deadline else None, thread)
             span: tracing.Span | None = None
             error: BaseException | None = None
             started = time.perf_counter()
@@ -166,12 +172,6 @@ def _place_of_thread(method: Callable[..., Any]) -> int:
         if name in ("thread_id", "into_thread_id", "key"):
             return place
     return len(names)
-
-
-def _thread_id(thread: Any) -> str | None:
-    if isinstance(thread, tuple) and thread:
-        thread = thread[0]  # the key of a checkpoint
-    return thread if isinstance(thread, str) else None
 
 
 def about(thread_id: str) -> None:

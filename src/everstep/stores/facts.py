@@ -51,7 +51,7 @@ def new_facts(record: Record, known: Record | None) -> list[Fact]:
         before = known.metadata
         noted = known.tags
     for key, value in record.metadata.items():
-        if type(value) not in _KINDS:
+        if type(value) not in _KINDS or key in _NEVER:
             continue
         # The types are compared, too: 1 and True are equal, and are different entries.
         old = before.get(key, _MISSING)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -29,9 +30,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def digest(*parts: bytes) -> bytes:
     """Return a checksum of the parts, each bound to its place."""
-    joined = b""
-    for part in parts:
-        joined += b"%d:%b" % (len(part), part)
+    sized = itertools.chain.from_iterable(zip(map(len, parts), parts, strict=True))
+    joined = b"%d:%b" * len(parts) % tuple(sized)
     return hashlib.sha256(joined).digest()[:DIGEST_BYTES]
 
 
@@ -61,7 +61,9 @@ def pack_record(record: Record) -> tuple[bytes, bytes]:
 def pack_info(record: Record) -> bytes:
     """Return what listing needs of a record besides its key and step, without a checksum."""
     line = record.key[:2]
-    parents = [pack_id(parent[2]) if parent[:2] == line else list(parent) for parent in record.parents]
+    parents: list[Any] = []
+    for parent in record.parents:
+        parents.append(pack_id(parent[2]) if parent[:2] == line else list(parent))
     fields = [
         _pack_time(record.created_at), parents, list(record.tags), record.summary, record.next_node,
         record.trigger, record.kind, list(record.sizes),

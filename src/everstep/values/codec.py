@@ -119,6 +119,8 @@ def text_header(size_bytes: int) -> bytes:
 
 def bytes_header(size_bytes: int) -> bytes:
     """Return what stands before long bytes."""
+    if size_bytes < 0x100:
+        return b"\xc4%c" % size_bytes
     return _header(size_bytes, None, b"\xc4", b"\xc5", b"\xc6")
 
 
@@ -318,6 +320,10 @@ class Codec:
 
         It stands `depth_above` containers down, where it may nest so much less deep.
         """
+        if type(value) in _COPIED and len(value) <= _FEW_PARTS and depth_above <= _ABOVE_MAX:
+            packed = _packed_short(value)
+            if packed is not None and not may_hold_bytes(packed):
+                return packed
         try:
             packed = _packed_plain(value) if type(value) in _WRITTEN else None
             if packed is None:
@@ -344,8 +350,12 @@ class Codec:
 
     def pack_items_quickly(self, items: list[Any]) -> bytes | None:
         """Return what `pack_items` does, but that there may be buffers among the items; None if they are not plain."""
+        header = len(array_header(len(items)))
+        packed = _packed_short(items) if len(items) <= _FEW_PARTS else None
+        if packed is not None:
+            return packed[header:]
         try:
-            return _packed_container(items)[len(array_header(len(items))) :]
+            return _packed_within(items, None, 0)[header:]
         except TypeError:
             return None
 
@@ -566,14 +576,16 @@ _wrappers: list[deque[_Wrapper]] = [deque(maxlen=16) for _ in _FAST_DEPTHS]
 """Those that nobody uses, by level."""
 
 
-def _packed_container(value: Any) -> bytes:
-    """Return what the packer makes of a list or dict by itself; TypeError if it nests deeper than is surely right."""
-    if len(value) <= _FEW_PARTS:
+def _packed_short(value: Any) -> bytes | None:
+    """Return what the packer makes of a list or dict by itself, if that is short and surely does not nest too deep."""
+    try:
         packed = ormsgpack.packb(value, None, _OPTIONS)
-        # It nests no deeper than there are bytes in it that may begin a container.
-        if len(packed) <= _SHORT_BYTES and len(packed.translate(None, _NO_CONTAINERS)) <= _FAST_DEPTHS[0]:
-            return packed
-    return _packed_within(value, None, 0)
+    except TypeError:
+        return None
+    # It nests no deeper than there are bytes in it that may begin a container.
+    if len(packed) > _SHORT_BYTES or len(packed.translate(None, _NO_CONTAINERS)) > _FAST_DEPTHS[0]:
+        return None
+    return packed
 
 
 def _packed_within(value: Any, hook: Callable[[Any], Any] | None, level: int) -> bytes:
@@ -601,10 +613,10 @@ def _packed_plain(value: Any) -> bytes | None:
     try:
         if type(value) not in _COPIED:
             return ormsgpack.packb(value, None, _OPTIONS)
-        packed = _packed_container(value)
+        packed = _packed_within(value, None, 0)
     except TypeError:
         return None
-    if 0xC4 in packed or 0xC5 in packed or 0xC6 in packed:  # as `may_hold_bytes` says
+    if may_hold_bytes(packed):
         _refuse_buffers(value)
     return packed
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 
 import zstandard
@@ -94,13 +93,6 @@ def _take_contexts() -> _Contexts:
         return _Contexts()
 
 
-@contextmanager
-def _contexts() -> Iterator[_Contexts]:
-    contexts = _take_contexts()
-    yield contexts
-    _idle.append(contexts)  # not after an error: its state is not known
-
-
 @functools.cache
 def _dictionary(level: int) -> zstandard.ZstdCompressionDict:
     dictionary = zstandard.ZstdCompressionDict(_dictionary_bytes())
@@ -131,21 +123,22 @@ def squeeze_fast(body: bytes) -> bytes:
 def squeeze_all(bodies: Sequence[bytes], *, thorough: bool = False) -> list[bytes]:
     """Return `squeeze` of each; `thorough` takes longer over a few, to save a tenth more."""
     found = []
-    with _contexts() as contexts:
-        compress_small = contexts.compress_few if thorough and len(bodies) <= _FEW else contexts.compress_small
-        for body in bodies:
-            size = len(body)
-            if size < _WORTH_BYTES:
-                found.append(PLAIN + body)
-                continue
-            # The dictionary helps small bodies; a large one finds its own repetitions.
-            small = size < _DICTIONARY_BYTES
-            packed = compress_small(body) if small else contexts.compress(body)
-            too_small = size > max(_SMALL_BYTES, _RATIO_MAX * len(packed)) or _hidden_weight(body, len(packed)) > 0
-            if len(packed) >= size - size // 10 or too_small:
-                found.append(PLAIN + body)
-            else:
-                found.append((ZSTD_DICTIONARY if small else ZSTD) + packed)
+    contexts = _take_contexts()
+    compress_small = contexts.compress_few if thorough and len(bodies) <= _FEW else contexts.compress_small
+    for body in bodies:
+        size = len(body)
+        if size < _WORTH_BYTES:
+            found.append(PLAIN + body)
+            continue
+        # The dictionary helps small bodies; a large one finds its own repetitions.
+        small = size < _DICTIONARY_BYTES
+        packed = compress_small(body) if small else contexts.compress(body)
+        too_small = size > max(_SMALL_BYTES, _RATIO_MAX * len(packed)) or _hidden_weight(body, len(packed)) > 0
+        if len(packed) >= size - size // 10 or too_small:
+            found.append(PLAIN + body)
+        else:
+            found.append((ZSTD_DICTIONARY if small else ZSTD) + packed)
+    _idle.append(contexts)  # not after an error: its state is not known
     return found
 
 
@@ -183,22 +176,23 @@ def expand_all(stored: Iterable[bytes]) -> list[bytes]:
     bodies = list[bytes]()
     allowed = _TOGETHER_FREE
     weight_allowed = _WEIGHT_FREE
-    with _contexts() as contexts:
-        decompress = contexts.decompress_small
-        for data in stored:
-            allowed += _TOGETHER_RATIO * (len(data) + _ROW_BYTES)
-            if data[:2] in _SMALL_FRAMES:
-                try:
-                    body = decompress(data[1:])
-                except zstandard.ZstdError:
-                    body = expand(data)  # says it properly
-            else:
-                body = expand(data)
-            bodies.append(body)
-            if len(body) <= _SMALL_ENOUGH:
-                continue
-            allowed -= len(body)
-            weight_allowed -= _hidden_weight(body, len(data))
-            if allowed < 0 or weight_allowed < 0:
-                raise CheckpointCorrupted("stored objects claim an impossible size together")
+    contexts = _take_contexts()
+    decompress = contexts.decompress_small
+    for data in stored:
+        allowed += _TOGETHER_RATIO * (len(data) + _ROW_BYTES)
+        if data[:2] in _SMALL_FRAMES:
+            try:
+                body = decompress(data[1:])
+            except zstandard.ZstdError:
+                body = expand(data)  # says it properly
+        else:
+            body = expand(data)
+        bodies.append(body)
+        if len(body) <= _SMALL_ENOUGH:
+            continue
+        allowed -= len(body)
+        weight_allowed -= _hidden_weight(body, len(data))
+        if allowed < 0 or weight_allowed < 0:
+            raise CheckpointCorrupted("stored objects claim an impossible size together")
+    _idle.append(contexts)
     return bodies

@@ -63,6 +63,7 @@ REPEATS_FREE = 1 << 20
 PACKED, REF, LIST, MAP, PIECES, REST, GROUP, NODES, WHOLE = range(9)
 
 REF_BODY = bytes((REF,))
+_ONLY_REFS = {REF_BODY}
 _REST_BODY = bytes((REST,))
 _PACKED_BODY = bytes((PACKED,))
 _NODES_BODY = bytes((NODES,))
@@ -143,8 +144,11 @@ class Writer:
     ) -> None:
         self._known = known
         self._codec = packer
-        self.objects = objects if objects is not None else {}
-        self.added_bytes = sum([len(children) + len(body) for children, body in self.objects.values()])
+        self.objects: dict[bytes, Content] = {}
+        self.added_bytes = 0
+        if objects is not None:
+            self.objects = objects
+            self.added_bytes = sum([len(children) + len(body) for children, body in objects.values()])
         self._whole: list[bytes] = []
         self._pieces: list[bytes] = []
 
@@ -421,6 +425,8 @@ def _runs(parts: Sequence[Node]) -> bytes:
     out: list[bytes] = []
     at = 0
     end = len(parts)
+    if {part.body for part in parts} == _ONLY_REFS:  # as in most conversations
+        return _number(end * 2) + b"\x00"
     while at < end:
         start = at
         plain = parts[at].body == REF_BODY
@@ -438,9 +444,14 @@ def _cut(part: Node, level: int = 0) -> int:
     return zlib.crc32(part.body + part.children) & 0xFF
 
 
+_TINY_NUMBERS = [bytes((value,)) for value in range(0x80)]
+
+
 def _number(value: int) -> bytes:
     if value < 0x80:
-        return bytes((value,))
+        return _TINY_NUMBERS[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -1319,5 +1330,5 @@ def _read_list(node: Node) -> tuple[int, int, list[list[Node]], list[list[int]]]
     return count, size, tails, [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]
 
 
-EMPTY_LIST = Node(b"", bytes((LIST, 0, 1, 1, 0)), 1)
+EMPTY_LIST = Node(b"", bytes((LIST, 0, 1, 1, 0)), 1, (([], []),))
 EMPTY_MAP = Node(b"", bytes((PACKED, 1)) + codec.map_header(0), 1)

@@ -38,7 +38,11 @@ class FileGuard:
         before = self._raw.wal_state()
         if self._seen is not None and before == self._seen.log and not anew:
             return
-        if before is None or before.moved != before.attempted:
+        if before is None:
+            self._seen = None
+            return
+        _, moved, attempted = before
+        if moved != attempted:
             self._seen = None
             return
         file = self._file()

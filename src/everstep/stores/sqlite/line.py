@@ -27,6 +27,10 @@ if sys.platform == "linux":
     import fcntl
 
 _FLOCK = "hhqqi0q"  # struct flock: type, from where, start, length (0: to the end), process; with its padding
+if sys.platform == "linux":
+    _ANY_PLACE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 1, 0, 0)
+    _NOBODY = struct.pack("h", fcntl.F_UNLCK)
+    _KIND_BYTES = len(_NOBODY)  # with which an answer begins
 _STILL_SECONDS = 1.0
 _RHYTHM = Rhythm(early=(0.0002, 0.0005), late=(0.0005, 0.0015), late_after=1.0)
 """To look whether one is first. Who is first looks for SQLite's lock, more often."""
@@ -49,7 +53,10 @@ class WritersLine:
         """Whether nobody waits."""
         if self._passed and not self._taken(1, self._passed):
             self._passed = 0
-        return not self._taken(self._passed + 1)
+        if self._passed:
+            return not self._taken(self._passed + 1)
+        found = self._ask(fcntl.F_OFD_GETLK, _ANY_PLACE) if self._has_locks else None
+        return found is None or found[:_KIND_BYTES] == _NOBODY
 
     def join(self) -> None:
         """Take the place behind all others."""
@@ -112,10 +119,13 @@ class WritersLine:
         """Return the answer of the system; None: somebody else has that place, or there are no such locks here."""
         if not self._has_locks:
             return None
+        return self._ask(command, struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0))
+
+    def _ask(self, command: int, question: bytes) -> bytes | None:
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR)
-            return fcntl.fcntl(self._file, command, struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0))
+            return fcntl.fcntl(self._file, command, question)
         except OSError as exc:
             if exc.errno not in (errno.EAGAIN, errno.EACCES):
                 self._has_locks = False

@@ -107,13 +107,16 @@ class CommitQueue:
                 job.deadline = float("inf")  # it is being carried: its outcome is on the way
                 job.wait()
             if job.lead:
-                self._gather(job)
+                if self._waiting:
+                    self._gather(job)
                 self._run(job.batch)
                 self._pass_on(job)
         except BaseException:
             self._abandon(job)
             raise
-        return job.outcome()
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[return-value]  # a job without an error has its result
 
     def _withdraw(self, job: Job[Any]) -> bool:
         """Take back a job whose time is over; False: somebody carries it, or it has got the lead."""
@@ -163,10 +166,9 @@ class CommitQueue:
 
     def _gather(self, job: Job[Any]) -> None:
         """Let those who wait come along."""
-        if self._waiting:
-            with self._lock:
-                count = min(BATCH_MAX - len(job.batch), len(self._waiting))
-                job.batch = [*job.batch, *[self._waiting.popleft() for _ in range(count)]]
+        with self._lock:
+            count = min(BATCH_MAX - len(job.batch), len(self._waiting))
+            job.batch = [*job.batch, *[self._waiting.popleft() for _ in range(count)]]
 
     def _lead(self, job: Job[Any]) -> None:
         """Carry batches on a worker thread, as long as asynchronous callers wait for it."""

@@ -7,9 +7,10 @@ of a file drops every lock that this process has on it.
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
 
@@ -20,7 +21,7 @@ _CALLS = (
 _SYNC_FULL = 3
 # Of the log's index in shared memory: "The WAL-Index File Format" at sqlite.org/walformat.html.
 _SHARED_REGION_BYTES = 32768
-_SALTS, _MOVED, _ATTEMPTED = slice(32, 40), slice(96, 100), slice(128, 132)  # also: nBackfill, nBackfillAttempted
+_WAL_STATE = struct.Struct("32x8s56x4s28x4s")  # aSalt, nBackfill, nBackfillAttempted
 _COMMITS = slice(8, 12)  # iChange
 _SHARED_HEADER_BYTES = 132
 
@@ -39,15 +40,12 @@ _map_shared = ctypes.CFUNCTYPE(
 _file_size = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
 
 
-class WalState(NamedTuple):
-    """How far the log has been moved into the file, as all connections to it know."""
+WalState = tuple[bytes, bytes, bytes]
+"""How far the log has been moved into the file, as all connections to it know: salt, moved, attempted.
 
-    salt: bytes
-    """Of the log: another each time that it begins anew."""
-    moved: bytes
-    """Up to which frame, as it is in memory."""
-    attempted: bytes
-    """The same, set before the first page is written."""
+The log has another salt each time that it begins anew. It was moved up to a frame, a number as it is in memory; the
+same is set as attempted before the first page is written.
+"""
 
 
 class RawFile:
@@ -69,13 +67,16 @@ class RawFile:
         """Return the state of the log; None where no memory is shared."""
         if self._shared is None:
             return None
-        shared: Any = self._shared  # a slice of it is bytes
-        return WalState(shared[_SALTS], shared[_MOVED], shared[_ATTEMPTED])
+        state: WalState = _WAL_STATE.unpack_from(self._shared)
+        return state
 
     def moved_pages(self) -> int:
         """Return how many pages of the log have been moved into the file, by whatever process."""
         state = self.wal_state()
-        return 0 if state is None else int.from_bytes(state.moved, sys.byteorder)
+        if state is None:
+            return 0
+        _, moved, _ = state
+        return int.from_bytes(moved, sys.byteorder)
 
     def commits(self) -> int:
         """Return a number that is one more after each commit, of whatever process; it begins anew some time."""

@@ -904,7 +904,8 @@ class _Database:
         """Run the jobs in one transaction. If that fails, each in its own: one bad job fails no other."""
         try:
             with self as connections:
-                self._check_file(connections)
+                if self._is_replaced or not connections.guard.is_as_noted():
+                    self._check_file(connections)
                 try:
                     has_outcomes = self._try_together(batch, connections)
                 except _ChecksumMismatch as exc:  # nothing was kept
@@ -914,7 +915,8 @@ class _Database:
                     for job in batch:
                         if not job.done:
                             self._try_together([job], connections)
-                self._bound_wal(connections)
+                if self._wal_is_due or self._wal_pages >= self._wal_pages_max:
+                    self._bound_wal(connections)
                 connections.guard.note()
         except Exception as exc:
             for job in batch:
@@ -927,7 +929,7 @@ class _Database:
         outcomes: list[tuple[Any, Exception | None]] = []
         committing = False
         try:
-            _begin(connections, min([job.deadline for job in batch]))
+            _begin(connections, batch[0].deadline if len(batch) == 1 else min([job.deadline for job in batch]))
             for job in batch:
                 before = writer.total_changes()
                 try:
@@ -1002,8 +1004,8 @@ class _Database:
         """
         if self._wal_is_due:
             self._empty_wal(connections.writer)
-        if self._wal_pages < self._wal_pages_max:
-            return
+            if self._wal_pages < self._wal_pages_max:
+                return
         moved = max(self._wal_pages_tried, connections.raw.moved_pages())
         if self._wal_pages - moved < self._wal_pages_max:
             return
