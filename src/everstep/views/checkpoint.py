@@ -34,12 +34,16 @@ async def detail(engine: CheckpointEngine, ref: Ref) -> dict[str, Any]:
     loaded = await repository.store.read(*key, writes=True)
     values = await values_of(repository, stored)
     head = await repository.store.read(key.thread_id, key.namespace)
-    heads = [head.stored.record.key] if head is not None else []
+    heads: list[Key] = []
+    if head is not None:
+        heads.append(head.stored.record.key)
     seen = (await look(repository, [stored])).get(key, rows.NOTHING)
     if seen.message is None and values.messages:
         seen = seen._replace(message=values.messages[-1])
     row = rows.row_of(stored, seen, heads, key.thread_id, next_node=values.next_node)
-    pending = await _writes(repository, loaded) if loaded is not None else []
+    pending: list[dict[str, Any]] = []
+    if loaded is not None:
+        pending = await _writes(repository, loaded)
     return row | {
         "parents": [await _named(repository, parent) for parent in stored.record.parents],
         "children": await _children(repository, stored),
@@ -88,7 +92,9 @@ async def _children(repository: Repository, stored: Stored) -> list[dict[str, An
         if len(found) < _CHILDREN_MAX and any(place.key == key for place in follows):
             await add(thread_id=key.thread_id, namespace=None, segment=segment)
     for name in thread.branches:
-        branch = await store.thread(name, brief=True) if len(found) < _CHILDREN_MAX else None
+        if len(found) >= _CHILDREN_MAX:
+            break
+        branch = await store.thread(name, brief=True)
         if branch is not None and branch.origin == key:
             await add(thread_id=name, namespace=key.namespace)
     return [ref_of(child) for child in sorted(found.values(), key=lambda child: child.seq)]
@@ -120,13 +126,18 @@ def _error(stored: Stored, seen: rows.Seen, values: Values) -> dict[str, Any] | 
         told = rows.error_of(called)
     if told is None:
         return None
-    return {name: plain_text(text)[:_VALUE_BYTES_MAX] if as_text(text) else text for name, text in told.items()}
+    for name, text in told.items():
+        if as_text(text):
+            told[name] = plain_text(text)[:_VALUE_BYTES_MAX]
+    return told
 
 
 def _copies(key: Key) -> dict[str, str]:
     """Return how to get at a checkpoint by other ways."""
     ref = f"{key.thread_id}@{key.checkpoint_id}"
-    namespace = f", namespace={key.namespace!r}" if key.namespace else ""
+    namespace = ""
+    if key.namespace:
+        namespace = f", namespace={key.namespace!r}"
     address = f"$EVERSTEP_URL/api/v1/checkpoint?ref={quote(ref, safe='')}"
     return {
         "python": f"await engine.get({key.checkpoint_id!r}, thread_id={key.thread_id!r}{namespace})",

@@ -82,14 +82,21 @@ class _Shower:
         if kind is int:
             return self._integer(value)
         if kind is float:
-            return self._counted(value, 8) if math.isfinite(value) else self._typed("float", _float_name(value))
+            return self._float(value)
         if kind is bytes or kind is bytearray or kind is memoryview:
             return self._bytes(bytes(value))
         if kind is dict or kind in _SEQUENCES or kind is Opaque:
             return self._container(value, kind, depth)
+        if kind is dt.datetime:
+            return self._typed(_SAID_BY_STR[kind], value.isoformat())
         if kind in _SAID_BY_STR:
-            return self._typed(_SAID_BY_STR[kind], value.isoformat() if kind is dt.datetime else str(value))
+            return self._typed(_SAID_BY_STR[kind], str(value))
         return self._typed(_name_of(kind), "")
+
+    def _float(self, value: float) -> Any:
+        if math.isfinite(value):
+            return self._counted(value, 8)
+        return self._typed("float", _float_name(value))  # JSON has no such numbers
 
     def _counted(self, value: T, size: int) -> T:
         if self._left is not None:
@@ -157,7 +164,9 @@ class _Shower:
                 return {"$type": name, "$cut": len(value), "items": items}
             items.append(self.shown(item, depth + 1))
         self._counted(None, 2)
-        return items if name == "list" else {"$type": name, "items": items}
+        if name == "list":
+            return items
+        return {"$type": name, "items": items}
 
     def _is_full(self) -> bool:
         return self._left is not None and self._left <= 0
@@ -220,7 +229,9 @@ def size_of(value: Any) -> int:
 def _inside(value: Any, kind: type) -> list[Any]:
     if kind is dict:
         return [*value.keys(), *value.values()]
-    return [value.fields] if kind is Opaque else list(value)
+    if kind is Opaque:
+        return [value.fields]
+    return list(value)
 
 
 def _is_plain_key(key: Any) -> bool:
@@ -236,7 +247,9 @@ def _is_plain_key(key: Any) -> bool:
 def _float_name(value: float) -> str:
     if math.isnan(value):
         return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
+    if value > 0:
+        return "Infinity"
+    return "-Infinity"
 
 
 def _name_of(kind: type) -> str:
@@ -247,7 +260,9 @@ def _name_of(kind: type) -> str:
     name = type.__dict__["__qualname__"].__get__(kind)
     if type(module) is not str or type(name) is not str:
         return "object"
-    return name if module == "builtins" else f"{module}.{name}"
+    if module == "builtins":
+        return name
+    return f"{module}.{name}"
 
 
 def _readable(text: str) -> str:

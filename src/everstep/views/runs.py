@@ -23,7 +23,7 @@ from everstep.types import MISSING
 from everstep.views import run_steps
 from everstep.views.json_values import to_json
 from everstep.views.reading import repository_of, values_of
-from everstep.views.texts import as_text, branch_of, one_line, plain_text
+from everstep.views.texts import as_text, branch_of, one_line, origin_ref, plain_text
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -113,9 +113,6 @@ def _shown(info: RunInfo, head: Stored) -> dict[str, Any]:
 
 
 def _wait(wait: RunWait) -> dict[str, Any]:
-    until = None
-    if wait.until is not None:
-        until = datetime.fromtimestamp(min(max(wait.until, 0.0), 2e11), UTC).isoformat()
     question = None
     if wait.question is not None:
         question = plain_text(wait.question)[:_QUESTION_CHARS_MAX]
@@ -124,9 +121,16 @@ def _wait(wait: RunWait) -> dict[str, Any]:
         "key": wait.key,
         "question": question,
         "event": wait.event,
-        "until": until,
+        "until": _time(wait.until),
         "effect": wait.effect,
     }
+
+
+def _time(seconds: float | None) -> str | None:
+    """Return a moment as text; one that is too far away for a calendar is moved to where it ends."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(min(max(seconds, 0.0), 2e11), UTC).isoformat()
 
 
 # -- one run
@@ -154,16 +158,21 @@ async def one(
         if run_steps.entries_of(stored.record):
             listed.append(stored)
     thread = await store.thread(thread_id, branches=True, brief=True)
-    origin = thread.origin if thread is not None else None
+    branches: Sequence[str] = ()
+    if thread is not None:
+        branches = thread.branches
     listed.reverse()
+    entries: list[dict[str, Any]] = []
+    for stored in listed:
+        entries += _entries(stored)
     told = _shown(info, head)
     return told | {
-        "origin": f"{origin.thread_id}@{origin.checkpoint_id}" if origin is not None else None,
+        "origin": origin_ref(thread),
         "waits": [wait | {"details": await _details(repository, listed, wait)} for wait in told["waits"]],
-        "entries": [entry for stored in listed for entry in _entries(stored)],
+        "entries": entries,
         "cursor": None if is_whole else str(listed[0].seq),
         **await _ends(repository, info, listed),
-        "branches": await _branches(repository, thread.branches if thread is not None else ()),
+        "branches": await _branches(repository, branches),
         "effects": await _effects(repository, thread_id),
     }
 
@@ -183,18 +192,21 @@ def _entries(stored: Stored) -> list[dict[str, Any]]:
 def _entry(stored: Stored, about: Mapping[str, Any]) -> dict[str, Any]:
     record = stored.record
     failures = about.get("failures")
+    if not isinstance(failures, list):
+        failures = []
     tries = run_steps.number_of(about, "tries")
-    until = run_steps.number_of(about, "until")
+    if tries is not None:
+        tries = int(tries)
     return {
         "op": one_line(str(about["op"]), 20),
         "key": one_line(run_steps.text_of(about, "key")),
         "name": one_line(run_steps.text_of(about, "name")),
         "status": one_line(run_steps.text_of(about, "status"), 20) or None,
         "effect": one_line(run_steps.text_of(about, "effect"), 20) or None,
-        "tries": None if tries is None else int(tries),
-        "failures": [one_line(str(each), 500) for each in failures] if isinstance(failures, list) else [],
+        "tries": tries,
+        "failures": [one_line(str(each), 500) for each in failures],
         "seconds": run_steps.number_of(about, "seconds"),
-        "until": datetime.fromtimestamp(min(until, 2e11), UTC).isoformat() if until is not None else None,
+        "until": _time(run_steps.number_of(about, "until")),
         "text": _text(record, about),
         "step": record.step,
         "id": record.key.checkpoint_id,
@@ -223,8 +235,10 @@ async def _ends(repository: Repository, info: RunInfo, listed: Sequence[Stored])
             found["arguments"] = {name: _json(values.get(name)) for name in ("args", "kwargs")}
         if "end" in ops:
             values = await _values(repository, stored, "end")
-            found["result"] = _json(values.get("result")) if info.status == "done" else None
-            found["error"] = _error(values.get("error")) if info.status == "failed" else None
+            if info.status == "done":
+                found["result"] = _json(values.get("result"))
+            if info.status == "failed":
+                found["error"] = _error(values.get("error"))
     return found
 
 
@@ -273,13 +287,12 @@ async def _branches(repository: Repository, names: Sequence[str]) -> list[dict[s
             info = await lists.info_of(repository, name)
         except RunNotFound:
             continue
-        origin = thread.origin if thread is not None else None
         found.append(
             {
                 "thread_id": name,
                 "name": branch_of(name),
                 "status": info.status,
-                "origin": f"{origin.thread_id}@{origin.checkpoint_id}" if origin is not None else None,
+                "origin": origin_ref(thread),
                 "updated_at": one_line(info.updated_at, 64),
             }
         )
@@ -325,11 +338,16 @@ async def answer(
     repository = repository_of(engine)
     info = await lists.info_of(repository, checks.thread_id(thread_id))
     asked = [wait for wait in info.waits if wait.kind == "ask" and (key is None or wait.key == key)]
-    effect = asked[0].effect if len(asked) == 1 else None
-    if did_happen is not None:
-        if len(asked) == 1 and effect is None:
+    # If it is not clear which one is meant, or there is none, the engine says so below.
+    effect = None
+    if len(asked) == 1:
+        effect = asked[0].effect
+        if did_happen is not None and effect is None:
             raise InvalidInput(f"the question {asked[0].key!r} is not about an effect; give the answer itself")
-        value = happened(result) if did_happen else did_not_happen()
+    if did_happen:
+        value = happened(result)
+    elif did_happen is not None:
+        value = did_not_happen()
     elif effect is not None:
         raise InvalidInput(
             f"nobody knows whether {effect!r} happened: find out, and say that it happened, with its result, or that "

@@ -33,17 +33,21 @@ async def node(
     limit = min(checks.count(limit, "limit"), LIMIT_MAX)
     parts = parsed(path)
     value = await _at(engine, ref, parts, path)
-    kind = kind_of(value)
-    children = children_of(value)
-    shown = [] if children is None else children[offset : offset + limit]
-    return {
+    found: dict[str, Any] = {
         "path": pointer(parts),
-        "type": kind.name,
+        "type": kind_of(value).name,
         "size_bytes": size_of(value),
-        "count": len(children) if children is not None else 0,
-        "children": [_child(key, item, parts) for key, item in shown],
-        "value": to_json(value, max_bytes=VALUE_BYTES_MAX) if children is None else None,
+        "count": 0,
+        "children": [],
+        "value": None,
     }
+    children = children_of(value)
+    if children is None:
+        found["value"] = to_json(value, max_bytes=VALUE_BYTES_MAX)
+        return found
+    found["count"] = len(children)
+    found["children"] = [_child(key, item, parts) for key, item in children[offset : offset + limit]]
+    return found
 
 
 def _child(key: str, value: Any, parts: list[str]) -> dict[str, Any]:
@@ -64,13 +68,16 @@ def preview(value: Any) -> str:
     kind = kind_of(value)
     if kind.items is not None:
         return f"{kind.items:,} {'item' if kind.items == 1 else 'items'}"
+    if value is None:
+        return "null"
+    if type(value) is bool:
+        return str(value).lower()
     shown = to_json(value, max_bytes=1000)
-    if value is None or type(value) is bool:
-        return "null" if value is None else str(value).lower()
-    if isinstance(shown, dict):
-        size = shown.get("size")
-        return f"{size:,} bytes" if size is not None else one_line(str(shown.get("text", "")), _PREVIEW_CHARS)
-    return str(shown)
+    if not isinstance(shown, dict):
+        return str(shown)
+    if shown.get("size") is not None:
+        return f"{shown['size']:,} bytes"
+    return one_line(str(shown.get("text", "")), _PREVIEW_CHARS)
 
 
 async def value(engine: CheckpointEngine, ref: Ref, path: str = "", *, max_bytes: int | None = None) -> Any:

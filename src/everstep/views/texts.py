@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from everstep.stores.protocol import Thread
+
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]")
 _SPACES = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _TURNS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
@@ -36,6 +38,15 @@ def branch_of(thread_id: str) -> str:
     return one_line(found[1] if found is not None else thread_id, 80)
 
 
+def origin_ref(thread: Thread | None) -> str | None:
+    """Return where a thread began as a branch, as a reference; None if it did not, or is gone."""
+    if thread is None or thread.origin is None:
+        return None
+    return f"{thread.origin.thread_id}@{thread.origin.checkpoint_id}"
+
+
 def as_text(value: Any) -> str | None:
     """Return a value if it is text."""
-    return value if type(value) is str else None
+    if type(value) is not str:
+        return None
+    return value

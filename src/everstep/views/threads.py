@@ -18,7 +18,7 @@ from everstep.types import TASK_NAMESPACE
 from everstep.views import rows, run_steps
 from everstep.views.json_values import to_json
 from everstep.views.reading import last_messages, repository_of
-from everstep.views.texts import one_line
+from everstep.views.texts import one_line, origin_ref
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -65,7 +65,9 @@ async def page(
     last: Hit | None = None
     is_over = False
     while len(found) <= limit and scanned < SCANNED_MAX and not is_over:
-        count = _BATCH if is_scan else limit
+        count = limit
+        if is_scan:
+            count = _BATCH
         hits = await repository.store.search(replace(search, limit=count + 1))
         is_over = len(hits) <= count
         hits = hits[:count]
@@ -213,8 +215,9 @@ def _moment(hit: Hit) -> str:
 def _shown(hit: Hit, about: _About, head: Loaded | None, summary: str) -> dict[str, Any]:
     record = hit.whole.record
     tags = described(record)[0]
-    thread = about.thread
-    origin = thread.origin if thread is not None else None
+    branches = 0
+    if about.thread is not None:
+        branches = len(about.thread.branches)
     return {
         "thread_id": hit.position.thread_id,
         "kind": _kind(record, about),
@@ -224,8 +227,8 @@ def _shown(hit: Hit, about: _About, head: Loaded | None, summary: str) -> dict[s
         "summary": summary,
         "tags": [one_line(tag, 80) for tag in tags],
         "metadata": to_json(dict(record.metadata), max_bytes=_METADATA_BYTES_MAX),
-        "branches": len(thread.branches) if thread is not None else 0,
-        "origin": f"{origin.thread_id}@{origin.checkpoint_id}" if origin is not None else None,
+        "branches": branches,
+        "origin": origin_ref(about.thread),
         "head": record.key.checkpoint_id,
     }
 
@@ -238,21 +241,29 @@ def _kind(record: Record, about: _About) -> str:
 
 def _status(record: Record, about: _About, head: Loaded | None) -> str | None:
     """Return what a person should look at; None: nothing, as far as is known."""
-    pending = rows.pending_of(head.writes) if head is not None else rows.Pending()
-    task = about.task
-    if task is not None:
-        if _is_run(task):
-            return None
-        if task.get("ended") == "failed":
-            return "failed"
-        if pending.question is not None:
-            return "waiting"
-        if task.get("owner") is not None:
-            return "interrupted"
-        return None
+    pending = rows.Pending()
+    if head is not None:
+        pending = rows.pending_of(head.writes)
+    if about.task is not None:
+        return _status_of_task(about.task, pending)
     if pending.failure is not None or _has_failed(record):
         return "failed"
-    return "waiting" if pending.question is not None else None
+    if pending.question is not None:
+        return "waiting"
+    return None
+
+
+def _status_of_task(task: Mapping[str, Any], pending: rows.Pending) -> str | None:
+    if _is_run(task):
+        return None
+    if task.get("ended") == "failed":
+        return "failed"
+    if pending.question is not None:
+        return "waiting"
+    # Somebody ran it, and neither came to its end nor goes on.
+    if task.get("owner") is not None:
+        return "interrupted"
+    return None
 
 
 def _has_failed(record: Record) -> bool:
