@@ -341,8 +341,7 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
 
     Everything is looked up and checked first, in the order that `Store.commit` promises; only then is anything written.
     """
-    is_operation = not is_plain(change)
-    if is_operation:
+    if not is_plain(change):
         _check_storable(change)
     line = tx.line(change.thread_id, change.namespace)
     head = _head_of(line)
@@ -356,43 +355,23 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
         # It was committed before: whoever lost the answer asks again.
         if existing is not None and existing.digest == new.packed.digest:
             return existing
-    _check_head(change, head)
-    for beside in change.other_namespaces:
-        _check_head_beside(tx, beside.record)
-    if change.fresh:
-        _check_fresh(tx, change, existing)
-    origin: Stored | None = None
-    if change.origin is not None:
-        origin = _found(tx, change.origin)
-    family = _family(tx, change, line, origin)
-    known = {stored.record.key: stored for stored in (head, origin) if stored is not None}
-    if new is not None:
-        _check_bases(tx, new.draft, known, family)
-    others: list[_New] = []
-    for beside in change.other_namespaces:
-        _check_bases(tx, beside, known, family)
-        others.append(_New(beside, _packed_beside(beside, change)))
-    operation: _Operation | None = None
-    if is_operation:
-        operation = _Operation(tx, change, family, origin)
-    if new is not None and line is not None and head is None:
-        _check_not_taken_back(tx, change, line)
+    checked = _check(tx, change, line, new, existing)
 
     # From here on it is written.
     is_new_line = line is None
-    line = line or tx.create(change.thread_id, change.namespace, family)
+    line = line or tx.create(change.thread_id, change.namespace, checked.family)
     made: Stored | None = None
     if new is not None:
         tx.add_objects(line.family, new.draft.objects)
         if existing is not None:
             made = tx.replace(line, existing, new.packed)
         else:
-            made = _insert(tx, change, line, new, is_new_line, known)
-    for each in others:
-        _insert_beside(tx, change, line.family, each)
+            made = _insert(tx, change, line, new, is_new_line, checked.known)
+    for beside in checked.beside:
+        _insert_beside(tx, change, line.family, beside)
     _put_writes(tx, change)
-    if operation is not None:
-        operation.apply(tx, change, made)
+    if checked.operation is not None:
+        checked.operation.apply(tx, change, made)
     # One that starts a segment tells that somebody has changed what is visible since that was planned.
     if change.prune and (made is None or made.segment != made.seq):
         tx.prune(line, change.prune)
@@ -404,6 +383,44 @@ class _New(NamedTuple):
 
     draft: Draft
     packed: Packed
+
+
+class _Checked(NamedTuple):
+    """What was looked up to check a change."""
+
+    family: str | None
+    """The one that its thread belongs to or will join; None: a new one."""
+    known: Mapping[Key, Stored]
+    beside: Sequence[_New]
+    """Checkpoints of other namespaces."""
+    operation: _Operation | None
+
+
+def _check(tx: Transaction, change: Change, line: Line | None, new: _New | None, existing: Stored | None) -> _Checked:
+    """Check what `Store.commit` promises, in its order, and return what was looked up for that."""
+    head = _head_of(line)
+    _check_head(change, head)
+    for draft in change.other_namespaces:
+        _check_head_beside(tx, draft.record)
+    if change.fresh:
+        _check_fresh(tx, change, existing)
+    origin: Stored | None = None
+    if change.origin is not None:
+        origin = _found(tx, change.origin)
+    family = _family(tx, change, line, origin)
+    known = {stored.record.key: stored for stored in (head, origin) if stored is not None}
+    if new is not None:
+        _check_bases(tx, new.draft, known, family)
+    beside: list[_New] = []
+    for draft in change.other_namespaces:
+        _check_bases(tx, draft, known, family)
+        beside.append(_New(draft, _packed_beside(draft, change)))
+    operation: _Operation | None = None
+    if not is_plain(change):
+        operation = _Operation(tx, change, family, origin)
+    if new is not None and line is not None and head is None:
+        _check_not_taken_back(tx, change, line)
+    return _Checked(family, known, beside, operation)
 
 
 def _head_of(line: Line | None) -> Stored | None:
