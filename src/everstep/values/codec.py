@@ -335,10 +335,15 @@ class Codec:
             _raise_hidden()
             return ormsgpack.packb(self._lower(value, path, [0] * depth_above), option=_OPTIONS)
 
-    def pack_items(self, items: list[Any], path: str, first: int = 0, depth_above: int = 1) -> bytes:
-        """Return the bytes of each of these items one after the other; the first is `path[first]`."""
+    def pack_items(
+        self, items: list[Any], path: str, first: int = 0, depth_above: int = 1, *, quick: bytes | None = None
+    ) -> bytes:
+        """Return the bytes of each of these items one after the other; the first is `path[first]`.
+
+        `quick` is what `pack_items_quickly` has made of them just now, if it was asked.
+        """
         try:
-            packed = self.pack_items_quickly(items)
+            packed = quick if quick is not None else self.pack_items_quickly(items)
             if packed is None:
                 return self._packed_own(self._own_items(items, 0, 0), 0)[len(array_header(len(items))) :]
             if may_hold_bytes(packed):

@@ -52,11 +52,14 @@ def chunked(items: list[Any], packer: codec.Codec, path: str, old: Chunked = NOT
     for place, start in enumerate(range(0, len(items), _CHUNK)):
         some = items[start : start + _CHUNK]
         before = old.chunks[place] if place < len(old.chunks) else None
-        if before is not None and old.plain[place] and packer.pack_items_quickly(some) == before:
-            found.chunks.append(before)
-            found.plain.append(True)
-            continue
-        chunk = packer.pack_items(some, path, start)
+        quick: bytes | None = None
+        if before is not None and old.plain[place]:
+            quick = packer.pack_items_quickly(some)
+            if quick == before:
+                found.chunks.append(before)
+                found.plain.append(True)
+                continue
+        chunk = packer.pack_items(some, path, start, quick=quick)
         found.chunks.append(before if before == chunk else chunk)
         found.plain.append(not codec.may_hold_bytes(chunk) or not codec.holds_bytes(some))
     return found
