@@ -322,7 +322,7 @@ class RawCodec:
     def pack(self, value: Any, path: str = "", depth_above: int = 0) -> bytes:
         return self._packed if value == "raw" else self._codec.pack(value, path, depth_above)
 
-    def pack_items(self, items: list[Any], path: str, first: int = 0) -> bytes:
+    def pack_items(self, items: list[Any], path: str, first: int = 0, **_: Any) -> bytes:
         return b"".join([self.pack(item, f"{path}[{first + n}]") for n, item in enumerate(items)])
 
     def __getattr__(self, name: str) -> Any:

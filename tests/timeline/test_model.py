@@ -1035,7 +1035,7 @@ def nearest(node: Node, listed: set[Node]) -> set[Node]:
     return found
 
 
-EXAMPLES = [("memory", 150), ("sqlite", 60), ("postgres", 25), ("redis", 25), ("cluster", 12)]
+EXAMPLES = [("memory", 120), ("sqlite", 60), ("postgres", 16), ("redis", 25), ("cluster", 12)]
 
 
 @pytest.mark.long
