@@ -332,6 +332,7 @@ def test_runs_of_steps_are_folded_and_opened(forked: str, visit: Visit) -> None:
     expect(selected(page).locator(".row-step")).to_have_text("#10")
     expect(page.locator(".row.pointed")).to_have_count(0)
     page.keyboard.press("j")
+    expect(page.locator(".row.pointed .row-title")).to_have_text("8 steps")
     page.keyboard.press("Enter")
     expect(folded(page)).to_have_count(4)
     expect(selected(page).locator(".row-step")).to_have_text("#9")
