@@ -295,6 +295,20 @@ async def test_a_branch_whose_beginning_was_deleted_pays_for_nothing_again(
     assert known.about["thread"] == "t"
 
 
+async def test_a_thread_whose_effects_cannot_be_read_can_be_deleted(
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def damaged(*_args: object, **_options: object) -> None:
+        raise everstep.CheckpointCorrupted("rows are lost", thread_id="t")
+
+    await engine.append("t", [{"role": "user", "content": "hi"}])
+    with monkeypatch.context() as harm:
+        harm.setattr(type(repository_of(engine).store), "thread", damaged)
+        assert await engine.checkpointer.delete_thread("t") == 1
+    assert "cannot be read" in caplog.text
+    assert await engine.get_latest("t") is None
+
+
 async def test_a_failed_effect_is_not_repeated_by_itself(engine: everstep.CheckpointEngine, world: World) -> None:
     def charge() -> None:
         world.do("charge")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from everstep.errors import BaseGone, IdTaken
+from everstep.errors import BaseGone, CheckpointCorrupted, IdTaken
 from everstep.reports import DroppedEffect
 from everstep.repository.fences import Fence
 from everstep.repository.repository import Repository
@@ -128,6 +128,15 @@ class Effects:
 
 
 async def let_go(repository: Repository, thread_id: str) -> list[DroppedEffect]:
+    """Return what `_let_go` does; a damaged thread must be deletable, so what cannot be read of it is only told."""
+    try:
+        return await _let_go(repository, thread_id)
+    except CheckpointCorrupted as exc:
+        logger.warning("what thread %r did to the world cannot be read: %s", thread_id, exc)
+        return []
+
+
+async def _let_go(repository: Repository, thread_id: str) -> list[DroppedEffect]:
     """Return what a thread that is about to be deleted has performed: the world keeps it.
 
     If the family keeps its effects in that thread, each of its branches gets a copy first: they stay behind, and do not
