@@ -348,6 +348,34 @@ def test_retention_that_fails_does_not_fail_the_snapshot(caplog: pytest.LogCaptu
     assert engine.get_latest("t") is not None
 
 
+class Raced(MemoryStore):
+    """A store in which somebody else collects just after it was counted."""
+
+    collector: Any = None
+
+    async def count(self, query: Query) -> int:
+        counted = await super().count(query)
+        collector, self.collector = self.collector, None
+        if collector is not None:
+            await collector.collect()
+        return counted
+
+
+@pytest.mark.parametrize("kept", [3, 300])
+async def test_what_another_process_has_let_go_is_not_made_up_for(kept: int) -> None:
+    store = Raced()
+    backend = everstep.StoreBackend(store)
+    free = everstep.CheckpointEngine(backend, SnapshotConfig(gc_policy="keep_all"))
+    for n in range(1, kept + 3):
+        await free.append("t", [], {"n": n})
+    engine = everstep.CheckpointEngine(backend, SnapshotConfig(gc_param=kept))
+    store.collector = everstep.CheckpointEngine(backend, SnapshotConfig(gc_param=kept))
+    await engine.append("t", [], {"n": kept + 3})
+    assert store.collector is None
+    points = await engine.list_time_travel_points("t", 1000)
+    assert [point.step for point in points] == list(range(kept + 3, 3, -1))
+
+
 def make_backend(engine: Any) -> Any:
     """Return the engine's backend behind awaitable methods, whichever face is under test."""
     return type(engine)(engine._target.checkpointer, engine._face)

@@ -388,11 +388,23 @@ class Keeper:
 
     async def _counted(self, store: Store, line: Line, thread: Thread) -> _Oldest:
         """Return the oldest visible checkpoints for the policy that keeps the last N."""
-        count = await store.count(_query(line))
-        surplus = max(count - int(self._param), 0)
+        kept = int(self._param)
+        counted = await store.count(_query(line))
+        surplus = max(counted - kept, 0)
         # One more than go: it is the oldest of those that are kept.
-        limit = surplus + max(self._needed(count - surplus, self._commits), 1)
-        visible, whole = await self._visible(store, line, thread, min(limit, _PAGE))
+        limit = surplus + max(self._needed(counted - surplus, self._commits), 1)
+        listed = await store.list_checkpoints(_query(line, min(limit, _PAGE)))
+        whole = len(listed) < min(limit, _PAGE)
+        # Somebody else may have deleted or hidden some between the count and the list. What was listed second would
+        # then be too new to go, so the list itself is counted if it is whole, and otherwise all of them once more.
+        if whole:
+            count = len(listed)
+        elif surplus:
+            count = min(counted, await store.count(_query(line)))
+        else:
+            count = counted
+        surplus = max(count - kept, 0)
+        visible = _candidates(listed, thread, whole)
         return _Oldest(visible, whole, count, visible[:surplus])
 
     async def _aged(self, store: Store, line: Line, thread: Thread) -> _Oldest:
