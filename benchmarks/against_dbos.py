@@ -12,14 +12,14 @@ from dbos import DBOS, SetWorkflowID  # type: ignore[import-not-found,unused-ign
 
 
 @DBOS.step()  # type: ignore[untyped-decorator,unused-ignore]
-def work(number: int) -> dict[str, int]:
-    return {"number": number}
+def work(number: int, words: int) -> dict[str, Any]:
+    return {"number": number, "text": " ".join([str((number + 7) * word % 9973) for word in range(words)])}
 
 
 @DBOS.workflow()  # type: ignore[untyped-decorator,unused-ignore]
-def flow(steps: int) -> int:
+def flow(steps: int, words: int) -> int:
     for number in range(steps):
-        work(number)
+        work(number, words)
     return steps
 
 
@@ -39,21 +39,25 @@ def fork_and_wait(workflow: str, steps: int) -> tuple[float, float]:
     return forked, time.perf_counter() - began
 
 
-def main(url: str, steps: int) -> None:
+def main(url: str, steps: int, words: int) -> None:
     config: Any = {"name": "bench", "system_database_url": url, "log_level": "ERROR", "run_admin_server": False}
     DBOS(config=config)
     DBOS.launch()
-    flow(10)
+    flow(10, 0)
     found: dict[str, float] = {}
-    with SetWorkflowID(f"run of {steps}"):
-        found["step"] = seconds(lambda: flow(steps)) / steps
-    found["start"] = min([seconds(lambda: flow(0)) for _ in range(10)])
-    forks = [fork_and_wait(f"run of {steps}", steps) for _ in range(5)]
+    with SetWorkflowID("small results"):
+        found["step"] = seconds(lambda: flow(steps, 0)) / steps
+    found["start"] = min([seconds(lambda: flow(0, 0)) for _ in range(10)])
+    forks = [fork_and_wait("small results", steps) for _ in range(5)]
     found["fork"] = min([forked for forked, _ in forks])
     found["resume"] = min([whole for _, whole in forks])
+    with SetWorkflowID("large results"):
+        flow(steps, words)
+    forks = [fork_and_wait("large results", steps) for _ in range(5)]
+    found["large_fork"] = min([forked for forked, _ in forks])
     print(json.dumps(found))
     DBOS.destroy()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -23,6 +23,8 @@ from tests.tools import servers
 
 DBOS = "dbos==3.3.0"
 STEPS = 300
+WORDS = 850
+"""In the large results: about 4 kB, what a tool or a model answers."""
 ROUNDS = 5
 WAITING = 1_000
 
@@ -54,17 +56,20 @@ def _new_database(url: str, number: int) -> str:
 
 
 def _compare(name: str, new_url: Callable[[], str], python: str, step: float) -> None:
-    ratios: dict[str, list[float]] = {"step": [], "start": [], "fork": [], "resume": []}
+    ratios: dict[str, list[float]] = {"step": [], "start": [], "fork": [], "large_fork": [], "resume": []}
     for _ in range(ROUNDS):
-        theirs = _measured([python, str(Path(__file__).with_name("against_dbos.py")), new_url(), str(STEPS)])
-        ours = _measured([sys.executable, "-m", "benchmarks.durable_runs", new_url(), str(STEPS)])
+        theirs = _measured(
+            [python, str(Path(__file__).with_name("against_dbos.py")), new_url(), str(STEPS), str(WORDS)]
+        )
+        ours = _measured([sys.executable, "-m", "benchmarks.durable_runs", new_url(), str(STEPS), str(WORDS)])
         for what, found in ratios.items():
             found.append(theirs[what] / ours[what])
-    targets = {"step": step, "start": 0.0, "fork": 10.0, "resume": 1.0}
+    targets = {"step": step, "start": 0.0, "fork": 10.0, "large_fork": 10.0, "resume": 1.0}
     texts = {
         "step": "a step",
         "start": "a run without steps",
-        "fork": f"a fork at step {STEPS}",
+        "fork": f"a fork at step {STEPS}, results of 20 bytes",
+        "large_fork": f"a fork at step {STEPS}, results of 4 kB",
         "resume": f"fork and resume of {STEPS} recorded steps",
     }
     for what, found in ratios.items():
@@ -99,18 +104,18 @@ def waiting_runs(folder: Path) -> None:
     engine.close()
 
 
-def _work(number: int) -> dict[str, int]:
-    return {"number": number}
+def _work(number: int, words: int) -> dict[str, Any]:
+    return {"number": number, "text": " ".join([str((number + 7) * word % 9973) for word in range(words)])}
 
 
-def _ours(url: str, steps: int) -> None:
+def _ours(url: str, steps: int, words: int) -> None:
     """Measure our side, in a process of its own."""
     engine = everstep.open(url).sync
 
     @engine.durable
-    def flow(run: everstep.SyncRun, steps: int) -> int:
+    def flow(run: everstep.SyncRun, steps: int, words: int) -> int:
         for number in range(steps):
-            run.step(_work, number)
+            run.step(_work, number, words)
         return steps
 
     def seconds(act: Callable[[], Any]) -> float:
@@ -118,16 +123,22 @@ def _ours(url: str, steps: int) -> None:
         act()
         return time.perf_counter() - started
 
-    flow(10)
-    thread_id = f"run of {steps}"
-    found = {"step": seconds(lambda: flow(steps, thread_id=thread_id)) / steps}
-    found["start"] = min([seconds(lambda: flow(0)) for _ in range(10)])
-    at = engine.list_time_travel_points(thread_id, 2)[1].checkpoint_id
-    found["fork"] = min([seconds(lambda: engine.branch(at, "fork")) for _ in range(5)])
-    found["resume"] = seconds(lambda: engine.resume(engine.branch(at, "resumed")))
+    def fork(thread_id: str) -> Callable[[], str]:
+        at = engine.list_time_travel_points(thread_id, 2)[1].checkpoint_id
+        return lambda: engine.branch(at, "fork")
+
+    flow(10, 0)
+    found = {"step": seconds(lambda: flow(steps, 0, thread_id="small results")) / steps}
+    found["start"] = min([seconds(lambda: flow(0, 0)) for _ in range(10)])
+    fork_small = fork("small results")
+    found["fork"] = min([seconds(fork_small) for _ in range(5)])
+    found["resume"] = seconds(lambda: engine.resume(fork_small()))
+    flow(steps, words, thread_id="large results")
+    fork_large = fork("large results")
+    found["large_fork"] = min([seconds(fork_large) for _ in range(5)])
     print(json.dumps(found))
     engine.close()
 
 
 if __name__ == "__main__":
-    _ours(sys.argv[1], int(sys.argv[2]))
+    _ours(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -150,6 +150,7 @@ class Rows:
         self._execute: Callable[..., Any] = connection.execute
         # What this connection has read or written, trusted while nobody else has changed the file: see `begin`.
         self._version = -1
+        self._threads: dict[str, tuple[int, str]] = {}
         self._lines: dict[tuple[str, str], tuple[int, str]] = {}
         self._heads: dict[int, _Head] = {}
         self._heads_bytes = 0
@@ -157,12 +158,15 @@ class Rows:
         self._next_seq: int | None = None
         self._next_object: int | None = None
         self._write_numbers: Iterator[int] = iter(())
+        self._made: set[str] = set()
+        """Threads that this transaction has made: nothing can have been noted of them before."""
 
     def begin(self) -> None:
         """Start a write transaction; what is remembered stays only if no other connection wrote since."""
         self._execute("BEGIN IMMEDIATE")
+        self._made.clear()
         is_full = (
-            max(len(self._lines), len(self._heads), len(self._facts)) >= _REMEMBERED_MAX
+            max(len(self._threads), len(self._lines), len(self._heads), len(self._facts)) >= _REMEMBERED_MAX
             or self._heads_bytes > _HEADS_BYTES_MAX
         )
         if self._version != self._connection.data_version() or is_full:
@@ -176,6 +180,7 @@ class Rows:
         """Drop what is remembered: after a rollback, a deletion, or somebody else's change."""
         self._version, self._next_seq, self._next_object = -1, None, None
         self._write_numbers = iter(())
+        self._threads.clear()
         self._lines.clear()
         self._facts.clear()
         self._forget_heads()
@@ -222,8 +227,24 @@ class Rows:
         return known
 
     def family(self, thread_id: str) -> str | None:
-        family = self._execute("SELECT family FROM threads WHERE name = ?", (thread_id,)).get
-        return None if family is None else str(family)
+        thread = self._thread(thread_id)
+        return None if thread is None else thread[1]
+
+    def _thread(self, thread_id: str) -> tuple[int, str] | None:
+        """Return the number and family of a thread."""
+        known = self._threads.get(thread_id)
+        if known is None:
+            row = self._execute("SELECT id, family FROM threads WHERE name = ?", (thread_id,)).get
+            if row is None:
+                return None
+            known = self._threads[thread_id] = row[0], str(row[1])
+        return known
+
+    def _required_thread(self, thread_id: str) -> int:
+        thread = self._thread(thread_id)
+        if thread is None:
+            raise CheckpointCorrupted("its thread is missing", thread_id=thread_id)
+        return thread[0]
 
     def checkpoint(self, key: Key) -> Stored | None:
         known = self._line(key.thread_id, key.namespace)
@@ -949,6 +970,8 @@ class Rows:
                ON CONFLICT DO UPDATE SET generation = generation RETURNING id""",
             (thread, namespace),
         ).get
+        if thread_id in self._made:
+            self._facts[ref] = {}
         return Line(ref, thread_id, namespace, family, None)
 
     def join(self, thread_id: str, family: str | None) -> str:
@@ -962,16 +985,18 @@ class Rows:
 
     def _joined(self, thread_id: str, family: str | None) -> tuple[int, str]:
         """Return the number and family of a thread, which is made if it is missing."""
-        row = self._execute("SELECT id, family FROM threads WHERE name = ?", (thread_id,)).get
-        if row is None:
-            if family is None:
-                family = self._execute(
-                    "INSERT INTO families (format, sweeps, live) VALUES (?, 0, 0) RETURNING id", (FORMAT,)
-                ).get
-            row = self._execute(
-                "INSERT INTO threads (name, family) VALUES (?, ?) RETURNING id, family", (thread_id, int(family))
-            ).get
-        return row[0], str(row[1])
+        thread = self._thread(thread_id)
+        if thread is not None:
+            return thread
+        if family is None:
+            new = self._execute("INSERT INTO families (format, sweeps, live) VALUES (?, 0, 0) RETURNING id", (FORMAT,))
+            family = str(new.get)
+        made: int = self._execute(
+            "INSERT INTO threads (name, family) VALUES (?, ?) RETURNING id", (thread_id, int(family))
+        ).get
+        self._made.add(thread_id)
+        self._threads[thread_id] = made, family
+        return made, family
 
     def is_taken_back(self, line: Line) -> bool:
         found = self._execute(
@@ -1034,9 +1059,9 @@ class Rows:
             return
         before = {(label, line, key) for key, labels in held.items() for label in labels}
         after = {(label, line, key) for key, labels in facts.items() for label in labels}
-        self._connection.executemany(
-            "DELETE FROM facts WHERE label = ? AND line = ? AND key = ?", sorted(before - after)
-        )
+        gone = before - after
+        if gone:
+            self._connection.executemany("DELETE FROM facts WHERE label = ? AND line = ? AND key = ?", sorted(gone))
         self._connection.executemany("INSERT INTO facts (label, line, key) VALUES (?, ?, ?)", sorted(after - before))
 
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
@@ -1062,7 +1087,8 @@ class Rows:
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
         sealed = pack_origin(origin.record.key, thread_id)
-        self._release_origin(thread_id)
+        if thread_id not in self._made:
+            self._release_origin(thread_id)
         self._execute("UPDATE threads SET began = ?, origin = ? WHERE name = ?", (origin.seq, sealed, thread_id))
         self._execute("UPDATE checkpoints SET branches = branches + 1 WHERE seq = ?", (origin.seq,))
 
@@ -1075,12 +1101,14 @@ class Rows:
         )
 
     def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
-        rows = self._execute("SELECT id, name FROM threads WHERE name IN (?, ?) ORDER BY id", (thread_id, other))
-        (low, one), (high, two) = rows.fetchall()
+        pair = [(self._required_thread(name), name) for name in (thread_id, other)]
+        (low, one), (high, two) = sorted(pair)
         self._execute(
             "INSERT OR REPLACE INTO shared_states (low, high, seq, data, children) VALUES (?, ?, ?, ?, ?)",
             (low, high, common.place.seq, pack_common(common, one, two), common.root.children),
         )
+        if thread_id in self._made or other in self._made:
+            return  # it is the first state that the two have in common
         self._execute(
             """DELETE FROM shared_states WHERE low = ?1 AND high = ?2 AND seq NOT IN
                (SELECT seq FROM shared_states WHERE low = ?1 AND high = ?2 ORDER BY seq DESC LIMIT ?3)""",
@@ -1290,6 +1318,8 @@ class Rows:
         self._execute("DELETE FROM shared_states WHERE low = ?1 OR high = ?1", (thread,))
         self._release_origin(thread_id)
         self._execute("DELETE FROM threads WHERE id = ?", (thread,))
+        self._threads.pop(thread_id, None)
+        self._made.discard(thread_id)
 
     def drop_family(self, family: str) -> bool:
         number = int(family)
