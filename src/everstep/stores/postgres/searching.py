@@ -111,11 +111,12 @@ class Searching(ReadingThreads):
     def _expected_looks(self, search: Search) -> int | None:
         """Return at how many threads to look for a page of those that have some labels, by what the server guesses.
 
-        None: it is less work to look at all rows that have them; or there is no guess yet.
+        None: it is less work to look at all rows that have them.
         """
         rows: float = self._one("SELECT reltuples FROM pg_class WHERE oid = '{checkpoints}'::regclass")[0]
         if rows <= 0:
-            return None
+            # There is no guess yet. A page of those that were active last costs little, and is enough if most have them.
+            return search.limit
         explained = self._one(
             f"EXPLAIN (FORMAT JSON) SELECT 1 {_LABELLED.table}", {"labels": labels(search.filter, search.tags)}
         )[0]
