@@ -223,8 +223,9 @@ class BackupReport:
     number: int
     """Of this backup: what `restore` takes as `at`."""
     threads: int = 0
-    """Threads that were written: those of families that are new or have changed."""
+    """Threads of families that are new or have changed."""
     checkpoints: int = 0
+    """What was written of them: checkpoints that no earlier backup has."""
     objects: int = 0
     bytes: int = 0
     """The size of the file."""

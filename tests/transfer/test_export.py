@@ -365,6 +365,18 @@ class TestWhileTheSourceIsWritten:
         assert seen(target.store) == seen(source.store)
         everstep.import_threads(io.BytesIO(data), MemoryStore(), ["t"])
 
+    def test_a_thread_that_is_deleted_meanwhile_is_left_out(self) -> None:
+        source, target = MemoryCheckpointer(), MemoryCheckpointer()
+        engine = CheckpointEngine(source).sync
+        for name in "abc":
+            engine.append(name, [{"role": "user", "content": secrets.token_hex(900)}], {})
+        between = Between(source.store)
+        between.before("read_many", lambda: source.sync.delete_thread("a"))
+        data = exported(between)
+        assert between.is_over
+        everstep.import_threads(io.BytesIO(data), target)
+        assert sorted(listed(seen(target.store))) == ["b", "c"]
+
 
 # -- damage and malice -------------------------------------------------------------------------------------------------
 
@@ -428,7 +440,7 @@ class TestDamage:
         assert isinstance(refused(junk, expected), InvalidInput)
 
     def test_a_newer_version_says_what_to_do(self, data: bytes, expected: dict[str, Any]) -> None:
-        newer = data[:8] + (2).to_bytes(2, "big") + data[10:]
+        newer = data[:8] + (3).to_bytes(2, "big") + data[10:]
         assert "install a newer version" in str(refused(newer, expected))
 
     def test_something_behind_the_end(self, data: bytes, expected: dict[str, Any]) -> None:

@@ -29,12 +29,13 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.records import PLAIN_CODEC, pack_info, pack_record, record_digest, unpack_info
 from everstep.transfer.families import Entry, Family, Group, family_spans, pieces
-from everstep.transfer.frames import FrameReader, FrameWriter
+from everstep.transfer.frames import VERSION, FrameReader, FrameWriter
 from everstep.values import codec, compress, tree
 
 Item = list[Any]
 
 START, FAMILY, THREAD, HIDDEN, LOG, WRITES, SHARED, SEGMENTS, INDEX, OBJECTS, CHECKPOINTS, DONE, END = range(13)
+CHANGED, KEPT, ROWS = range(13, 16)  # in increments only: see `increments`
 """The first field of an item says what it is."""
 
 _FRAME_BYTES = 1 << 20
@@ -57,34 +58,35 @@ _SIGNED_MAX = _ACTIVE_MAX = 1 << 62
 class ItemWriter:
     """Gathers items into frames."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.frames = FrameWriter(file)
+    def __init__(self, file: BinaryIO, version: int = VERSION) -> None:
+        self.frames = FrameWriter(file, version)
         self._items: list[bytes] = []
-        self._size = 0
+        self.size_bytes = 0
+        """How much was gathered for the next frame."""
 
     def add(self, item: Item) -> bool:
         """Take an item; return whether there is enough for a frame."""
         packed = codec.pack(item)
         self._items.append(packed)
-        self._size += len(packed)
-        return self._size >= _FRAME_BYTES
+        self.size_bytes += len(packed)
+        return self.size_bytes >= _FRAME_BYTES
 
     def flush(self) -> None:
         """Write all that was gathered."""
         if self._items:
             self.frames.write(codec.array_header(len(self._items)) + b"".join(self._items))
             self._items = []
-            self._size = 0
+            self.size_bytes = 0
 
 
 def family_items(family: Family) -> Iterator[Item]:
     """Yield what is told of a family before its checkpoints come."""
     yield [FAMILY, family.identity, len(family.raws), len(family.ancestry), len(family.entries)]
     for raw in family.raws.values():
-        yield from _thread_items(raw)
+        yield from thread_items(raw)
     segments: list[Any] = []
     for segment, follows in sorted(family.ancestry.items()):
-        segments.append([segment, list(map(_place_row, follows))])
+        segments.append([segment, list(map(place_row, follows))])
     yield from _in_batches(SEGMENTS, segments)
     # A family may have very many checkpoints: a thread is named by its number there, not by its name.
     threads = {name: number for number, name in enumerate(family.raws)}
@@ -97,7 +99,8 @@ def family_items(family: Family) -> Iterator[Item]:
     yield from _in_batches(INDEX, entries)
 
 
-def _thread_items(raw: RawThread) -> Iterator[Item]:
+def thread_items(raw: RawThread) -> Iterator[Item]:
+    """Yield what is told of a thread."""
     lines: list[Any] = []
     for namespace, line in raw.lines.items():
         lines.append(
@@ -122,7 +125,7 @@ def _thread_items(raw: RawThread) -> Iterator[Item]:
     for other, held in raw.shared_states.items():
         for common in held:
             children, body, sizes = common.root
-            shared.append([other, _place_row(common.place), children, body, list(sizes)])
+            shared.append([other, place_row(common.place), children, body, list(sizes)])
     yield from _in_batches(SHARED, shared)
 
 
@@ -152,7 +155,8 @@ def group_items(group: Group, positions: Mapping[Key, int]) -> Iterator[Item]:
     yield [CHECKPOINTS, rows]
 
 
-def _place_row(place: Place) -> list[Any]:
+def place_row(place: Place) -> list[Any]:
+    """Return a place as a row."""
     return [list(place.key), place.segment, place.seq]
 
 
@@ -166,6 +170,16 @@ class ItemReader:
         self._frames = FrameReader(file)
         self._items: list[Item] = []
         """Those of the last frame that are still to come, the last first."""
+
+    @property
+    def version(self) -> int:
+        """The format of the file."""
+        return self._frames.version
+
+    def go_to(self, offset: int, check: bytes) -> None:
+        """Go on with the frame that begins there; `check` is the checksum of the one before."""
+        self._frames.go_to(offset, check)
+        self._items = []
 
     def read(self) -> Item | None:
         """Return the next item; None if it takes another frame: see `fill`."""
@@ -183,18 +197,18 @@ class ItemReader:
         except CheckpointCorrupted:
             raise
         except EverstepError as exc:  # such as a class: an export holds plain values only
-            raise _out_of_shape("it holds what no export holds") from exc
+            raise out_of_shape("it holds what no export holds") from exc
         if type(items) is not list or not items:
-            raise _out_of_shape("a frame is not a list of items")
+            raise out_of_shape("a frame is not a list of items")
         for item in items:
             if type(item) is not list or not item or type(item[0]) is not int:
-                raise _out_of_shape("an item is not a list with a kind")
+                raise out_of_shape("an item is not a list with a kind")
         self._items = items[::-1]
 
     def check_end(self) -> None:
         """Refuse anything behind the last item."""
         if self._items or self._frames.read() is not None:
-            raise _out_of_shape("there is something behind its end")
+            raise out_of_shape("there is something behind its end")
 
 
 class FamilyReader:
@@ -234,7 +248,7 @@ class FamilyReader:
         _check_shape(item, _THREAD)
         _, name, rows, origin, began, pinned = item
         if checks.thread_id(name) in self._raws:
-            raise _out_of_shape(f"thread {name!r} is there twice")
+            raise out_of_shape(f"thread {name!r} is there twice")
         lines: dict[str, RawLine] = {}
         for namespace, head, was_moved, generation, active, segments, newest in rows:
             lines[checks.namespace(namespace)] = RawLine(
@@ -248,7 +262,7 @@ class FamilyReader:
     def _add_rows(self, item: Item) -> None:
         """Add to the last thread."""
         if not self._names:
-            raise _out_of_shape("something of a thread comes before the thread")
+            raise out_of_shape("something of a thread comes before the thread")
         name = self._names[-1]
         raw = self._raws[name]
         kind = item[0]
@@ -267,17 +281,17 @@ class FamilyReader:
     def _add_entry(self, row: list[Any]) -> None:
         thread, namespace, checkpoint_id, seq, segment, digest, added_bytes = row
         if thread >= len(self._names):
-            raise _out_of_shape("a checkpoint belongs to no thread")
+            raise out_of_shape("a checkpoint belongs to no thread")
         key = Key(self._names[thread], namespace, checks.checkpoint_id(checkpoint_id))
         if namespace not in self._raws[key.thread_id].lines:
-            raise _out_of_shape("a checkpoint belongs to no namespace", key)
+            raise out_of_shape("a checkpoint belongs to no namespace", key)
         if key in self._keys:
-            raise _out_of_shape("a checkpoint is there twice", key)
+            raise out_of_shape("a checkpoint is there twice", key)
         last = 0
         if self._entries:
             last = self._entries[-1].seq
         if not 0 < segment <= seq or seq <= last:
-            raise _out_of_shape("a checkpoint has an impossible number", key)
+            raise out_of_shape("a checkpoint has an impossible number", key)
         self._keys.add(key)
         self._entries.append(Entry(key, seq, segment, digest, added_bytes))
 
@@ -285,7 +299,7 @@ class FamilyReader:
         """Return the family, which is all there."""
         counts = len(self._raws), len(self._ancestry), len(self._entries)
         if counts != (self._threads, self._segments, self._checkpoints) or not self._raws:
-            raise _out_of_shape("a family has more or less than it says")
+            raise out_of_shape("a family has more or less than it says")
         for segment, follows in self._ancestry.items():
             _check_follows(segment, follows)
         for raw in self._raws.values():
@@ -294,7 +308,7 @@ class FamilyReader:
         for lowest, highest in family_spans(family).values():
             self.span = max(self.span, highest - lowest)
             if highest >= _NUMBER_MAX or self.span >= _SPAN_MAX:
-                raise _out_of_shape("its numbers are out of bounds")
+                raise out_of_shape("its numbers are out of bounds")
         return family
 
 
@@ -317,35 +331,29 @@ class GroupReader:
 
     def add_objects(self, item: Item) -> None:
         """Take objects."""
-        _check_shape(item, (_number, [_bytes]))
-        flat = item[1]
-        if len(flat) % 2:
-            raise _out_of_shape("an object has no body")
-        children = flat[::2]
-        bodies = flat[1::2]
-        for below, body, squeezed in zip(children, bodies, compress.squeeze_all(bodies), strict=True):
-            _check_hashes(below)
+        objects = read_objects(item)
+        bodies = compress.squeeze_all([body for _, body in objects])
+        for (below, body), squeezed in zip(objects, bodies, strict=True):
             key = tree.address(below, body)
             if key in self._seen:
-                raise _out_of_shape("an object is there twice")
+                raise out_of_shape("an object is there twice")
             self._seen.add(key)
             self._objects.append(Object(key, below, squeezed))
-        self.objects += len(children)
+        self.objects += len(objects)
 
     def take_group(self, item: Item, wants: Callable[[Entry], bool]) -> Group:
         """Return what has come since the last group, and the checkpoints of this item that somebody wants."""
-        _check_shape(item, (_number, [_CHECKPOINT]))
+        rows = read_checkpoints(item)
         for obj in self._objects:
             self._check_there(obj.children, None)
         found: list[Stored] = []
         packed: dict[Key, tuple[bytes, bytes]] = {}
-        for position, step, children, info, body in item[1]:
+        for position, step, children, info, body in rows:
             entry = self._take_entry(position)
-            _check_hashes(children)
             self._check_there(children, entry.key)
             if not wants(entry):
                 continue
-            record = _record(entry.key, step, children, info, body)
+            record = read_record(entry.key, step, children, info, body)
             packed[entry.key] = pack_record(record)
             digest = record_digest(*packed[entry.key])
             found.append(
@@ -353,7 +361,7 @@ class GroupReader:
             )
         objects = self._objects
         self._objects = []
-        are_all_held = bool(item[1]) and not found
+        are_all_held = bool(rows) and not found
         if are_all_held:  # whoever has all of these checkpoints has their objects too
             objects = []
         return Group(found, objects, packed)
@@ -361,7 +369,7 @@ class GroupReader:
     def _take_entry(self, position: int) -> Entry:
         """Return the checkpoint at this place of the index, which must not have come before."""
         if position >= len(self._family.entries) or position in self._positions:
-            raise _out_of_shape("a checkpoint is there twice, or is not in the index")
+            raise out_of_shape("a checkpoint is there twice, or is not in the index")
         self._positions.add(position)
         return self._family.entries[position]
 
@@ -376,7 +384,7 @@ class GroupReader:
     def _check_there(self, children: bytes, key: Key | None) -> None:
         for address in tree.hashes(children):
             if address not in self._seen:
-                raise _out_of_shape("a part of its values is missing in the file", key)
+                raise out_of_shape("a part of its values is missing in the file", key)
 
 
 class Summary(NamedTuple):
@@ -391,7 +399,7 @@ class Summary(NamedTuple):
 def read_start(item: Item) -> tuple[int, int]:
     """Return how many threads and checkpoints the first item promises."""
     if item[0] != START:
-        raise _out_of_shape("it does not start as an export does")
+        raise out_of_shape("it does not start as an export does")
     _check_shape(item, (_number, _text, _number, _number))
     return item[2], item[3]
 
@@ -405,26 +413,72 @@ def read_done(item: Item) -> tuple[bool, int, int]:
 def read_end(item: Item) -> Summary:
     """Return what the last item says."""
     if item[0] != END:
-        raise _out_of_shape("an item is where it cannot be")
+        raise out_of_shape("an item is where it cannot be")
     _check_shape(item, (_number, _number, _number, _number, _number))
     return Summary(*item[1:])
 
 
-def _record(key: Key, step: int, children: bytes, info: bytes, body: bytes) -> Record:
+def read_objects(item: Item) -> list[tuple[bytes, bytes]]:
+    """Return objects as the hashes of their children, and their bodies."""
+    _check_shape(item, (_number, [_bytes]))
+    flat = item[1]
+    if len(flat) % 2:
+        raise out_of_shape("an object has no body")
+    for children in flat[::2]:
+        _check_hashes(children)
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def read_checkpoints(item: Item) -> list[Any]:
+    """Return checkpoints as rows: position in the index, step, hashes of children, metadata, body."""
+    _check_shape(item, (_number, [_CHECKPOINT]))
+    rows: list[Any] = item[1]
+    return rows
+
+
+def read_changed(item: Item) -> Item:
+    """Return what the first item of a family that has changed says: identity, what it rests on, number of rows."""
+    _check_shape(item, (_number, _identity, (_number, _number, _bytes), _number))
+    return item[1:]
+
+
+def read_kept(item: Item) -> tuple[int, int]:
+    """Return which rows stay: the first of them, and how many."""
+    _check_shape(item, (_number, _number, _number))
+    return item[1], item[2]
+
+
+def read_rows(item: Item) -> list[bytes]:
+    """Return rows that are new, each packed."""
+    _check_shape(item, (_number, [_bytes]))
+    rows: list[bytes] = item[1]
+    return rows
+
+
+def read_entry(row: Item) -> Entry:
+    """Return a checkpoint from its row in the index of an increment."""
+    if not _fits(row, (*_KEY, _number, _number, _bytes, _number)):
+        raise out_of_shape("a checkpoint is not what it should be")
+    thread_id, namespace, checkpoint_id, *rest = row
+    return Entry(Key(thread_id, namespace, checkpoint_id), *rest)
+
+
+def read_record(key: Key, step: int, children: bytes, info: bytes, body: bytes) -> Record:
+    """Return a checkpoint from the fields of its row, the metadata of which are checked."""
     try:
         record = unpack_info(key, step, children, info, body)
     except CheckpointCorrupted:
         raise
     except EverstepError as exc:
-        raise _out_of_shape(f"its metadata cannot be decoded: {exc}", key) from exc
+        raise out_of_shape(f"its metadata cannot be decoded: {exc}", key) from exc
     # A name or a time of another type would fail much later, in whatever reads it.
     texts = [record.created_at, record.summary, record.next_node, record.trigger, record.kind, *record.tags]
     for parent in record.parents:
         texts += parent
     if set(map(type, texts)) != {str} or not all(map(_number, record.sizes)):
-        raise _out_of_shape("its metadata is out of shape", key)
+        raise out_of_shape("its metadata is out of shape", key)
     if record.repeats is not None and not _signed(record.repeats):
-        raise _out_of_shape("its metadata is out of shape", key)
+        raise out_of_shape("its metadata is out of shape", key)
     return record
 
 
@@ -524,33 +578,33 @@ def _fits(value: Any, shape: Any) -> bool:
 
 def _check_shape(item: Item, shape: Any) -> None:
     if not _fits(item, shape):
-        raise _out_of_shape(f"an item of kind {item[0]!r:.20} is not what it should be")
+        raise out_of_shape(f"an item of kind {item[0]!r:.20} is not what it should be")
 
 
 def _check_hashes(children: bytes) -> None:
     if len(children) % tree.HASH_BYTES:
-        raise _out_of_shape("a reference is cut off")
+        raise out_of_shape("a reference is cut off")
 
 
 def _check_follows(segment: int, follows: Sequence[Place]) -> None:
     for place in follows:
         # What follows itself would be walked for ever.
         if place.seq >= segment or place.segment > place.seq:
-            raise _out_of_shape("a segment follows what came later")
+            raise out_of_shape("a segment follows what came later")
 
 
 def _check_log(raw: RawThread) -> None:
     """Refuse a log that undo and redo could not read, or whose operations are out of order."""
     for before, after in pairwise(raw.operations):
         if before.seq >= after.seq:
-            raise _out_of_shape("the log of a thread is out of order", Key(raw.thread_id, "", ""))
+            raise out_of_shape("the log of a thread is out of order", Key(raw.thread_id, "", ""))
     try:
         for entry in raw.operations:
             if "undo" in entry.data:  # one without was not written by the engine
                 _check_operation(entry)
     # The data of an entry may be anything: whatever goes wrong while it is read, the file is to blame.
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as exc:
-        raise _out_of_shape(f"the log of a thread cannot be read: {exc}", Key(raw.thread_id, "", "")) from exc
+        raise out_of_shape(f"the log of a thread cannot be read: {exc}", Key(raw.thread_id, "", "")) from exc
 
 
 def _check_operation(entry: Operation) -> None:
@@ -565,7 +619,8 @@ def _check_operation(entry: Operation) -> None:
         raise ValueError("it is out of shape")
 
 
-def _out_of_shape(reason: str, key: Key | None = None) -> CheckpointCorrupted:
+def out_of_shape(reason: str, key: Key | None = None) -> CheckpointCorrupted:
+    """Return what to raise about a file that is not as any writer would leave it."""
     if key is None:
         return CheckpointCorrupted(f"the file is damaged: {reason}")
     return CheckpointCorrupted(

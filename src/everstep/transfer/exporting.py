@@ -20,7 +20,7 @@ from everstep.reports import CopyProgress, CopyReport, ExportReport
 from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Key, Object
-from everstep.transfer import archive, families
+from everstep.transfer import archive, families, frames
 from everstep.transfer.archive import CHECKPOINTS, DONE, END, FAMILY, OBJECTS, START, FamilyReader, GroupReader, Item
 from everstep.transfer.families import Entry, Group, Pass, Receiver, StoreSource
 from everstep.transfer.receiving import Progress, Target
@@ -210,8 +210,15 @@ _FULL = {28, 122}  # ENOSPC, EDQUOT
 class Exporter:
     """Writes all that a source gives."""
 
-    def __init__(self, file: BinaryIO, source: StoreSource, progress: Progress | None, run: Run) -> None:
-        self._items = archive.ItemWriter(file)
+    def __init__(
+        self,
+        file: BinaryIO,
+        source: StoreSource,
+        progress: Progress | None,
+        run: Run,
+        version: int = frames.VERSION,
+    ) -> None:
+        self._items = archive.ItemWriter(file, version)
         self._source = source
         self._progress = progress
         self._run = run
@@ -240,9 +247,7 @@ class Exporter:
     async def write_family(self, coming: Pass) -> None:
         """Write one pass of a family, and note whether it is whole."""
         family = coming.family
-        for item in archive.family_items(family):
-            await self._write(item)
-        positions = {entry.key: position for position, entry in enumerate(family.entries)}
+        positions = await self._write_told(coming)
         written: set[Key] = set()
         objects = 0
         async with aclosing(coming.groups(self)) as groups:
@@ -254,13 +259,20 @@ class Exporter:
                 objects += len(group.objects)
                 self._count(checkpoints=len(group.checkpoints), objects=len(group.objects))
                 self._tell()
-        is_whole = not coming.has_moved_on and families.has_all_heads(family.raws.values(), written)
+        there = {entry.key for entry in family.entries if not self.wants(entry)} | written
+        is_whole = not coming.has_moved_on and families.has_all_heads(family.raws.values(), there)
         await self._write([DONE, is_whole, len(written), objects])
         if is_whole:
             self._families += 1
             self._count(threads=len(family.raws))
         coming.is_finished = is_whole
         self._tell()
+
+    async def _write_told(self, coming: Pass) -> dict[Key, int]:
+        """Write what is told of a family before its checkpoints; return where they stand in its index."""
+        for item in archive.family_items(coming.family):
+            await self._write(item)
+        return {entry.key: position for position, entry in enumerate(coming.family.entries)}
 
     def wants(self, _entry: Entry) -> bool:
         return True
@@ -295,6 +307,10 @@ class ArchiveSource:
     ) -> None:
         """`names` are threads whose families are wanted, `identities` families; None: all."""
         self._items = archive.ItemReader(file)
+        if self._items.version != frames.VERSION:
+            raise InvalidInput(
+                "this is an increment of a backup, which rests on earlier ones: use restore with its folder"
+            )
         self._identities = identities
         self.taken: set[bytes] = set()
         """The families that somebody took, by identity."""
@@ -312,8 +328,8 @@ class ArchiveSource:
         unfinished: bytes | None = None
         while (item := await self.next_item())[0] == FAMILY:
             family, item = await self._read_family(item)
-            if unfinished not in (None, family.identity):
-                break
+            if unfinished not in (None, family.identity):  # it was deleted while it was exported
+                seen = set()
             coming = _ArchivePass(self, family, seen, item)
             if self._is_wanted(family):
                 missing -= family.raws.keys()
@@ -328,8 +344,6 @@ class ArchiveSource:
                 self.count(families=1, threads=len(family.raws))
             else:  # its writer was overtaken by others, and another pass of the same family follows
                 unfinished = family.identity
-        if unfinished is not None:
-            raise CheckpointCorrupted("the file is damaged: a family was begun and not finished")
         if archive.read_end(item) != self._so_far:
             raise CheckpointCorrupted("the file is damaged: it has more or less than it says")
         await self.run(self._items.check_end)

@@ -38,7 +38,7 @@ PART_CHECKPOINTS = 500
 PART_BYTES = 8 << 20
 PART_THREADS = 100
 _PAGE = 1000
-_FETCHED_MAX = 2000  # objects that are asked for at once
+FETCHED_MAX = 2000  # objects that are asked for at once
 _PASSES_MAX = 20
 _ROUNDS_MAX = 20  # through the list of threads
 
@@ -128,7 +128,7 @@ class StoreSource:
         self.threads_total = 0
         self.checkpoints_total = 0
 
-    async def passes(self) -> AsyncGenerator[Pass, None]:
+    async def passes(self) -> AsyncGenerator[StorePass, None]:
         if self._names is None:
             families = await self._all_families()
             counted: Iterable[str | None] = [None]  # all threads at once
@@ -153,7 +153,7 @@ class StoreSource:
                     f"the family of thread {names[0]!r} changes faster than it can be copied; try again"
                 )
 
-    def _make_pass(self, family: Family, sent: set[bytes]) -> Pass:
+    def _make_pass(self, family: Family, sent: set[bytes]) -> StorePass:
         return StorePass(self._store, family, sent)
 
     async def _all_families(self) -> list[list[str]]:
@@ -258,6 +258,10 @@ class StorePass(Pass):
         super().__init__(family)
         self._store = store
         self._sent = sent
+
+    def skip(self, objects: Iterable[bytes]) -> None:
+        """Leave these objects out, and all below them, in this pass and those that follow it."""
+        self._sent.update(objects)
 
     async def groups(self, receiver: Receiver) -> AsyncGenerator[Group, None]:
         wanted = (entry for entry in self.family.entries if receiver.wants(entry))
@@ -374,7 +378,7 @@ async def walk(
     while level:
         visited.update(level)
         below: dict[bytes, None] = {}
-        for asked in pieces(level, _FETCHED_MAX):
+        for asked in pieces(level, FETCHED_MAX):
             objects = await fetch(asked)
             if len(objects) < len(asked):
                 raise Lost

@@ -16,6 +16,8 @@ from everstep.values import compress
 
 MAGIC = b"EVERSTEP"
 VERSION = 1
+INCREMENT_VERSION = 2
+"""Of a file that rests on others: the increment of a backup. Else it is the same."""
 CHECK_BYTES = 16
 
 _HEADER = struct.Struct(">8sHH")  # magic, version, reserved
@@ -26,9 +28,9 @@ _READ_BYTES = 1 << 20  # at once: a length that is not true costs no more than w
 class FrameWriter:
     """Writes frames to a file, one after the other."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, version: int = VERSION) -> None:
         self._file = file
-        header = _HEADER.pack(MAGIC, VERSION, 0)
+        header = _HEADER.pack(MAGIC, version, 0)
         self.check = _check(b"", header)
         """The checksum of the last frame: it covers all that was written."""
         self.size_bytes = 0
@@ -59,15 +61,22 @@ class FrameReader:
             raise InvalidInput("this is not an export of Everstep: it begins with other bytes")
         if len(header) < _HEADER.size:
             raise _ends_early()
+        version: int
         _, version, reserved = _HEADER.unpack(header)
-        if version > VERSION:
+        self.version = version
+        if self.version > INCREMENT_VERSION:
             raise InvalidInput(
-                f"the file was written by a newer version of Everstep, in format {version}, and this one knows formats "
-                f"up to {VERSION}; install a newer version to read it"
+                f"the file was written by a newer version of Everstep, in format {self.version}, and this one knows "
+                f"formats up to {INCREMENT_VERSION}; install a newer version to read it"
             )
-        if version != VERSION or reserved:
+        if not self.version or reserved:
             raise CheckpointCorrupted("the header of the file is damaged")
         self._last = _check(b"", header)
+
+    def go_to(self, offset: int, check: bytes) -> None:
+        """Go on with the frame that begins there; `check` is the checksum of the one before."""
+        self._file.seek(offset)
+        self._last = check
 
     def read(self) -> bytes | None:
         """Return the content of the next frame; None: the file ends here."""

@@ -18,7 +18,7 @@ from everstep.reports import Finding
 from everstep.stores.inspection import Checking
 from everstep.stores.protocol import Key, Query, RawLine, RawThread, SharedState, Store, Thread, Write
 from everstep.transfer import families
-from everstep.transfer.families import Entry, Family, Group, Lost, Pass, Receiver, StorePass, StoreSource, entry_of
+from everstep.transfer.families import Entry, Family, Group, Lost, Receiver, StorePass, StoreSource, entry_of
 from everstep.upkeep.looking import DAMAGE, finding_of, look_at
 from everstep.values.tree import hashes
 
@@ -49,7 +49,7 @@ class SalvageSource(StoreSource):
         if not any(finding.thread_id == name for finding in self.findings):
             super()._refuse_missing(name)
 
-    def _make_pass(self, family: Family, sent: set[bytes]) -> Pass:
+    def _make_pass(self, family: Family, sent: set[bytes]) -> StorePass:
         return _SalvagePass(self, self._store, family, sent)
 
     async def _all_families(self) -> list[list[str]]:
