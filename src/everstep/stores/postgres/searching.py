@@ -115,7 +115,7 @@ class Searching(ReadingThreads):
         """
         rows: float = self._one("SELECT reltuples FROM pg_class WHERE oid = '{checkpoints}'::regclass")[0]
         if rows <= 0:
-            # There is no guess yet. A page of those that were active last costs little, and is enough if most have them.
+            # There is no guess yet. A page of those that were active last costs little, and will do if most have them.
             return search.limit
         explained = self._one(
             f"EXPLAIN (FORMAT JSON) SELECT 1 {_LABELLED.table}", {"labels": labels(search.filter, search.tags)}
