@@ -131,9 +131,11 @@ class Attempt:
 
     # -- beginning
 
-    async def start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Begin a new run: record what it is to be called with."""
-        found = await self._repository.load(self.thread_id)
+    async def start(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_empty: bool) -> None:
+        """Begin a new run: record what it is to be called with. `is_empty`: there is nothing in the thread yet."""
+        found = None
+        if not is_empty:
+            found = await self._repository.load(self.thread_id)
         if found is not None:
             stored, values = found
             self.live.begin(values, stored.record.next_node)

@@ -87,13 +87,14 @@ class Taken:
     async def _begin(self, asked: Asked | None) -> None:
         thread_id = self._attempt.thread_id
         repository = repository_of(self._runner.engine)
-        found = await find(repository, thread_id)
-        if found is None:
+        loaded = await repository.store.read(thread_id)
+        head = loaded.stored if loaded is not None else None
+        if head is None or head.record.kind != RUN_KIND:
             if asked is None:
                 raise RunNotFound(thread_id)
-            await self._attempt.start(*asked)
+            await self._attempt.start(*asked, is_empty=head is None)
             return
-        head, recorded = found
+        recorded = await _journal_of(repository, head)
         check_same(self._runner.program, thread_id, recorded, asked)
         end = recorded.end
         if end is not None and end.about["status"] == DONE:
@@ -140,12 +141,10 @@ class Taken:
             )
 
 
-async def find(repository: Repository, thread_id: str) -> tuple[Stored, Journal] | None:
-    """Return the head of a run and its journal; None: there is no run in that thread."""
-    loaded = await repository.store.read(thread_id)
-    if loaded is None or loaded.stored.record.kind != RUN_KIND:
-        return None
-    found = await journal.load(repository, loaded.stored)
+async def _journal_of(repository: Repository, head: Stored) -> Journal:
+    """Return what is recorded of the run that a checkpoint belongs to."""
+    thread_id = head.record.key.thread_id
+    found = await journal.load(repository, head)
     if found.start is None:
         # To begin anew would be to pay again for what was recorded.
         raise RunError(
@@ -153,7 +152,7 @@ async def find(repository: Repository, thread_id: str) -> tuple[Stored, Journal]
             "has lost its beginning: it is a branch of a thread that was deleted, with all that the run had recorded "
             "there. What it holds can still be read; to run it once more, start it in another thread",
         )
-    return loaded.stored, found
+    return found
 
 
 def check_same(program: Program, thread_id: str, found: Journal, asked: Asked | None) -> None:
@@ -212,10 +211,11 @@ async def to_the_end(runner: Runner, thread_id: str, asked: Asked | None, begun:
 
 async def _raise_failure(runner: Runner, thread_id: str) -> None:
     """Raise the error that a run has ended with while others ran it."""
-    found = await find(repository_of(runner.engine), thread_id)
-    if found is None:
+    repository = repository_of(runner.engine)
+    loaded = await repository.store.read(thread_id)
+    if loaded is None or loaded.stored.record.kind != RUN_KIND:
         return
-    end = found[1].end
+    end = (await _journal_of(repository, loaded.stored)).end
     if end is not None and end.about["status"] == FAILED:
         raise failures.made_again(thread_id, "end", end.values.get("error", {}))
 

@@ -209,6 +209,7 @@ class Claims:
             namespace=TASK_NAMESPACE,
             expect=before.record.key.checkpoint_id if before is not None else None,
             prune=[before.seq] if before is not None else [],
+            head=before,
             make_new_id=make_new_id,
         )
 

@@ -80,6 +80,11 @@ class Save:
             return self.checkpoint_id == checkpoint_id
         return self._step.named(checkpoint_id)
 
+    @property
+    def begins_thread(self) -> bool:
+        """Whether there was nothing in the thread when it was looked at last."""
+        return self._ledger.is_empty
+
     def check_follows(self, head_id: str | None) -> None:
         """Raise HeadMoved unless the values, as they were prepared, may be put on top of that head."""
         self._ledger.check_follows(self, head_id)
@@ -126,6 +131,11 @@ class Ledger:
         """Begin with a head, or (None) with an empty thread."""
         self._last = Save(self, 0, (), packed)
         self._last.checkpoint_id, self._step = checkpoint_id, step
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was loaded and nothing saved yet."""
+        return self._last.checkpoint_id is None
 
     def is_saved(self, save: Save) -> bool:
         """Whether what a save holds is what was saved or loaded last."""

@@ -161,18 +161,25 @@ class Repository:
         prune: Sequence[int] = (),
         shared_states: Mapping[str, SharedState] = MappingProxyType({}),
         make_new_id: Callable[[], None] | None = None,
+        head: Stored | None = None,
     ) -> Stored:
         """Save messages, state and tool results; `record` makes the record for the head it will follow.
 
-        With `make_new_id` the record's id is one made by chance: it replaces nothing, and is made anew if it is taken.
+        Who knows the head that is expected may give it as `head`: then it is not looked for. With `make_new_id` the
+        record's id is one made by chance: it replaces nothing, and is made anew if it is taken.
         """
         # Values are packed before the first wait: what the caller changes later belongs to a later step.
         packed = self._pack(values, self.memory.head(thread_id, namespace), split)
 
         async def attempt(store: Store, is_first: bool) -> tuple[Stored, Encoded]:
             repository = self.over(store)
-            find = repository._recent_head if is_first else repository._fresh_head
-            encoded = await repository._encoded(packed, await find(thread_id, namespace), size_bytes_max)
+            if is_first and (head is not None or expect is None):
+                known = head  # whether that is still so is seen in the commit
+            elif is_first:
+                known = await repository._recent_head(thread_id, namespace)
+            else:
+                known = await repository._fresh_head(thread_id, namespace)
+            encoded = await repository._encoded(packed, known, size_bytes_max)
             try:
                 stored = await repository._commit(
                     thread_id, namespace, expect, encoded, record, prune, make_new_id, shared_states
@@ -272,7 +279,9 @@ class Repository:
                 step.go_on_with(values.next_node)
                 record = step.record
                 fitting = repository._pack(values[:3], repository.memory.head(thread_id, ""), split)
-            head = await repository._recent_head(thread_id, "")
+            head: Stored | None = None
+            if not is_first or not save.begins_thread:  # else the commit sees that there still is nothing
+                head = await repository._recent_head(thread_id, "")
             encoded = await repository._encoded(fitting, head, size_bytes_max)
             try:
                 stored = await repository._commit(thread_id, "", expect, encoded, record, prune, step.make_new_id)
