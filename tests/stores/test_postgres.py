@@ -1143,7 +1143,7 @@ def shown_by(error: BaseException) -> list[str]:
 
 
 def test_the_schema_may_be_partitioned_by_family(own: OwnPostgres, schema: str) -> None:
-    text = resources.files("everstep.stores.postgres").joinpath("sql/postgres-12.sql").read_text()
+    text = resources.files("everstep.stores.postgres").joinpath("sql/postgres-13.sql").read_text()
     parts = []
     for name in (
         "threads",

@@ -17,6 +17,7 @@ from everstep.stores.postgres.forms import (
     Known,
     columns,
     damaged,
+    is_unknown,
     labels,
     name_bytes,
     packed_id,
@@ -221,13 +222,13 @@ class Changing(Searching):
             found = self._ask(LOAD, (*name_bytes(thread_id, namespace), None, False, False))
             asked = [(base, self._ask(LOAD, (*map(str.encode, base.key), False, False))) for base in bases]
         rows = found.fetchall()
-        if not rows:
+        if not rows or is_unknown(rows):
             return None, []
         loaded, known = self._checked_load(thread_id, namespace, None, rows)
         stored = list[BaseRef]()
         for base, answer in asked:
             held = answer.fetchall()
-            if not held:
+            if not held or is_unknown(held):
                 continue
             checkpoint = to_loaded(*base.key[:2], held)[0].stored
             if checkpoint.digest == base.digest and checkpoint.family == loaded.stored.family:

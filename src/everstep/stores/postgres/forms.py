@@ -47,6 +47,8 @@ LISTED = (
 OF_THREADS = """JOIN {lines} l ON l.family = c.family AND l.id = c.line
                  JOIN {threads} t ON t.family = l.family AND t.id = l.thread"""
 LOAD = "SELECT * FROM {load}(%s, %s, %s, %s, %s)"
+_UNKNOWN = 3
+"""The kind of the row that LOAD gives where there is no thread of that name, nor anything left of one."""
 
 
 class Known(NamedTuple):
@@ -176,6 +178,11 @@ def to_stored(thread_id: str, namespace: str, family: int, row: Sequence[Any]) -
     seq, checkpoint_id, step, segment, pinned, added, info, children, root, hidden = row
     record = unpack_record(Key(thread_id, namespace, checkpoint_id.decode()), step, children, info, root)
     return Stored(record, seq, str(family), pinned, hidden, record_digest(info, root), segment, added)
+
+
+def is_unknown(rows: Sequence[Any]) -> bool:
+    """Whether the rows that LOAD gave tell that there is no such thread, and nothing that is left of one."""
+    return bool(rows) and rows[0][0] == _UNKNOWN
 
 
 def to_loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Loaded, Known | None]:

@@ -24,6 +24,7 @@ from everstep.stores.postgres.forms import (
     check_answer,
     damaged,
     deletion_mark,
+    is_unknown,
     labels,
     name_bytes,
     to_bytes,
@@ -109,6 +110,8 @@ class Reading(Asking):
     ) -> tuple[Loaded, Known | None] | None:
         """Read a checkpoint, its objects and its writes in one statement: one round trip, one state."""
         rows = self._all(LOAD, (*name_bytes(thread_id, namespace), to_bytes(checkpoint_id), objects, writes))
+        if is_unknown(rows):
+            return None
         if not rows:
             self.check_whole(thread_id, namespace, stored_max=0 if checkpoint_id is None else STORED_COUNTED_MAX)
             return None

@@ -93,8 +93,8 @@ except ImportError as exc:
 logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
-SCHEMA_FIRST = 12  # tables of earlier versions were never released
-SCHEMA_VERSION = 12
+SCHEMA_FIRST = 13  # tables of earlier versions were never released
+SCHEMA_VERSION = 13
 SERVER_VERSION_MIN = 14
 _MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
 _ONE_STATE = "ISOLATION LEVEL REPEATABLE READ READ ONLY"

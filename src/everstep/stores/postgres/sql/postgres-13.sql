@@ -1,4 +1,4 @@
--- Schema 12 of the PostgreSQL store, the first that is released. Names in braces are filled in with the schema and the
+-- Schema 13 of the PostgreSQL store, the first that is released. Names in braces are filled in with the schema and the
 -- table prefix. Everything a user names or saves is bytea: text columns cannot hold NUL. Primary keys start with the
 -- family, so that each table but `meta`, `names`, `gone` and `families` can be hash-partitioned by it.
 --
@@ -523,7 +523,14 @@ DECLARE
 BEGIN
     SELECT l.* INTO _l FROM {names} n JOIN {lines} l ON l.family = n.family AND l.thread = n.thread
         WHERE n.name = _name AND l.namespace = _namespace;
-    IF NOT FOUND THEN RETURN; END IF;
+    IF NOT FOUND THEN
+        -- A row of its own tells that nothing has that name, so that nobody need ask whether something was lost.
+        RETURN QUERY SELECT 3, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0,
+            ''::bytea, ''::bytea, ''::bytea, ''::bytea
+            WHERE NOT EXISTS (SELECT 1 FROM {names} n WHERE n.name = _name)
+              AND NOT EXISTS (SELECT 1 FROM {threads} t WHERE t.name = _name);
+        RETURN;
+    END IF;
     IF _id IS NULL THEN
         SELECT * INTO _c FROM {checkpoints} c WHERE c.family = _l.family AND c.line = _l.id AND c.seq = _l.head;
     ELSE
