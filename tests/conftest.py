@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,9 @@ WITH_EXAMPLES = (*STORES, "lmdb")
 """Those and the store of `examples/lmdb_store.py`."""
 
 
-REDIS_AND_FACE = {("redis", "async"), ("cluster", "blocking")}
-"""How Redis is met above the stores. The contract of stores has both kinds of server on both faces."""
+REDIS_AND_FACE = [("redis", "async"), ("cluster", "blocking")]
+"""How Redis is met above the stores: half of the tests have the one, half the other. The contract of stores has both
+kinds of server on both faces."""
 
 
 WORKERS_FACE = {"sqlite": "blocking", "postgres": "async"}
@@ -71,13 +72,13 @@ def _stand_ins(item: pytest.Item) -> list[str]:
     kind, face = params.get("kind"), params.get("face")
     if face not in FACES or "stores" in item.path.parts:
         return []
-    other_face = FACES[1 - FACES.index(face)]
     if kind in ("redis", "cluster"):
-        if (kind, face) in REDIS_AND_FACE:
-            return []
-        other_kind = "cluster" if kind == "redis" else "redis"
-        return [_variant(item, face, other_face), _variant(item, kind, other_kind)]
-    return [_variant(item, face, other_face)] if _one_face(item, kind) == other_face else []
+        preferred = REDIS_AND_FACE if _half(item) else REDIS_AND_FACE[::-1]
+        order = [*preferred, ("redis", "blocking"), ("cluster", "async")]
+        better = order[: order.index((kind, face))]
+        return [_variant(item, {kind: other_kind, face: other_face}) for other_kind, other_face in better]
+    other_face = FACES[1 - FACES.index(face)]
+    return [_variant(item, {face: other_face})] if _one_face(item, kind) == other_face else []
 
 
 def _one_face(item: pytest.Item, kind: str | None) -> str | None:
@@ -85,13 +86,21 @@ def _one_face(item: pytest.Item, kind: str | None) -> str | None:
     if "workers" in getattr(item, "fixturenames", ()):
         return WORKERS_FACE.get(kind or "")
     if kind == "postgres":  # half of the tests have the one, half the other
-        return FACES[zlib.crc32(item.nodeid.partition("[")[0].encode()) % 2]
+        return FACES[_half(item)]
     return None
 
 
-def _variant(item: pytest.Item, word: str, other: str) -> str:
+def _half(item: pytest.Item) -> int:
+    """Return 0 for half of the tests and 1 for the other half, by their names."""
+    return zlib.crc32(item.nodeid.partition("[")[0].encode()) % 2
+
+
+def _variant(item: pytest.Item, others: Mapping[str, str]) -> str:
+    """Return the name of a test with other parameters."""
     name, _, words = item.nodeid.partition("[")
-    return f"{name}[{words.replace(word, other, 1)}"
+    for word, other in others.items():
+        words = words.replace(word, other, 1)
+    return f"{name}[{words}"
 
 
 @pytest.hookimpl(tryfirst=True)
