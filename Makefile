@@ -8,7 +8,7 @@ WORKERS := $(if $(EVERSTEP_TEST_POSTGRES),0,2)  # a server that is given has one
 # Tests start hundreds of processes: each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint bench langgraph-tests lock clean
+.PHONY: help demo test pytest lint bench langgraph-tests lock clean
 
 help:
 	@echo "make demo    an agent is killed and resumes; its history is rewound, branched, merged and undone"
@@ -21,7 +21,11 @@ help:
 demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
-test: lint
+# Types are looked at beside the first tests, since that takes one core.
+test: $(READY)
+	@$(MAKE) --jobs 2 lint pytest
+
+pytest: $(READY)
 	$(BIN)/python -m pytest -n $(strip $(WORKERS)) --dist worksteal
 
 lint: $(READY)
@@ -38,7 +42,7 @@ langgraph-tests: $(READY)
 $(READY): requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Everstep needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
