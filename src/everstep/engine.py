@@ -130,6 +130,7 @@ class CheckpointEngine(Closing):
     @property
     def sync(self) -> SyncEngine:
         """The same methods, blocking. Works inside a running event loop too."""
+        # Not by the initializer: both faces share the capture, the programs and the figures.
         twin = object.__new__(CheckpointEngine)
         twin.__dict__.update(self.__dict__)
         twin._timeline = self._timeline.blocking
@@ -280,7 +281,7 @@ class CheckpointEngine(Closing):
         """
         from everstep.durable import lists
 
-        return await lists.resume(self, self._programs, thread_id, on_change)
+        return await lists.resume(self, thread_id, on_change)
 
     async def recover(self, *, concurrency: int = 8) -> list[RunInfo]:
         """Take up every run whose owner has died, or that waited for what has come; return how they stand then.
@@ -290,7 +291,7 @@ class CheckpointEngine(Closing):
         """
         from everstep.durable import lists
 
-        return await lists.recover(self, self._programs, concurrency)
+        return await lists.recover(self, concurrency)
 
     @public_call("runs", has_deadline=False)
     async def runs(self, status: str | None = None) -> list[RunInfo]:
@@ -503,6 +504,7 @@ class CheckpointEngine(Closing):
         if compensate:
             from everstep.durable import undoing
 
+            # Located before the effects are taken back, so that a wrong name stops everything.
             key = await self._timeline.locate(checkpoint_id, thread_id, namespace)
             undone = await undoing.compensate(self, key, is_blocking=self._is_blocking)
         done = await self._rewind_to(checkpoint_id, later, thread_id, namespace)
@@ -697,6 +699,16 @@ class CheckpointEngine(Closing):
         await self._timeline.close()
 
 
+def _handed_on(method: Callable[Concatenate[CheckpointEngine, P], R]) -> Callable[Concatenate[SyncEngine, P], R]:
+    """Return a method of the blocking view for one of the engine's that waits for nothing."""
+
+    def call(self: SyncEngine, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(self._driven, *args, **kwargs)
+
+    functools.update_wrapper(call, method)
+    return call
+
+
 class SyncEngine(SyncFace[CheckpointEngine]):
     """The blocking view of an engine: the same names, parameters and results."""
 
@@ -734,25 +746,9 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     repair = blocking(CheckpointEngine.repair)
     close = blocking(CheckpointEngine.close)
 
-    def snapshot_on(self, trigger: SnapshotTrigger | str) -> Callable[[F], F]:
-        """Return a decorator that saves a checkpoint before and after each call of a function, generator or coroutine.
-
-        The checkpoint says in `tools_result` what was called, with which arguments, and how it ended. It belongs to the
-        live thread around the call (see `thread`), else to the thread "default"; `everstep.on_thread` names another for
-        one call. What cannot be saved is logged and does not disturb the call. Calls are saved only if `trigger` is
-        among the triggers of the configuration.
-        """
-        return self._driven.snapshot_on(trigger)
-
-    def snapshot_scope(
-        self, thread_id: str, state: dict[str, Any], trigger: SnapshotTrigger | str = SnapshotTrigger.STATE_CHANGE
-    ) -> Scope:
-        """Return a context manager that saves `state`, a dict, on entering and with what it holds then on leaving.
-
-        It gives `state` itself. The conversation is that of the live thread of this name, or else the head's. An
-        exception is noted in the metadata (`error`) and by the tag "error", and goes on. A save that fails is logged.
-        """
-        return self._driven.snapshot_scope(thread_id, state, trigger)
+    snapshot_on = _handed_on(CheckpointEngine.snapshot_on)
+    snapshot_scope = _handed_on(CheckpointEngine.snapshot_scope)
+    stats = _handed_on(CheckpointEngine.stats)
 
     def thread(self, thread_id: str, *, interval_seconds: float | None = None) -> SyncLiveThread:
         """Return the thread as the agent has it in a `with` block: messages, state, tools_result, next_node.
@@ -797,18 +793,14 @@ class SyncEngine(SyncFace[CheckpointEngine]):
         """Take a run of a plain function up and return its result. See `CheckpointEngine.resume`."""
         from everstep.durable import lists
 
-        return self._run(lists.resume_blocking(self._driven, self._driven._programs, thread_id, on_change))
+        return self._run(lists.resume_blocking(self._driven, thread_id, on_change))
 
     def recover(self) -> list[RunInfo]:
         """Take up every run of a plain function that has something to do. See `CheckpointEngine.recover`."""
         from everstep.durable import lists
 
-        found: list[RunInfo] = self._run(lists.recover_one_by_one(self._driven, self._driven._programs))
+        found: list[RunInfo] = self._run(lists.recover_one_by_one(self._driven))
         return found
-
-    def stats(self) -> Stats:
-        """Return what this process has done on the backend so far: calls, errors, seconds, bytes, retries, by name."""
-        return self._driven.stats()
 
     @property
     def checkpointer(self) -> SyncBackend:

@@ -114,7 +114,7 @@ async def test_who_waits_gets_it_when_it_is_free(engine: everstep.CheckpointEngi
     lease = engine.lease("t")
     await lease.__aenter__()
     waiting = engine.lease("t", wait_seconds=30)
-    assert not await waiting._take(waiting._engine, is_last=False)
+    assert not await waiting._take(is_last=False)
     await lease.__aexit__(None, None, None)
     async with waiting:
         assert waiting.epoch > 0

@@ -32,7 +32,9 @@ R = TypeVar("R")
 
 _MARK = "_everstep_is_captured"
 
-_ABOVE = 2  # containers around what a record holds: itself, and the list of an unsplit checkpoint
+# The containers around what a record holds: the record itself, and the list of an unsplit checkpoint. The
+# limit of depth counts them.
+_ABOVE = 2
 
 
 class Capture:
@@ -116,7 +118,8 @@ class _Place(NamedTuple):
 
 def _place(capture: Capture, thread_id: str | None, state: dict[str, Any] | None) -> _Place:
     live = None
-    if thread_id is None or isinstance(thread_id, str):  # what is no name is refused, and logged, by the save
+    # What is no name is refused, and logged, by the save.
+    if thread_id is None or isinstance(thread_id, str):
         live = find(capture, thread_id)
     if live is not None:
         return _Place(live.thread_id, live, state)
@@ -167,7 +170,8 @@ class _Around(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, GeneratorExit) and not self._waits_when_closed:
-            self.__exit__(kind, error, trace)  # a coroutine that is being closed cannot wait
+            # A coroutine that is being closed cannot wait.
+            self.__exit__(kind, error, trace)
         elif self._on:
             await to_its_end(_prepared(self._after, self._capture.engine, error))
 
@@ -235,18 +239,21 @@ class _Call(_Around):
 
     def ended(self, returned: Any) -> Any:
         """Take note of what a generator returned, and pass it on."""
-        if returned is None:  # as most generators do: it would tell nothing
+        # As most generators do: it would tell nothing.
+        if returned is None:
             return None
         return self._kept("returned", returned)
 
     def streams(self) -> None:
         """Make the result what will be heard."""
         self._result["result"] = []
-        self._waits_when_closed = True  # a plain generator does not come to that
+        # An asynchronous stream may still wait while it is closed; a plain generator does not come to that.
+        self._waits_when_closed = True
 
     def heard(self, item: Any) -> Any:
         """Take note of an item of a stream, as it is now, and pass it on."""
         if self._on:
+            # Copied now, since whoever listens may change the item.
             self._result["result"].append(storable(item, _ABOVE + 1))
         return item
 
@@ -316,6 +323,8 @@ def _wrapper(function: Any, begin: Callable[[tuple[Any, ...], dict[str, Any]], _
         (inspect.isgeneratorfunction, generator),
     ]
     # An object may be called: then its class says what kind of call that is.
+    # In this order: an async generator function is no coroutine function, but a class may claim to be
+    # several.
     for is_kind, made in kinds:
         if is_kind(function) or is_kind(type(function).__call__):
             return made

@@ -37,7 +37,8 @@ class _Lease:
         self.thread_id = checks.thread_id(thread_id)
         self._ttl = _checked_seconds(ttl_seconds, "ttl_seconds")
         self._wait = wait_seconds
-        if wait_seconds != 0:  # no waiting at all is fine, while a lease of no time is not
+        # No waiting at all is fine, while a lease of no time is not.
+        if wait_seconds != 0:
             self._wait = _checked_seconds(wait_seconds, "wait_seconds")
         self._engine = engine
         self._claim: Claim | None = None
@@ -61,15 +62,15 @@ class _Lease:
             raise InvalidInput(f"the lease of thread {self.thread_id!r} is not held: use it inside its block")
         return self._claim
 
-    def _timeline_of(self, engine: CheckpointEngine) -> StoreTimeline:
-        timeline = engine._timeline
+    def _timeline(self) -> StoreTimeline:
+        timeline = self._engine._timeline
         if not isinstance(timeline, StoreTimeline):
             raise UnsupportedByBackend("a lease is checked inside each commit, which only a store of Everstep's can do")
         return timeline
 
-    async def _take(self, engine: CheckpointEngine, *, is_last: bool) -> bool:
+    async def _take(self, *, is_last: bool) -> bool:
         """Take the lease if it is free; LeaseHeld if it is not, and this is the last try."""
-        claims = Claims(self._timeline_of(engine).repository)
+        claims = Claims(self._timeline().repository)
         try:
             found = await claims.find(self.thread_id)
             self._claim = await claims.take(self.thread_id, found, self._ttl, is_task=False)
@@ -83,16 +84,17 @@ class _Lease:
         self._renewing.enter_context(self._claim.renewed())
         return True
 
-    def _engine_behind(self, engine: CheckpointEngine) -> CheckpointEngine:
+    def _engine_behind(self) -> CheckpointEngine:
         # A copy, so that the caller's own engine goes on without the lease. Live threads belong to the engine whose
         # capture they carry: those that are opened behind the lease are not found through the other one.
-        twin = copy.copy(engine)
-        twin._timeline = self._timeline_of(engine).behind(self._held())
-        twin._capture = type(engine._capture)(twin)
+        twin = copy.copy(self._engine)
+        twin._timeline = self._timeline().behind(self._held())
+        twin._capture = type(self._engine._capture)(twin)
         return twin
 
     async def _let_go(self) -> None:
         claim = self._held()
+        # Before it is given back: a renewal in between would find a record that is not its own.
         self._renewing.close()
         self._claim = None
         try:
@@ -115,10 +117,12 @@ class Lease(NeedsAsync, _Lease):
     async def __aenter__(self) -> Self:
         end = time.monotonic() + self._wait
         pause = _PAUSE_SECONDS
-        while not await self._take(self._engine, is_last=time.monotonic() >= end):
+        # The last try comes when the time is up, so that a lease which became free in the last pause is still
+        # taken.
+        while not await self._take(is_last=time.monotonic() >= end):
             await asyncio.sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
-        self.engine = self._engine_behind(self._engine)
+        self.engine = self._engine_behind()
         return self
 
     async def __aexit__(
@@ -144,10 +148,10 @@ class SyncLease(NeedsPlainWith, _Lease):
     def __enter__(self) -> Self:
         end = time.monotonic() + self._wait
         pause = _PAUSE_SECONDS
-        while not self._run(self._take(self._engine, is_last=time.monotonic() >= end)):
+        while not self._run(self._take(is_last=time.monotonic() >= end)):
             time.sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
-        self.engine = type(self._face)(self._engine_behind(self._engine), self._face._run)
+        self.engine = type(self._face)(self._engine_behind(), self._face._run)
         return self
 
     def __exit__(

@@ -38,10 +38,13 @@ logger = logging.getLogger("everstep")
 Pending = Coroutine[Any, Any, Any]
 Frozen = tuple[Any, bytes | None]
 
+# Enough to tell what went wrong; the text of an error may hold a whole document.
 _NOTE_MAX = 1_000
+# Modules whose code may hold a lock while the garbage collector strikes: see `may_save`.
 _HOLDING_LOCKS = ("everstep.stores", "everstep.repository.repository", "everstep.runtime.forks")
 _innermost: contextvars.ContextVar[Live | None] = contextvars.ContextVar("everstep_live_thread", default=None)
-_going_on: set[asyncio.Task[Any]] = set()  # event loops hold their tasks weakly
+# Event loops hold their tasks weakly: without this set a save could be collected while it waits.
+_going_on: set[asyncio.Task[Any]] = set()
 
 
 class Live:
@@ -89,7 +92,8 @@ class Live:
         if tools_result is None:
             now = self._now(state)
         else:
-            self.tools_result = self._record = dict(tools_result)  # the call goes on with its own
+            # A copy: the call goes on with its own.
+            self.tools_result = self._record = dict(tools_result)
             now = self._now(state, "keep")
         return self._save_call(self._write(engine._save_live_safe, now, trigger, about), before)
 
@@ -105,6 +109,7 @@ class Live:
         """Load the head. Errors of the store come out; nothing has begun then."""
         if self._entered:
             raise EverstepError(f"thread {self.thread_id!r}: a live thread is entered once; call thread() again")
+        # Set before the first wait, so that two tasks cannot enter it side by side.
         self._entered = True
         head = await engine.get_latest(self.thread_id)
         if head is not None:
@@ -174,7 +179,8 @@ class Live:
         self, write: Callable[..., Pending], now: Save, trigger: SnapshotTrigger | str, about: dict[str, Any]
     ) -> str:
         ended = concurrent.futures.Future[None]()
-        ended.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
+        # So that whoever waits for it cannot cancel it.
+        ended.set_running_or_notify_cancel()
         self._under_way.add(ended)
         try:
             made: str = await write(self.thread_id, now, trigger, **about)
@@ -252,7 +258,8 @@ class LiveThread(NeedsAsync, Live):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot wait
+        # A coroutine that is being closed cannot wait, so the last save is done by the blocking face.
+        if isinstance(error, GeneratorExit):
             if self._ticking is not None:
                 self._ticking.cancel()
             self._leave_blocking(error)
@@ -371,7 +378,8 @@ def noted(error: BaseException | None, **metadata: Any) -> dict[str, Any]:
         return {"metadata": metadata}
     texts: dict[str, str] = {}
     for key, text in described(error).items():
-        encodable = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be stored
+        # A lone surrogate cannot be stored, and a message may have been cut in the middle of a character.
+        encodable = text.encode("utf-8", "backslashreplace").decode()
         texts[key] = encodable[:_NOTE_MAX]
     return {"metadata": metadata | {"error": texts}, "tags": ["error"]}
 

@@ -47,11 +47,15 @@ READY = "ready"
 DONE = "done"
 FAILED = "failed"
 
-_LINGER_SECONDS = 1.0  # shorter sleeps are slept here
+# Shorter sleeps are slept here: letting a run go and taking it up again costs more than such a wait.
+_LINGER_SECONDS = 1.0
 _KEY_MAX = 500
+# A context variable, so that tasks and threads that run side by side each have a scope of their own.
 _scope: contextvars.ContextVar[str] = contextvars.ContextVar("everstep_run_scope", default="")
 
 
+# Suspended and Forked are no Exceptions, so that an `except Exception` around a step in the code of a run
+# cannot swallow them.
 class Suspended(BaseException):
     """The run waits for something, and there is nothing left to do for it here. Let it pass."""
 
@@ -116,6 +120,7 @@ class Attempt:
         self._is_stopping = is_stopping
         self._is_let_go = False
         """Whether a step was not begun because this process is about to stop."""
+        # Commits of one run are made one after the other: each names the head that it follows.
         self._lock = face.lock()
         self._keys = Keys()
         self._pending: list[Draft] = []
@@ -149,6 +154,7 @@ class Attempt:
             "key": "start",
             "name": self.program.name,
             "args": Arguments.of(args, kwargs).digest,
+            # 62 bits, which fit into a signed number of 64 bits wherever metadata may be kept.
             "seed": int(new_token(), 16) >> 2,
         }
         values_ = {"name": self.program.name, "args": list(args), "kwargs": dict(kwargs), "status": "started"}
@@ -169,6 +175,8 @@ class Attempt:
         self.live.is_replaying = True
         self._repeats_effects = metadata.get("run_effects") == "allow"
         self._saved = (str(metadata.get("run_status")), list(metadata.get("run_waits", [])))
+        # A run that has failed is taken up again: the steps that ended it are forgotten, so that they are
+        # tried once more.
         if found.end is not None:
             again = list(found.end.about.get("failed", []))
             about = {"op": "resume", "key": "resume", "again": again}
@@ -201,9 +209,13 @@ class Attempt:
 
     async def _fail(self, error: Exception) -> None:
         """Record that the run has failed, if that can be done: what ended it is tried again when it is resumed."""
+        # Whoever has the run now says how it ends, or the store cannot be written to: neither is a failure of
+        # the code.
         if isinstance(error, (LeaseLost, StoreError)):
             return
         kept = failures.recorded(error)
+        # A step may have failed without ending the run, since its error was caught. Only those that the last
+        # error comes from are tried again.
         chain = set(map(id, _chain(error)))
         failed = [key for raised, key in self._failed if id(raised) in chain]
         about = {
@@ -233,9 +245,12 @@ class Attempt:
 
     async def _check_all_asked_for(self) -> None:
         """Raise if the code has come to its end without some of the steps that are recorded."""
+        # The code may have swallowed the mismatch; a run that has seen one must not end well.
         if self._mismatch is not None:
             raise self._mismatch
         left = self.journal.not_asked_for()
+        # With "rerun", steps without an effect may have gone from the code: nothing in the world speaks of
+        # them.
         if self.program.on_change == "rerun":
             left = [entry for entry in left if entry.about.get("effect") != "none"]
         if not left:
@@ -255,11 +270,13 @@ class Attempt:
         if drafts:
             await self._face.let_others()  # what ends at the same moment comes along
         async with self._lock:
+            # Drafts are compared by identity: two steps may well record the same.
             if drafts and not any(draft is waiting for waiting in self._pending for draft in drafts):
                 return  # another commit has taken them along
             batch = self._pending
             self._pending = []
             try:
+                # What could not be saved waits for the next commit, before all that has come since.
                 await self._save(batch, status)
             except BaseException:
                 self._pending = batch + self._pending
@@ -344,6 +361,8 @@ class Attempt:
         entry = self._find("step", key)
         if entry is not None and self._is_replayed(entry, arguments, options):
             return self._replayed(entry)
+        # Asked only here: what is recorded is still replayed by a process that is about to stop, and nothing
+        # new is begun.
         if self._is_stopping():
             self._is_let_go = True
             raise Suspended
@@ -370,6 +389,7 @@ class Attempt:
 
     def _find(self, op: str, key: str) -> Entry | None:
         found = self.journal.find(op, key)
+        # Once the code has caught up with what is recorded, decorated calls are saved again.
         if self.live.is_replaying and not self.journal.has_more():
             self.live.is_replaying = False
         return found
@@ -391,11 +411,14 @@ class Attempt:
             return False
         differences = differences_of(entry.values, arguments.shown)
         what = f"has recorded step {entry.key!r} with other arguments than the code asks for now"
+        # Remembered, since the code may catch the error and go on to its end.
         self._mismatch = ReplayMismatch(self.thread_id, entry.key, what, differences)
         raise self._mismatch
 
     def step_key(self, key: str, arguments: Arguments) -> str:
         """Return the idempotency key of a step: the same in every try, process and branch."""
+        # Made from the checkpoint that the run began with, which its branches have in common; the name of the
+        # thread they have not.
         start = self.journal.beginning
         return f"{start.checkpoint.checkpoint_id}/{key}/{arguments.digest[:16]}"
 
@@ -420,12 +443,15 @@ class Attempt:
                     return await self._taken_over(call, known)
         effect = await self._begin_effect(effects, key, call, undo, before)
         outcome = await self._called(call)
+        # The call may still go on in its thread, so nobody can say whether the effect happens.
         if isinstance(outcome.error, calling.TimedOut):
             raise EffectUnknown(self.thread_id, call.key) from outcome.error
         if outcome.error is None:
             await effects.end(effect, "done", {"result": outcome.result})
         else:
             await effects.end(effect, "failed", {"error": failures.recorded(outcome.error)})
+        # Not committed by itself: that the effect happened is stored in the family already, and the step
+        # joins the next commit.
         self._pending.append(_step_draft(call, outcome))
         return self._given(call.key, outcome)
 
@@ -453,6 +479,7 @@ class Attempt:
         if before is not None:
             about["begun"] = int(before.about["begun"]) + 1
         values = {"step": call.key, "step_key": call.step_key, **call.arguments.shown}
+        # The name of the intent is taken if another process has begun this effect since it was looked for.
         try:
             return await effects.begin(key, about, values, before)
         except IdTaken:
@@ -507,12 +534,14 @@ class Attempt:
 
     async def _asked(self, key: str, question: str, details: Any, more: Mapping[str, Any] | None = None) -> Any:
         asked = self._find("ask", key)
+        # An answer may be there already, from before a crash. Then there is nothing to wait for.
         if key not in self.journal.answers:
             self._waits[key] = {"kind": "ask", "key": key, "question": question, **(more or {})}
             if asked is None:
                 values = {"question": question, "details": details, "status": "waiting"}
                 about = {"op": "ask", "key": key, "question": question}
                 await self.record(Draft(about, values, f"Waits for an answer: {question}"[:200]))
+        # Looked up again: the answer may have come while the question was recorded.
         answer = self.journal.answers.get(key)
         if answer is None:
             raise Suspended
@@ -531,6 +560,7 @@ class Attempt:
             if asked is None:
                 about = {"op": "wait", "key": key, "event": event}
                 await self.record(Draft(about, None, f"Waits for the event {event}"[:200]))
+        # Looked up again: the event may have come while the wait was recorded.
         found = self.journal.event(event, number)
         if found is None:
             raise Suspended
@@ -545,6 +575,7 @@ class Attempt:
     async def _slept(self, key: str, seconds: float) -> None:
         entry = self._find("sleep", key)
         until = time.time() + seconds
+        # A sleep that was begun before a crash ends when it was to end then.
         if entry is not None:
             until = float(entry.about["until"])
         is_long = until - time.time() > _LINGER_SECONDS
@@ -565,6 +596,7 @@ class Attempt:
         if entry is not None:
             return datetime.fromisoformat(entry.about["value"])
         moment = datetime.now(UTC)
+        # Recorded with the next step. If a crash comes first, nothing that was done yet rests on this time.
         self._pending.append(Draft({"op": "now", "key": key, "value": moment.isoformat()}))
         return moment
 
@@ -577,6 +609,7 @@ class Attempt:
         return UUID(int=self._chance("uuid").getrandbits(128), version=4)
 
     def _chance(self, name: str) -> Random:
+        # Made from the seed and the key: nothing has to be recorded for each number.
         seed = self.journal.beginning.about["seed"]
         return Random(f"{seed}/{self._keys.take(name, None)}")  # noqa: S311  # nothing rests on its being secret
 
@@ -610,6 +643,7 @@ class Keys:
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._counts: dict[str, int] = {}
+        # Steps may be asked for by several threads at once, in `SyncRun.gather`.
         self._lock = threading.Lock()
 
     def take(self, name: str, chosen: str | None) -> str:
@@ -691,6 +725,7 @@ def differences_of(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
     before = _by_path(recorded)
     after = _by_path(asked)
     found: list[Difference] = []
+    # A dictionary keeps the order in which the paths come, and each of them once.
     for path in dict.fromkeys([*before, *after]):
         if path not in after:
             found.append(Difference(path, "removed", before[path], None))
@@ -725,6 +760,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def name_of(function: Any) -> str:
     """Return the name that the steps of a function have."""
+    # A partial has no name of its own; the function that it calls has one.
     while hasattr(function, "func"):
         function = function.func
     return str(getattr(function, "__name__", None) or type(function).__name__)

@@ -19,6 +19,7 @@ from everstep.types import stopwatch
 
 Effect = Literal["none", "retry", "once"]
 
+# Doubled without an end, a pause would soon be longer than anybody waits.
 _BACKOFF_SECONDS_MAX = 60.0
 _key: contextvars.ContextVar[str | None] = contextvars.ContextVar("everstep_step_key", default=None)
 
@@ -52,6 +53,7 @@ def checked(retries: object, backoff: object, timeout: object, retry_on: object,
     # Compared one by one, which tells the type checker what it is.
     if effect != "none" and effect != "retry" and effect != "once":
         raise InvalidInput(f"effect is 'none', 'retry' or 'once', not {checks.shown(effect)}")
+    # True and False are numbers to Python, and a mistake here.
     if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
         raise InvalidInput(f"retries is a whole number from 0 on, not {checks.shown(retries)}")
     if retries and effect == "once":
@@ -140,6 +142,8 @@ class BlockingFace:
         return _ThreadLock()
 
     async def call(self, function: Callable[[], Any], timeout: float | None) -> Any:
+        # In the thread of the caller, where a debugger and thread-local values find it, as long as nothing
+        # asks for another one.
         if timeout is None and not is_async(function):
             return function()
         return _in_thread(functools.partial(_to_the_end, function, timeout), timeout)
@@ -179,6 +183,7 @@ def _in_thread(function: Callable[[], Any], timeout: float | None) -> Any:
     """Return what a function returns in another thread. One that takes too long goes on there, and nobody listens."""
     outcome: list[Any] = []
     ended = threading.Event()
+    # A new thread has an empty context: without this the step would not know its key.
     context = contextvars.copy_context()
 
     def work() -> None:
@@ -189,10 +194,12 @@ def _in_thread(function: Callable[[], Any], timeout: float | None) -> Any:
         finally:
             ended.set()
 
+    # A daemon: a step that never ends must not keep the process from ending.
     threading.Thread(target=work, name="everstep step", daemon=True).start()
     if not ended.wait(timeout):
         raise TimedOut(f"the step took longer than {timeout} seconds")
     result, error = outcome
+    # A timeout inside the loop of a coroutine means the same as one outside; it gets the same class.
     if isinstance(error, TimeoutError) and timeout is not None and not isinstance(error, TimedOut):
         raise TimedOut(f"the step took longer than {timeout} seconds") from error
     if error is not None:
@@ -255,6 +262,8 @@ async def gathered(work: Sequence[Awaitable[Any]]) -> list[Any]:
         if tasks:
             await asyncio.wait(tasks)
     except asyncio.CancelledError:
+        # The caller is cancelled: its steps go with it, and are awaited so that none of them outlives the
+        # run.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -274,6 +283,7 @@ async def gathered(work: Sequence[Awaitable[Any]]) -> list[Any]:
 def results_of(errors: Sequence[BaseException | None], results: Sequence[Any]) -> list[Any]:
     """Return results, or raise: an error of one of them first, and that the run is to wait after that."""
     raised = [error for error in errors if error is not None]
+    # An error counts more than a wait: a run that has failed has nothing to wait for.
     for error in raised:
         if isinstance(error, Exception):
             raise error

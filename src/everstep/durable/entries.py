@@ -17,6 +17,8 @@ from everstep.values.storable import UNSTORABLE, storable
 ENTRIES = "run_entries"
 """Where the entries of a checkpoint stand in its metadata."""
 
+# Larger arguments are known by their digest alone; a run would else store every document twice, as an
+# argument and as what was made of it.
 _ARGUMENTS_BYTES_MAX = 64_000
 
 
@@ -52,7 +54,10 @@ class Draft(NamedTuple):
 
 def as_results(drafts: Sequence[Draft]) -> dict[str, Any]:
     """Return the results of tools of the checkpoint that records these."""
-    held = [{"key": draft.about["key"], **draft.values} for draft in drafts if draft.values is not None]
+    held: list[dict[str, Any]] = []
+    for draft in drafts:
+        if draft.values is not None:
+            held.append({"key": draft.about["key"], **draft.values})
     # One entry, which is the usual case, reads better by itself.
     if len(held) == 1:
         return held[0]
@@ -66,7 +71,11 @@ def values_by_key(results: Any) -> dict[str, Mapping[str, Any]]:
     held = results.get("steps", [results])
     if not isinstance(held, list):
         return {}
-    return {str(each["key"]): each for each in held if isinstance(each, dict) and "key" in each}
+    found: dict[str, Mapping[str, Any]] = {}
+    for each in held:
+        if isinstance(each, dict) and "key" in each:
+            found[str(each["key"])] = each
+    return found
 
 
 class Arguments(NamedTuple):

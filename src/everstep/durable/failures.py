@@ -33,6 +33,8 @@ def made_again(thread_id: str, key: str, kept: Mapping[str, Any]) -> Exception:
     if kind is None or not isinstance(args, list) or not isinstance(fields, dict) or _has_gaps(args):
         return StepFailed(thread_id, key, str(kept.get("type")), str(kept.get("text")))
     try:
+        # Not by calling the class: its initializer is somebody's code, and may want other arguments than
+        # those it left in `args`.
         made: Exception = _builtin_base(kind).__new__(kind, *args)
     except Exception:
         return StepFailed(thread_id, key, str(kept.get("type")), str(kept.get("text")))

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 logger = logging.getLogger("everstep")
 
-_background: set[asyncio.Task[Any]] = set()  # event loops hold their tasks weakly
+# Event loops hold their tasks weakly: without this set, a run could be collected while it waits.
+_background: set[asyncio.Task[Any]] = set()
 
 
 async def take(engine: CheckpointEngine, program: Program, work: Callable[[Runner], Coroutine[Any, Any, R]]) -> R:
@@ -143,6 +144,7 @@ class RunHandle(Generic[R]):
 
     async def result(self) -> R:
         """Return its result; wait for that, and take the run up again when what it waits for has come."""
+        # Shielded: whoever stops waiting for the result does not stop the run.
         part = await asyncio.shield(self._task)
         result: R = await running.to_the_end(self._runner, part.thread_id, None, part)
         return result
@@ -150,6 +152,7 @@ class RunHandle(Generic[R]):
 
 def _ended(task: asyncio.Task[Any]) -> None:
     _background.discard(task)
+    # Asking for the exception also keeps asyncio from complaining about a result that nobody fetched.
     if not task.cancelled() and task.exception() is not None:
         logger.info("a run in the background has failed: %r", task.exception())
 

@@ -54,6 +54,7 @@ class Journal:
                 self._ahead.add((entry.op, entry.key))
 
     def _take_up(self, again: Sequence[str]) -> None:
+        # A failed step is forgotten: when the code comes to it, it is called as if for the first time.
         self.end = None
         self.again.update(again)
         for key in again:
@@ -123,6 +124,7 @@ def _entries(stored: Stored, values: Mapping[str, Mapping[str, Any]]) -> Iterabl
 
 async def _line_of(store: Store, head: Stored) -> list[Stored]:
     """Return the checkpoints that a run has made up to one of them, the oldest first."""
+    # By number: segments may be reached by more than one way, and each checkpoint counts once.
     found: dict[int, Stored] = {}
     looked_at: dict[int, int] = {}
     places: list[Place] = [head.place]

@@ -13,7 +13,6 @@ from everstep.durable import functions, running
 from everstep.durable.attempt import DONE, FAILED, READY, RUNNING, WAITING, check_happened
 from everstep.durable.entries import ENTRIES
 from everstep.durable.live import repository_of, timeline_of
-from everstep.durable.programs import Programs
 from everstep.durable.running import Part, Runner
 from everstep.errors import HeadMoved, InvalidInput, NotWaiting, RunHeld, RunLost, RunNotFound
 from everstep.reports import RunInfo, RunWait
@@ -55,7 +54,8 @@ async def list_runs(engine: CheckpointEngine, status: str | None) -> list[RunInf
     if status is not None and status not in STATUSES:
         raise InvalidInput(f"status is one of {', '.join(STATUSES)}, not {checks.shown(status)}")
     repository = repository_of(engine)
-    found: dict[str, RunInfo] = {}  # one that goes on meanwhile may be met twice
+    # By thread, since a run that goes on meanwhile may be met under two statuses.
+    found: dict[str, RunInfo] = {}
     for each in stored_as(status):
         for head in await _heads(repository, each):
             info = await info_at(repository, head)
@@ -76,7 +76,8 @@ async def _heads(repository: Repository, status: str) -> list[Stored]:
     while True:
         hits = await repository.store.search(search)
         for hit in hits:
-            if hit.stored is None:  # what is wrong with one must not keep the others from going on
+            # What is wrong with one run must not keep the others from going on.
+            if hit.stored is None:
                 logger.warning("run %r is damaged, so it is not listed: %s", hit.position.thread_id, hit.damage)
             elif hit.stored.record.kind == RUN_KIND:
                 heads.append(hit.stored)
@@ -97,6 +98,7 @@ async def info_at(repository: Repository, head: Stored) -> RunInfo:
     record = head.record
     metadata = record.metadata
     status = str(metadata.get("run_status"))
+    # The head says what its owner wrote last. That the owner has died shows in its claim, which has run out.
     if status == RUNNING:
         claimed = await Claims(repository).find(record.key.thread_id)
         if claimed is None or not claimed.task.runs:
@@ -154,6 +156,8 @@ async def _add(
 ) -> str:
     """Add something to a run, whoever runs it meanwhile."""
     repository = repository_of(engine)
+    # The run may go on meanwhile and move its head: then the waits are read anew, since ours may have been
+    # answered.
     for _ in range(BEATEN_MAX):
         head = await _head(repository, thread_id)
         metadata = {name: head.record.metadata[name] for name in RUN_METADATA if name in head.record.metadata}
@@ -161,6 +165,7 @@ async def _add(
             raise NotWaiting(thread_id, f"has ended ({metadata['run_status']})")
         waits = list(metadata.get("run_waits", []))
         about, values, answered = entry(waits)
+        # The head always tells what the run waits for now, so that a list of runs needs no journal.
         metadata["run_waits"] = [wait for wait in waits if wait["key"] != answered]
         if answered and metadata.get("run_status") == WAITING:
             metadata["run_status"] = READY
@@ -198,40 +203,33 @@ def _question(thread_id: str, waits: Sequence[Mapping[str, Any]], key: str | Non
 # -- taking up
 
 
-async def resume(engine: CheckpointEngine, programs: Programs, thread_id: str, on_change: str | None) -> Any:
+async def resume(engine: CheckpointEngine, thread_id: str, on_change: str | None) -> Any:
     """Take a run up and return its result."""
     info = await info_of(repository_of(engine), thread_id)
-    program = programs.find(info.name, on_change)
+    program = engine._programs.find(info.name, on_change)
     return await functions.take(engine, program, lambda runner: running.to_the_end(runner, thread_id, None))
 
 
-async def resume_once(
-    engine: CheckpointEngine,
-    programs: Programs,
-    thread_id: str,
-    on_change: str | None = None,
-    is_stopping: Callable[[], bool] = lambda: False,
-) -> Part:
+async def resume_once(engine: CheckpointEngine, thread_id: str, on_change: str | None) -> Part:
     """Take a run up until it ends or has to wait, and return what came of it."""
     info = await info_of(repository_of(engine), thread_id)
-    program = programs.find(info.name, on_change)
-    return await functions.take(
-        engine, program, lambda runner: running.take_part(runner._replace(is_stopping=is_stopping), thread_id, None)
-    )
+    program = engine._programs.find(info.name, on_change)
+    return await functions.take(engine, program, lambda runner: running.take_part(runner, thread_id, None))
 
 
-async def resume_blocking(engine: CheckpointEngine, programs: Programs, thread_id: str, on_change: str | None) -> Any:
+async def resume_blocking(engine: CheckpointEngine, thread_id: str, on_change: str | None) -> Any:
     """Take a run of a plain function up, on the blocking face, and return its result."""
     info = await info_of(repository_of(engine), thread_id)
-    runner = functions.runner_of(engine, programs.find(info.name, on_change))
+    runner = functions.runner_of(engine, engine._programs.find(info.name, on_change))
     return await running.to_the_end(runner, thread_id, None)
 
 
-async def recoverable(engine: CheckpointEngine, programs: Programs) -> list[RunInfo]:
+async def recoverable(engine: CheckpointEngine) -> list[RunInfo]:
     """Return the runs that somebody should take up, and that this process can."""
-    known = set(programs.names())
+    known = set(engine._programs.names())
     repository = repository_of(engine)
     found: dict[str, RunInfo] = {}
+    # In this order a run that goes on from waiting to running between two searches is still met.
     for status in (WAITING, READY, RUNNING):
         for head in await _heads(repository, status):
             metadata = head.record.metadata
@@ -243,25 +241,25 @@ async def recoverable(engine: CheckpointEngine, programs: Programs) -> list[RunI
     return list(found.values())
 
 
-async def recover(engine: CheckpointEngine, programs: Programs, concurrency: int) -> list[RunInfo]:
+async def recover(engine: CheckpointEngine, concurrency: int) -> list[RunInfo]:
     """Take up every run that has something to do, side by side, and return how they stand after that."""
     places = asyncio.Semaphore(checks.count(concurrency, "concurrency"))
 
     async def take(info: RunInfo) -> None:
         async with places:
-            program = programs.find(info.name)
+            program = engine._programs.find(info.name)
             await functions.take(engine, program, lambda runner: take_quietly(runner, info.thread_id))
 
-    found = await recoverable(engine, programs)
+    found = await recoverable(engine)
     await asyncio.gather(*(take(info) for info in found))
     return [await info_of(repository_of(engine), info.thread_id) for info in found]
 
 
-async def recover_one_by_one(engine: CheckpointEngine, programs: Programs) -> list[RunInfo]:
+async def recover_one_by_one(engine: CheckpointEngine) -> list[RunInfo]:
     """Take up every run that has something to do, one after the other, on the blocking face."""
-    found = [info for info in await recoverable(engine, programs) if programs.find(info.name).is_blocking]
+    found = [info for info in await recoverable(engine) if engine._programs.find(info.name).is_blocking]
     for info in found:
-        runner = functions.runner_of(engine, programs.find(info.name))
+        runner = functions.runner_of(engine, engine._programs.find(info.name))
         await take_quietly(runner, info.thread_id)
     return [await info_of(repository_of(engine), info.thread_id) for info in found]
 

@@ -57,6 +57,7 @@ class RunLive(Live):
         """Begin with these values, which were there when the run began."""
         messages, state, tools_result = values
         self._set(Values(messages, state, tools_result, next_node))
+        # Packed and unpacked, which makes a copy: the code changes the values that it holds.
         self._base = Values.unpacked(Values(messages, state, tools_result, next_node).packed())
 
     def follow(self, checkpoint_id: str | None, step: int) -> None:
@@ -71,6 +72,7 @@ class RunLive(Live):
 
     def leave(self, engine: CheckpointEngine) -> None:
         """Do not let them find it any more. What is not saved by now is made again when the run is taken up."""
+        # The coroutine that would save what is left is closed unused: a run saves with its steps only.
         self._leave(engine, None).close()
 
     async def record(
@@ -93,6 +95,7 @@ class RunLive(Live):
         about: dict[str, Any],
     ) -> Pending:
         """Return the save of a decorated call. While the run is replayed it is there already."""
+        # The call was saved when it was made for the first time.
         if self.is_replaying:
             return _nothing()
         behind = self.behind_claim(engine)
@@ -107,6 +110,7 @@ class RunLive(Live):
         """Return an engine as one whose saves are taken only as long as the claim is this run's."""
         found = self._behind.get(id(engine._timeline))
         if found is None:
+            # A copy of the engine, since the one of the caller must go on saving without this run's claim.
             found = unfiltered(copy.copy(engine))
             found._timeline = timeline_of(engine).behind(self._claim)
             self._behind[id(engine._timeline)] = found
@@ -135,6 +139,7 @@ class RunLive(Live):
 
     def _fill(self, values: Values) -> None:
         """Hold these values, in the same list and dicts."""
+        # The code may hold these very objects, so they are filled and not replaced.
         self.messages[:] = values.messages
         for mine, new in ((self.state, values.state), (self.tools_result, values.tools_result)):
             if mine is not new:
@@ -172,6 +177,7 @@ def _messages(base: Sequence[Any], made_again: Sequence[Any], stored: Sequence[A
     # If the code has changed what was there, what it makes of it is what counts.
     if mine[: len(old)] != old:
         return list(made_again)
+    # Counted and not only looked up: the same message may well stand there twice.
     there = collections.Counter([codec.pack(message) for message in stored[len(old) :]])
     added: list[Any] = []
     for message, packed in zip(made_again[len(old) :], mine[len(old) :], strict=True):

@@ -15,7 +15,9 @@ _MAIN = "__main__"
 
 def lasting_name(module: str) -> str:
     """Return the name by which other processes know a module of this one."""
-    return _main_name() or module if module == _MAIN else module
+    if module == _MAIN:
+        return _main_name() or module
+    return module
 
 
 def loaded(name: str) -> Any:
@@ -30,6 +32,7 @@ def _main_name() -> str | None:
     """Return the name under which the program of this process would be imported."""
     main = sys.modules.get(_MAIN)
     spec = getattr(main, "__spec__", None)
+    # Started with `python -m`: the name is that of the module, and for a package that of the package.
     if spec is not None:
         return str(spec.name).removesuffix(f".{_MAIN}")
     file = getattr(main, "__file__", None)

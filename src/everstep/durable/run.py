@@ -238,6 +238,7 @@ class SyncRun(_Held):
         threads = []
         for place, function in enumerate(work):
             if callable(function):
+                # A copy for each thread: a context can be entered by one thread at a time.
                 context = contextvars.copy_context()
                 thread = threading.Thread(target=context.run, args=(call, place, function), name="everstep gather")
                 threads.append(thread)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("everstep")
 
+# The first look comes soon, since most waits are short; then ever less often, since some last for days.
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 1.0
 
@@ -72,6 +73,8 @@ class Taken:
         self._runner = runner
         self._claim = claim
         self._attempt = attempt
+        # The lease is renewed in the background from now on, until the run is let go: a step may take longer
+        # than a lease.
         self._renewing = contextlib.ExitStack()
         self._renewing.enter_context(claim.renewed())
         self._ended: Part | None = None
@@ -119,6 +122,8 @@ class Taken:
 
     async def _go_on_in_branch(self, fork: Forked) -> Part:
         engine = self._runner.engine
+        # The branch begins before the step that is done differently now. Only the first checkpoint of a run
+        # has none before it.
         before = fork.entry.parent or fork.entry.checkpoint
         name = f"before {fork.entry.key}".replace("\n", " ")[:80]
         branch = await engine.branch(before.checkpoint_id, name, thread_id=before.thread_id)
@@ -126,6 +131,7 @@ class Taken:
         return await take_part(self._runner, branch, None)
 
     async def _let_go(self) -> None:
+        # Before the release, which moves the record of the claim: a renewal that comes later would report it as lost.
         self._renewing.close()
         release = self._claim.release("", None, begun=True)
         try:
@@ -200,11 +206,13 @@ async def to_the_end(runner: Runner, thread_id: str, asked: Asked | None, begun:
             await _until_ready(runner, part.thread_id)
         try:
             part = await take_part(runner, part.thread_id if part is not None else thread_id, asked)
+            # The arguments have been compared once. After a fork they belong to another thread.
             asked = None
             pause = _PAUSE_SECONDS
         except RunHeld:
             await runner.face.sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+            # Whoever held the run may have ended it with a failure, which a new attempt would try again.
             await _raise_failure(runner, thread_id)
     return part.result
 
@@ -231,6 +239,7 @@ async def _until_ready(runner: Runner, thread_id: str) -> None:
         metadata = loaded.stored.record.metadata
         if is_ready(metadata):
             return
+        # Not longer than until the first sleep of the run is over.
         seconds = min(pause, max(0.0, wakes_at(metadata) - time.time()))
         await runner.face.sleep(seconds)
         pause = min(pause * 2, _PAUSE_SECONDS_MAX)
@@ -243,4 +252,8 @@ def is_ready(metadata: Mapping[str, Any]) -> bool:
 
 def wakes_at(metadata: Mapping[str, Any]) -> float:
     """Return when the first sleep of a run ends, in seconds since 1970; far away if it does not sleep."""
-    return min([float(wait["until"]) for wait in metadata.get("run_waits", ()) if "until" in wait], default=1e18)
+    first = 1e18
+    for wait in metadata.get("run_waits", ()):
+        if "until" in wait:
+            first = min(first, float(wait["until"]))
+    return first

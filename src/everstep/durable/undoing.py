@@ -36,6 +36,7 @@ def remember(function: Callable[..., Any]) -> str:
 
 
 def _function(path: str) -> Callable[..., Any] | None:
+    # A function inside another one is in no module; only the process that has named it can find it.
     if path in _known:
         return _known[path]
     module, _, name = path.partition(":")
@@ -59,6 +60,7 @@ async def compensate(engine: CheckpointEngine, target: Key, *, is_blocking: bool
         claim = await claims.take(thread_id, await claims.find(thread_id), _LEASE_SECONDS, is_task=False)
     except HeadMoved as exc:
         raise RunHeld(thread_id, "another host", 0) from exc
+    # Behind the claim of the run: nobody may perform an effect while it is taken back.
     with claim.renewed():
         try:
             effects = Effects(repository, await host_of(repository, thread_id), claim)
@@ -74,6 +76,7 @@ async def compensate(engine: CheckpointEngine, target: Key, *, is_blocking: bool
 
 
 async def _undo(face: Face, effects: Effects, effect: Effect, undo: Callable[..., Any]) -> None:
+    # Its own key, the same in every try, so that a service can tell a repeated undo from a new one.
     key = f"{effect.values['step_key']}/undo"
     outcome = await call(face, undo, [_result(effect)], {}, Options(), key)
     if outcome.error is not None:
@@ -97,6 +100,8 @@ async def _left_behind(
         if effect.about["status"] != "done" or effect.about["undo"] is None:
             continue
         undo = _function(str(effect.about["undo"]))
+        # Before the first of them is undone: a rewind that takes back half of its effects would be the worst
+        # of all.
         if undo is None:
             raise InvalidInput(
                 f"the effect {effect.values['step']!r} is taken back by {effect.about['undo']}, which is not loaded "

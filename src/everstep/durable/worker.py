@@ -31,11 +31,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("everstep")
 
+# The pause between two looks: it is doubled while nothing comes, and short again when something does.
 PAUSE_SECONDS = 0.1
 PAUSE_SECONDS_MAX = 2.0
+# A run that comes no further, as when its code is broken, would otherwise be taken up again at every look.
 _ASIDE_SECONDS = 1.0
 _ASIDE_SECONDS_MAX = 60.0
+# From time to time everything is looked at, in case a clock was set back or a change was missed.
 _WHOLE_SECONDS = 300.0
+# A commit may be seen a while after the time that the store has noted for it.
 _ON_ITS_WAY_SECONDS = 10.0
 _NEVER = 1e18
 _PAGE = 100
@@ -108,6 +112,8 @@ class _Candidates:
         """
         if self._seen is None or now > self._whole_at + _WHOLE_SECONDS:
             return None
+        # The clock of the store is not ours: how much time has passed is told by ours, from when on by the
+        # store's.
         silence = max(0.0, self._looked_at - self._seen_at)
         return self._seen + int((silence - _ON_ITS_WAY_SECONDS) * 1e6)
 
@@ -147,7 +153,9 @@ class Worker:
         self._concurrency = max(1, checks.count(concurrency, "concurrency"))
         self._told = told
         self._troubled = troubled
-        self._stopping = threading.Event()  # runs of plain functions ask for it in threads of their own
+        # An event of threads and not of the loop, since runs of plain functions ask for it in threads of
+        # their own.
+        self._stopping = threading.Event()
         self._woken = asyncio.Event()
         self._at_work: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._aside: dict[tuple[int, str], _Aside] = {}
@@ -230,6 +238,7 @@ class Worker:
     async def _take(self, key: tuple[int, str], info: RunInfo) -> None:
         engine = self._engines[key[0]]
         program = engine._programs.find(info.name)
+        # A run of somebody's code may do anything; what it does must not end the worker.
         try:
             await functions.take(
                 engine,
@@ -261,6 +270,7 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
+        # Left set when it is time to stop, so that every later wait returns at once.
         if not self._stopping.is_set():
             self._woken.clear()
 

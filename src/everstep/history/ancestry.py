@@ -45,7 +45,8 @@ class Ancestry:
         if not missing:
             return
         found = await self._read(missing, self._older)
-        self._older = min(self._older * 2, _OLDER_MAX)  # whoever walks far is likely to go on
+        # Whoever walks far is likely to go on, so each reading takes in twice as much as the one before.
+        self._older = min(self._older * 2, _OLDER_MAX)
         for segment, follows in found.items():
             self._known[segment] = tuple(follows)
         # The store does not list a segment that follows nothing. It must not be asked for again.

@@ -31,6 +31,8 @@ def later(target: Stored, newest: int, started: Sequence[int], thread_id: str) -
         is_following = yield from Ancestors(known.get(segment, ()), thread_id).hold(target.place)
         if is_following:
             following.append(segment)
+    # All that is visible and newer follows the target. Then one stretch does, and it stays one however many
+    # segments come.
     if len(following) == len(started):
         return [Hidden(namespace, target.seq, newest)]
     return _stretches_after(target, newest, following)
@@ -55,7 +57,8 @@ def _stretches_after(target: Stored, newest: int, following: Iterable[int]) -> l
 def _following(thread: Thread, target: Stored) -> set[int]:
     """Return the segments of the thread that came from `target` or from what followed it."""
     found: set[int] = set()
-    for segment in sorted(thread.segments):  # a segment comes after what it follows
+    # In this order, since a segment comes after what it follows: one pass finds them all.
+    for segment in sorted(thread.segments):
         for place in thread.segments[segment]:
             # A way that leaves the thread and comes back, over a merge, does not make a segment part of the rewind.
             if place.key.thread_id != thread.thread_id:
@@ -71,6 +74,8 @@ def writes(found: Iterable[Write], key: Key, thread: Thread, others: Iterable[Wr
 
     What is hidden already is not among them, nor are the `others`, which are visible too.
     """
+    # A stretch hides all numbers between its ends, so it must not reach over a write that is visible or that
+    # another operation hides.
     gaps = [write.seq for write in others]
     for stretch in chain.from_iterable(thread.hidden.values()):
         if _hides_writes_of(stretch, key):
@@ -144,6 +149,8 @@ class _Frontier:
     """The places that a search for common ancestors has still to look at, newest first."""
 
     def __init__(self) -> None:
+        # A heap of numbers beside a dictionary of places: the marks of a place may change while it waits in
+        # the heap.
         self._order: list[tuple[int, int]] = []
         self._places: dict[tuple[int, int], tuple[Place, int]] = {}
         self._open = {_OURS: 0, _THEIRS: 0}
@@ -223,6 +230,7 @@ def common_ancestors(ours: Iterable[Place], theirs: Iterable[Place]) -> Walk[lis
         place, marks = frontier.take()
         before = reached.marks(place.segment)
         marks |= before
+        # Both sides have come here, and no better ancestor covers it: this is one of the best.
         if marks & _SIDES == _SIDES and not marks & _COVERED:
             best.append(place)
             marks |= _COVERED  # as is all that it follows
@@ -231,6 +239,7 @@ def common_ancestors(ours: Iterable[Place], theirs: Iterable[Place]) -> Walk[lis
         reached.set(place.segment, marks)
         spread = _marks_to_spread(before, marks)
         if spread:
+            # All segments of the frontier are asked for together: one reading for many steps of the walk.
             known = yield {place.segment, *frontier.segments}
             for followed in known.get(place.segment, ()):
                 frontier.add(followed, spread)
@@ -272,6 +281,8 @@ class Ancestors:
 
     def hold(self, place: Place) -> Walk[bool]:
         """Return whether `place` is among them."""
+        # Not further down than the place that is asked for. The next question goes on from where this one
+        # stopped.
         while self._pending and self._pending[0][1].seq >= place.seq:
             _, found = heapq.heappop(self._pending)
             if self._reached.get(found.segment, 0) >= found.seq:
@@ -362,6 +373,7 @@ class _Links:
         self._ancestry = segments
         self._listed_in: dict[int, list[tuple[int, Key]]] = {}
         self._before: dict[Key, Key] = {}
+        # Oldest first, so that the last of a segment so far is the one before.
         for stored in reversed(listed):
             key = stored.record.key
             segment = self._listed_in.setdefault(stored.segment, [])
@@ -388,7 +400,8 @@ class _Links:
     def _ancestors(self, stored: Stored) -> Iterable[Key]:
         """Return the nearest listed ancestors of a checkpoint, each once, in the order of its parents."""
         before = self._before.get(stored.record.key)
-        if before is not None:  # inside a segment each checkpoint follows the one before
+        # Inside a segment each checkpoint follows the one before.
+        if before is not None:
             return [before]
         found: dict[Key, None] = {}
         for place in self._ancestry.get(stored.segment, ()):

@@ -64,6 +64,7 @@ def compare(a: Root, b: Root, codec: Codec | None = None) -> Need[list[Differenc
     nodes: list[Node | None] = []
     for change in changes:
         nodes += (change.before, change.after)
+    # All values are read at once in the end: one reading of the store, however many paths differ.
     values = iter((yield from walker.read(nodes, MISSING)))
     return [Difference(change.path, change.kind, next(values), next(values)) for change in changes]
 
@@ -79,6 +80,7 @@ def _value(walker: Walker, path: str, a: Node | None, b: Node | None) -> Need[li
         return [_Change(path, a, b)]
     changes: list[_Change] = []
     mappings = yield from together([walker.entries(a), walker.entries(b)])
+    # Only containers of the same kind are opened. A list that became a mapping has changed as a whole.
     if mappings[0] is not None and mappings[1] is not None:
         changes = yield from _mapping(walker, path, mappings[0], mappings[1])
     else:
@@ -101,7 +103,8 @@ def _mapping(walker: Walker, path: str, a: Entries, b: Entries) -> Need[list[_Ch
     for key in a.nodes | b.nodes:
         before = a.nodes.get(key)
         after = b.nodes.get(key)
-        if before != after:  # most keys are equal, and a path costs time
+        # Most keys are equal, and to write down a path costs time.
+        if before != after:
             needs.append(_value(walker, key_path(path, key), before, after))
     return _joined((yield from together(needs)))
 
@@ -185,7 +188,8 @@ def _names(walker: Walker, a: Items, b: Items, loose: list[Stretch]) -> Need[lis
 
 
 def _facts(walker: Walker, items: Items, places: list[int]) -> Need[dict[int, Facts]]:
-    nodes = list(dict.fromkeys([items.parts[place].node for place in places]))  # equal ones are looked at once
+    # Equal messages are one node, and are looked at once.
+    nodes = list(dict.fromkeys([items.parts[place].node for place in places]))
     found: list[Facts] = yield from together([id_of(walker, node) for node in nodes])
     facts = dict(zip(nodes, found, strict=True))
     return {place: facts[items.parts[place].node] for place in places}
@@ -200,6 +204,7 @@ def _paired(stretch: Stretch, a_names: _Names, b_names: _Names) -> list[_Pair]:
     matches = match(a_tokens, b_tokens)
     end = {len(stretch.a): len(stretch.b)}
     a_start = b_start = 0
+    # Each match ends a stretch of items without one; the end of the lists ends the last of them.
     for a_end, b_end in (matches | end).items():
         old = stretch.a[a_start:a_end]
         new = stretch.b[b_start:b_end]

@@ -38,6 +38,8 @@ Parents = Sequence[tuple[int, ...]]
 Gaps = Set[tuple[int, int]]
 """The edges, child and parent, between which checkpoints were removed."""
 
+# Controls, line separators and the marks that turn the direction of text: what they do would not stay in the
+# row.
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -68,7 +70,8 @@ def draw(tree: Mapping[str, Any], *, width: int | None = None) -> str:
         for row in lanes.leave(index, lane, parents[index]):
             rows.append(_cut(row, width))
     notice = _notice(tree, len(nodes))
-    if notice:  # never cut: half a number would be a wrong one
+    # Never cut, since half a number would be a wrong one.
+    if notice:
         rows.append(notice)
     return "\n".join(rows)
 
@@ -96,7 +99,8 @@ def _thread(node: Node, tree: Mapping[str, Any]) -> str:
 def _edges(tree: Mapping[str, Any], nodes: Sequence[Node], threads: Sequence[str]) -> tuple[Parents, Gaps]:
     """Return the parents of each node and the gaps; edges that cannot be read, or are there twice, are left out."""
     find = _Names(nodes, threads).find
-    parents: list[tuple[int, ...]] = [()] * len(nodes)  # Tuples of numbers cost the garbage collector nothing.
+    # Tuples and not lists, since tuples of numbers cost the garbage collector nothing.
+    parents: list[tuple[int, ...]] = [()] * len(nodes)
     gaps: set[tuple[int, int]] = set()
     edges = tree.get("edges")
     if not isinstance(edges, list | tuple):
@@ -139,6 +143,7 @@ def _ordered(parents: Parents) -> tuple[Sequence[int], Parents]:
 
     An order that is right is kept as it is.
     """
+    # The usual case: a tree of the engine's own comes newest first, so no edge leads up.
     if _is_in_order(parents):
         return range(len(parents)), parents
     order = _sorted(parents)
@@ -162,6 +167,7 @@ def _sorted(parents: Parents) -> list[int]:
         for parent in found:
             waiting[parent] += 1
     ready = [index for index, children in enumerate(waiting) if not children]
+    # A heap, so that among those that could come next the order given is kept.
     heapify(ready)
     order: dict[int, None] = {}
     for given in range(len(parents)):
@@ -208,6 +214,7 @@ def _main_top(
         if nodes[index].get("head"):
             top = index
             break
+    # Up to the newest checkpoint of the line: the head may have been moved back to an older one.
     while top in child_any:
         top = child_own.get(top, child_any[top])
     return top
@@ -222,8 +229,11 @@ class _Lanes:
     def __init__(self, gaps: Gaps) -> None:
         self._gaps = gaps
         self._lanes = Lanes[int]()
-        self._folded: set[int] = set()  # the lanes that pass in the shared column
-        self._ended: int | None = None  # the lane of the row above, if it ended there without a connector
+        # The lanes that pass in the shared column.
+        self._folded: set[int] = set()
+        # The lane of the row above, if it ended there without a connector: two checkpoints that have nothing
+        # to do with one another would look like parent and child.
+        self._ended: int | None = None
         self._text = " " * (2 * LANES_MAX + 1)
 
     def keep(self, node: int) -> None:
@@ -299,6 +309,7 @@ class _Lanes:
             corner = "\\"
         if gap:
             corner = ":"
+        # Lanes that pass stay to be seen, and the connector runs between them.
         between = self._text[left + 1 : right - 1].replace(" ", line)
         row = self._text[: left + 1] + between + corner + self._text[right:]
         return [row.rstrip()]
@@ -331,7 +342,8 @@ def _overlaid(row: str, lane: int, sign: str) -> str:
 
 def _node_row(node: Node, thread: str, lanes: _Lanes, lane: int, width: int | None) -> str:
     notes = _notes(node, thread)
-    if lane >= LANES_MAX:  # the column does not tell which lane it is
+    # The shared column does not tell which lane it is.
+    if lane >= LANES_MAX:
         notes.append(f"lane {lane}")
     mark = "*"
     if node.get("head"):

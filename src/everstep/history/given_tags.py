@@ -34,13 +34,15 @@ NO_CHANGES = TagChanges()
 def tag_changes(thread_id: str, log: Sequence[Operation]) -> Mapping[Key, TagChanges]:
     """Return what a thread's log says about tags, by checkpoint; the log is newest first."""
     said: dict[Key, dict[str, bool]] = {}
+    # From the oldest to the newest, so that the newest word about a tag stands.
     for entry in reversed(log):
         if entry.undone or entry.kind not in (GIVEN, TAKEN):
             continue
         details = entry.data["details"]
         key = Key(thread_id, details["namespace"], details["checkpoint_id"])
         of_checkpoint = said.setdefault(key, {})
-        of_checkpoint.pop(details["tag"], None)  # so that it stands where it was given last
+        # Taken out first, so that the tag stands where it was given last and not where it was given first.
+        of_checkpoint.pop(details["tag"], None)
         of_checkpoint[details["tag"]] = entry.kind == GIVEN
     return {key: _changes(tags) for key, tags in said.items()}
 

@@ -33,6 +33,7 @@ class Lanes(Generic[T]):
         """While fewer than `apart` lanes are in use, several of them may lead to the same target."""
         self._apart = apart
         self._lanes_to: dict[T, list[int]] = {}
+        # A heap: the leftmost free lane is taken first, so that the graph stays narrow.
         self._free: list[int] = []
         self._count = 0
 
@@ -69,9 +70,11 @@ class Lanes(Generic[T]):
         ended: list[int] = []
         for target in targets:
             ended += self._lanes_to.pop(target, ())
-        if not ended:  # no child leads here: it is a head
+        # No child leads here: it is a head, and gets a lane of its own.
+        if not ended:
             return self._take(), ()
         ended.sort()
+        # The node stays in the leftmost of them; the others end in it and are free from the next row on.
         for lane in ended[1:]:
             heappush(self._free, lane)
         return ended[0], ended
@@ -99,6 +102,7 @@ class Lanes(Generic[T]):
             else:
                 self._lanes_to[parent] = [self._take()]
                 links.append(Link(parent, lane, self._lanes_to[parent][0], "opens"))
+        # Only now: a parent that opens a lane must not take the one in which its child stands.
         if heir is None:
             heappush(self._free, lane)
         return links

@@ -56,6 +56,8 @@ class MergeBaseFinder(Generic[P]):
 
     async def merged(self, ancestors: Sequence[P]) -> MergeBase:
         """Return the base that all of these make together."""
+        # One after the other, since a merge has two sides: each step joins one ancestor to the base made so
+        # far.
         base = MergeBase(await self._root_of(ancestors[0]))
         for done, ancestor in enumerate(ancestors[1:], 1):
             older = await self._below(ancestors[:done], ancestor)
@@ -73,6 +75,7 @@ class MergeBaseFinder(Generic[P]):
             conflicting.append(conflict.path)
             return conflict.ours
 
+        # What earlier merges have made is in no store, so it is handed on to the next one.
         objects = {**older.objects, **one.objects}
         need = merge(
             self._view(older.root),

@@ -140,6 +140,7 @@ def _side(
     base_names: dict[int, Name],
 ) -> _Side | None:
     """Find the messages of the base on a side: by content, by name, by place; None if they changed their order."""
+    # By content first: what is equal needs no name, and a name may be used twice.
     kept = matches | _matches_by_name(names, matches, base_names)
     kept = dict(sorted(kept.items()))
     # Where messages changed places, nothing tells between which of them a new one belongs.
@@ -198,6 +199,7 @@ class _Weaver:
         self.clean = clean
         self.ours = ours
         self.theirs = theirs
+        # These first: what is found out about twins and calls refers to the slots of the base.
         self.kept = [self._kept(place) for place in range(len(base.parts))]
         self.twins = _twins(ours, theirs)
         self.their_twins = set(self.twins.values())
@@ -251,7 +253,8 @@ class _Weaver:
             at = side.kept.get(place)
             if at in side.facts:
                 seen.append(side.facts[at])
-        if not seen:  # each side has removed it or left it as it was
+        # Each side has removed it or left it as it was, so its calls are those of the base.
+        if not seen:
             return self.facts[place].calls
         return _all_calls(seen)
 
@@ -286,7 +289,8 @@ class _Weaver:
             side = self.theirs
             slot = Slot(origin, theirs=side.items.parts[place].node, facts=side.facts[place])
         lost = (self.gone[_other(origin)] - self.gone[origin]).intersection(slot.answers)
-        if lost:  # the other side dropped a call that was answered here: whether it stays is a conflict
+        # The other side has dropped a call that was answered here, so whether the pair stays is a conflict.
+        if lost:
             slot.call = self._slot_of_call(lost)
             slot.call.clash = True
         name = side.names.get(place)
@@ -372,6 +376,7 @@ def _common_answer(ours: _Side, mine: int, theirs: _Side, other: int) -> str | i
 
 def _results_to_calls(walker: Walker, slots: list[Slot]) -> Need[list[Slot]]:
     """Move what the other side added between a call and its result behind the result."""
+    # A copy, since what is moved changes the list while it is walked through.
     for slot in list(slots):
         is_result = slot.origin in ("ours", "theirs") and slot.answers
         if not is_result or _undisturbed(slots, slot) or not _foreign(slots, slot):
@@ -398,6 +403,7 @@ def _moved_behind(slots: list[Slot], result: Slot, places: set[int]) -> list[Slo
 def _undisturbed(slots: list[Slot], slot: Slot) -> bool:
     """Whether the calls are in sight, with nothing between that the other side added: the usual case, and cheap."""
     wanted = set(slot.answers)
+    # From the result upwards: a call usually stands just before its result.
     for place in range(slots.index(slot) - 1, -1, -1):
         seen = slots[place]
         if seen.facts is None or seen.origin not in ("base", "both", slot.origin):

@@ -17,7 +17,10 @@ from everstep.values.walk import Entries, Need, Walker, shown, together, whole
 Name = tuple[str, str | int]
 """("id", its id) or ("tool_call_id", the call it answers)."""
 
+# The keys by which frameworks name messages and calls: OpenAI, Anthropic and LangChain each have some of
+# them.
 _NAMES = ("id", "type", "content", "tool_calls", "tool_call", "tool_call_id", "tool_use_id", "call_id")
+# Packed once: messages are looked at in their stored form, where keys are bytes.
 _KEYS = {name: codec.pack(name) for name in _NAMES}
 
 Idents = list[str | int]
@@ -115,6 +118,8 @@ def _idents(walker: Walker, entries: Entries, key: str) -> Need[Idents]:
     if node is None:
         return []
     packed = whole((yield from walker.resolve(node)))
+    # A container or a tagged value is no id. It is not unpacked either, since that may be large or run a
+    # class.
     if packed is None or codec.is_list(packed) or codec.is_mapping(packed) or codec.untagged(packed):
         return []
     value = codec.unpack(packed)

@@ -17,6 +17,7 @@ from everstep.stores.protocol import Hidden, Key, Pin, Thread
 from everstep.stores.protocol import Operation as Entry
 from everstep.types import utc_now
 
+# A log may be long, and undo has to read what it looks through.
 DEPTH_MAX = 2000
 """How far back undo looks."""
 
@@ -103,6 +104,7 @@ def _stood_on(found: Entry, entries: Sequence[Entry]) -> int:
 def undo_of(found: Entry) -> Undo:
     """Return what it takes to swap an operation."""
     packed = found.data["undo"]
+    # What later versions have added stands behind these five, and is missing in older entries.
     thread_id, heads, hide, newest, pins = packed[:5]
     undo = Undo(
         thread_id,
@@ -141,9 +143,11 @@ def swapped(found: Entry, undo: Undo, thread: Thread, writes: Sequence[Hidden]) 
     # Writes may have come and gone since the entry was made: those pending now count, not those it names.
     hide = [stretch for stretch in undo.hide if stretch.writes_of is None]
     hide += _of_operation(writes, found)
+    # What has come since the operation goes aside with the swap, and comes back when it is swapped again.
     for namespace, newest in undo.newest.items():
         if thread.newest.get(namespace, 0) > newest:
             hide.append(Hidden(namespace, newest, thread.newest[namespace], operation=found.seq))
+    # The entry now says how to come back from here: what undo does is the redo of the redo.
     data = {**found.data, "undo": _packed(_way_back(found, undo, thread))}
     return Swap(hide, Entry(found.kind, data, found.seq, undone=not found.undone))
 
@@ -169,6 +173,7 @@ def renumbered(
 ) -> Entry:
     """Return an entry for another store, with the numbers that checkpoints, operations and writes have there."""
     entry = found._replace(seq=operation(found.seq))
+    # An entry that an adapter has written has nothing to swap, and no numbers inside.
     if "undo" not in found.data:
         return entry  # not written here
 

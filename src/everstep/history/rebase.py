@@ -78,7 +78,8 @@ class Plan(NamedTuple):
         for start, stop, items in self.messages:
             values.messages[start:stop] = items
         for mapping, update in ((values.state, self.state), (values.tools_result, self.tools_result)):
-            for key in update.removed:  # first: what is put may be an equal key of another type
+            # Removed first: what is put may be an equal key of another type, such as 1 for True.
+            for key in update.removed:
                 mapping.pop(key, None)
             mapping.update(update.put)
         if self.next_node is None:
@@ -149,7 +150,8 @@ def _splices(base: Sequence[Any], ours: Sequence[Any], theirs: Sequence[Any]) ->
     other = _side(old, list(map(codec.pack, theirs)))
     found: list[Splice] = []
     if other.added:
-        end = len(old) + mine.growth  # what was added is kept from both, even if it is the same
+        # What was added is kept from both sides, even if it is the same: people do say things twice.
+        end = len(old) + mine.growth
         found.append(Splice(end, end, theirs[len(theirs) - len(other.added) :]))
     did_same_edit = mine[:3] == other[:3]
     if not other.is_edited or did_same_edit:
@@ -167,7 +169,8 @@ def _start_in_ours(mine: _Side, other: _Side) -> int | None:
     """Return where the stretch that they replaced begins in our list; None if our own edit is in the way."""
     if not mine.is_edited:
         return other.start
-    if mine[:2] == other[:2]:  # both replaced the same stretch, or inserted at the same place
+    # Both have replaced the same stretch, or inserted at the same place, and nothing tells what comes first.
+    if mine[:2] == other[:2]:
         return None
     if other.stop <= mine.start:
         return other.start
@@ -180,7 +183,8 @@ def _side(old: Sequence[bytes], new: Sequence[bytes]) -> _Side:
     """Return what became of a list. It was edited between the equal items at its beginning and those at its end."""
     added: Sequence[bytes] = ()
     end = len(old)
-    if len(new) > end and (end == 0 or old[-1] == new[end - 1]):  # the last message is where it was
+    # The last message is where it was, so what is behind it was added. Otherwise the end belongs to the edit.
+    if len(new) > end and (end == 0 or old[-1] == new[end - 1]):
         added = new[end:]
         new = new[:end]
     shorter = min(end, len(new))
@@ -188,6 +192,7 @@ def _side(old: Sequence[bytes], new: Sequence[bytes]) -> _Side:
     while start < shorter and old[start] == new[start]:
         start += 1
     same = 0
+    # Not over the beginning that is equal too: an item must not be counted from both ends.
     while same < shorter - start and old[-1 - same] == new[-1 - same]:
         same += 1
     return _Side(start, end - same, list(new[start : len(new) - same]), list(added))
@@ -208,7 +213,8 @@ def _update(
         before = old.get(packed)
         mine = one.get(packed)
         other = two.get(packed)
-        if other in (before, mine):  # they changed nothing, or the same as we did
+        # They have changed nothing, or the same as we did.
+        if other in (before, mine):
             continue
         key = keys[packed]
         if mine != before:

@@ -122,6 +122,7 @@ def merge(
     )
     clashes = list(chain.from_iterable(map(_clashes, plans)))
     conflicts = yield from _settle(walker, clashes, resolve)
+    # After the clashes are settled, since what they were settled with is checked here.
     if mappings_only:
         _check_messages(plans[0])
     if conflicts:
@@ -187,6 +188,7 @@ class _Planner:
         if ours == theirs or self._is_ours(path):
             return ours
         nodes: Sequence[Node | None] = (base, ours, theirs)
+        # Where the base is one of the sides, equal bytes have answered the question already.
         if not certain or base not in (ours, theirs):
             # Equal values may have been written in different forms.
             nodes = yield from self._walker.alike(list(nodes))
@@ -282,6 +284,7 @@ class _Planner:
         for key in ours | theirs:
             mine = ours.get(key)
             other = theirs.get(key)
+            # Set in this order, also where the plan comes later: the order of keys is that of the result.
             container.parts[key] = mine
             if mine != other:
                 open_keys.append(key)
@@ -415,6 +418,8 @@ def _conflicts(walker: Walker, clashes: list[_Clash]) -> Need[list[Conflict]]:
 
 def _check_paths(resolve: Mapping[str, Any], clashes: list[_Clash]) -> None:
     paths = [clash.path for clash in clashes]
+    # A path that is no conflict is a mistake of the caller's: to leave it out would look as if it had been
+    # heard.
     for path in resolve:
         if path not in paths:
             real = ", ".join(paths[:10]) or "none"
@@ -424,6 +429,7 @@ def _check_paths(resolve: Mapping[str, Any], clashes: list[_Clash]) -> None:
 def _called(resolve: Callable[[Conflict], Any], conflict: Conflict) -> Any:
     value = resolve(conflict)
     if inspect.isawaitable(value):
+        # Closed, or Python would warn that it was never awaited.
         if inspect.iscoroutine(value):
             value.close()
         raise InvalidInput("resolve must be a plain function, not an async one: it decides without waiting")
@@ -484,6 +490,7 @@ class _Builder:
             if slot.call is not None and _is_lost(slot, slot.call, node_of[slot.call]):
                 node_of[slot] = None
         new = [node for node in node_of.values() if node is not None]
+        # The size of the list is corrected by what changed, so that the rest of it need not be read.
         gone_size, new_size = yield from together([self._walker.sizes_of(replaced), self._walker.sizes_of(new)])
         parts = _parts(plan.woven.slots, node_of)
         length = ours.length - len(replaced) + len(new)

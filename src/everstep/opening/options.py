@@ -126,12 +126,14 @@ def resolved(
     """
     known = KNOWN[kind]
     own: dict[str, Any] = {}
-    if where is not None and known.place:  # a store in memory has no place
+    # A store in memory has no place.
+    if where is not None and known.place:
         own[known.place] = where
     for name, value in options.items():
         ours = known.aliases.get(name, name)
         if ours not in (known.place, *known.names):
             raise InvalidInput(_refusal(known, caller, name, [*known.names, *also]))
+        # Two names of one option would otherwise silently let the last one win.
         if ours in own:
             other = ""
             if name != ours:

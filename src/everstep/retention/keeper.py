@@ -31,19 +31,31 @@ from everstep.types import RUN_KIND
 
 logger = logging.getLogger("everstep")
 
-_PAGE = 256  # checkpoints read for one plan, at most
-_PLAN_COMMITS_MIN = 64  # a plan is good for so many commits, or a quarter of N
-_AGED_HELD = 64  # held of a line for the policy that goes by age
-_DUE_MAX = 64  # let go in one commit
+# How many checkpoints are read for one plan, at most.
+_PAGE = 256
+# A plan is good for so many commits, or for a quarter of N if that is more.
+_PLAN_COMMITS_MIN = 64
+# How many checkpoints of a line are held for the policy that goes by age.
+_AGED_HELD = 64
+# How many go in one commit, at most: a save must not take long because a policy was changed.
+_DUE_MAX = 64
 _SWEEPING_MAX = 4096
-_PLANS_MAX = 65_536  # beyond it threads are planned anew by turns
-_PLANS_BYTES_MAX = 48 << 20  # of all plans together
-_PLAN_BYTES = 600  # what Python takes for a plan without its items, about
-_SWEEP_GARBAGE = 0.2  # swept when so much of what is needed is garbage
+# Beyond so many threads they are planned anew by turns.
+_PLANS_MAX = 65_536
+# Of all plans together.
+_PLANS_BYTES_MAX = 48 << 20
+# About what Python takes for a plan without its items.
+_PLAN_BYTES = 600
+# A family is swept when this part of what it needs is garbage.
+_SWEEP_GARBAGE = 0.2
+# How much of a sweep is done with one snapshot: enough to come to an end, and too little to be noticed.
 _SWEEP_EFFORT = 128
-_OPERATIONS_MAX = 1000  # entries of a log that are kept, at most
-_READ_TOGETHER = 500  # checkpoints whose size is asked for at once
-_LOOKS_PER_TRIM = 16  # how often the log is trimmed
+# How many entries of a log are kept, at most.
+_OPERATIONS_MAX = 1000
+# For how many checkpoints the size is asked at once.
+_READ_TOGETHER = 500
+# The log is trimmed at every so many looks, since it grows far more slowly than history.
+_LOOKS_PER_TRIM = 16
 
 
 class _Planned(NamedTuple):
@@ -225,6 +237,8 @@ class Keeper:
         if plan is not None:
             with self._lock:
                 plan.count += len(items) - 1
+                # A milestone was taken from the end, the others from the beginning; each goes back to where
+                # it was.
                 if self._policy is CheckpointGC.KEEP_MILESTONES:
                     plan.items.extend(items)
                 else:
@@ -243,13 +257,16 @@ class Keeper:
             while len(items) and len(gone) < _DUE_MAX and is_older(items.first, self._param, now):
                 gone += items.take_first(1)
         elif len(items) > 1 and not plan.grid.holds(items.last):
-            gone.append(items.take_last())  # it was the last one until now
+            # It was the last one until now, and stayed for that reason only.
+            gone.append(items.take_last())
         return gone
 
     async def upkeep(self, store: Store, stored: Stored) -> None:
         """After a commit: note the new checkpoint, look at the store again if it is time, sweep a little."""
         if self._policy is CheckpointGC.KEEP_ALL or stored.record.kind == RUN_KIND:
             return
+        # A new segment begins: the head was moved, maybe by somebody else, so what was planned may be hidden
+        # by now.
         if stored.segment == stored.seq:
             self.forget(stored.record.key.thread_id)  # the head was moved, maybe by somebody else: plan anew
         try:
@@ -265,6 +282,7 @@ class Keeper:
                 plan.good_for -= 1
                 if plan.whole:
                     self._extend(line, plan, _item(stored))
+        # A new thread: there is nothing in the store to look at.
         if plan is None and not stored.record.parents:
             self._remember(line, [_item(stored)], 1, whole=True)  # a new thread: there is nothing to look at
         elif plan is None or self._is_used_up(plan):
@@ -280,7 +298,8 @@ class Keeper:
             plan.whole = False
             return
         plan.items.extend([self._planned(item)])
-        if self._plans.get(line) is plan:  # it may have been forgotten meanwhile, and is void then
+        # The plan may have been forgotten meanwhile, and is void then: it must not come back.
+        if self._plans.get(line) is plan:
             self._plans.put(line, plan, plan.size_bytes)
 
     def _planned(self, item: Item) -> _Planned:
@@ -331,6 +350,7 @@ class Keeper:
             oldest = await self._aged(store, line, thread)
         gone = [*oldest.excess, *await self._hidden(store, line, thread)]
         if gone:
+            # The store spares what is protected by now, whatever the plan says.
             await store.delete(line[0], keys=_keys(gone), spare=True)
         await self._trim_log(store, line[0])
         taken = {candidate.item.seq for candidate in gone}
@@ -338,7 +358,8 @@ class Keeper:
         count = oldest.total - (len(oldest.visible) - len(kept))
         self._remember(line, [candidate.item for candidate in kept], count, oldest.whole)
         head = thread.head_id("")
-        if line[1] == "" and head is not None:  # calls go with the thread's own checkpoints
+        # The namespaces of calls go with the thread's own checkpoints, so they are looked at with these.
+        if line[1] == "" and head is not None:
             names = [candidate.key.checkpoint_id for candidate in kept]
             await self._end_calls(store, thread, min([head, *names]))
         if thread.garbage > _SWEEP_GARBAGE:
@@ -416,6 +437,7 @@ class Keeper:
         for limit in limits:
             visible, whole = await self._visible(store, line, thread, limit)
             excess = self._let_go_but_heads(visible, thread)
+            # Otherwise all that was read has to go, and more of it may.
             if whole or len(excess) < len(visible):
                 break  # else more of them may have to go
         return _Oldest(visible, whole, len(visible), excess)
@@ -431,7 +453,8 @@ class Keeper:
     async def _hidden(self, store: Store, line: Line, thread: Thread) -> list[_Candidate]:
         """Return the hidden checkpoints that the policy lets go."""
         stretches = itertools.chain.from_iterable(thread.hidden.values())
-        if all(stretch.writes_of is not None for stretch in stretches):  # no checkpoint is hidden
+        # No checkpoint is hidden, only pending writes are.
+        if all(stretch.writes_of is not None for stretch in stretches):
             return []
         return await self._hidden_to_go(store, line, thread)
 
@@ -484,6 +507,7 @@ class Keeper:
                 swept = await store.sweep(family)
             report.objects += swept.objects
             report.size_bytes += swept.size_bytes
+        # What was deleted may still lie in a log beside the file: people who collect want it gone.
         if isinstance(store, Erasing) and not dry_run:
             await store.erase_deleted()
         return report
@@ -520,10 +544,13 @@ class Keeper:
             self.forget(name)
         if gone.keys:
             count += (await store.delete(name, keys=gone.keys, spare=True)).checkpoints
+        # Heads are protected, so these are deleted by name, without a look at what would be spared.
         if gone.heads:
             count += (await store.delete(name, keys=gone.heads)).checkpoints
         if gone.whole and not await store.count(Query(thread_id=name, namespace=None, hidden="also")):
-            await store.delete(name)  # writes that wait for a checkpoint
+            # What is left of the thread are pending writes that wait for a checkpoint, which will not come
+            # any more.
+            await store.delete(name)
         return count
 
     async def _gone(self, store: Store, thread: Thread, report: GCReport, scope: Scope | None) -> _Gone:
@@ -540,6 +567,7 @@ class Keeper:
         for namespace in thread.newest:
             line = thread.thread_id, namespace
             listed = await store.list_checkpoints(_query(line))
+            # An adapter's thread is kept whole.
             if scope is None and any(stored.record.kind for stored in listed):
                 continue  # an adapter's thread
             visible = self._let_go_but_heads(_candidates(listed, thread, whole=True), thread)
@@ -617,6 +645,7 @@ async def _outlines(store: Store, thread_id: str | None) -> AsyncIterator[tuple[
     if thread_id is not None:
         yield None, thread_id
         return
+    # All of them before the first one is touched: deleting moves the positions of what comes after.
     every: list[Outline] = []
     position: int | None = 0
     while position is not None:

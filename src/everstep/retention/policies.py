@@ -15,6 +15,7 @@ from everstep.config import CheckpointGC
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+# Further away than any real time, and still within what an array of 64-bit numbers holds.
 _NEVER = 2**62
 
 
@@ -60,7 +61,8 @@ def _keep_milestones(items: Sequence[Item], count: float, _now: datetime) -> lis
     """Keep the first, the last, and those on a grid over the whole history; its stride doubles as history grows."""
     grid = grid_of(items, int(count))
     kept = [item for item in items if grid.holds(item.step) or item in (items[0], items[-1])]
-    while len(kept) > count:  # steps that do not tell checkpoints apart: go by order
+    # Steps may not tell checkpoints apart, as after a rewind: then every second one goes, by order.
+    while len(kept) > count:
         if len(kept) > 2:
             kept = [*kept[:-1:2], kept[-1]]
         else:
@@ -91,6 +93,7 @@ def grid_of(items: Sequence[Item], count: int) -> Grid:
     steps = [item.step for item in items]
     span = max(steps) - min(steps)
     stride = 1
+    # Doubled, so that what was kept on a finer grid is still on the coarser one.
     while not Grid(stride, 0).fits(span, count) and stride <= span:
         stride *= 2
     remainders = Counter(step % stride for step in steps)

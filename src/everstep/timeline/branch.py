@@ -14,7 +14,8 @@ from everstep.stores.protocol import BaseRef, Change, Draft, Key, Record, Shared
 from everstep.timeline.workspace import Workspace
 from everstep.types import RUN_KIND
 
-_TRIES = 10  # from a checkpoint that others replace meanwhile
+# How often a branch is begun anew from a checkpoint that others replace meanwhile.
+_TRIES = 10
 
 
 async def branch(work: Workspace, source: Key, name: str, effects: str = "share") -> str:
@@ -35,7 +36,8 @@ async def _branch(work: Workspace, source: Key, name: str, effects: str) -> str:
     if adapter is not None:
         origin, drafts, writes = await adapter.beginning(work.repository, origin, thread_id, name)
         drafts = [_with_effects(drafts[0], effects), *drafts[1:]]
-        since = 0  # an adapter may add namespaces later, and undo takes them away too
+        # An adapter may add namespaces to the branch later, and undo takes them away too.
+        since = 0
     else:
         drafts = [_first_of_branch(origin, thread_id, name, effects)]
         writes = []
@@ -57,6 +59,7 @@ async def _branch(work: Workspace, source: Key, name: str, effects: str) -> str:
             log_thread=source.thread_id,
         )
     )
+    # The checkpoint that a branch begins with is protected from now on, and a plan may hold it.
     work.keeper.forget(source.thread_id)
     return thread_id
 
@@ -84,6 +87,8 @@ def _first_of_branch(origin: Stored, thread_id: str, name: str, effects: str) ->
         **_fields(origin.record, effects),
     )
     record = record.with_root(origin.record.root)._replace(repeats=origin.record.repeats)
+    # The branch sends no objects: the store checks that its origin, which reaches all of them, is still
+    # there.
     return Draft(record, (), (BaseRef(source, origin.digest),))
 
 
@@ -91,6 +96,7 @@ def _with_effects(draft: Draft, effects: str) -> Draft:
     """Return the first checkpoint of a branch with what it may do; what its origin may is no part of it."""
     record = draft.record
     metadata = dict(record.metadata)
+    # A branch of a branch that may repeat effects may not do so by itself.
     metadata.pop("run_effects", None)
     if effects == "allow":
         metadata["run_effects"] = effects

@@ -68,8 +68,10 @@ logger = logging.getLogger("everstep")
 R = TypeVar("R")
 _PAGE = 500
 _NAMES = ("messages", "state", "tools_result")
-_RECENT = 64  # checkpoints among which a live thread looks for its own
-_AGE_EVERY = 16  # snapshots between two looks at the age of a thread
+# Among how many checkpoints a live thread looks for one of its own.
+_RECENT = 64
+# How many snapshots lie between two looks at the age of a thread: each look reads the whole list.
+_AGE_EVERY = 16
 
 Objects = dict[bytes, tree.Content]
 
@@ -102,6 +104,7 @@ class PlainTimeline:
     ) -> str:
         """Save whole values as the next step."""
         self._only_root(step.namespace)
+        # Copied before the first wait: what the caller changes later belongs to a later step.
         kept = list(map(copied, values, _NAMES))
         async with self._turns.of(step.thread_id):
             latest = await self.get_latest(step.thread_id, "")
@@ -207,7 +210,9 @@ class PlainTimeline:
     async def get(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Checkpoint | None:
         """Return a checkpoint."""
         self._only_root(namespace or "")
-        found = copy.deepcopy(await self._backend.get(checkpoint_id))  # what it holds must not be changed by callers
+        # A copy, since the backend may hand out the very object that it holds, and callers may change what
+        # they get.
+        found = copy.deepcopy(await self._backend.get(checkpoint_id))
         if found is None or thread_id not in (None, found.metadata.thread_id):
             return None
         return found
@@ -269,7 +274,8 @@ class PlainTimeline:
 
             async def put() -> CheckpointMetadata:
                 metadata = self._new(key.thread_id, points[0], ["rewind"], summary)
-                metadata.parents = [key.checkpoint_id]  # it goes on from there, not from what was left behind
+                # It goes on from there, not from what was left behind.
+                metadata.parents = [key.checkpoint_id]
                 metadata.parent_checkpoint_id = key.checkpoint_id
                 metadata.size_bytes = target.metadata.size_bytes
                 return await self._put_new(dataclasses.replace(target, metadata=metadata))
@@ -354,7 +360,8 @@ class PlainTimeline:
     async def _graph(self, *names: str) -> _Graph:
         """Read the history of threads, and of those that they came from or merged."""
         points: dict[str, CheckpointMetadata] = {}
-        pending: list[str] = []  # parents, some of which belong to other threads
+        # Parents, some of which belong to other threads.
+        pending: list[str] = []
 
         async def add(thread_id: str) -> None:
             for point in await self._all(thread_id):
@@ -398,7 +405,8 @@ class PlainTimeline:
         thread_id = ours.metadata.thread_id
         other = theirs.metadata
         next_node = ours.next_node
-        if ours.metadata.checkpoint_id in bases:  # nothing happened here since: only theirs knows what comes next
+        # Nothing has happened here since, so only theirs knows what comes next.
+        if ours.metadata.checkpoint_id in bases:
             next_node = theirs.next_node
 
         async def put() -> CheckpointMetadata:
@@ -414,6 +422,7 @@ class PlainTimeline:
     async def _upkeep(self, metadata: CheckpointMetadata) -> None:
         """Apply the policy after a save; a failure is logged, the checkpoint is saved."""
         try:
+            # Steps are counted, not checkpoints: `delete_before` knows no other measure.
             if self._config.gc_policy is CheckpointGC.KEEP_LAST_N and metadata.step > self._config.gc_param:
                 await self._backend.delete_before(metadata.thread_id, metadata.step - int(self._config.gc_param) + 1)
             elif self._config.gc_policy is CheckpointGC.KEEP_AGE and metadata.step % _AGE_EVERY == 0:
@@ -455,7 +464,8 @@ class PlainTimeline:
         if policy is CheckpointGC.KEEP_LAST_N:
             return points[0].step - int(param) + 1
         now = datetime.now(UTC)
-        first = points[0].step  # the newest one stays, however old it is
+        # The newest one stays, however old it is.
+        first = points[0].step
         for point in points:
             if not is_older(moment_of(point.created_at), param, now):
                 first = min(first, point.step)
@@ -486,6 +496,7 @@ class PlainTimeline:
         everything = asked.pop("everything")
         dry_run = asked.pop("dry_run")
         check_deletion(make_search(**asked), everything=everything)
+        # All at once: to delete while paging would move the pages.
         found = await self.list_threads(2**62 - 1, **asked)
         names = [metadata.thread_id for metadata in found]
         checkpoints = 0
@@ -563,12 +574,14 @@ class _Turns:
     """Lets the writers of one thread in one after the other, from whatever event loop they come."""
 
     def __init__(self) -> None:
+        # Held for a moment only, and never over an await: the turns themselves are waited for by a future.
         self._lock = threading.Lock()
         self._queues: dict[str, deque[Future[None]]] = {}
 
     @asynccontextmanager
     async def of(self, thread_id: str) -> AsyncIterator[None]:
         """Wait for one's turn, and pass it on at the end."""
+        # A future of threads and not of a loop: who passes the turn on may be in another event loop.
         ticket: Future[None] = Future()
         with self._lock:
             queue = self._queues.setdefault(thread_id, deque())
@@ -586,6 +599,7 @@ class _Turns:
                     del self._queues[thread_id]
 
     def _call(self, queue: deque[Future[None]]) -> None:
+        # It may be done already: its owner has its turn, or was cancelled while it waited.
         if not queue[0].done():
             queue[0].set_result(None)
 
@@ -604,6 +618,7 @@ class _Graph:
         """Return the best common ancestors of some checkpoints, taken together, and another one."""
         mine = set().union(*map(self._ancestors, ones))
         shared = mine & self._ancestors(other)
+        # What is below another common ancestor is not among the best of them.
         covered: set[str] = set()
         for found in shared:
             covered |= self._ancestors(found) - {found}

@@ -40,7 +40,8 @@ from everstep.timeline.workspace import Workspace
 from everstep.values import compress, costs, tree
 from everstep.values.walk import read_values
 
-_ASKED_MAX = 1000  # threads that are asked for a common state that is not stored any more
+# How many threads are asked for a common state that is not stored any more: a family may have very many.
+_ASKED_MAX = 1000
 
 _EMPTY = root_of_nodes([tree.EMPTY_LIST, tree.EMPTY_MAP, tree.EMPTY_MAP])
 
@@ -107,7 +108,8 @@ async def merge(work: Workspace, branch: str, into: str, resolve: Resolve, names
     if isinstance(stored, str):
         return stored  # everything is merged already
     work.forget(into)
-    if is_own(stored.record.kind):  # an adapter's thread is kept as its own policy says
+    # A thread of an adapter's is kept as its own policy says.
+    if is_own(stored.record.kind):
         await work.keeper.upkeep(work.store, stored)
     return stored.record.key.checkpoint_id
 
@@ -151,6 +153,8 @@ async def _sides(work: Workspace, branch: str, into: str, namespace: str) -> _Si
             f"threads {branch!r} and {into!r} are unrelated: only threads that branched from one another, or from "
             "the same one, can be merged"
         )
+    # Read after the heads: it is what the commit expects, and a head that moved in between makes the commit
+    # fail.
     thread = await work.store.thread(into)
     if thread is None:
         raise HeadMoved(into, ours.record.key.checkpoint_id, None)
@@ -179,6 +183,7 @@ async def _merged(work: Workspace, sides: _Sides, resolve: Resolve) -> Draft:
     merged = await work.repository.walk(walk, [ours.family], base.objects)
     if merged.conflicts:
         raise MergeConflict(merged.conflicts)
+    # Without differences a checkpoint is one object; a merge must not bring in another form.
     if not work.config.delta_snapshots:
         merged = await _unsplit(work, merged, ours.family)
     root = root_of_nodes(merged.nodes)
@@ -218,7 +223,8 @@ def _merge_record(sides: _Sides) -> Record:
     into, namespace, _ = ours.record.key
     step = ours.record.step + 1
     goes_on = ours
-    if checkpoint_tree.is_unmoved(ours, sides.bases):  # then only theirs knows what comes next
+    # Nothing has happened on our side since, so only theirs knows what comes next.
+    if checkpoint_tree.is_unmoved(ours, sides.bases):
         goes_on = theirs
     return new_record(
         Key(into, namespace, checkpoint_id(into, step)),
@@ -238,6 +244,7 @@ async def _merged_by(adapter: Adapter, work: Workspace, sides: _Sides, resolve: 
     """Return the checkpoints of a merge: the first is that of the namespace, others are what subgraphs remember."""
     drafts = [await _merged_namespace(adapter, work, sides, resolve, graph)]
     other = await work.store.thread(sides.theirs.record.key.thread_id)
+    # Only with the main namespace: a merge of one subgraph alone is about nothing else.
     if other is not None and not sides.ours.record.key.namespace:
         for name in adapter.lasting(other):
             draft = await _merged_subgraph(adapter, work, sides, name, resolve, graph)
@@ -268,6 +275,7 @@ async def _merged_subgraph(
     """Return what a subgraph remembers after the merge; None: theirs has nothing new."""
     thread = sides.thread
     theirs = await work.require_head(sides.theirs.record.key.thread_id, name)
+    # The subgraph is new to this thread, so there is nothing to merge it with.
     if name not in thread.heads:
         return adapter.taken_over(theirs, thread.thread_id)
     ours = await work.require_head(thread.thread_id, name)
@@ -275,7 +283,8 @@ async def _merged_subgraph(
     if theirs.place in bases:
         return None
     within = _Sides(ours, theirs, thread, sides.ancestry, bases)
-    if isinstance(resolve, Mapping):  # it names paths of the graph itself
+    # A mapping names paths of the graph itself, and the same path means something else inside a subgraph.
+    if isinstance(resolve, Mapping):
         resolve = None
     try:
         return await _merged_namespace(adapter, work, within, resolve, adapter.subgraph(graph, name))
@@ -303,6 +312,7 @@ def _bases(work: Workspace, sides: _Sides, adapter: Adapter | None) -> MergeBase
 async def _base_root(work: Workspace, place: Place, thread: Thread) -> Root:
     """Return the values of an ancestor: from the checkpoint, or as kept for the merge if it is gone."""
     loaded = await work.store.read(*place.key)
+    # The same name may have been written again after a deletion; the number tells them apart.
     if loaded is not None and loaded.stored.seq == place.seq:
         return loaded.stored.record.root
     # Any thread that had this state in common with another one may have kept it, so all that are related are asked.
@@ -335,9 +345,11 @@ async def _commit(work: Workspace, sides: _Sides, drafts: Sequence[Draft]) -> St
     thread = sides.thread
     into, namespace, head = ours.record.key
     record = drafts[0].record
+    # The head may be older than the newest checkpoint, after a rewind; what undo hides begins after both.
     newest = max(thread.newest[namespace], ours.seq)
     undo = operation_log.Undo(into, {namespace: head}, [], {namespace: newest})
-    if not is_own(record.kind):  # subgraphs may be merged with it, and undo takes all of them back
+    # Subgraphs may be merged with it, and undo takes all of them back.
+    if not is_own(record.kind):
         undo = undo._replace(since=max(thread.newest.values()))
     details = {"from": theirs.record.key.thread_id, "checkpoint_id": record.key.checkpoint_id}
     top = await work.top_operation(into)

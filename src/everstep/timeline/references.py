@@ -27,8 +27,10 @@ from everstep.timeline.tags import changes_of
 from everstep.types import TASK_NAMESPACE
 
 _PAGE = 1000
+# A text of nothing but signs would otherwise be tried at every one of them, and each try is a read.
 _SPLITS_MAX = 64
 _REF_BYTES_MAX = 8192
+# For a suggestion only: the names that were active last are the likeliest.
 _SIMILAR_AMONG = 500
 _CANDIDATES_MAX = 5
 
@@ -77,6 +79,7 @@ async def _anywhere(store: Store, ref: str) -> Stored:
         try:
             return await _inside(store, thread, rest)
         except CheckpointNotFound as exc:
+            # The first one counts: it is about the longest name, which is most likely what was meant.
             missing = missing or exc
     if missing is not None:
         raise missing
@@ -108,6 +111,7 @@ async def _inside(store: Store, thread: Thread, rest: str) -> Stored:
     time = _TIME.fullmatch(body)
     if time is not None:
         return await _at_time(store, thread, time[1])
+    # A tag does not begin with this sign, so that nothing has to be read to find none.
     if not body.startswith("~"):
         found = await _by_tag_or_prefix(store, thread, body)
         if found is not None:
@@ -141,6 +145,7 @@ async def _head(store: Store, thread: Thread) -> Stored:
 
 def _main_namespace(thread: Thread) -> str | None:
     """Return the namespace that a thread is about; None: all that it had is hidden."""
+    # The namespace of tasks holds claims and effects, which nobody means by the name of a thread.
     names = [name for name in thread.heads if name != TASK_NAMESPACE]
     if "" in names:
         return ""
@@ -262,10 +267,7 @@ async def _back(store: Store, start: Stored, count: int, thread_id: str) -> Stor
         raise CheckpointNotFound(
             f"~{count}", thread_id, reason=f"{start.record.key.checkpoint_id!r} has only {count - left} ancestors"
         )
-    loaded = await store.read(*at.record.key)
-    if loaded is None:
-        return at
-    return loaded.stored
+    return at
 
 
 async def _followed(store: Store, first: Stored) -> Stored | None:

@@ -18,7 +18,9 @@ from everstep.stores.protocol import Change, Hidden, Key, Loaded, Move, Operatio
 from everstep.timeline.workspace import Workspace
 from everstep.types import Checkpoint, UnreadCheckpoint
 
-_EAGER_BYTES = 1 << 18  # a checkpoint up to this size is read at once with a rewind
+# A checkpoint up to this size is read at once. A larger one may not be looked at by whoever rewinds, and
+# costs time.
+_EAGER_BYTES = 1 << 18
 
 
 class _Rewound(NamedTuple):
@@ -35,6 +37,7 @@ async def rewind(work: Workspace, key: Key, later: str) -> TimeTravelResult:
     done = await work.until_done(key.thread_id, lambda inner: _rewind(inner, key, later), "a rewind")
     if done.entry is not None:
         work.forget(key.thread_id)
+    # After the rewind and by itself: if it is cut off, the rewind is whole, and what is left is hidden.
     if later == "delete":
         await _delete_later(work, key.thread_id, done.later, done.entry)
     return done.result
@@ -49,13 +52,15 @@ async def _rewind(work: Workspace, key: Key, later: str) -> _Rewound:
 
     deleted: Sequence[Hidden] = ()
     if later == "delete" and adapter is None:
-        deleted = checkpoint_tree.all_later(thread, target)  # what is hidden already goes too
+        # What is hidden already goes too.
+        deleted = checkpoint_tree.all_later(thread, target)
     elif later == "delete":
         deleted = back.later
     hide = list(back.writes)
     if later != "keep":
         hide += back.later
     heads_before = {name: thread.head_id(name) for name in back.heads}
+    # It is the head already, so there is nothing to log and nothing to undo.
     if not hide and heads_before == back.heads:
         return _Rewound(result, deleted)
 
@@ -67,7 +72,8 @@ async def _rewind(work: Workspace, key: Key, later: str) -> _Rewound:
         "namespace": key.namespace,
     }
     since = None
-    if adapter is not None:  # a rewind of an adapter's thread is about all of its namespaces
+    # A rewind of an adapter's thread is about all of its namespaces.
+    if adapter is not None:
         since = max(thread.newest.values())
     undo = operation_log.Undo(
         key.thread_id,
@@ -83,6 +89,7 @@ async def _rewind(work: Workspace, key: Key, later: str) -> _Rewound:
         Change(
             thread_id=key.thread_id,
             namespace=key.namespace,
+            # Fails if somebody has written meanwhile: what came later would then not be all that is hidden.
             expect=thread.head_id(key.namespace),
             moves=list(starmap(Move, back.heads.items())),
             hide=hide,
@@ -153,7 +160,8 @@ async def _way_back(work: Workspace, thread: Thread, target: Loaded) -> WayBack:
     ancestry = ancestry_of(work.store, thread.family)
     following = await ancestry.walk(checkpoint_tree.later(target.stored, newest, started, key.thread_id))
     depth = await _count(work, key, following)
-    if not depth:  # it is the head, or all that follows is hidden: there is nothing to hide
+    # It is the head, or all that follows is hidden already: there is nothing to hide.
+    if not depth:
         following = []
     return WayBack(
         heads={key.namespace: key.checkpoint_id},
@@ -215,6 +223,7 @@ async def _checkpoint(work: Workspace, stored: Stored) -> Checkpoint:
 
 
 def _unread(work: Workspace, stored: Stored) -> Checkpoint:
+    # Over the blocking face: the values are read in an attribute access, which cannot await.
     repository = work.repository.over(work.store.blocking)
 
     def read() -> Sequence[Any]:

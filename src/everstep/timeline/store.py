@@ -118,6 +118,7 @@ class StoreTimeline:
             thread = await self._work.store.thread(step.thread_id)
             if thread is not None:
                 shared_states = shared_states_after(thread, parent)
+        # What retention lets go is part of the commit, and is given back if that fails.
         with self._work.keeper.letting_go((step.thread_id, step.namespace)) as prune:
             stored = await self._work.repository.save(
                 step.thread_id,
@@ -219,7 +220,9 @@ class StoreTimeline:
                 changes = await self._work.repository.walk(need, families)
                 changes = await adapter.shown(self._work.repository, changes, before, after)
         except CheckpointCorrupted as exc:
-            await self._work.require(a)  # deleted meanwhile?
+            # An object may be missing because the checkpoint was deleted while it was read, which is no
+            # damage.
+            await self._work.require(a)
             await self._work.require(b)
             raise exc.located(*b[::2]) from exc
         changes += next_node_change(before.record.next_node, after.record.next_node)

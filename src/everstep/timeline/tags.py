@@ -13,6 +13,7 @@ from everstep.stores.protocol import Change, Key, Store
 from everstep.timeline.workspace import Workspace
 
 TAG_BYTES_MAX = 200
+# The signs that a reference may begin with.
 _SIGNS = "@#~{"
 
 
@@ -30,6 +31,7 @@ async def set_tag(work: Workspace, key: Key, tag: str, *, is_given: bool) -> boo
     """Give a checkpoint a tag, or take one away, and return whether that changed anything."""
     stored = await work.require(key)
     changes = (await changes_of(work.store, [key.thread_id])).get(key, NO_CHANGES)
+    # Nothing changes, so there is nothing for undo to take back either.
     if (tag in changes.applied_to(described(stored.record)[0])) == is_given:
         return False
     details = {"checkpoint_id": key.checkpoint_id, "namespace": key.namespace, "tag": tag}

@@ -43,6 +43,7 @@ async def _swap(work: Workspace, thread_id: str, entry: Entry) -> None:
     """Restore what an operation changed, and note what it takes to change it again."""
     undo = operation_log.undo_of(entry)
     thread = await _require_thread(work, thread_id, entry, undo)
+    # Looked at first, so that the error says which operation cannot be undone, and why.
     for pin in undo.pins:
         if await work.store.read(*pin.key) is None:
             raise CannotUndo(f"{entry.kind}: the checkpoint {pin.key.checkpoint_id!r} was deleted, which is final")
@@ -87,6 +88,8 @@ async def _about_all(work: Workspace, undo: operation_log.Undo, thread: Thread) 
     for name, last in thread.newest.items():
         if name in newest or name == TASK_NAMESPACE or last <= undo.since:
             continue
+        # By id, since the newest of an adapter's namespace is the one with the greatest id and not the one
+        # that came last.
         query = Query(thread_id=thread.thread_id, namespace=name, before_seq=undo.since + 1, order="id", limit=1)
         older = await work.store.list_checkpoints(query)
         heads[name] = None
@@ -104,6 +107,7 @@ async def _pending(work: Workspace, entry: Entry, undo: operation_log.Undo, thre
         loaded = await work.store.read(*key, writes=True)
         if loaded is None:
             continue
+        # Writes that the operation did not touch stay where they are.
         kept: list[Write] = []
         others: list[Write] = []
         for write in loaded.writes:
@@ -120,6 +124,7 @@ async def _check_heads(
 ) -> None:
     """Refuse to go to a head that is gone, or that something else hides: it would be one that nobody sees."""
     hidden = list(swap.hide)
+    # What this operation hid itself is shown by the swap, so only the others count.
     for seq, stretches in thread.hidden.items():
         if seq != entry.seq:
             hidden += stretches

@@ -74,6 +74,8 @@ class Workspace:
 
     async def newest_operations(self, thread_id: str) -> list[Operation]:
         """Return the newest entries of the log, down to the one that undo would take back: redo needs no older ones."""
+        # Nearly always the newest entry is the one that counts, so one is read first and more only if it was
+        # undone.
         limit = 1
         while True:
             entries = await self.store.operations(thread_id, limit)

@@ -347,10 +347,10 @@ async def _resume(
 
     try:
         if is_patient:
-            result = await lists.resume(engine, engine._programs, thread, on_change)
+            result = await lists.resume(engine, thread, on_change)
             name = thread
         else:
-            part = await lists.resume_once(engine, engine._programs, thread, on_change)
+            part = await lists.resume_once(engine, thread, on_change)
             result, name = part.result, part.thread_id
     except EverstepError:
         raise
