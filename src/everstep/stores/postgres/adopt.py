@@ -51,6 +51,7 @@ class AdoptingRows(Rows):
                JOIN {threads} t ON t.family = n.family AND t.id = n.thread CROSS JOIN {meta} m WHERE n.name = %s""",
             (thread_id.encode(),),
         )
+        # Asked in the same transaction: what is missing must not be copied as if it had never been there.
         self.check_whole(thread_id, stored_max=1 << 40)
         if row is None:
             return None
@@ -128,7 +129,8 @@ class AdoptingRows(Rows):
 
     def adopt(self, part: Part) -> int:
         if self.family(part.thread_id) is not None:
-            self.join(part.thread_id, None)  # wait for others before anything is locked that they may need
+            # Others are waited for before anything is locked that they may need.
+            self.join(part.thread_id, None)
         return adopt(self, part)
 
     def adopt_new(self, parts: Sequence[Part]) -> None:
@@ -464,6 +466,7 @@ class AdoptingRows(Rows):
             "UPDATE {families} SET generation = greatest(generation, %s) WHERE id = %s",
             (max(generation for _, _, generation in rows), family),
         )
+        # What only these lines needed is garbage now, and is swept with the thread's.
         doomed = sum(doomed for _, doomed, _ in rows) + sum(size for (size,) in added)
         self._do(
             f"""UPDATE {{lines}} SET unreferenced = unreferenced + %(d)s
@@ -535,6 +538,7 @@ class AdoptingRows(Rows):
         )
 
     def _restore_origin(self, family: int, thread: int, raw: RawThread) -> None:
+        # First, since a thread that is restored may have begun elsewhere before.
         self._release_origin(raw.thread_id)
         sealed: bytes | None = None
         if raw.origin is not None:

@@ -32,6 +32,8 @@ class Tables:
         ):
             if value is None and name == "schema":
                 continue
+            # Names become part of statements. They are quoted too, but a name that needs quoting is more
+            # likely a mistake.
             if not isinstance(value, str) or not re.fullmatch(pattern, value) or len(value.encode()) > bytes_max:
                 raise InvalidInput(f"{name} is a name of letters, digits and _, not {checks.shown(value)}")
         place = (schema,) if schema is not None else ()
@@ -39,6 +41,7 @@ class Tables:
         self._texts: dict[str, str] = {}
 
     def __call__(self, text: str) -> str:
+        # Remembered: to fill in thirty names takes longer than many a statement.
         filled = self._texts.get(text)
         if filled is None:
             filled = text
@@ -79,12 +82,14 @@ class Asking:
 
     def _ask(self, text: str, values: Values = ()) -> Cursor[Any]:
         """Run a statement, after those that were not sent yet, in one round trip."""
+        # Nothing waits, so that a pipeline would only cost time.
         if not self._unsent:
             return self.connection.execute(self._tables(text), values, binary=True)
         return self._ask_together([(text, values)])[0]
 
     def _ask_together(self, asked: Sequence[tuple[str, Values]]) -> list[Cursor[Any]]:
         """Run statements, after those that were not sent yet, in one round trip."""
+        # Taken out first: what has failed must not be sent again with the next statement.
         unsent = self._unsent
         self._unsent = []
         with self.connection.in_one_go():

@@ -54,6 +54,7 @@ from everstep.stores.transaction import Line, Packed
 from everstep.values.tree import FORMAT
 
 _COLUMNS = "c.seq, c.id, c.step, c.segment, c.pinned, c.added, c.info, c.children, c.root"
+# Six, which are enough for a new thread with its first checkpoint.
 _DRAW = ("SELECT nextval('{numbers}') FROM generate_series(1, 6)", ())
 _FACTS = """SELECT id, shift, generation FROM {families}
             WHERE id IN (SELECT family FROM {names} WHERE name = ANY(%s))"""
@@ -153,6 +154,7 @@ class Changing(Searching):
         `others` are threads, and `keys` checkpoints, that the change speaks of. Locks are taken in one order, whoever
         asks: guards of families, names, the line, checkpoints.
         """
+        # In one order, whoever asks: two writers that lock the same names crosswise would stop one another.
         names = sorted(name.encode() for name in {thread_id, *others})
         place = name_bytes(thread_id, namespace)
         guarded, named, facts, locked, head, lost, drawn, *found = self._ask_together(
@@ -212,6 +214,7 @@ class Changing(Searching):
         objects; None: there is none. Those of `bases` are returned that are stored in the same family.
         """
         with self.connection.in_one_go():
+            # Executed by itself, since `begin` would send it only with the next question.
             self.connection.execute("BEGIN")
             self._ask(
                 """SELECT set_config('idle_in_transaction_session_timeout', %s, true), {alone}(family) FROM {names}
@@ -238,7 +241,7 @@ class Changing(Searching):
     def put_and_end(self, values: Sequence[Any]) -> int | None:
         """Do `put`, and commit the transaction, in one round trip; None: nothing was written."""
         query = self._tables(_PUT).encode()
-        return _seq(self.connection.call_and_commit(query, _PUT_TYPES, _binary(_PUT_TYPES, values)))
+        return _seq(self.connection.call_and_commit(query, _PUT_TYPES, _binary(values)))
 
     def generation(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
         """Lock a line and return its family and generation."""
@@ -274,6 +277,7 @@ class Changing(Searching):
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
         number, thread = self._joined(thread_id, family)
         self._guard(number)
+        # A thread that was there before may have lost a row; to make one would hide that.
         if thread not in self._made:
             self.check_whole(thread_id, namespace)
         ref = self._next()
@@ -295,7 +299,8 @@ class Changing(Searching):
         spot = self._spot(thread_id)
         if spot is None:
             return self._make_thread(thread_id, family)
-        if family is not None and spot.family != int(family):  # made since we looked
+        # It was made since we looked, by a writer that knew nothing of this family.
+        if family is not None and spot.family != int(family):
             raise errors.SerializationFailure(f"thread {thread_id!r} was made by another writer")
         return spot
 
@@ -395,6 +400,7 @@ class Changing(Searching):
             ),
         )
         replaced = old._replace(record=record, digest=packed.digest)
+        # What was noted is the old one.
         self._checkpoints.pop(record.key, None)
         held = self._held.get(record.key[:2])
         if held is not None and held.line.head is not None and held.line.head.seq == old.seq:
@@ -419,6 +425,7 @@ class Changing(Searching):
 
     def set_origin(self, thread_id: str, origin: Stored) -> None:
         spot = self._required_spot(thread_id)
+        # A thread of this transaction has no origin yet that would have to be released.
         if spot.thread not in self._made:
             self._release_origin(thread_id)
         sealed = pack_origin(origin.record.key, thread_id)
@@ -446,6 +453,7 @@ class Changing(Searching):
 
     def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
         spots = [(self._required_spot(name), name) for name in (thread_id, other)]
+        # Each pair is stored once, the thread of the smaller number first.
         ((family, low), one), ((_, high), two) = sorted(spots)
         self._do(
             """INSERT INTO {shared_states} (family, low, high, seq, data, children) VALUES (%s, %s, %s, %s, %s, %s)
@@ -527,6 +535,8 @@ class Changing(Searching):
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
         family, ref = line.ref
+        # LangGraph's special writes have an index below zero and take the place of the last one; of others
+        # the first one stays.
         update = "UPDATE SET seq = excluded.seq, info = excluded.info, children = excluded.children"
         self._do(
             f"""INSERT INTO {{writes}} (family, line, seq, idx, checkpoint, task, info, children)
@@ -549,6 +559,7 @@ class Changing(Searching):
     def move_write(self, line: Line, checkpoint_id: str, write: Write, idx: int) -> None:
         place = *line.ref, packed_id(checkpoint_id), packed_id(write.task_id)
         where = "family = %s AND line = %s AND checkpoint = %s AND task = %s AND idx = %s"
+        # The place must be free before another write moves there.
         self._do(f"DELETE FROM {{writes}} WHERE {where}", (*place, idx))
         self._do(f"UPDATE {{writes}} SET idx = %s WHERE {where}", (idx, *place, write.idx))
 
@@ -556,17 +567,19 @@ class Changing(Searching):
 
     def put(self, values: Sequence[Any]) -> int | None:
         """Call the function that commits a checkpoint; None: it must be done the long way."""
-        return _seq(self.connection.call(self._tables(_PUT).encode(), _PUT_TYPES, _binary(_PUT_TYPES, values)))
+        return _seq(self.connection.call(self._tables(_PUT).encode(), _PUT_TYPES, _binary(values)))
 
     async def put_async(self, values: Sequence[Any]) -> int | None:
         """The same; the event loop goes on meanwhile."""
         query = self._tables(_PUT).encode()
-        return _seq(await self.connection.call_async(query, _PUT_TYPES, _binary(_PUT_TYPES, values)))
+        return _seq(await self.connection.call_async(query, _PUT_TYPES, _binary(values)))
 
     def attach(self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None) -> bool:
         """Call the function that attaches writes; False: it must be done the long way."""
         kept: dict[tuple[str, int], Write] = {}
-        for write in writes:  # one call may change a row only once
+        # One statement may change a row only once, so of several writes to one place the one that would win
+        # is sent.
+        for write in writes:
             if write.idx < 0 or (write.task_id, write.idx) not in kept:
                 kept[write.task_id, write.idx] = write
         values = (
@@ -588,12 +601,13 @@ def _seq(found: bytes | None) -> int | None:
     return None if found is None else int.from_bytes(found, "big")
 
 
-def _binary(types: Sequence[int], values: Sequence[Any]) -> list[bytes | None]:
-    """Return values as the server takes them in binary form."""
-    return [None if value is None else _ENCODERS[kind](value) for kind, value in zip(types, values, strict=True)]
+def _binary(values: Sequence[Any]) -> list[bytes | None]:
+    """Return the values of a put as the server takes them in binary form."""
+    return [None if value is None else _ENCODERS[kind](value) for kind, value in zip(_PUT_TYPES, values, strict=True)]
 
 
 def _array(kind: int, items: Sequence[bytes]) -> bytes:
+    # The header of an array: its dimensions, whether it has NULLs, and what its items are.
     parts = [_ARRAY.pack(1 if items else 0, 0, kind)]
     if items:
         parts.append(_PAIR.pack(len(items), 1))
@@ -605,7 +619,8 @@ def _array(kind: int, items: Sequence[bytes]) -> bytes:
 _ARRAY = struct.Struct(">iiI")
 _PAIR = struct.Struct(">ii")
 _NUMBER_8 = struct.Struct(">q")
-_INT8, _BYTEA, _INT8S, _BYTEAS = 20, 17, 1016, 1001  # numbers of types, the same on every server
+# The numbers of types are the same on every server.
+_INT8, _BYTEA, _INT8S, _BYTEAS = 20, 17, 1016, 1001
 _ENCODERS: dict[int, Callable[[Any], bytes]] = {
     _INT8: _NUMBER_8.pack,
     _BYTEA: bytes,

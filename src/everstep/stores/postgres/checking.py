@@ -21,7 +21,8 @@ from everstep.stores.records import (
     unpack_write,
 )
 
-_FINDINGS_MAX = 1000  # of one kind
+# Of one kind: a lost table would otherwise be told row by row.
+_FINDINGS_MAX = 1000
 _UNREADABLE = (CheckpointCorrupted, TypeError, ValueError, AttributeError, OverflowError)
 
 _OF_LINE = """(SELECT t.name FROM {lines} l JOIN {threads} t ON t.family = l.family AND t.id = l.thread
@@ -152,6 +153,7 @@ def problems(rows: Rows) -> list[Finding]:
 def mend(rows: Rows, *, dry_run: bool) -> list[Lost]:
     """Put right what can be, rule by rule, until nothing more goes, and return the rows that went."""
     lost: list[Lost] = []
+    # What one rule takes away may be what another one needs, so all are applied until nothing changes.
     for _ in range(_ROUNDS_MAX):
         gone = _take_unreadable(rows, dry_run=dry_run)
         for rule in _RULES:
@@ -160,6 +162,7 @@ def mend(rows: Rows, *, dry_run: bool) -> list[Lost]:
             elif rule.fix and not dry_run:
                 rows._do(rule.fix)
         lost += gone
+        # One round is enough to tell: the next would find the same, since nothing is taken away.
         if dry_run:
             break
         _cover_again(rows)
@@ -323,7 +326,9 @@ def _wrong_labels(rows: Rows) -> list[Finding]:
 def _labels_to_set(rows: Rows) -> list[tuple[Key, tuple[int, int, int], list[int] | None]]:
     """Return the checkpoints whose labels are not those that their metadata has, and the right ones."""
     wrong = []
+    # The cursor below goes past the statements that wait, so they are sent before.
     rows.send()
+    # A cursor on the server: a store may hold more checkpoints than this process has memory.
     with rows.connection.cursor(name="everstep_labels", binary=True) as cursor:
         cursor.execute(
             rows._tables(
@@ -337,8 +342,10 @@ def _labels_to_set(rows: Rows) -> list[tuple[Key, tuple[int, int, int], list[int
             try:
                 record = unpack_record(key, step, b"", info, None)
             except _UNREADABLE:
-                continue  # told by those who read it
+                # It is told by those who read it.
+                continue
             wanted = labels(record.metadata, record.tags)
+            # Labels too many do no harm: what is found by them is looked at again.
             if set(wanted or ()) - set(held or ()):
                 family, line, seq = place
                 wrong.append((key, (family, line, seq), wanted))

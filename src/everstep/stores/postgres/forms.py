@@ -33,12 +33,15 @@ MARKS_MAX = 50_000
 LINES_COUNTED_MAX = 1000
 STORED_COUNTED_MAX = 1000
 """Up to how many namespaces of a thread, and checkpoints of a namespace, are counted when something is not found."""
-OUTLINES = 10_000  # threads at once
-GROWTH = 32  # of a page in which too little matched
+# How many threads are read at once.
+OUTLINES = 10_000
+# By how much a page grows in which too little matched.
+GROWTH = 32
 # Within a segment order of arrival is ancestry: unless the head was moved, nothing of its segment comes after it. (Not
 # so in the middle of a copy, which brings checkpoints first and heads last.)
 STALE = "(NOT l.head_was_moved AND NOT l.incoming AND {is_followed}(l.family, l.id, l.head, c.segment))"
-NUMBER = "nextval('{numbers}') + f.shift"  # of a family whose guard is held: see `AdoptingRows.reserve`
+# Of a family whose guard is held: see `AdoptingRows.reserve`.
+NUMBER = "nextval('{numbers}') + f.shift"
 LISTED = (
     "c.seq, c.id, c.step, c.segment, c.pinned, c.added, c.info, substr(c.root, 1, 8), "
     + HIDDEN
@@ -71,6 +74,7 @@ def labels(metadata: Mapping[str, Any], tags: Collection[str] = ()) -> list[int]
     packed += [b"tag\0" + tag.encode() for tag in kept_tags(tags)]
     if not packed:
         return None
+    # Eight bytes of a hash: an index of numbers is small, and a false match is looked at again.
     return [int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True) for entry in packed]
 
 

@@ -44,8 +44,11 @@ RACES = (
     psycopg.errors.DeadlockDetected,
 )
 """Another writer was in the way: the transaction did nothing, and may be run again."""
+# How often a wait looks at its deadline.
 _WAKE_SECONDS = 0.1
-_PLAIN_HOST, _PLAIN_NAME = re.compile(r"[\w.,:/-]*"), re.compile(r"[\w.-]*")
+_PLAIN_HOST = re.compile(r"[\w.,:/-]*")
+_PLAIN_NAME = re.compile(r"[\w.-]*")
+# The driver has no code for what a server says before a session begins, so its words have to do.
 _STARTING = ("the database system is", "terminating connection due to", "server closed the connection")
 _REFUSED = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied", "not permitted")
 
@@ -68,7 +71,8 @@ class Connection(psycopg.Connection[Any]):
         try:
             return super().wait(_until(self.deadline, gen), *args, **kwargs)
         except Late:
-            self.close()  # nobody knows what it would answer next
+            # Nobody knows what it would answer next: the answer to this statement may still come.
+            self.close()
             raise
 
     def call(self, query: bytes, types: Sequence[int], values: Sequence[bytes | None]) -> bytes | None:
@@ -135,6 +139,7 @@ class Connection(psycopg.Connection[Any]):
         """Whether the server hung up while nobody asked it anything. No round trip: hanging up can be read."""
         if self.closed:
             return True
+        # Not on Windows. Elsewhere `select` fails for sockets with a number above 1023.
         if not hasattr(select, "poll"):
             return bool(select.select([self], [], [], 0)[0])
         poll = select.poll()
@@ -167,7 +172,8 @@ def _answers(pgconn: Any, count: int) -> Generator[Any, Any, list[Any]]:
     while len(answers) < count:
         answer = yield from fetch_many(pgconn)
         answers.append(answer)
-    yield from fetch_many(pgconn)  # the end
+    # The end of the pipeline has an answer of its own.
+    yield from fetch_many(pgconn)
     return answers
 
 
@@ -177,7 +183,8 @@ def _until(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any
         wanted = next(gen)
         while True:
             ready = yield wanted
-            wanted = gen.send(ready)  # first: an answer that has come counts, however late its reader is
+            # First of all: an answer that has come counts, however late its reader is.
+            wanted = gen.send(ready)
             if time.monotonic() >= deadline:
                 raise Late("PostgreSQL did not answer in time")
     except StopIteration as finished:
@@ -190,6 +197,7 @@ def checked_dsn(dsn: str) -> str:
     if separator and scheme in ("postgresql", "postgres"):
         place, port = _ends(rest)
         path = rest[len(place) :].partition("?")[0]
+        # A slash or a question mark in a password ends the host early: then there is an @ where none belongs.
         is_cut = "@" not in place and ("@" in path or ("@" in rest[len(place) :] and not port.isdigit()))
         if place.count("@") > 1 or is_cut:
             raise InvalidInput("the PostgreSQL URL cannot be read: in a password write @ as %40, / as %2F, : as %3A")
@@ -228,6 +236,7 @@ def connect(dsn: str, deadline: float, **settings: Any) -> Connection:
         raise Late("there was no time left to connect to PostgreSQL")
     outcome: Future[Connection] = Future()
 
+    # In a thread, since the system resolves names without a time limit.
     def work() -> None:
         try:
             # A name that stands for several addresses: each has its turn.
@@ -262,8 +271,10 @@ class Pool:
         self, connect: Callable[[float], Connection], size_max: int, idle_seconds_max: float, size_min: int = 0
     ) -> None:
         """Connections that were idle for too long are closed, until `size_min` are left."""
-        self._connect, self._idle_seconds_max = connect, idle_seconds_max
-        self._size_min, self._size_max = size_min, size_max
+        self._connect = connect
+        self._idle_seconds_max = idle_seconds_max
+        self._size_min = size_min
+        self._size_max = size_max
         self._changed = threading.Condition()
         self._idle: deque[tuple[float, Connection]] = deque()
         self._used = 0
@@ -278,6 +289,7 @@ class Pool:
         self._take_turn(deadline)
         connection = None
         try:
+            # The one that was used last is the likeliest to be alive, and the others grow old and are closed.
             connection = self._idle_one() or self._connect(deadline)
             connection.deadline = deadline
             yield connection
@@ -328,7 +340,10 @@ class Pool:
             connection.close()
 
     def _end_turn(self, connection: Connection | None) -> None:
-        now, old = time.monotonic(), []
+        now = time.monotonic()
+        old: list[Connection] = []
+        # A connection inside a transaction, or of which nobody knows the state, is not handed to the next
+        # one.
         is_good = connection is not None and connection.pgconn.transaction_status == TransactionStatus.IDLE
         with self._changed:
             self._used -= 1
@@ -338,6 +353,7 @@ class Pool:
                 old.append(connection)
             while self._has_too_many() and now - self._idle[0][0] > self._idle_seconds_max:
                 old.append(self._idle.popleft()[1])
+            # Before a fork somebody waits for all of them; otherwise one more connection is of use to one.
             self._changed.notify_all() if self._resting else self._changed.notify()
         for each in old:
             each.close()
@@ -369,9 +385,11 @@ class Pool:
     def after_fork(self, *, in_child: bool) -> None:
         self._resting = False
         if in_child:
-            self._changed = threading.Condition()  # nobody waits here: those who did stayed behind
+            # Nobody waits here: those who did stayed behind in the parent.
+            self._changed = threading.Condition()
             self._used = 0
-            self._lent = set()  # of coroutines of the parent
+            # They belong to coroutines of the parent.
+            self._lent = set()
         else:
             self._changed.notify_all()
             self._changed.release()
@@ -389,7 +407,8 @@ def rolled_back(connection: Connection) -> Iterator[None]:
         yield
     except BaseException:
         if connection.pgconn.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-            with suppress(psycopg.Error):  # the pool closes it then
+            # If that fails, the connection is lost, and the pool closes it.
+            with suppress(psycopg.Error):
                 connection.execute("ROLLBACK")
         raise
 
@@ -398,7 +417,8 @@ class Pauses:
     """When to try again after a lost connection: at once, then ever later, until the deadline."""
 
     def __init__(self, deadline: float) -> None:
-        self._deadline, self._next = deadline, 0.0
+        self._deadline = deadline
+        self._next = 0.0
 
     def wait(self) -> bool:
         """Wait, and return True; False at once if there is no time left."""
@@ -412,6 +432,7 @@ class Pauses:
 def is_lost(exc: psycopg.Error) -> bool:
     """Whether the connection is gone or could not be made, in contrast to a refusal that would come again."""
     if exc.sqlstate is not None:
+        # Classes of codes: the connection failed, or the server goes down, comes up, or has no place left.
         return exc.sqlstate[:2] == "08" or exc.sqlstate in ("57P01", "57P02", "57P03", "53300")
     return isinstance(exc, psycopg.OperationalError) and not any(words in str(exc) for words in _REFUSED)
 
@@ -421,41 +442,58 @@ def is_starting(exc: psycopg.Error) -> bool:
     return exc.sqlstate in ("57P01", "57P02", "57P03") or any(words in str(exc) for words in _STARTING)
 
 
+_NOT_OURS = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction)
+_TAKEN = (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction)
+_TRANSLATIONS: Sequence[tuple[type[psycopg.Error] | tuple[type[psycopg.Error], ...], type[EverstepError], str]] = (
+    (Late, StoreUnavailable, "{}; try again"),
+    (RACES, StoreUnavailable, "too many writers at once; nothing was written, try again"),
+    (
+        (psycopg.errors.DiskFull, psycopg.errors.OutOfMemory),
+        StoreFull,
+        "the PostgreSQL server has no space left; nothing was written ({})",
+    ),
+    (
+        psycopg.errors.ReadOnlySqlTransaction,
+        StoreReadOnly,
+        "this PostgreSQL server can only be read, as a replica can: {}",
+    ),
+    (psycopg.errors.InsufficientPrivilege, StoreReadOnly, "PostgreSQL does not let this role do that: {}"),
+    (
+        (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted),
+        CheckpointCorrupted,
+        "the PostgreSQL server reports damaged data: {}",
+    ),
+    (_NOT_OURS, StoreMismatch, "the tables are not those of this version of Everstep: {}"),
+    (_TAKEN, StoreMismatch, "something else has the names of our tables here: {}; choose a table_prefix"),
+    (
+        psycopg.errors.QueryCanceled,
+        StoreUnavailable,
+        "PostgreSQL ended the statement before it was done, and nothing was written ({}). If that is its "
+        "statement_timeout, raise it for this role (ALTER ROLE ... SET statement_timeout); a call is bounded by "
+        "timeout_seconds anyway",
+    ),
+)
+"""What errors of psycopg become; the first that fits counts, since some are kinds of others."""
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Turn psycopg's errors into ours."""
     try:
         yield
-    except EverstepError:
-        raise
-    except Late as exc:
-        raise StoreUnavailable(f"{exc}; try again") from exc
-    except RACES as exc:
-        raise StoreUnavailable("too many writers at once; nothing was written, try again") from exc
-    except (psycopg.errors.DiskFull, psycopg.errors.OutOfMemory) as exc:
-        raise StoreFull(f"the PostgreSQL server has no space left; nothing was written ({exc})") from exc
-    except psycopg.errors.ReadOnlySqlTransaction as exc:
-        raise StoreReadOnly(f"this PostgreSQL server can only be read, as a replica can: {exc}") from exc
-    except psycopg.errors.InsufficientPrivilege as exc:
-        raise StoreReadOnly(f"PostgreSQL does not let this role do that: {exc}") from exc
-    except (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted) as exc:
-        raise CheckpointCorrupted(f"the PostgreSQL server reports damaged data: {exc}") from exc
-    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction) as exc:
-        raise StoreMismatch(f"the tables are not those of this version of Everstep: {exc}") from exc
-    except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction) as exc:
-        raise StoreMismatch(f"something else has the names of our tables here: {exc}; choose a table_prefix") from exc
-    except psycopg.errors.QueryCanceled as exc:
-        raise StoreUnavailable(
-            f"PostgreSQL ended the statement before it was done, and nothing was written ({exc}). If that is its "
-            "statement_timeout, raise it for this role (ALTER ROLE ... SET statement_timeout); a call is bounded by "
-            "timeout_seconds anyway"
-        ) from exc
-    except psycopg.OperationalError as exc:
-        crowded = too_many_behind(exc) if is_lost(exc) else None
-        if crowded is not None:
-            raise crowded from exc
-        if not is_lost(exc) and (exc.sqlstate is None or exc.sqlstate[:2] in ("28", "3D")):
-            raise StoreError(f"PostgreSQL refused the connection: {exc}") from exc
-        raise StoreUnavailable(f"PostgreSQL cannot be reached: {exc}") from exc
     except psycopg.Error as exc:
-        raise StoreError(f"PostgreSQL: {type(exc).__name__}: {exc}") from exc
+        raise _ours(exc) from exc
+
+
+def _ours(exc: psycopg.Error) -> EverstepError:
+    for theirs, ours, text in _TRANSLATIONS:
+        if isinstance(exc, theirs):
+            return ours(text.format(exc))
+    if not isinstance(exc, psycopg.OperationalError):
+        return StoreError(f"PostgreSQL: {type(exc).__name__}: {exc}")
+    if is_lost(exc):
+        return too_many_behind(exc) or StoreUnavailable(f"PostgreSQL cannot be reached: {exc}")
+    # Without a code, or with one of these classes, nobody was let in: trying again would end the same way.
+    if exc.sqlstate is None or exc.sqlstate[:2] in ("28", "3D"):
+        return StoreError(f"PostgreSQL refused the connection: {exc}")
+    return StoreUnavailable(f"PostgreSQL cannot be reached: {exc}")

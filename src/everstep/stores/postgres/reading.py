@@ -113,6 +113,8 @@ class Reading(Asking):
         if is_unknown(rows):
             return None
         if not rows:
+            # Nothing was found, which is right for most who ask. Whether rows are lost is looked at only
+            # then.
             self.check_whole(thread_id, namespace, stored_max=0 if checkpoint_id is None else STORED_COUNTED_MAX)
             return None
         return self._checked_load(thread_id, namespace, checkpoint_id, rows)
@@ -151,6 +153,7 @@ class Reading(Asking):
             if rows[0][9] & _IS_TORN:
                 hiding.add((rows[0][7], rows[0][8]))
             found[key] = to_loaded(key.thread_id, key.namespace, rows)[0]
+        # Once for all of them: what is hidden can be told only if nothing is lost that hides it.
         self._check_stretches(hiding)
         for thread_id, namespace in dict.fromkeys(key[:2] for key in asked if key not in found):
             self.check_whole(thread_id, namespace, stored_max=STORED_COUNTED_MAX)
@@ -214,6 +217,7 @@ class Reading(Asking):
     def list_checkpoints(self, query: Query) -> list[Stored]:
         found = self._list_checkpoints(query)
         if query.thread_id is not None:
+            # A query that reads everything may as well count it: a checkpoint that is missing is noticed.
             is_all = _is_of_all(query) and (query.limit is None or len(found) < query.limit)
             if is_all or not found:
                 self.check_whole(query.thread_id, query.namespace, stored_max=1 << 40 if is_all else 0)
@@ -230,7 +234,8 @@ class Reading(Asking):
                 matching = [stored for stored in found if matches(stored.record.metadata, wanted)]
                 if size is None or len(found) < size or len(matching[:end]) == end:
                     return matching[query.offset : end]
-                size *= GROWTH  # some entries have no label; and, once in an age, two have the same
+                # Some entries have no label; and, once in an age, two have the same.
+                size *= GROWTH
         return self._page(query, order, query.limit, query.offset)
 
     def _page(self, query: Query, order: str, limit: int | None, offset: int) -> list[Stored]:
@@ -288,6 +293,7 @@ class Reading(Asking):
             raise damaged(LOST_STRETCH, self._name_of(*torn))
 
     def count(self, query: Query) -> int:
+        # What labels find has to be looked at, one by one.
         if query.filter or query.offset or query.limit is not None:
             return len(self.list_checkpoints(query))
         lines, where, values = self._where(query)

@@ -33,6 +33,7 @@ class Removing(Changing):
         operations: Collection[int],
     ) -> Deleted:
         if keys is None and before_step is None:
+            # Whatever is wrong with a thread, it can be deleted.
             self._make_deletable(thread_id)
         # Locked first: whoever is about to write to the thread waits, and finds it as it is then.
         if self._one("SELECT 1 FROM {names} WHERE name = %s FOR UPDATE", (thread_id.encode(),)) is None:
@@ -60,7 +61,8 @@ class Removing(Changing):
                    SELECT family, %s, 0, 0, 0, 0 FROM {names} WHERE name = %s ON CONFLICT (id) DO NOTHING""",
                 (FORMAT, name),
             )
-            for table in ("{checkpoints}", "{writes}", "{hidden}"):  # of namespaces whose own row is lost
+            # Of namespaces whose own row is lost.
+            for table in ("{checkpoints}", "{writes}", "{hidden}"):
                 self._do(
                     f"""DELETE FROM {table} o USING {{names}} n WHERE n.name = %s AND o.family = n.family
                         AND NOT EXISTS (SELECT 1 FROM {{lines}} l WHERE l.family = o.family AND l.id = o.line)""",
@@ -212,6 +214,7 @@ class Removing(Changing):
 
     def drop_thread(self, thread_id: str) -> None:
         family, thread = self._one("SELECT family, thread FROM {names} WHERE name = %s", (thread_id.encode(),))
+        # Before its rows go: the mark gets a number that is greater than all of theirs.
         self._mark_deleted(family, thread_id)
         self._release_origin(thread_id)
         self._do("DELETE FROM {operations} WHERE family = %s AND thread = %s", (family, thread))
@@ -225,7 +228,8 @@ class Removing(Changing):
 
     def drop_family(self, family: str) -> bool:
         number = int(family)
-        left = self._one(  # lines too: a thread that has lost its own row is not to lose its objects
+        # Lines too: a thread that has lost its own row is not to lose its objects.
+        left = self._one(
             """SELECT 1 FROM {threads} WHERE family = %(f)s UNION ALL SELECT 1 FROM {lines} WHERE family = %(f)s
                LIMIT 1""",
             {"f": number},
@@ -246,6 +250,7 @@ class Removing(Changing):
                 ON CONFLICT (name) DO UPDATE SET seq = greatest(g.seq, excluded.seq)""",
             (deletion_mark(thread_id), family),
         )
+        # By chance, so that nobody has to count; about so many more marks than wanted do no harm.
         if random.randrange(_MARKS_TRIMMED_EVERY) == 0:  # noqa: S311  # no secret
             self.trim_marks(MARKS_MAX)
 

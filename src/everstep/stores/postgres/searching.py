@@ -24,9 +24,12 @@ _OF_SHOWN = """JOIN {lines} l ON l.family = a.family AND l.thread = a.thread AND
                FULL JOIN {threads} t ON t.family = a.family AND t.id = a.thread"""
 _IS_SHOWN = "(l.head IS NOT NULL OR c.seq IS NOT NULL OR t.lines IS DISTINCT FROM coalesce(a.lines, 0))"
 _MICROS = "CASE WHEN isfinite(a.active) THEN (extract(epoch FROM a.active) * 1000000)::bigint ELSE 0 END"
-_NARROW = 1000  # threads that an index may give for them to be put in order one by one
-_LOOKS_MORE = 1.25  # than it takes if those with a label are spread evenly
-_NARROW_LABELS = 10_000  # checkpoints, of which most may be old ones
+# How many threads an index may give for them to be put in order one by one.
+_NARROW = 1000
+# How much more is looked at than it takes if threads with a label are spread evenly.
+_LOOKS_MORE = 1.25
+# How many checkpoints, of which most may be old ones that are no head any more.
+_NARROW_LABELS = 10_000
 
 
 class Searching(ReadingThreads):
@@ -61,7 +64,9 @@ class Searching(ReadingThreads):
                 for (active, *_), shown in zip(rows, self._shown([row[1:] for row in rows]), strict=True):
                     if isinstance(shown, CheckpointCorrupted):
                         if not shown.thread_id:
-                            raise shown  # nothing is left of the thread but a row without a name
+                            # Nothing is left of the thread but a row without a name, so there is nothing that
+                            # a page could name.
+                            raise shown
                         after = Position(active or 0, shown.thread_id)
                         found.append(Hit(None, after, shown))
                         continue
@@ -106,7 +111,8 @@ class Searching(ReadingThreads):
                     return
             size = min(size * GROWTH, OUTLINES)
         if search.since is None and search.after is None:
-            yield _Source(None, None, _NEVER)  # only those who look for losses want them
+            # Threads that were never active: only those who look for losses want them.
+            yield _Source(None, None, _NEVER)
 
     def _expected_looks(self, search: Search) -> int | None:
         """Return at how many threads to look for a page of those that have some labels, by what the server guesses.
@@ -114,6 +120,7 @@ class Searching(ReadingThreads):
         None: it is less work to look at all rows that have them.
         """
         rows: float = self._one("SELECT reltuples FROM pg_class WHERE oid = '{checkpoints}'::regclass")[0]
+        # The server has not counted its rows yet.
         if rows <= 0:
             # There is no guess yet. A page of those that were active last costs little, and will do if most have them.
             return search.limit

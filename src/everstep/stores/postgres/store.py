@@ -93,10 +93,12 @@ except ImportError as exc:
 logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
-SCHEMA_FIRST = 13  # tables of earlier versions were never released
+# Tables of earlier versions were never released, so there is nothing to bring up from them.
+SCHEMA_FIRST = 13
 SCHEMA_VERSION = 13
 SERVER_VERSION_MIN = 14
-_MIGRATION_LOCK = 0x45565354  # any number, the same for everybody
+# Any number will do, as long as it is the same for everybody.
+_MIGRATION_LOCK = 0x45565354
 _ONE_STATE = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LOSSES = {
     "synchronous_commit": "a crash of the server may lose the checkpoints of its last moments",
@@ -172,6 +174,7 @@ class PostgresStore:
         seconds: float = 0.0,  # noqa: ARG002  # the server notices that a connection is gone
     ) -> T:
         """The work is done inside a transaction that has the lock of the family alone."""
+        # The work goes on in a worker thread, and must find the deadline of its call there.
         context = contextvars.copy_context()
 
         def inside(turn: _Turn) -> T:
@@ -313,6 +316,7 @@ class PostgresStore:
     async def mend_tables(self, *, dry_run: bool) -> list[Lost]:
         """Make tables and indexes agree: see `Mending`."""
         lost = await self._write(lambda rows: mend(rows, dry_run=dry_run), "")
+        # Repairs go past what was noted of heads, so that would look like a loss.
         self._database.forget_heads()
         return lost
 
@@ -362,6 +366,7 @@ def _number(value: Any, name: str, low: float, high: float) -> Any:
 
 def _fence(others: set[BaseRef]) -> tuple[bytes | None, ...]:
     """Return what one more checkpoint is called that a put rests on, and its digest; nothing if there is none."""
+    # There is one at most: `_prepared` sees to that.
     for base in others:
         return *map(str.encode, base.key), base.digest
     return (None,) * 4
@@ -450,8 +455,10 @@ class _Turn:
     ) -> Loaded | None:
         line = thread_id, namespace
         found = None
+        # What the turn began with is handed out once. After a commit it would be old.
         if line == self._line and checkpoint_id is None and not objects and not writes:
-            found, self._head = self._head, None
+            found = self._head
+            self._head = None
         if found is None:
             found = self.rows.load(thread_id, namespace, checkpoint_id, objects, writes)
         if found is None:
@@ -472,6 +479,7 @@ class _Turn:
             stored = self._put(put)
             if stored is not None:
                 return stored
+        # The draft is noted, since an answer that is lost must be told from a commit that never was.
         noted = change._replace(build=self._build(change.build)) if change.build is not None else change
         stored, head = self._database.apply(self.rows, noted, self._database._heads.get(line))
         self._notes.append(lambda: self._database._note_head(line, stored, head))
@@ -491,6 +499,7 @@ class _Turn:
         except psycopg.OperationalError as exc:
             if not is_lost(exc) or isinstance(exc, Unsent):
                 raise
+            # The end of the turn was sent and its answer lost: putting it once more tells what became of it.
             stored = self._database.put_again(put, self._deadline)
             if stored is None:
                 raise psycopg.errors.SerializationFailure("a turn was lost, and is taken again") from exc
@@ -600,6 +609,7 @@ class _Database:
         with translated():
             pauses = Pauses(deadline)
             while True:
+                # From here on a lost connection leaves open what happened, unless the work may be done twice.
                 committing = False
                 try:
                     with self._pool.connection(deadline) as connection, rolled_back(connection):
@@ -648,6 +658,7 @@ class _Database:
         return loaded
 
     def load_many(self, keys: Sequence[Key], writes: bool, deadline: float) -> list[Loaded]:
+        # Noted before the read: what others write meanwhile must not look like a loss.
         since = {key[:2]: self._heads.get(key[:2]) for key in keys}
         found = self.read(lambda rows: rows.load_many(keys, writes), deadline)
         for loaded in found:
@@ -689,6 +700,8 @@ class _Database:
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None, deadline: float
     ) -> None:
         since = self._heads.get(key[:2])
+        # One round trip for nearly all: the long way is for a checkpoint that is not there yet, or a base
+        # that is gone.
         done, _ = self._call(lambda rows: rows.attach(key, writes, objects, base), key, deadline)
         if done:
             return
@@ -741,6 +754,7 @@ class _Database:
             stored = self._put(put, deadline) if put is not None else None
             if stored is not None:
                 return stored
+            # Refused: what was noted of the head is not so any more.
             self._heads.doubt(line)
             refused = Refused(put.draft.bases) if put is not None else None
         if refused is not None:
@@ -749,6 +763,7 @@ class _Database:
         drafts: list[Draft] = []
 
         def build(head: Stored | None) -> Draft:
+            # Only the last one counts: a transaction that is run again builds anew.
             drafts[:] = [change.build(head)] if change.build is not None else []
             return drafts[0]
 
@@ -858,6 +873,7 @@ class _Database:
         """
         line = change.thread_id, change.namespace
         since = self._heads.get(line)
+        # Lent without waiting. If none is free, a worker thread waits for one instead of the event loop.
         connection = self._pool.lend(deadline) if since is not None and since.known is not None else None
         if connection is None or since is None or since.known is None:
             return None
@@ -970,6 +986,8 @@ class _Database:
 
     def _connect(self, deadline: float) -> Connection:
         connection = connect(self._dsn, deadline, prepare_threshold=self._prepare)
+        # Only the first connection looks at the server and the tables; those who come with it do the same,
+        # which is harmless.
         if not self._is_ready:
             connection.deadline = deadline
             try:
@@ -996,8 +1014,10 @@ class _Database:
                 "ALTER ROLE ... SET default_transaction_isolation = 'read committed'"
             )
         off = [name for name, value in zip(_LOSSES, settings, strict=True) if value == "off"]
+        # Several connections may be opened at once, and one warning is enough.
         with self._lock:
-            is_news, self._has_warned = not self._has_warned, True
+            is_news = not self._has_warned
+            self._has_warned = True
         if is_news and off:
             losses = "; ".join(f"{name} is off: {_LOSSES[name]}" for name in off)
             warnings.warn(f"this PostgreSQL server acknowledges too early: {losses}", DurabilityWarning, stacklevel=2)

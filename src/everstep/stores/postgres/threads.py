@@ -165,6 +165,7 @@ class ReadingThreads(Reading):
             if last is not None:
                 lines.setdefault(line.thread_id, []).append(line._replace(last=last))
         alive = {key.thread_id for key in heads}
+        # Branches whose threads have no head any more are passed over, and those that began there are not.
         names = descent(thread_id, born, lambda name: name in alive)
         if not names:
             return None

@@ -85,6 +85,7 @@ class Adopting(ABC):
             self._do("ZADD", f"thread:{line_name(key.thread_id, key.namespace)}:index", stored.seq, key.checkpoint_id)
             self._commands.append(["id", key.checkpoint_id, key.thread_id, key.namespace])
             state = self._lines[line.ref]
+            # The head is replaced by one of the same name, so the line names another digest.
             if state.digest is not None and state.checkpoint_id == key.checkpoint_id:
                 state.digest = packed.digest.hex()
             self._moved.add(line.ref)
@@ -121,6 +122,7 @@ class Adopting(ABC):
         thread_id = raw.thread_id
         family = self._family or ""
         thread = f"thread:{escaped(thread_id)}"
+        # A copy, since what is dropped here is taken out of what was read.
         for field in list(self._look(thread_id).fields):
             namespace = field[1:].decode()
             if field.startswith(b"@") and namespace not in raw.lines:
@@ -158,6 +160,7 @@ class Adopting(ABC):
             state.set(head, head_was_moved=given.head_was_moved)
             state.generation = given.generation
             self._moved.add(line.ref)
+            # What was pending before is not part of what the thread shall have.
             self._commands.append(["unwrite", thread_id, namespace])
             self._commands.append(["pin", thread_id, namespace, *sorted(raw.pinned)])
         self._commands.append(["active", thread_id, active])

@@ -29,10 +29,12 @@ from everstep.stores.transaction import not_of_family
 
 logger = logging.getLogger("everstep")
 
-FORMAT_VERSION = b"11"  # the first that is released
+# The first that is released.
+FORMAT_VERSION = b"11"
 
 LOST_MAX = 3
 """So often a call is made whose answer was lost."""
+# What is remembered of threads that are not kept in the bucket of their name: most are.
 _ALIASES_MAX = 10_000
 
 
@@ -137,9 +139,7 @@ class Calls:
             return
         with translated():
             self._link.check_server(self._base(0), at)
-            found = self._link.send(self._prefix + b"format", (b"GET", self._prefix + b"format"), at)
-            if isinstance(found, Exception):
-                raise found
+        found = self._send(at, self._prefix + b"format", b"GET")
         if found == b"1":
             raise StoreMismatch(
                 f"the keys under {self._prefix.decode()!r} were made by a version before the first release, which are "
@@ -152,6 +152,14 @@ class Calls:
             )
         self._checked = True
         logger.info("opened %s", self.address)
+
+    def _send(self, at: float, key: bytes, command: bytes, *args: Any, writes: bool = False) -> Any:
+        """Send a command about a key, past the scripts, and return its answer; an error comes out as ours."""
+        with translated():
+            reply = self._link.send(key, (command, key, *args), at, writes=writes)
+            if isinstance(reply, Exception):
+                raise reply
+        return reply
 
     def _call(self, bucket: int, at: float, *args: Any, writes: bool = False) -> Any:
         """Call the script. If its answer was lost it is called again; a change may then have been made: Unsure."""
@@ -177,7 +185,8 @@ class Calls:
             try:
                 return self._link.run(self._base(bucket), [args[0], *encoded(args[1:])], at, writes=writes)
             except Lost:
-                self._registered.clear()  # after a failover it may be gone
+                # After a failover to a replica that was behind, the registration may be gone.
+                self._registered.clear()
                 raise
 
     def _everywhere(self, at: float, verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
@@ -194,11 +203,7 @@ class Calls:
 
     def _buckets(self, at: float) -> list[int]:
         self._check_server(at)
-        with translated():
-            key = self._prefix + b"buckets"
-            members = self._link.send(key, (b"SMEMBERS", key), at)
-            if isinstance(members, Exception):
-                raise members
+        members = self._send(at, self._prefix + b"buckets", b"SMEMBERS")
         return sorted(int(member) for member in members)
 
     def _call_many(self, at: float, verb: str, calls: Sequence[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
@@ -307,6 +312,7 @@ class Calls:
 
     def _set_alias(self, search: ThreadSearch, bucket: int, at: float) -> bool:
         """Give a thread's alias a new word, which makes it ours; False: it is not as it was found."""
+        # The random part tells one claim from another that leads to the same bucket.
         value = f"{bucket} {uuid.uuid4().hex}".encode()
         reply = self._call(search.own, at, "alias", search.thread_id, value, search.alias, self._life, writes=True)
         if reply[0] != b"done":
@@ -345,15 +351,10 @@ class Calls:
         """Note that a bucket is in use, before it is."""
         if bucket in self._registered:
             return
-        with translated():
-            for key, command in (
-                (b"format", (b"SET", self._prefix + b"format", FORMAT_VERSION, b"NX")),
-                (b"identity", (b"SET", self._prefix + b"identity", secrets.token_bytes(16), b"NX")),
-                (b"buckets", (b"SADD", self._prefix + b"buckets", bucket)),
-            ):
-                reply = self._link.send(self._prefix + key, command, at, writes=True)
-                if isinstance(reply, Exception):
-                    raise reply
+        # Each is set only if it is not there yet, so that several processes may do it at once.
+        self._send(at, self._prefix + b"format", b"SET", FORMAT_VERSION, b"NX", writes=True)
+        self._send(at, self._prefix + b"identity", b"SET", secrets.token_bytes(16), b"NX", writes=True)
+        self._send(at, self._prefix + b"buckets", b"SADD", bucket, writes=True)
         self._registered.add(bucket)
 
     def _check_allowed(self, at: float) -> None:

@@ -30,9 +30,12 @@ from everstep.values import codec
 
 _T = TypeVar("_T")
 
+# A bucket is the unit that a cluster moves and a script works on. The number can never change: names are
+# spread by it.
 BUCKETS = 128
 _ESCAPED = re.compile(r"[%:{}\x00-\x1f\x7f]")
 _JSON = json.JSONEncoder(separators=(",", ":")).encode
+# Left out where they are empty, which is the usual case: memory is what a server of this kind has least of.
 _OPTIONAL = ("tags", "summary", "next_node", "trigger", "kind")
 
 
@@ -102,6 +105,7 @@ def pack_item(packed: Packed, segment: int, added_bytes: int) -> bytes:
         if value := getattr(record, name):
             shown[name] = value
     if record.metadata:
+        # As JSON where that gives back the same, so that people can read it with the tools of the server.
         if _is_plain(record.metadata):
             shown["metadata"] = dict(record.metadata)
         else:
@@ -145,6 +149,7 @@ def unpack_item(
             shown.get("repeats"),
         )
         digest = bytes.fromhex(shown["digest"])
+        # Packed again: the digest is that of the common form, whatever a store keeps.
         info, root = pack_record(record)
         segment = shown["segment"] or seq
         added = shown["added"]
@@ -186,9 +191,11 @@ def _is_plain(value: Any) -> bool:
     if value is None or type(value) in (str, bool):
         return True
     if type(value) is int:
-        return -(2**63) <= value < 2**63  # Python refuses to write very long ones as text
+        # Python refuses to write very long ones as text.
+        return -(2**63) <= value < 2**63
     if type(value) is float:
-        return value - value == 0.0  # not for infinity and NaN
+        # Not for infinity and NaN, for which JSON has no words.
+        return value - value == 0.0
     if type(value) is list:
         return all(_is_plain(item) for item in value)
     return isinstance(value, Mapping) and all(type(key) is str and _is_plain(item) for key, item in value.items())
@@ -339,6 +346,7 @@ def unpack_objects(flat: Sequence[bytes]) -> list[Object]:
     """Return what the script gives: each value has its epoch in front."""
     found = []
     for key, value in pairs(flat):
+        # Four bytes of the epoch, four of the length of the children.
         end = 8 + int.from_bytes(value[4:8], "big")
         found.append(Object(key, value[8:end], value[end:]))
     return found

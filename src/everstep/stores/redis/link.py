@@ -45,9 +45,11 @@ except ImportError as exc:
 _parse_url: Any = redis.connection.parse_url
 _SERVER_MIN = (7, 0)
 _SETTINGS = (b"maxmemory", b"maxmemory-policy", b"appendonly", b"appendfsync")
+# How many calls are sent at once: the server keeps the answers in memory until the last is sent.
 _TOGETHER = 128
 _PAUSE_SECONDS = 0.002
-_IN_EACH = 64  # buckets that one call of a script looks into: others wait for it
+# How many buckets one call of a script looks into: everybody else waits for it.
+_IN_EACH = 64
 _WAITS_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 _OPTIONS = ("db", "username", "password", "client_name", "path", "connection_class")
@@ -76,7 +78,8 @@ class Link:
     """The connections of one store in one process."""
 
     def __init__(self, url: str, timeout_seconds: float, wait_replicas: int, allow_eviction: bool) -> None:
-        self._replicas, self._allow_eviction = wait_replicas, allow_eviction
+        self._replicas = wait_replicas
+        self._allow_eviction = allow_eviction
         self._timeout = timeout_seconds
         self._addresses, self._is_cluster, self._settings = _parsed(url, timeout_seconds)
         self._lock = threading.Lock()
@@ -106,14 +109,17 @@ class Link:
             self._closed = True
             for pool in self._pools.values():
                 pool.close()
-            self._pools, self._slots = {}, []
+            self._pools = {}
+            self._slots = []
 
     def before_fork(self) -> None:
         self._lock.acquire()
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
-            self._pools, self._slots = {}, []  # the parent's connections are left to it
+            # The parent's connections are left to it.
+            self._pools = {}
+            self._slots = []
         self._lock.release()
 
     def run(self, base: bytes, args: Sequence[Any], deadline: float, *, writes: bool = False) -> Any:
@@ -124,6 +130,7 @@ class Link:
         """
         text, sha = script(args[0])
         reply = self.send(base, (b"EVALSHA", sha, 1, base, *args[1:]), deadline, writes=writes)
+        # The server has forgotten its scripts, as after a restart. The text comes along this time.
         if isinstance(reply, redis.exceptions.NoScriptError):
             reply = self.send(base, (b"EVAL", text, 1, base, *args[1:]), deadline, writes=writes)
         if isinstance(reply, Exception):
@@ -137,6 +144,7 @@ class Link:
         allowed to wait, this is a short pause.
         """
         text, sha = script(args[0])
+        # The server's wait must be over before ours is, or its answer would be taken for lost.
         seconds = min(seconds, (_patience(deadline) - time.monotonic()) * 0.8)
         waiting = (b"XREAD", b"BLOCK", max(1, int(seconds * 1000)), b"STREAMS", key, b"0")
         told, reply = self._send(base, [waiting, (b"EVALSHA", sha, 1, base, *args[1:])], deadline)
@@ -167,7 +175,8 @@ class Link:
             for first in range(0, len(members), _TOGETHER):
                 part = members[first : first + _TOGETHER]
                 commands = [(b"EVALSHA", sha, 1, calls[n][0], *calls[n][1]) for n in part]
-                commands[0] = (b"EVAL", text, *commands[0][2:])  # so that the server knows it for the others
+                # With its text once, so that the server knows it for the others.
+                commands[0] = (b"EVAL", text, *commands[0][2:])
                 try:
                     found = self._exchange(pool, commands, _patience(deadline))
                 except (Lost, redis.RedisError, OSError) as exc:
@@ -240,6 +249,7 @@ class Link:
     def _send(
         self, key: bytes, commands: list[tuple[Any, ...]], deadline: float, *, is_confirmed: bool = False
     ) -> list[Any]:
+        # The deadline ends it: see below.
         for tries in range(1 << 30):
             until = _patience(deadline)
             # The server ends a WAIT up to a tenth of a second late.
@@ -260,7 +270,8 @@ class Link:
                     raise trouble
                 return replies
             with self._lock:
-                self._slots = []  # somebody else may have this slot now
+                # Somebody else may have this slot now.
+                self._slots = []
             pause = _WAITS_SECONDS[min(tries, len(_WAITS_SECONDS) - 1)]
             if time.monotonic() + pause >= deadline:
                 raise trouble or AssertionError
@@ -275,7 +286,8 @@ class Link:
         if isinstance(trouble, _REFUSALS[:2]):
             return False
         kinds = (
-            redis.exceptions.AskError,  # and MOVED; half a slot is never worked on, so ASK is not followed
+            # And MOVED. Half a slot is never worked on, so ASK is not followed.
+            redis.exceptions.AskError,
             redis.exceptions.TryAgainError,
             redis.exceptions.ClusterDownError,
             redis.exceptions.BusyLoadingError,
@@ -304,7 +316,8 @@ class Link:
                 self._slots = []
             raise Lost from exc
         except BaseException:
-            connection.disconnect()  # nobody knows what it would answer next
+            # Nobody knows what it would answer next.
+            connection.disconnect()
             raise
         if connection._sock:
             pool.give_back(connection)
@@ -376,7 +389,8 @@ class Link:
     def check_server(self, key: bytes, deadline: float) -> None:
         """Refuse a server that cannot keep what it is given, and warn of one that may lose it in a crash."""
         info, config = self._send(key, [(b"INFO",), (b"CONFIG", b"GET", *_SETTINGS)], deadline)
-        if isinstance(info, redis.ConnectionError):  # not let in, or still loading
+        # Not let in, or still loading.
+        if isinstance(info, redis.ConnectionError):
             raise info
         facts = _facts(info)
         version = facts.get("redis_version", "7.0").split(".")
@@ -517,6 +531,8 @@ def _left(until: float) -> float:
 def _patience(deadline: float) -> float:
     """Return until when to wait for one answer: if it does not come there must be time to ask again."""
     left = _left(deadline)
+    # Two fifths of what is left, so that a lost answer can be asked for twice; but not less than two seconds,
+    # which a slow server may need.
     return time.monotonic() + max(left * 0.4, min(left, 2))
 
 
@@ -543,14 +559,17 @@ class _Pool:
         left = _left(until)
         while True:
             try:
+                # The one that was used last, since the others may have been closed for being idle.
                 connection = self._idle.pop()
             except IndexError:
                 break
             with contextlib.suppress(redis.RedisError, OSError):
+                # Something to read before anything was asked means that the server has hung up.
                 if not connection.can_read(0):
                     connection._sock.settimeout(left)
                     return connection
-            connection.disconnect()  # the server has closed it
+            # The server has closed it.
+            connection.disconnect()
         connection = self._kind(**self._settings)
         connection.socket_timeout = connection.socket_connect_timeout = left
         connection.connect()
@@ -558,12 +577,14 @@ class _Pool:
 
     def give_back(self, connection: Any) -> None:
         self._idle.append(connection)
+        # The store may have been closed while this one was in use.
         if self._closed:
             self.close()
 
     def close(self) -> None:
         self._closed = True
         while self._idle:
+            # Another thread may take the last one meanwhile.
             with contextlib.suppress(IndexError):
                 self._idle.pop().disconnect()
 

@@ -50,6 +50,8 @@ def range_of(query: Query) -> tuple[str, str]:
     return low, "+inf" if query.before_seq is None else f"({query.before_seq}"
 
 
+# A page of thousands of rows is looked through by these two numbers; to decode each of them would take far
+# longer.
 _FIRST = re.compile(rb'{"digest":"[0-9a-f]+","added":\d+,"segment":(\d+),"step":(-?\d+),')
 
 
@@ -57,7 +59,8 @@ def _first(row: Row) -> tuple[int, int]:
     """Return segment and step, which stand first in an item."""
     found = _FIRST.match(row.item)
     if found is None:
-        unpack_item(row.item, row.key, row.seq, row.family, whole=False)  # says what is wrong with it
+        # This says what is wrong with it.
+        unpack_item(row.item, row.key, row.seq, row.family, whole=False)
         raise AssertionError("an item that can be read begins as it should")
     return int(found[1]) or row.seq, int(found[2])
 

@@ -49,6 +49,7 @@ from everstep.stores.redis.items import (
 from everstep.stores.transaction import Line, Packed
 from everstep.values.tree import FORMAT
 
+# How many numbers are asked for at once: a commit needs a few, and those left over are lost.
 _RESERVED = 4
 _LINE = re.compile(rb"(\d+) ([-t]) (-|[0-9a-f]+) (.*)", re.DOTALL)
 
@@ -207,7 +208,9 @@ class Plan(Adopting):
         if reply[0] == b"found":
             seen = _Seen(dict(pairs(reply[1])), reply[2], b"", facts=reply[5])
             if reply[3]:
+                # Kept as bytes: whether the head is needed is known later, and to decode it takes time.
                 self._heads[thread_id, namespace] = int(float(reply[3])), reply[4]
+            # A family may be dropped, and made anew, between the look and the commit.
             self._check("exists", f"family:{seen.family}", b"", b"1")
         else:
             if thread_id == self._home:
@@ -299,6 +302,7 @@ class Plan(Adopting):
         return unpack_log(found, seq).undone
 
     def _check(self, kind: str, key: str, field: bytes, expected: bytes) -> None:
+        # The first one counts: it is what was read, and later ones may be about what this plan has done.
         self._checks.setdefault((kind, key, field), expected)
 
     def _check_version(self, thread_id: str) -> None:
@@ -319,6 +323,7 @@ class Plan(Adopting):
             return self._new_family_number
         if not self._numbers:
             first = self._script("numbers", self._family, _RESERVED)
+            # The family is gone since it was looked at.
             if not first:
                 raise Stale
             self._numbers = [int(first) + n for n in range(_RESERVED)]
@@ -356,7 +361,8 @@ class Plan(Adopting):
             self._check_generation(family, seen.generation)
         if bucket_of(thread_id) == self._bucket:
             self._check("text", f"alias:{escaped(thread_id)}", b"", seen.alias)
-            if seen.alias:  # it leads nowhere
+            # It leads nowhere.
+            if seen.alias:
                 self._do("UNLINK", f"alias:{escaped(thread_id)}")
                 self._do("SREM", "aliases", thread_id)
         self._commands.append(["clear", thread_id])

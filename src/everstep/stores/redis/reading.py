@@ -45,7 +45,6 @@ from everstep.stores.redis.items import (
     unpack_segment,
     unpack_writes,
 )
-from everstep.stores.redis.link import translated
 from everstep.stores.redis.lists import Row, is_asked_for, listed, number, page_rows, range_of
 from everstep.stores.redis.plan import LineState
 
@@ -228,6 +227,7 @@ class Reading(Calls):
         return float(seconds)
 
     def count(self, query: Query, at: float) -> int:
+        # What the server can count by itself; everything else has to be looked at row by row.
         simple = Query(
             thread_id=query.thread_id, namespace=query.namespace, before_seq=query.before_seq,
             after_seq=query.after_seq, order=query.order, hidden=query.hidden,
@@ -274,6 +274,7 @@ class Reading(Calls):
         if query.thread_id is not None and query.order != "id":
             names = self._namespaces(query, query.thread_id, at)
             pages = [self._paged(query, query.thread_id, name, at) for name in names]
+            # Each namespace comes in order, so that they can be merged page by page.
             yield from heapq.merge(*pages, key=lambda row: row.seq, reverse=query.order != "oldest")
             return
         # No index has the order of ids, nor that of several threads: all names are read, then the rows page by page.
@@ -621,11 +622,7 @@ class Reading(Calls):
         )
 
     def _identity(self, at: float) -> bytes:
-        with translated():
-            found: Any = self._link.send(self._prefix + b"identity", (b"GET", self._prefix + b"identity"), at)
-            if isinstance(found, Exception):
-                raise found
-        return found or b""
+        return self._send(at, self._prefix + b"identity", b"GET") or b""
 
     def _family_of(self, thread_id: str, at: float) -> bytes | None:
         found = self._ask(at, "look", thread_id, "")

@@ -25,6 +25,7 @@ def script(verb: str) -> Script:
     blocks = _blocks()
     needed = set()
     pending = [f"verbs.{verb}"]
+    # A word in a function may be the name of another one; one that is not needed does no harm.
     while pending:
         name = pending.pop()
         if name in blocks and name not in needed:

@@ -75,6 +75,7 @@ from everstep.stores.workers import AsyncDriver, Driver
 logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
+# An end for the loop of plans; long before it a change has a turn of its own.
 _TRIES = 100
 _BEATEN_MAX = 3
 """So often others may be faster before a change is given a turn of its own."""
@@ -85,13 +86,15 @@ _LOOK_SECONDS = 0.1
 """Whoever waits for a turn is told when it is there, and looks so often in case that was lost."""
 _RHYTHM = Rhythm(early=(0.0003, 0.001), late=(0.002, 0.004), late_after=0.005)
 """To look whether another writer's turn is over, before one gets in line: that of a near one takes a millisecond."""
-_PASSED_MAX, _PASSED_SECONDS = 6, 0.5
+_PASSED_MAX = 6
+_PASSED_SECONDS = 0.5
 """Whoever so many changes of others came before, or who has waited so long, gets in line. Sooner would be of no use: to
 hand turns on in order takes longer than to take one that is free."""
 _FAR_SECONDS = 0.003
 """If the quickest round trip takes longer, to look for a turn is of no use: who is far gets in line at once."""
 
 
+# What one fix takes away may be what another finding is about, so it is looked again, and not for ever.
 _MENDING_ROUNDS = 4
 
 
@@ -123,6 +126,7 @@ class RedisStore:
             life_ms = max(1, round(ttl_seconds * 1000))
         self._server = _Server(link, key_prefix, life_ms, wait_replicas)
         self._driver: Driver = AsyncDriver(timeout_seconds, max_threads)
+        # Made once, since the blocking face is asked for with every call that drives a coroutine.
         self._twin = object.__new__(RedisStore)
         self._twin._server = self._server
         self._twin._driver = Driver(timeout_seconds)
@@ -275,6 +279,7 @@ class RedisStore:
         return await self._run(lambda at: self._server.adopt(part, at))
 
     async def adopt_new(self, parts: Sequence[Part]) -> None:
+        # One after the other: each family is in one bucket, and a script works on one bucket.
         for part in parts:
             await self._run(lambda at, part=part: self._server.adopt_new(part, at))  # type: ignore[misc]
 
@@ -311,6 +316,8 @@ class RedisStore:
 def _check_options(
     key_prefix: str, ttl_seconds: float | None, wait_replicas: int, timeout_seconds: float, max_threads: int
 ) -> None:
+    # Braces in a key say which part of it decides about the slot, and ours are around the number of the
+    # bucket.
     if not isinstance(key_prefix, str) or "{" in key_prefix or "}" in key_prefix:
         raise InvalidInput(f"key_prefix is a text without braces, not {checks.shown(key_prefix)}")
     _check_number("ttl_seconds", ttl_seconds or 1)
@@ -435,6 +442,7 @@ class _Server(Reading):
         turn = _Turn()
         line = thread_id, ""
         place = _Place(at)
+        # Who is far loses to every near writer that looks more often.
         if self._round_trip_seconds > _FAR_SECONDS:
             turn.must_wait()
         while True:
@@ -538,6 +546,7 @@ class _Server(Reading):
             put = self._prepare_put(change, draft, known, seen.generation + 1, turns.turn)
             if put is None:
                 return None
+            # Before the put: a bucket that is not registered is not looked at by those who list all threads.
             self._register(known.bucket, at)
             reply = self._sent(put.args, known.bucket, change.thread_id, draft, lost, at)
             if reply[0] == b"wait":
@@ -551,6 +560,7 @@ class _Server(Reading):
                 if reply[2] == b"1":
                     self._renew_aliases(head.family, at)
                 return stored
+            # The answer to a refused put holds the head that is there: the next try needs no read.
             self._see_head(line, reply, known.bucket, seen)
             found = self._lost_and_found(lost, at)
             if found is not None:
@@ -739,6 +749,7 @@ class _Server(Reading):
                 reply = self._call_once(bucket, at, args)
             except Lost as exc:
                 trouble = exc
+                # By identity: a draft may be sent more than once, and is noted once.
                 if draft is not None and not any(draft is other for other in lost):
                     lost.append(draft)
                 tried_again("an answer of Redis was lost")
@@ -780,6 +791,8 @@ class _Server(Reading):
             for name in self._call(bucket, at, "get", "SMEMBERS", f"family:{family}:threads"):
                 thread_id = name.decode()
                 if bucket_of(thread_id) != bucket:
+                    # A new word each time, by which whoever has read the alias before notices that it was
+                    # renewed.
                     value = f"{bucket} {uuid.uuid4().hex}"
                     self._call(bucket_of(thread_id), at, "renew_alias", thread_id, value, self._life)
 
@@ -876,12 +889,7 @@ class _Server(Reading):
         at = time.monotonic() + self._link.timeout_seconds
         if isinstance(key, str):
             key = key.encode()
-        base = self._base(bucket)
-        with translated():
-            reply = self._link.send(base, (command.encode(), base + key, *encoded(args)), at)
-            if isinstance(reply, Exception):
-                raise reply
-        return reply
+        return self._send(at, self._base(bucket) + key, command.encode(), *encoded(args))
 
     def buckets(self, at: float) -> Iterator[Bucket]:
         """Look at the names of all keys, and yield the buckets that they are in."""
@@ -932,6 +940,8 @@ class _Server(Reading):
                             done += 1
                 if not dry_run:
                     for thread_id in bucket.thread_ids():
+                        # Each thread has the time of one call: a repair of a large store takes longer than
+                        # that in all.
                         at = time.monotonic() + self._link.timeout_seconds
                         self._call(bucket.number, at, "mend", thread_id, writes=True)
             if not done:
@@ -984,7 +994,8 @@ class _Server(Reading):
             return Deleted(0, frozenset())
         _, (_, count, family, left) = found
         if left != b"thread" and alias is not None:
-            with contextlib.suppress(StoreError):  # an alias that leads nowhere does no harm
+            # An alias that leads nowhere does no harm.
+            with contextlib.suppress(StoreError):
                 self._call(own, at, "unalias", thread_id, alias)
         # Of a family of which nothing is left there is nothing to sweep.
         if not count or left == b"nothing":
@@ -1105,8 +1116,6 @@ class _SweepDriver:
 
 class _SweepRows:
     def __init__(self, server: _Server, pretend: bool, at: float) -> None:
-        self._pretend = pretend
-        self._at = at
         self.links = functools.partial(server.links, at=at)
         self.objects_after = functools.partial(server.objects_after, at=at)
         self.remove_objects = functools.partial(server.remove_objects, at=at)
