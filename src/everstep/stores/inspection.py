@@ -26,6 +26,14 @@ class Checking(Protocol):
         ...
 
 
+def finding_of(kind: str, what: str, thread_id: str | None, checkpoint_id: str | None = None) -> Finding:
+    """Return what is wrong with something of one thread, or of none."""
+    threads: tuple[str, ...] = ()
+    if thread_id is not None:
+        threads = (thread_id,)
+    return Finding(kind, what, thread_id, checkpoint_id, threads)
+
+
 class Lost(NamedTuple):
     """Something that cannot be read, or belongs to nothing: as it is stored."""
 

@@ -50,7 +50,8 @@ from everstep.stores.keyvalue.rows import (
     family_number,
     line_key,
     pack,
-    unpack,
+    pack_facts,
+    unpack_facts,
 )
 from everstep.stores.protocol import (
     SHARED_STATES_MAX,
@@ -87,6 +88,8 @@ class ChangeRows(ReadRows):
             self._put(counter, number(last))
 
     def _last(self, counter: bytes) -> int:
+        # Kept here until the end: a counter that is written with each number would be the most written key of
+        # all.
         return self._counters.get(counter) or super()._last(counter)
 
     def _next(self, counter: bytes) -> int:
@@ -102,6 +105,7 @@ class ChangeRows(ReadRows):
 
     def _keys(self, prefix: bytes) -> list[bytes]:
         """Return all keys that begin like this, those of values that are damaged included."""
+        # A list, since what is scanned must not be changed while it is gone through.
         return [key for key, _ in unchecked(self._tx).scan(prefix, keys.end(prefix))]
 
     def _drop_all(self, prefix: bytes) -> None:
@@ -109,10 +113,7 @@ class ChangeRows(ReadRows):
             self._delete(key)
 
     def _save_thread(self, thread: ThreadRow) -> None:
-        fields = [
-            thread.number, thread.name, thread.family, thread.active, thread.veil, thread.origin, thread.began,
-        ]  # fmt: skip
-        self._put(THREADS + keys.name(thread.name), pack(fields))
+        self._put(THREADS + keys.name(thread.name), thread.packed())
 
     def _set_active(self, thread: ThreadRow, active: int) -> None:
         name = keys.name(thread.name)
@@ -122,14 +123,12 @@ class ChangeRows(ReadRows):
         self._save_thread(thread)
 
     def _save_line(self, line: LineRow) -> None:
-        fields = [
-            line.number, line.namespace, line.head, line.head_id, line.head_was_moved, line.generation, line.total,
-        ]  # fmt: skip
-        self._put(line_key(line.thread, line.namespace), pack(fields))
+        self._put(line_key(line.thread, line.namespace), line.packed())
 
     def _save_row(self, line: LineRow, row: CheckpointRow) -> None:
         self._put(CHECKPOINTS + numbers(line.number, row.seq), pack(row[1:]))
         pin = PINS + numbers(line.number, row.seq)
+        # An index of its own, so that what is pinned is found without a look at every checkpoint.
         if row.pinned:
             self._put(pin, NOTHING)
 
@@ -175,6 +174,7 @@ class ChangeRows(ReadRows):
         if thread is not None:
             self._unsweep(thread.family)
             return thread
+        # With the first thread: a store that was only looked at stays as it was.
         if self._get(IDENTITY) is None:
             self._put(IDENTITY, FORMAT + secrets.token_bytes(16))
         own = self._next(LAST_NUMBER)
@@ -201,8 +201,10 @@ class ChangeRows(ReadRows):
 
     def is_taken_back(self, line: Line) -> bool:
         thread = self._known(line.thread_id)
+        # Only a branch can be taken back.
         if thread.origin is None:
             return False
+        # What undoing a branch hides: the whole namespace, from its beginning on.
         everything = Hidden(line.namespace, 0, 0)
         for _, stretch in self._stretches(thread):
             if stretch._replace(to=0, operation=0) == everything:
@@ -254,15 +256,16 @@ class ChangeRows(ReadRows):
         own = line.ref.number
         held = self._facts(own)
         facts = kept(held, new)
+        # The usual case: what the thread is found by has not changed, and nothing need be written.
         if facts == held:
             return
         self._forget_facts(own)
-        self._put(FACTS + number(own), pack([[key, list(labels)] for key, labels in facts.items()]))
+        self._put(FACTS + number(own), pack_facts(facts))
         for label in itertools.chain.from_iterable(facts.values()):
             self._put(FOUND_BY + numbers(label, own), line.thread_id.encode())
 
     def _facts(self, line: int) -> dict[int, set[int]]:
-        return {key: set(labels) for key, labels in unpack(self._get(FACTS + number(line)) or b"\x90")}
+        return unpack_facts(self._get(FACTS + number(line)))
 
     def _forget_facts(self, line: int) -> None:
         for label in itertools.chain.from_iterable(self._facts(line).values()):
@@ -275,7 +278,8 @@ class ChangeRows(ReadRows):
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         if not objects:
             return
-        age = self._next(LAST_NUMBER)  # no sweep that has begun takes anything as young as this
+        # No sweep that has begun takes anything as young as this.
+        age = self._next(LAST_NUMBER)
         prefix = OBJECTS + number(family_number(family))
         for address, children, body in objects:
             self._put(prefix + address, OBJECT.pack(age, len(children)) + children + body)
@@ -315,10 +319,12 @@ class ChangeRows(ReadRows):
         self._unsweep(one.family)
         held = self._commons(one).get(other, ())
         others = [each for each in held if each.place.seq != common.place.seq]
+        # Only the newest are of use for a merge.
         self._keep_commons(one, two, [*others, common][-SHARED_STATES_MAX:])
 
     def _keep_commons(self, one: ThreadRow, two: ThreadRow, shared_states: Sequence[SharedState]) -> None:
         packed = [_write_common(common) for common in shared_states]
+        # Kept for both, so that each finds it by itself; when one of them goes, so does its half.
         self._put(SHARED_STATES + numbers(one.number, two.number), pack([two.name, packed]))
         self._put(SHARED_STATES + numbers(two.number, one.number), pack([one.name, packed]))
 
@@ -415,6 +421,7 @@ class ChangeRows(ReadRows):
         elif before_step is not None:
             rows = [row for row in self._rows(line.ref) if row.step < before_step]
         else:
+            # By their keys alone: a value that is damaged must not keep its thread from being deleted.
             seqs = [keys.last_number(key) for key in self._keys(CHECKPOINTS + number(line.ref.number))]
             return [self._any_candidate(line.ref, seq) for seq in seqs]
         return [self._candidate(line.ref, row) for row in rows if row is not None]
@@ -460,6 +467,7 @@ class ChangeRows(ReadRows):
 
     def fall_back(self, line: Line) -> None:
         held: LineRow = line.ref
+        # The head is still there, or there was none.
         if not held.head or self._row(held, held.head) is not None:
             return
         left = (row for row in self._rows(held, reverse=True) if not self._is_hidden(held, row))
@@ -507,10 +515,13 @@ class ChangeRows(ReadRows):
     def drop_thread(self, thread_id: str) -> None:
         thread = self._known(thread_id)
         own = number(thread.number)
-        self._unsweep(thread.family)  # states in common with others go
+        # What it had in common with others goes, and with that the objects of a state that nobody else holds.
+        self._unsweep(thread.family)
         self._set_origin(thread, None, 0)
         for key in [key for key, _ in self._all(SHARED_STATES + own)]:
             self._delete(key)
+            # The other thread's half, under its own name: the key after the table and the number of this
+            # thread.
             self._delete(SHARED_STATES + key[9:] + own)
         self._drop_all(STRETCHES + own)
         self._drop_all(OPERATIONS + own)
@@ -566,6 +577,7 @@ class ChangeRows(ReadRows):
 
     def restore(self, raw: RawThread) -> None:
         thread = self._known(raw.thread_id)
+        # What the thread had is taken away before it gets what it shall have.
         for line in self._lines_of(thread):
             self._drop_all(WRITES + number(line.number))
             if line.namespace not in raw.lines:
@@ -598,10 +610,12 @@ class ChangeRows(ReadRows):
             if head is not None:
                 line.head = head.seq
                 line.head_id = head.checkpoint_id
-        line.head_was_moved, line.generation = given.head_was_moved, given.generation
+        line.head_was_moved = given.head_was_moved
+        line.generation = given.generation
         self._save_line(line)
         self._drop_all(LINE_RUNS + number(line.number))
         for segment in given.segments:
+            # A segment of another thread is not kept here unless it came along.
             if self._get(SEGMENTS + numbers(line.thread.family, segment)) is not None:
                 self._put(LINE_RUNS + numbers(line.number, segment), NOTHING)
         for row in list(self._rows(line)):
@@ -630,6 +644,7 @@ class ChangeRows(ReadRows):
     def remove_objects(self, family: str, doomed: Sequence[tuple[bytes, int]], expected_sweeps: int) -> int | None:
         own = family_number(family)
         found = self._family(own)
+        # Another sweep has removed objects since: what this one found may be needed again.
         if found.sweeps != expected_sweeps:
             return None
         found.sweeps += 1
@@ -637,6 +652,7 @@ class ChangeRows(ReadRows):
         for address, age in doomed:
             key = OBJECTS + number(own) + address
             value = self._get(key)
+            # One that was sent again is younger, and is needed by whoever sent it.
             if value is not None and OBJECT.unpack_from(value)[0] == age:
                 self._delete(key)
         return found.sweeps

@@ -13,6 +13,7 @@ from typing import Protocol
 from everstep.errors import CheckpointCorrupted
 from everstep.stores.records import DIGEST_BYTES, digest
 
+# LMDB, as it is built by default, takes no more than 511.
 KEY_BYTES_MAX = 500
 
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import struct
 
+# A key may hold two names and some numbers, and has 500 bytes in all.
 _NAME_BYTES_MAX = 200
 _SHORT_END = b"\0\0"
 _LONG_END = b"\0\1"
@@ -23,6 +24,7 @@ def signed(value: int) -> bytes:
     return number(value + _OFFSET)
 
 
+# Cached, since each call works with the same few names again and again.
 @functools.lru_cache(1024)
 def name(text: str) -> bytes:
     """Return a name with a mark at its end: no other name, and no name with something behind it, begins like this.
@@ -37,6 +39,7 @@ def name(text: str) -> bytes:
 
 def beginning(text: str) -> bytes:
     """Return what all names begin with that begin with this text, if it is not too long."""
+    # A zero byte is written as two, so that the mark at the end of a name cannot be part of one.
     return text.encode().replace(b"\0", b"\0\xff")
 
 

@@ -60,7 +60,8 @@ from everstep.stores.protocol import (
 from everstep.stores.records import matches, packed_filter, unpack_operation, unpack_segment
 from everstep.values.tree import hashes
 
-_NARROW = 1000  # threads that an index may give for them to be put in order one by one
+# How many threads an index may give for them to be put in order one by one.
+_NARROW = 1000
 
 
 class ReadRows(Rows):
@@ -116,6 +117,7 @@ class ReadRows(Rows):
     def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
         found: dict[bytes, Object] = {}
         prefix = OBJECTS + number(family_number(family))
+        # Looked up once: this loop runs for every object of a checkpoint.
         get = self._get
         pending = list(wanted)
         while pending:
@@ -134,6 +136,7 @@ class ReadRows(Rows):
         return [obj for obj in found if obj is not None]
 
     def list_checkpoints(self, query: Query) -> list[Stored]:
+        # Generators, so that a list with a limit unpacks no more rows than it gives.
         found = (self._stored(line, row, payload=False) for line, row in self._chosen(query))
         wanted = packed_filter(query.filter)
         if wanted:
@@ -160,6 +163,7 @@ class ReadRows(Rows):
             return line.total
         hidden = 0
         if line.thread.veil:
+            # Only where something is hidden at all: the rest need not be looked at to be counted.
             after, to = self._covers(line.thread).reach(line.namespace)
             hidden = sum(self._is_hidden(line, row) for row in self._rows(line, after, to))
         if query.hidden == "only":
@@ -251,6 +255,7 @@ class ReadRows(Rows):
         wanted = Wanted.of(search)
         for name in self._searched(search, wanted):
             thread = self._known(name)
+            # They come in the order of their activity, so that all that follow were active earlier.
             if search.since is not None and thread.active < search.since:
                 break
             if search.after is not None and Position(thread.active, name) >= search.after:
@@ -283,6 +288,7 @@ class ReadRows(Rows):
         narrow: list[set[str]] = []
         if search.prefix:
             start = THREADS + keys.shortened(keys.beginning(search.prefix))
+            # One more than the limit, which tells whether there are more.
             rows = list(itertools.islice(self._all(start), _NARROW + 1))
             if len(rows) <= _NARROW:
                 narrow.append({ThreadRow(*unpack(value)).name for _, value in rows})

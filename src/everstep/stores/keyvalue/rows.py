@@ -72,10 +72,12 @@ FOUND_BY = b"x"
 pack = ormsgpack.packb
 unpack = ormsgpack.unpackb
 OBJECT = struct.Struct(">QI")
-SWEPT = 2  # the mark of a family that is swept
+# The mark of a family that is swept.
+SWEPT = 2
 NOTHING = b""
 FORMAT = b"everstep-keyvalue-1 "
-NEWEST = 1 << 62  # no number is greater
+# No number is greater.
+NEWEST = 1 << 62
 
 
 @dataclass(slots=True)
@@ -92,6 +94,10 @@ class ThreadRow:
     began: int = 0
     """The seq of the origin; 0: there is none."""
 
+    def packed(self) -> bytes:
+        """Return it as it is kept."""
+        return pack([self.number, self.name, self.family, self.active, self.veil, self.origin, self.began])
+
 
 @dataclass(slots=True)
 class LineRow:
@@ -107,6 +113,12 @@ class LineRow:
     generation: int = 0
     total: int = 0
     """How many checkpoints it has."""
+
+    def packed(self) -> bytes:
+        """Return it as it is kept: its thread is in its key."""
+        return pack(
+            [self.number, self.namespace, self.head, self.head_id, self.head_was_moved, self.generation, self.total]
+        )
 
 
 class CheckpointRow(NamedTuple):
@@ -140,6 +152,7 @@ class Seen:
 
     _COVERS_MAX = 1000
     _RECORDS_MAX = 256
+    # Larger ones would soon fill the memory, and to unpack them takes little beside reading them.
     _RECORD_BYTES_MAX = 16_384
 
     def __init__(self) -> None:
@@ -156,6 +169,7 @@ class Seen:
         return self._covers.get((thread.number, thread.veil))
 
     def keep_covers(self, thread: ThreadRow, covers: Covers) -> None:
+        # Emptied as a whole, which is simple; what is needed again is made again.
         if len(self._covers) >= self._COVERS_MAX:
             self._covers.clear()
         self._covers[thread.number, thread.veil] = covers
@@ -177,6 +191,7 @@ class Rows:
     def __init__(self, tx: Reading, seen: Seen) -> None:
         self._tx = tx
         self._seen = seen
+        # Looked up once, since it is called for every row.
         self._get = tx.get
         self._threads: dict[str, ThreadRow] = {}
         self._lines: dict[tuple[str, str], LineRow] = {}
@@ -185,6 +200,7 @@ class Rows:
         return self._tx.scan(prefix, keys.end(prefix), reverse=reverse)
 
     def _is_any(self, prefix: bytes) -> bool:
+        # Without a look at checksums: something that is damaged is there all the same.
         return next(unchecked(self._tx).scan(prefix, keys.end(prefix)), None) is not None
 
     def _last(self, counter: bytes) -> int:
@@ -341,6 +357,18 @@ def _as_stored(record: Record, line: LineRow, row: CheckpointRow, digest: bytes,
     return Stored(record, row.seq, family, row.pinned, hidden, digest, row.segment, row.added_bytes)
 
 
+def pack_facts(facts: dict[int, set[int]]) -> bytes:
+    """Return what a line can be found by, as it is kept."""
+    return pack([[key, list(labels)] for key, labels in facts.items()])
+
+
+def unpack_facts(value: bytes | None) -> dict[int, set[int]]:
+    """Return what `pack_facts` was given; nothing if there is nothing."""
+    if value is None:
+        return {}
+    return {key: set(labels) for key, labels in unpack(value)}
+
+
 def line_key(thread: ThreadRow, namespace: str) -> bytes:
     """Return where a line is kept."""
     return LINES + number(thread.number) + keys.name(namespace)
@@ -354,6 +382,7 @@ def family_name(family: int) -> str:
 def family_number(family: str) -> int:
     """Return the number of a family; 0, which none has, for a name that another store gave."""
     digits = family[1:]
+    # A number in another script would be a digit to Python, too.
     if family[:1] != "f" or not digits.isdecimal() or not digits.isascii():
         return 0
     return int(digits)

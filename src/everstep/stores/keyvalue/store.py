@@ -42,6 +42,7 @@ from everstep.stores.transaction import adopt, adopt_new, apply, apply_writes, d
 from everstep.stores.workers import AsyncDriver, Driver
 
 T = TypeVar("T")
+# More would only wait for one another: one writes at a time.
 _WORKERS = 8
 _FOR_EVER = float("inf")
 
@@ -62,6 +63,7 @@ class KeyValueStore:
 
     @property
     def blocking(self) -> Self:
+        # It never waits, so that both faces are the same.
         if not isinstance(self._driver, AsyncDriver):
             return self
         twin = object.__new__(type(self))
@@ -101,6 +103,7 @@ class KeyValueStore:
                 rows = self._make_rows(self._sealed_writing(tx), self._seen)
                 self._check_format(rows)
                 done = work(rows)
+                # Inside the block: what is written after it would not be part of the transaction.
                 rows.finish()
             return done
 
@@ -214,7 +217,8 @@ class KeyValueStore:
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
         if self._backend.limit_seconds is None:
-            effort = None  # what never waits is done whole
+            # What never waits is done whole.
+            effort = None
         swept, _ = await self._sweeps.run(_Sweeper(self), family, effort, pretend)
         return swept
 
@@ -243,6 +247,7 @@ class KeyValueStore:
                 return mend(self._sealed_writing(tx), dry_run=dry_run)
 
         lost = await self._driver.run(inside)
+        # What was worked out from rows may be found by numbers that mean something else now.
         self._seen.clear()
         return lost
 
