@@ -42,6 +42,7 @@ from everstep.testing.builders import (
     make_object,
     make_record,
     put,
+    required,
     seqs_of,
     shared_states_of,
 )
@@ -60,8 +61,7 @@ class AncestryContract:
         branch = await committed(store, put(make_record("b", "branch", step=0, roots=[leaf]), base=base, origin=origin))
 
         assert branch.family == first.family
-        loaded = await store.read("branch", objects=True)
-        assert loaded is not None
+        loaded = await required(store.read("branch", objects=True))
         assert list(loaded.objects) == [leaf]
 
     async def test_the_branches_of_a_thread_are_known(self, store: Store) -> None:
@@ -72,9 +72,8 @@ class AncestryContract:
         nested = make_record("b", "nested", step=0)
         await store.commit(put(nested, origin=Key("anna", "", "b")))
         await store.delete("t", keys=[])
-        thread = await store.thread("t", branches=True)
-        anna = await store.thread("anna", branches=True)
-        assert thread is not None and anna is not None
+        thread = await required(store.thread("t", branches=True))
+        anna = await required(store.thread("anna", branches=True))
         assert list(thread.branches) == names
         assert list(anna.branches) == ["nested"]
 
@@ -100,8 +99,7 @@ class AncestryContract:
         for n, common in enumerate([*shared_states[1:], shared_states[-1]], 2):
             await store.commit(put(make_record(f"c{n}", step=n), shared_states={"branch": common}))
         for one, other in (("branch", "t"), ("t", "branch")):
-            thread = await store.thread(one)
-            assert thread is not None
+            thread = await required(store.thread(one))
             assert shared_states_of(thread) == {other: shared_states[-SHARED_STATES_MAX:]}
 
     async def test_threads_of_two_families_have_nothing_in_common(self, store: Store) -> None:
@@ -119,10 +117,9 @@ class AncestryContract:
 
     async def test_checkpoints_that_follow_each_other_are_one_run(self, store: Store) -> None:
         stored = await commit_steps(store, 3)
-        thread = await store.thread("t")
-        assert thread is not None
-        first = min(s.seq for s in stored if s is not None)
-        assert [s.segment for s in stored if s is not None] == [first] * 3
+        thread = await required(store.thread("t"))
+        first = min(seqs_of(stored))
+        assert [s.segment for s in stored] == [first] * 3
         assert thread.segments == {}
         assert [s.segment for s in await store.list_checkpoints(Query(thread_id="t"))] == [first] * 3
 
@@ -130,8 +127,7 @@ class AncestryContract:
         one, _two = await commit_steps(store, 2)
         third = await committed(store, put(make_record("x", step=2, parents=["c-1"])))
         fourth = await committed(store, follow("t", "d"))
-        thread = await store.thread("t")
-        assert thread is not None
+        thread = await required(store.thread("t"))
         assert (third.segment, fourth.segment) == (third.seq, third.seq)
         assert thread.segments == {third.seq: (Place(one.record.key, one.segment, one.seq),)}
 
@@ -143,8 +139,7 @@ class AncestryContract:
     async def test_an_unknown_parent_starts_a_run_that_follows_nothing(self, store: Store) -> None:
         await store.commit(put(make_record()))
         two = await committed(store, put(make_record("c2", step=2, parents=["nobody"])))
-        thread = await store.thread("t")
-        assert thread is not None
+        thread = await required(store.thread("t"))
         assert two.segment == two.seq
         assert thread.segments == {two.seq: ()}
 
@@ -153,8 +148,7 @@ class AncestryContract:
         await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
         three = await committed(store, follow("t", "d"))
         four = await committed(store, follow("t", "d"))
-        thread = await store.thread("t")
-        assert thread is not None
+        thread = await required(store.thread("t"))
         assert (three.segment, four.segment) == (three.seq, three.seq)
         assert thread.segments == {three.seq: (one.place,)}
 
@@ -162,8 +156,7 @@ class AncestryContract:
         one, two = await commit_steps(store, 2)
         await store.delete("t", keys=[two.record.key])
         three = await committed(store, follow("t", "d"))
-        thread = await store.thread("t")
-        assert thread is not None
+        thread = await required(store.thread("t"))
         assert thread.segments == {three.seq: (one.place,)}
 
     async def test_a_checkpoint_that_does_not_become_the_head_starts_a_run(self, store: Store) -> None:
@@ -183,19 +176,16 @@ class AncestryContract:
         await store.delete("t", keys=[one.record.key, two.record.key])
         store = await reopen()
 
-        thread = await store.thread("t", ancestry=True)
-        other = await store.thread("branch")
-
-        assert thread is not None and other is not None
+        thread = await required(store.thread("t", ancestry=True))
+        other = await required(store.thread("branch"))
         assert other.segments == {branch.seq: (one.place,)}
         assert other.ancestry == {}
         assert thread.segments == {merge.seq: (two.place, branch.place)}
         assert thread.ancestry == {**thread.segments, **other.segments}
         await store.delete("branch")
         await store.commit(put(make_record("x", "other")))
-        alone = await store.thread("t", ancestry=True)
-        stranger = await store.thread("other", ancestry=True)
-        assert alone is not None and stranger is not None
+        alone = await required(store.thread("t", ancestry=True))
+        stranger = await required(store.thread("other", ancestry=True))
         assert alone.ancestry == thread.ancestry
         assert stranger.ancestry == {}
 
@@ -227,9 +217,8 @@ class AncestryContract:
 
     async def test_a_brief_look_leaves_out_what_grows(self, store: Store) -> None:
         await fill(store)
-        whole = await store.thread("t")
-        brief = await store.thread("t", brief=True)
-        assert whole is not None and brief is not None
+        whole = await required(store.thread("t"))
+        brief = await required(store.thread("t", brief=True))
         assert whole.hidden and whole.protected
         assert brief == whole._replace(hidden={}, segments={}, protected=frozenset())
 
@@ -248,17 +237,13 @@ class AncestryContract:
             covered = {n for after, to in left.values() for n in range(after + 1, to + 1)}
             expected = [f"c-{n}" for n in range(8, 0, -1) if n not in covered]
             query = Query(thread_id="t")
-            listed = await store.list_checkpoints(query)
-            assert ids(listed) == expected
+            assert ids(await store.list_checkpoints(query)) == expected
             assert await store.count(query) == len(expected)
             for offset in range(len(expected) + 1):
                 oldest = await store.list_checkpoints(Query(thread_id="t", order="oldest", offset=offset, limit=2))
-                names = ids(oldest)
-                assert names == expected[::-1][offset : offset + 2]
-            after = seqs[2]
-            before = seqs[6]
-            part = Query(thread_id="t", after_seq=after, before_seq=before)
-            within = [each.record.key.checkpoint_id for each in await store.list_checkpoints(part)]
+                assert ids(oldest) == expected[::-1][offset : offset + 2]
+            part = Query(thread_id="t", after_seq=seqs[2], before_seq=seqs[6])
+            within = ids(await store.list_checkpoints(part))
             assert within == [each for each in expected if each in ("c-4", "c-5", "c-6")]
             assert await store.count(part) == len(within)
             await store.commit(Change(thread_id="t", show=[numbers[name]]))
@@ -371,30 +356,25 @@ class AncestryContract:
         assert await store.newest("t", 10) is None
         origins = await commit_steps(store, 3)
         for name, origin in (("one", origins[1]), ("two", origins[0])):
-            assert origin is not None
             begun = make_record("b", name, step=0)._replace(parents=(origin.record.key,))
             await store.commit(put(begun, origin=origin.record.key))
         await store.commit(put(make_record("s", "two", "sub")))
         await store.commit(follow("t", "c"))
         await store.commit(follow("stranger", "c"))
 
-        found = await store.newest("t", 3, branches=True)
-        assert found is not None
+        found = await required(store.newest("t", 3, branches=True))
         assert [stored.record.key[::2] for stored in found.listed] == [("t", "c-4"), ("two", "s"), ("two", "b")]
         assert found.heads == {Key("t", "", "c-4"), Key("two", "sub", "s"), Key("two", "", "b"), Key("one", "", "b")}
         assert found.total == 7
-        every = await store.newest("t", 100, branches=True, without="sub")
-        assert every is not None
+        every = await required(store.newest("t", 100, branches=True, without="sub"))
         names = [stored.record.key[::2] for stored in every.listed]
         assert names == [("t", "c-4"), ("two", "b"), ("one", "b"), ("t", "c-3"), ("t", "c-2"), ("t", "c-1")]
         assert (every.total, Key("two", "sub", "s") in every.heads) == (6, False)
-        alone = await store.newest("t", 2)
-        assert alone is not None
+        alone = await required(store.newest("t", 2))
         assert ids(alone.listed) == ["c-4", "c-3"]
         assert alone.total == 4
         assert alone.heads == {Key("t", "", "c-4")}
-        own = await store.newest("one", 10, branches=True)
-        assert own is not None
+        own = await required(store.newest("one", 10, branches=True))
         assert [stored.record.key[::2] for stored in own.listed] == [("one", "b")]
 
     async def test_the_newest_leave_out_what_is_hidden(self, store: Store) -> None:
@@ -408,8 +388,7 @@ class AncestryContract:
             await store.commit(
                 Change(thread_id=f"b{n}", moves=[Move("", "c-1")], hide=hide, log=Operation("rewind", {}))
             )
-        found = await store.newest("t", 2, branches=True)
-        assert found is not None
+        found = await required(store.newest("t", 2, branches=True))
         assert [stored.record.key[::2] for stored in found.listed] == [("b5", "c-1"), ("b4", "c-1")]
         assert found.total == 7
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import (
@@ -37,6 +37,7 @@ from everstep.transfer.families import roots_of
 from everstep.values import tree
 from everstep.values.compress import squeeze
 
+T = TypeVar("T")
 Reopen = Callable[[], Awaitable[Store]]
 
 ODD_NAMES = (
@@ -130,16 +131,21 @@ def shared_states_of(thread: Thread | RawThread) -> dict[str, list[SharedState]]
     return {name: list(held) for name, held in thread.shared_states.items()}
 
 
+async def required(looking: Awaitable[T | None]) -> T:
+    """Return what a store gives, which must be there."""
+    found = await looking
+    assert found is not None
+    return found
+
+
 async def committed(store: Store, change: Change) -> Stored:
     """Commit a change that makes a checkpoint, and return it."""
-    stored = await store.commit(change)
-    assert stored is not None
-    return stored
+    return await required(store.commit(change))
 
 
-async def commit_steps(store: Store, count: int, thread_id: str = "t", name: str = "c") -> list[Stored]:
+async def commit_steps(store: Store, count: int, thread_id: str = "t") -> list[Stored]:
     """Add so many steps to a thread, and return them."""
-    return [await committed(store, follow(thread_id, name)) for _ in range(count)]
+    return [await committed(store, follow(thread_id, "c")) for _ in range(count)]
 
 
 async def head_id(store: Store, thread_id: str = "t", namespace: str = "") -> str | None:
@@ -167,7 +173,6 @@ async def fill(store: Store) -> None:
     first = await committed(store, put(make_record("c-1", roots=[top]), leaf, top))
     stored = await commit_steps(store, 3)
     third, last = stored[1:]
-    assert third is not None and last is not None
     await store.commit(put(make_record("s1", "t", "sub")))
     common = SharedState(first.place, Root(leaf.hash, b"common", (6,)))
     branch = make_record("b1", "branch", step=0)._replace(parents=(first.record.key,))
@@ -176,8 +181,7 @@ async def fill(store: Store) -> None:
     writes = [Write("task", n, "ch", leaf.hash, b"w", 1, "path") for n in (0, 1, -1)]
     await store.put_writes(Key("t", "", "c-3"), writes[:2], [])
     await store.put_writes(Key("t", "", "not stored"), writes[2:], [])
-    loaded = await store.read("t", "", "c-3", writes=True)
-    assert loaded is not None
+    loaded = await required(store.read("t", "", "c-3", writes=True))
     await store.commit(
         Change(
             thread_id="t",
@@ -191,8 +195,7 @@ async def fill(store: Store) -> None:
 
 async def take_over(store: Store, source: Store, *names: str) -> tuple[list[Part], Callable[[int], int]]:
     """Let `store` adopt threads of `source`; return the parts, and what makes the source's numbers the store's."""
-    thread = await source.thread(names[0], ancestry=True)
-    assert thread is not None
+    thread = await required(source.thread(names[0], ancestry=True))
     base = await store.adopt(Part(names[0], b"begun", reserve=1000))
     numbers = renumber.Numbers([renumber.Stretch(base, 1000, (0, 0, 0))])
     raws: list[RawThread] = []
@@ -205,8 +208,7 @@ async def take_over(store: Store, source: Store, *names: str) -> tuple[list[Part
             raws.append(renumber.thread(raw, numbers)._replace(note=b"note"))
             roots += roots_of(raw)
         for listed in await source.list_checkpoints(Query(thread_id=name, namespace=None, hidden="also")):
-            loaded = await source.read(*listed.record.key, objects=True)
-            assert loaded is not None
+            loaded = await required(source.read(*listed.record.key, objects=True))
             checkpoints.append(renumber.stored(loaded.stored, numbers))
             objects += loaded.objects
     parts = [
@@ -235,9 +237,8 @@ async def new_thread(source: Store, name: str) -> Part:
     await source.commit(put(make_record("s1", name, "sub")))
     for place in (Key(name, "", "d-2"), Key(name, "early", "not stored")):
         await source.put_writes(place, [Write("task", 0, "ch", b"", b"w", 1, "path")], [])
-    raw = await source.raw(name)
-    thread = await source.thread(name, ancestry=True)
-    assert raw is not None and thread is not None
+    raw = await required(source.raw(name))
+    thread = await required(source.thread(name, ancestry=True))
     listed = await source.list_checkpoints(Query(thread_id=name, namespace=None))
     read = await source.read_many(keys_of(listed[::-1]))
     return Part(
@@ -261,15 +262,13 @@ async def with_protected(store: Store, thread_id: str = "t") -> list[Stored]:
 
     Each has a pending write that can be seen and one that is hidden.
     """
-    made = [await store.commit(follow(thread_id, "c")) for _ in range(5)]
-    stored = [each for each in made if each is not None]
+    stored = await commit_steps(store, 5, thread_id)
     keys = keys_of(stored)
     await store.commit(Change(thread_id=thread_id, pins=[Pin(keys[0], True)]))
     await store.commit(put(make_record("b", f"{thread_id} branch", step=0), origin=keys[1]))
     for key in (*keys, keys[0]._replace(checkpoint_id="early")):
         await store.put_writes(key, [Write("old", 0, "ch", b"", b"", 0)], [])
-        raw = await store.raw(thread_id)
-        assert raw is not None
+        raw = await required(store.raw(thread_id))
         hidden = Hidden("", 0, raw.writes[-1][1].seq, None, key.checkpoint_id)
         await store.commit(Change(thread_id=thread_id, hide=[hidden], log=Operation("hide", {})))
         await store.put_writes(key, [Write("new", 0, "ch", b"", b"", 0)], [])
@@ -278,8 +277,7 @@ async def with_protected(store: Store, thread_id: str = "t") -> list[Stored]:
 
 async def raw_thread(store: Store, thread_id: str = "t") -> RawThread:
     """Return a thread that must be there, ready to be compared."""
-    raw = await store.raw(thread_id)
-    assert raw is not None
+    raw = await required(store.raw(thread_id))
     return plain(raw)
 
 

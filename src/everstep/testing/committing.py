@@ -43,6 +43,7 @@ from everstep.testing.builders import (
     make_object,
     make_record,
     put,
+    required,
 )
 
 
@@ -59,10 +60,9 @@ class CommitContract:
         before = await store.thread("t")
         store = await reopen()
 
-        loaded = await store.read("t", "", "c1", objects=True)
-        with_writes = await store.read("t", writes=True)
+        loaded = await required(store.read("t", "", "c1", objects=True))
+        with_writes = await required(store.read("t", writes=True))
 
-        assert loaded is not None and with_writes is not None
         assert list(loaded.objects) == [leaf]
         assert with_writes.stored.record.key.checkpoint_id == "c2"
         assert [w.channel for w in with_writes.writes] == ["channel"]
@@ -164,12 +164,10 @@ class CommitContract:
         seen = []
         for _ in range(3):
             await store.commit(follow("t", "c"))
-            loaded = await store.read("t")
-            assert loaded is not None
+            loaded = await required(store.read("t"))
             seen.append(loaded.generation)
         await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
-        loaded = await store.read("t")
-        assert loaded is not None
+        loaded = await required(store.read("t"))
         assert [*seen, loaded.generation] == sorted({*seen, loaded.generation})
 
     async def test_a_head_moves_only_to_a_newer_id_when_so_asked(self, store: Store) -> None:
@@ -213,8 +211,7 @@ class CommitContract:
         await store.commit(Change(thread_id="t", log=Operation("kind", {"n": 1})))
 
         async def work(inside: Store) -> Stored:
-            loaded = await inside.read("t", objects=True, writes=True)
-            assert loaded is not None
+            loaded = await required(inside.read("t", objects=True, writes=True))
             assert hashes_of(loaded.objects) == [leaf.hash]
             assert [obj.hash for obj in await inside.fetch(loaded.stored.family, [leaf.hash])] == [leaf.hash]
             assert [each.stored.seq for each in await inside.read_many([loaded.stored.record.key])] == [
@@ -224,20 +221,17 @@ class CommitContract:
             assert ids(await inside.list_checkpoints(Query(thread_id="t"))) == ["a"]
             assert ids(await inside.list_threads(5, 0)) == ["a"]
             assert await inside.count(Query(thread_id="t")) == 1
-            newest = await inside.newest("t", 5)
-            assert newest is not None
+            newest = await required(inside.newest("t", 5))
             assert ids(newest.listed) == ["a"]
             assert await inside.segments(loaded.stored.family, [loaded.stored.segment]) == {}
             assert kinds_of(await inside.operations("t", 5)) == ["kind"]
-            thread = await inside.thread("t", branches=True, ancestry=True)
-            assert thread is not None
+            thread = await required(inside.thread("t", branches=True, ancestry=True))
             assert thread.heads[""][0] == "a"
             base = BaseRef(loaded.stored.record.key, loaded.stored.digest)
             return await committed(inside, put(make_record("b", parents=["a"], roots=[leaf]), base=base, expect="a"))
 
         stored = await store.in_turn("t", work)
-        loaded = await store.read("t", objects=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", objects=True))
         assert loaded.stored == stored
         assert hashes_of(loaded.objects) == [leaf.hash]
 
@@ -278,8 +272,7 @@ class CommitContract:
 
         assert second.seq == first.seq
         assert await head_id(store) == "c2"
-        loaded = await store.read("t", "", "c1", objects=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", "", "c1", objects=True))
         assert (loaded.stored.record.body, list(loaded.objects)) == (b"other", [new])
         assert loaded.stored.record.metadata == {"k": 1}
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c2", "c1"]
@@ -295,8 +288,8 @@ class CommitContract:
         with pytest.raises(HeadMoved):
             await store.commit(put(make_record(body=b"other"), fresh=True, expect="gone"))
 
-        loaded = await store.read(*kept.key)
-        assert loaded is not None and loaded.stored.record == kept
+        loaded = await required(store.read(*kept.key))
+        assert loaded.stored.record == kept
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c2", "c1"]
         assert await head_id(store) == "c2"
 
@@ -333,8 +326,8 @@ class CommitContract:
         with pytest.raises(IdTaken):
             await store.commit(put(make_record(), fresh=True, other_namespaces=other_namespaces))
         assert ids(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == ["s1"]
-        loaded = await store.read("t", "sub")
-        assert loaded is not None and loaded.stored.record.body == b"kept"
+        loaded = await required(store.read("t", "sub"))
+        assert loaded.stored.record.body == b"kept"
 
     async def test_a_checkpoint_in_another_namespace_follows_the_head_of_that(self, store: Store) -> None:
         await store.commit(put(make_record()))
@@ -348,8 +341,8 @@ class CommitContract:
         assert ids(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == ["s2", "s1", "c1"]
         following = make_record("s3", "t", "sub", parents=["s2"])
         await store.commit(put(make_record("c2"), other_namespaces=[Draft(following, ())]))
-        loaded = await store.read("t", "sub")
-        assert loaded is not None and loaded.stored.record.key == following.key
+        loaded = await required(store.read("t", "sub"))
+        assert loaded.stored.record.key == following.key
 
     # -- leaving objects out
 
@@ -359,8 +352,7 @@ class CommitContract:
         await store.commit(put(make_record("c2", step=2)))
         base = BaseRef(first.record.key, first.digest)
         await store.commit(put(make_record("c3", step=3, roots=[leaf]), base=base))
-        loaded = await store.read("t", objects=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", objects=True))
         assert list(loaded.objects) == [leaf]
 
     async def test_a_base_that_is_not_the_head_is_checked_too(self, store: Store) -> None:
@@ -371,8 +363,7 @@ class CommitContract:
         with pytest.raises(BaseGone):
             await store.commit(Change("t", build=lambda _: draft))
         assert await head_id(store) == "c-2"
-        first = await store.read("t", "", "c-1")
-        assert first is not None
+        first = await required(store.read("t", "", "c-1"))
         draft = Draft(record, (), (BaseRef(first.stored.record.key, first.stored.digest),))
         await store.commit(Change("t", build=lambda _: draft))
         assert await head_id(store) == "c-3"

@@ -38,6 +38,7 @@ from everstep.testing.builders import (
     make_record,
     put,
     raw_thread,
+    required,
     seqs_of,
     shared_states_of,
     stored_objects,
@@ -65,8 +66,7 @@ class DeletionContract:
             await store.sweep(family)
 
         assert deleted.checkpoints == 1
-        loaded = await store.read("t", objects=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", objects=True))
         assert sorted(loaded.objects) == sorted([shared, new])
         assert await store.fetch(first.family, [old.hash]) == []
 
@@ -109,10 +109,9 @@ class DeletionContract:
         await store.delete("t", keys=[first.record.key])
         await store.sweep(first.family)
 
-        branch = await store.thread("branch")
-        origin = await store.thread("t")
+        branch = await required(store.thread("branch"))
+        origin = await required(store.thread("t"))
 
-        assert branch is not None and origin is not None
         assert branch.origin == first.record.key
         assert shared_states_of(branch) == {"t": [common]}
         assert shared_states_of(origin) == {"branch": [common]}
@@ -130,8 +129,7 @@ class DeletionContract:
         assert deleted == (2, frozenset())
         assert await store.thread("t") is None
         assert await store.find("c1") == [Key("other", "", "c1")]
-        other = await store.read("other", objects=True, writes=True)
-        assert other is not None
+        other = await required(store.read("other", objects=True, writes=True))
         assert list(other.objects) == [leaf]
         assert list(other.writes) == []
 
@@ -192,8 +190,7 @@ class DeletionContract:
         await store.put_writes(Key("t", "", "later"), [Write("task", 0, "ch", b"", b"", 0)], [])
         await store.delete("t", keys=[Key("t", "", "later")])
         await store.commit(put(make_record("later")))
-        loaded = await store.read("t", writes=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", writes=True))
         assert list(loaded.writes) == []
 
     async def test_a_lost_namespace_does_not_change_how_active_its_thread_was(self, store: Store) -> None:
@@ -209,8 +206,7 @@ class DeletionContract:
         await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
         await store.delete("t", keys=[Key("t", "", "c1")])
         await store.commit(put(make_record("c1")))
-        loaded = await store.read("t", "", "c1", writes=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", "", "c1", writes=True))
         assert list(loaded.writes) == []
 
     # -- retention's deletions
@@ -218,13 +214,11 @@ class DeletionContract:
     async def test_pruning_goes_with_the_commit_and_spares_heads_pins_and_beginnings(self, store: Store) -> None:
         stored = await commit_steps(store, 6)
         seqs = seqs_of(stored)
-        assert stored[1] is not None and stored[2] is not None and stored[3] is not None
         await store.put_writes(stored[2].record.key, [Write("task", 0, "ch", b"", b"", 0)], [])
         await store.commit(Change(thread_id="t", pins=[Pin(stored[1].record.key, True)]))
         await store.commit(put(make_record("b", "branch", step=0), origin=stored[3].record.key))
-        thread = await store.thread("t")
+        thread = await required(store.thread("t"))
         await store.commit(follow("t", "c")._replace(prune=seqs))
-        assert thread is not None
         assert thread.protected == {seqs[1], seqs[3]}
         assert await store.count(Query(thread_id="t", protected=True)) == 2
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-7", "c-4", "c-2"]
@@ -252,7 +246,7 @@ class DeletionContract:
     async def test_what_is_spared_keeps_its_pending_writes(self, store: Store) -> None:
         stored = await with_protected(store)
         early = Key("t", "", "early")
-        gone = await store.delete("t", keys=[*(each.record.key for each in stored), early], spare=True)
+        gone = await store.delete("t", keys=[*keys_of(stored), early], spare=True)
 
         assert gone.checkpoints == 2
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-5", "c-2", "c-1"]
@@ -276,8 +270,7 @@ class DeletionContract:
         assert await written_ids(store) == ["c-1", "c-2", "c-5"]
         await self._check_writes(store, ["c-1", "c-2", "c-5"])
         await self._check_hidden_writes(store)
-        raw = await store.raw("t")
-        assert raw is not None
+        raw = await required(store.raw("t"))
         assert list(raw.lines) == [""]
 
     async def test_what_a_commit_does_not_prune_keeps_its_pending_writes(self, store: Store) -> None:
@@ -306,9 +299,8 @@ class DeletionContract:
 
         await store.delete("branch", before_step=100)
 
-        thread = await store.thread("branch")
-        origin = await store.thread("t")
-        assert thread is not None and origin is not None
+        thread = await required(store.thread("branch"))
+        origin = await required(store.thread("t"))
         assert (thread.heads, thread.origin, set(thread.shared_states)) == ({}, first.record.key, {"t"})
         assert kinds_of(await store.operations("branch", 10)) == ["kept"]
         assert origin.protected == {first.seq}  # the branch lives, as far as its origin is concerned
@@ -316,8 +308,7 @@ class DeletionContract:
 
         await store.delete("branch", keys=[Key("branch", "", "early")])
 
-        origin = await store.thread("t")
-        assert origin is not None
+        origin = await required(store.thread("t"))
         assert (await store.thread("branch"), origin.protected, origin.shared_states) == (None, frozenset(), {})
         assert await store.operations("branch", 10) == []
 
@@ -325,10 +316,9 @@ class DeletionContract:
         await store.commit(follow("t", "c"))
         await store.commit(follow("t", "c"))
         await store.commit(follow("other", "d"))
-        before = await store.read("t")
+        before = await required(store.read("t"))
         await store.delete("t", keys=[Key("t", "", "c-2")])
-        after = await store.read("t")
-        assert before is not None and after is not None
+        after = await required(store.read("t"))
         assert ids(await store.list_threads(10, 0)) == ["d-1", "c-1"]
         assert after.generation == before.generation + 1
         assert (await raw_thread(store)).lines[""].head_was_moved
@@ -343,20 +333,17 @@ class DeletionContract:
 
     async def _check_hidden_writes(self, store: Store) -> None:
         """Nothing is hidden but writes that are there."""
-        raw = await store.raw("t")
-        assert raw is not None
+        raw = await required(store.raw("t"))
         assert sorted({stretch.writes_of or "" for stretch in raw.hidden}) == await written_ids(store)
 
     async def _check_writes(self, store: Store, names: Sequence[str]) -> None:
         """Of these checkpoints one write can be seen and one is hidden, as they were put."""
-        raw = await store.raw("t")
-        assert raw is not None
+        raw = await required(store.raw("t"))
         held: dict[str, list[str]] = {}
         for key, write in raw.writes:
             held.setdefault(key.checkpoint_id, []).append(write.task_id)
         for name in names:
-            loaded = await store.read("t", "", name, writes=True)
-            assert loaded is not None
+            loaded = await required(store.read("t", "", name, writes=True))
             assert [write.task_id for write in loaded.writes] == ["new"]
             assert sorted(held[name]) == ["new", "old"]
 
@@ -377,15 +364,13 @@ class DeletionContract:
         assert kinds_of(await store.operations("t", 10)) == ["c"]
 
     async def test_a_stretch_that_hides_nothing_any_more_is_dropped(self, store: Store) -> None:
-        stored = await commit_steps(store, 3)
-        one, two, three = [s for s in stored if s is not None]
+        one, two, three = await commit_steps(store, 3)
         hide = [Hidden("", one.seq, three.seq, one.segment)]
         await store.commit(Change(thread_id="t", moves=[Move("", "c-1")], hide=hide, log=Operation("rewind", {})))
         await store.delete("t", keys=[two.record.key])
-        kept = await store.thread("t")
+        kept = await required(store.thread("t"))
         await store.delete("t", keys=[three.record.key])
-        dropped = await store.thread("t")
-        assert kept is not None and dropped is not None
+        dropped = await required(store.thread("t"))
         assert len(kept.hidden) == 1
         assert dropped.hidden == {}
 
@@ -393,14 +378,12 @@ class DeletionContract:
         leaves = [make_object(b"leaf %d" % n * 100) for n in range(40)]
         for n, leaf in enumerate(leaves):
             await store.commit(put(make_record(f"c{n}", step=n, roots=[leaf]), leaf))
-        first = await store.thread("t")
-        assert first is not None
+        first = await required(store.thread("t"))
         assert first.garbage == 0
         keys = [Key("t", "", f"c{n}") for n in range(30)]
         pretended = await store.sweep(first.family, pretend=keys)
         await store.delete("t", keys=keys)
-        second = await store.thread("t")
-        assert second is not None
+        second = await required(store.thread("t"))
         assert second.garbage > 0
         swept = objects = 0
         finished = False
@@ -412,16 +395,14 @@ class DeletionContract:
         assert (objects, swept) == pretended[:2]
         assert objects == 30
         assert await stored_objects(store, first.family, *leaves) == set(hashes_of(leaves[30:]))
-        third = await store.thread("t")
-        assert third is not None
+        third = await required(store.thread("t"))
         assert third.garbage == 0
 
     async def test_a_sweep_in_parts_keeps_what_is_committed_meanwhile(self, store: Store) -> None:
         leaves = [make_object(b"leaf %d" % n) for n in range(30)]
         for n, leaf in enumerate(leaves):
             await store.commit(put(make_record(f"c{n}", step=n, roots=[leaf]), leaf))
-        loaded = await store.read("t")
-        assert loaded is not None
+        loaded = await required(store.read("t"))
         family = loaded.stored.family
         await store.delete("t", keys=[Key("t", "", f"c{n}") for n in range(29)])
         for n in range(29):

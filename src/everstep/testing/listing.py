@@ -25,6 +25,7 @@ from everstep.testing.builders import (
     make_record,
     put,
     raw_thread,
+    required,
     seqs_of,
     thread_ids_of,
 )
@@ -209,8 +210,7 @@ class ListingContract:
         for n, place in enumerate(places):
             for name in ("a", "same", "z"):
                 await store.commit(put(make_record(name, *place, metadata={"n": n})))
-        stored = await store.read("t", "", "same")
-        assert stored is not None
+        stored = await required(store.read("t", "", "same"))
         hide = Hidden("", stored.stored.seq - 1, stored.stored.seq)
         await store.commit(Change(thread_id="t", hide=[hide], log=Operation("x", {})))
 
@@ -238,9 +238,7 @@ class ListingContract:
         assert await store.list_checkpoints(Query(checkpoint_id="none", namespace=None)) == []
 
     async def test_lists_can_stop_at_a_sequence_or_a_step(self, store: Store) -> None:
-        stored = await commit_steps(store, 4)
-        third = stored[2]
-        assert third is not None
+        _, _, third, _ = await commit_steps(store, 4)
         before = Query(thread_id="t", before_seq=third.seq)
         assert ids(await store.list_checkpoints(before)) == ["c-2", "c-1"]
         assert ids(await store.list_checkpoints(Query(thread_id="t", step_max=3, limit=1))) == ["c-3"]
@@ -254,7 +252,6 @@ class ListingContract:
     async def test_what_is_listed_agrees_with_what_is_read(self, store: Store) -> None:
         await store.commit(put(make_record(metadata={"k": 1})))
         (listed,) = await store.list_checkpoints(Query(thread_id="t"))
-        loaded = await store.read("t")
-        assert loaded is not None
+        loaded = await required(store.read("t"))
         assert listed.digest == loaded.stored.digest
         assert listed.record == loaded.stored.record._replace(children=b"", body=b"")

@@ -32,6 +32,7 @@ from everstep.testing.builders import (
     kinds_of,
     make_record,
     put,
+    required,
     seqs_of,
     thread_ids_of,
 )
@@ -51,9 +52,9 @@ class MovingContract:
             )
         )
 
-        loaded = await store.read("t", "", "c-3")
+        loaded = await required(store.read("t", "", "c-3"))
 
-        assert loaded is not None and loaded.stored.hidden
+        assert loaded.stored.hidden
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-1"]
         everything = await store.list_checkpoints(Query(thread_id="t", hidden="also"))
         assert [(s.record.step, s.hidden) for s in everything] == [(3, True), (2, True), (1, False)]
@@ -72,8 +73,7 @@ class MovingContract:
         second, changed = await store.operations("t", 10)
         assert (second.kind, second.undone) == ("b", False)
         assert changed == amended
-        thread = await store.thread("t")
-        assert thread is not None
+        thread = await required(store.thread("t"))
         assert [list(h) for h in thread.hidden.values()] == [[Hidden("", 0, seqs[0], operation=second.seq)]]
 
     async def test_an_operation_is_undone_once(self, store: Store) -> None:
@@ -150,8 +150,7 @@ class MovingContract:
         stored = await committed(store, put(make_record()))
         for pinned in (True, False):
             await store.commit(Change(thread_id="t", pins=[Pin(stored.record.key, pinned)]))
-            loaded = await store.read("t")
-            assert loaded is not None
+            loaded = await required(store.read("t"))
             assert loaded.stored.pinned is pinned
 
     async def test_the_log_is_newest_first_and_exact(self, store: Store) -> None:

@@ -19,7 +19,16 @@ from everstep.stores.protocol import (
     Store,
     Write,
 )
-from everstep.testing.builders import Reopen, committed, follow, hashes_of, make_object, make_record, put
+from everstep.testing.builders import (
+    Reopen,
+    committed,
+    follow,
+    hashes_of,
+    make_object,
+    make_record,
+    put,
+    required,
+)
 
 
 class PendingWritesContract:
@@ -30,8 +39,7 @@ class PendingWritesContract:
         key = Key("t", "", "c1")
         await store.put_writes(key, [Write("task", 0, "channel", leaf.hash, b"body", 9, "path")], [leaf])
         await store.commit(put(make_record()))
-        loaded = await store.read("t", writes=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", writes=True))
         assert [w._replace(seq=0) for w in loaded.writes] == [
             Write("task", 0, "channel", leaf.hash, b"body", 9, "path")
         ]
@@ -42,8 +50,7 @@ class PendingWritesContract:
         await store.commit(put(make_record()))
         for body in (b"first", b"second"):
             await store.put_writes(key, [Write("t1", 0, "a", b"", body, 0), Write("t1", -1, "err", b"", body, 0)], [])
-        loaded = await store.read("t", writes=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", writes=True))
         assert [(w.idx, w.body) for w in loaded.writes] == [(-1, b"second"), (0, b"first")]
 
     async def test_writes_come_in_the_order_of_path_task_and_index(self, store: Store) -> None:
@@ -52,35 +59,30 @@ class PendingWritesContract:
         places = [("~b", "t1", 0), ("", "t3", 0), ("~a", "t2", 10), ("~a", "t2", 9), ("~B", "t4", 0), ("~ä", "t5", 0)]
         for path, task, idx in places:
             await store.put_writes(key, [Write(task, idx, "ch", b"", b"", 0, path)], [])
-        loaded = await store.read("t", writes=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", writes=True))
         assert [(w.task_path, w.task_id, w.idx) for w in loaded.writes] == sorted(places)
 
     async def test_writes_can_be_hidden_and_shown(self, store: Store) -> None:
         await store.commit(put(make_record()))
         await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
-        loaded = await store.read("t", writes=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", writes=True))
         stretch = Hidden("", 0, loaded.writes[0].seq, None, "c1")
         await store.commit(Change(thread_id="t", hide=[stretch], log=Operation("rewind", {})))
         (operation,) = await store.operations("t", 1)
-        hidden = await store.read("t", writes=True)
+        hidden = await required(store.read("t", writes=True))
         await store.commit(Change(thread_id="t", show=[operation.seq]))
-        shown = await store.read("t", writes=True)
-        assert hidden is not None and shown is not None
+        shown = await required(store.read("t", writes=True))
         assert (len(hidden.writes), len(shown.writes)) == (0, 1)
 
     async def test_what_is_written_anew_stands_beside_hidden_writes(self, store: Store, reopen: Reopen) -> None:
         key = Key("t", "", "c1")
 
         async def shown(held: Store) -> list[tuple[int, bytes]]:
-            loaded = await held.read("t", writes=True)
-            assert loaded is not None
+            loaded = await required(held.read("t", writes=True))
             return [(write.idx, write.body) for write in loaded.writes]
 
         async def hide(**change: Any) -> None:
-            loaded = await store.read("t", writes=True)
-            assert loaded is not None
+            loaded = await required(store.read("t", writes=True))
             seqs = [write.seq for write in loaded.writes]
             operation = change["amend"][0].seq if change else 0
             stretch = Hidden("", min(seqs) - 1, max(seqs), None, "c1", operation)
@@ -108,15 +110,14 @@ class PendingWritesContract:
         key = Key("t", "", "c1")
         await store.commit(put(make_record()))
         await store.put_writes(key, [Write("t1", 0, "a", b"", b"first", 0)], [])
-        loaded = await store.read("t", writes=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", writes=True))
         stretch = Hidden("", 0, loaded.writes[0].seq, None, "c1")
         await store.commit(Change(thread_id="t", hide=[stretch], log=Operation("rewind", {})))
         await store.put_writes(key, [Write("t1", 0, "a", b"", b"since", 0)], [])
         (operation,) = await store.operations("t", 1)
         await store.commit(Change(thread_id="t", show=[operation.seq]))
-        loaded = await store.read("t", writes=True)
-        assert loaded is not None and [write.body for write in loaded.writes] == [b"first"]
+        loaded = await required(store.read("t", writes=True))
+        assert [write.body for write in loaded.writes] == [b"first"]
 
     async def test_hidden_writes_are_kept_by_a_sweep_and_go_with_their_checkpoint(self, store: Store) -> None:
         leaf = make_object(b"leaf")
@@ -125,8 +126,7 @@ class PendingWritesContract:
         stored = await committed(store, put(make_record()))
         for each in (leaf, other):
             await store.put_writes(key, [Write("t1", 0, "a", each.hash, b"", 0)], [each])
-            loaded = await store.read("t", writes=True)
-            assert loaded is not None
+            loaded = await required(store.read("t", writes=True))
             stretch = Hidden("", loaded.writes[0].seq - 1, loaded.writes[0].seq, None, "c1")
             await store.commit(Change(thread_id="t", hide=[stretch], log=Operation("rewind", {})))
         await store.commit(follow("t", "c"))
@@ -143,13 +143,9 @@ class PendingWritesContract:
         leaf = make_object(b"leaf")
         other = make_object(b"other")
         value = make_object(b"value")
-        sources = [
-            await store.commit(put(make_record("c", namespace=name, roots=[root]), root))
-            for name, root in (("", leaf), ("inner", other))
-        ]
         drafts = []
-        for source, root in zip(sources, (leaf, other), strict=True):
-            assert source is not None
+        for name, root in (("", leaf), ("inner", other)):
+            source = await committed(store, put(make_record("c", namespace=name, roots=[root]), root))
             record = make_record("c", "branch", namespace=source.record.key.namespace, roots=[root])
             record = record._replace(parents=(source.record.key,))
             drafts.append(Draft(record, [value], [BaseRef(source.record.key, source.digest)]))
@@ -169,12 +165,10 @@ class PendingWritesContract:
         await store.commit(change)
         await store.commit(change)
         for name, root in (("", leaf), ("inner", other)):
-            loaded = await store.read("branch", name, objects=True, writes=True)
-            assert loaded is not None
+            loaded = await required(store.read("branch", name, objects=True, writes=True))
             assert hashes_of(loaded.objects) == [root.hash]
             assert [(write.body, write.children) for write in loaded.writes] == [(name.encode(), value.hash)]
-            thread = await store.thread("branch", ancestry=True)
-            assert thread is not None
+            thread = await required(store.thread("branch", ancestry=True))
             assert [place.key for place in thread.segments[loaded.stored.segment]] == [Key("t", name, "c")]
         assert len(await store.operations("t", 10)) == 1
         bad = drafts[1]._replace(bases=[BaseRef(Key("t", "inner", "c"), b"wrong")])

@@ -16,7 +16,17 @@ from everstep.stores.protocol import (
     Store,
     Write,
 )
-from everstep.testing.builders import ODD_NAMES, as_listed, fill, hashes_of, ids, make_object, make_record, put
+from everstep.testing.builders import (
+    ODD_NAMES,
+    as_listed,
+    fill,
+    hashes_of,
+    ids,
+    make_object,
+    make_record,
+    put,
+    required,
+)
 from everstep.values import codec, tree
 from everstep.values.compress import squeeze
 
@@ -42,9 +52,8 @@ class ReadingContract:
         )  # fmt: skip
         await store.commit(put(record, leaf))
 
-        loaded = await store.read("t", "ns", "c1", objects=True)
+        loaded = await required(store.read("t", "ns", "c1", objects=True))
 
-        assert loaded is not None
         assert loaded.stored.record == record
         assert list(loaded.objects) == [leaf]
 
@@ -53,10 +62,9 @@ class ReadingContract:
         record = make_record()._replace(repeats=repeats)
         await store.commit(put(record))
 
-        loaded = await store.read("t")
+        loaded = await required(store.read("t"))
         listed = await store.list_checkpoints(Query(thread_id="t"))
 
-        assert loaded is not None
         assert loaded.stored.record == record
         assert [stored.record.repeats for stored in listed] == [repeats]
 
@@ -67,38 +75,33 @@ class ReadingContract:
         top = make_object(b"top", middle, leaf)
         await store.commit(put(make_record(roots=[top, leaf]), leaf, other, middle, top))
 
-        loaded = await store.read("t", objects=True)
+        loaded = await required(store.read("t", objects=True))
 
-        assert loaded is not None
         assert sorted(loaded.objects) == sorted([leaf, other, middle, top])
 
     async def test_reading_without_objects_brings_none(self, store: Store) -> None:
         leaf = make_object(b"leaf")
         await store.commit(put(make_record(roots=[leaf]), leaf))
-        loaded = await store.read("t")
-        assert loaded is not None
+        loaded = await required(store.read("t"))
         assert list(loaded.objects) == []
 
     async def test_fetching_brings_what_is_there_and_leaves_out_the_rest(self, store: Store) -> None:
         leaf = make_object(b"leaf")
         missing = make_object(b"missing")
         await store.commit(put(make_record(roots=[leaf]), leaf))
-        loaded = await store.read("t")
-        assert loaded is not None
+        loaded = await required(store.read("t"))
         assert await store.fetch(loaded.stored.family, [leaf.hash, missing.hash]) == [leaf]
 
     async def test_many_objects_come_back_in_one_call(self, store: Store) -> None:
         leaves = [make_object(b"leaf %d" % n) for n in range(3000)]
         top = make_object(b"top", *leaves)
         await store.commit(put(make_record(roots=[top]), top, *leaves))
-        loaded = await store.read("t", objects=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", objects=True))
         assert set(hashes_of(loaded.objects)) == {top.hash, *(leaf.hash for leaf in leaves)}
 
     async def test_a_record_without_objects_is_fine(self, store: Store) -> None:
         await store.commit(put(make_record()))
-        loaded = await store.read("t", objects=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", objects=True))
         assert list(loaded.objects) == []
 
     async def test_an_unknown_id_is_none(self, store: Store) -> None:
@@ -162,9 +165,8 @@ class ReadingContract:
         await store.commit(put(record))
         await store.put_writes(record.key, [Write(name, 0, name, b"", b"", 0, name)], [])
 
-        loaded = await store.read(name, name, name, writes=True)
+        loaded = await required(store.read(name, name, name, writes=True))
 
-        assert loaded is not None
         assert loaded.stored.record == record
         assert loaded.writes[0][:3] == (name, 0, name)
         assert await store.find(name) == [record.key]
@@ -177,8 +179,7 @@ class ReadingContract:
         for thread_id, namespace in pairs:
             await store.commit(put(make_record("x", thread_id, namespace, body=repr((thread_id, namespace)).encode())))
         for thread_id, namespace in pairs:
-            loaded = await store.read(thread_id, namespace, "x")
-            assert loaded is not None
+            loaded = await required(store.read(thread_id, namespace, "x"))
             assert loaded.stored.record.body == repr((thread_id, namespace)).encode()
 
     # -- 9 corruption is loud, 10 data is not code
@@ -213,8 +214,7 @@ class ReadingContract:
     async def test_namespaces_have_heads_of_their_own(self, store: Store) -> None:
         await store.commit(put(make_record("c1")))
         await store.commit(put(make_record("c1", "t", "sub", step=9)))
-        thread = await store.thread("t")
-        assert thread is not None
+        thread = await required(store.thread("t"))
         assert {ns: checkpoint_id for ns, (checkpoint_id, _) in thread.heads.items()} == {"": "c1", "sub": "c1"}
         assert ids(await store.list_checkpoints(Query(thread_id="t", namespace="sub"))) == ["c1"]
         assert len(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == 2

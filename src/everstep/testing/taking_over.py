@@ -40,6 +40,7 @@ from everstep.testing.builders import (
     plain,
     put,
     raw_thread,
+    required,
     shared_states_of,
     stored_objects,
     take_over,
@@ -58,18 +59,15 @@ class TakingOverContract:
         later = Key("t", "sub", "later")
         await store.put_writes(key, [Write("task", 0, "ch", b"", b"w", 1)], [])
         await store.put_writes(later, [Write("task", 0, "ch", b"", b"v", 1)], [])
-        loaded = await store.read("t", "", "c1", writes=True)
-        assert loaded is not None
+        loaded = await required(store.read("t", "", "c1", writes=True))
         stretch = Hidden("", 0, loaded.writes[0].seq, None, "c1")
         await store.commit(
             Change(thread_id="t", moves=[Move("", "c1")], hide=[stretch], pins=[Pin(key, True)], log=Operation("a", {}))
         )
         await store.commit(put(make_record("b1", "branch"), origin=key, log=Operation("b", {}), log_thread="t"))
 
-        raw = await store.raw("t", family_threads=True)
-        branch = await store.raw("branch")
-
-        assert raw is not None and branch is not None
+        raw = await required(store.raw("t", family_threads=True))
+        branch = await required(store.raw("branch"))
         assert (raw.thread_id, raw.origin, raw.began, raw.note) == ("t", None, 0, b"")
         assert raw.lines.keys() == {"", "sub"}
         assert raw.lines[""][:3] == ("c1", True, 3)
@@ -88,8 +86,7 @@ class TakingOverContract:
         first = await committed(store, put(make_record()))
         await store.commit(put(make_record("b1", "branch"), origin=first.record.key))
         await store.delete("t")
-        raw = await store.raw("branch")
-        assert raw is not None
+        raw = await required(store.raw("branch"))
         assert (raw.origin, raw.began) == (first.record.key, 0)
 
     async def test_a_family_has_an_identity_for_life(self, store: Store, reopen: Reopen) -> None:
@@ -110,8 +107,7 @@ class TakingOverContract:
         assert again >= base + 100
         stored = await committed(store, put(make_record(), log=Operation("x", {})))
         await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
-        raw = await store.raw("t")
-        assert raw is not None
+        raw = await required(store.raw("t"))
         assert min(stored.seq, raw.operations[0].seq, raw.writes[0][1].seq) > again + 10
 
     async def test_a_thread_is_taken_over_as_it_was(self, store: Store, reopen: Reopen) -> None:
@@ -131,18 +127,15 @@ class TakingOverContract:
             assert [(s.pinned, s.hidden, s.digest) for s in theirs] == [(s.pinned, s.hidden, s.digest) for s in ours]
             assert await store.count(query) == len(ours)
             assert await store.count(Query(thread_id=name)) == await source.count(Query(thread_id=name))
-        one = await source.thread("t", ancestry=True)
-        other = await store.thread("t", ancestry=True)
-        assert one is not None and other is not None
+        one = await required(source.thread("t", ancestry=True))
+        other = await required(store.thread("t", ancestry=True))
         assert {number(segment) for segment in one.ancestry} == other.ancestry.keys()
         assert {number(segment) for segment in one.segments} == other.segments.keys()
         assert {number(seq) for seq in one.protected} == other.protected
         assert other.heads == one.heads
-        read = await store.read("t", "", "c-1", objects=True)
-        assert read is not None
+        read = await required(store.read("t", "", "c-1", objects=True))
         assert len(read.objects) == 2
-        visible = await store.read("t", "", "c-3", writes=True)
-        assert visible is not None
+        visible = await required(store.read("t", "", "c-3", writes=True))
         assert [write.idx for write in visible.writes] == [1]
 
     async def test_taking_over_again_changes_nothing(self, store: Store) -> None:
@@ -166,9 +159,8 @@ class TakingOverContract:
         assert theirs.record == ours.record
         assert theirs.seq > max(number(ours.seq - 1), max(e.seq for e in await store.operations("t", 9)))
         assert theirs.segment == theirs.seq == too.segment  # the head had been moved: a new segment
-        one = await source.thread("t")
-        other = await store.thread("t")
-        assert one is not None and other is not None
+        one = await required(source.thread("t"))
+        other = await required(store.thread("t"))
         follows = [(place.key, number(place.segment), number(place.seq)) for place in one.segments[ours.segment]]
         assert [tuple(place) for place in other.segments[theirs.segment]] == follows
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ids(
@@ -178,8 +170,7 @@ class TakingOverContract:
     async def test_what_is_half_there_is_not_listed(self, store: Store) -> None:
         source = await elsewhere()
         for stored in await source.list_checkpoints(Query(thread_id="t", namespace=None)):
-            loaded = await source.read(*stored.record.key, objects=True)
-            assert loaded is not None
+            loaded = await required(source.read(*stored.record.key, objects=True))
             await store.adopt(Part("t", objects=loaded.objects, checkpoints=[loaded.stored]))
         assert await store.list_threads(9, 0) == []
         assert await store.read("t") is None
@@ -208,9 +199,8 @@ class TakingOverContract:
         lines = {"": branch.lines[""]._replace(segments=frozenset())}
         await store.adopt(Part("t", threads=[branch._replace(lines=lines, shared_states={"t": [common]})]))
 
-        thread = await store.thread("branch", ancestry=True)
-        origin = await store.thread("t")
-        assert thread is not None and origin is not None
+        thread = await required(store.thread("branch", ancestry=True))
+        origin = await required(store.thread("t"))
         assert thread.segments == {}
         assert thread.ancestry.keys() >= branch.lines[""].segments
         assert shared_states_of(thread) == {"t": [common]}
@@ -224,9 +214,8 @@ class TakingOverContract:
         await store.adopt(Part("t", objects=[leaf], checkpoints=[old._replace(record=record)]))
         await store.adopt(Part("t", checkpoints=[old._replace(record=record, seq=old.seq + 500)]))
 
-        loaded = await store.read("t", "", "c-1", objects=True)
+        loaded = await required(store.read("t", "", "c-1", objects=True))
 
-        assert loaded is not None
         assert (loaded.stored.record, loaded.stored.seq, list(loaded.objects)) == (record, old.seq + 500, [leaf])
         assert loaded.stored.pinned
         listed = ids(await store.list_checkpoints(Query(thread_id="t", hidden="also")))
@@ -252,8 +241,7 @@ class TakingOverContract:
         await take_over(store, await elsewhere(), "t", "branch")
         leaf = make_object(b"leaf")
         top = make_object(b"top", make_object(b"leaf"))
-        thread = await store.thread("t")
-        assert thread is not None
+        thread = await required(store.thread("t"))
         await store.sweep(thread.family)
         assert await stored_objects(store, thread.family, top) == {leaf.hash, top.hash}
         await store.delete("t")
@@ -275,8 +263,7 @@ class TakingOverContract:
         await store.adopt(Part("t", b"first"))
         await store.commit(follow("t", "c"))
         await store.adopt(Part("t", reserve=5))
-        raw = await store.raw("t")
-        assert raw is not None
+        raw = await required(store.raw("t"))
         assert raw.note == b"first"
         await store.delete("t")
         assert await store.raw("t") is None
@@ -284,8 +271,7 @@ class TakingOverContract:
     async def test_activity_comes_along(self, store: Store) -> None:
         for name in ("old", "new"):
             await store.commit(follow(name, "x"))
-        raw = await store.raw("old")
-        assert raw is not None
+        raw = await required(store.raw("old"))
         late = raw._replace(lines={"": raw.lines[""]._replace(active=raw.lines[""].active + 10**9)})
         await store.adopt(Part("old", threads=[late]))
         assert thread_ids_of(await store.list_threads(9, 0)) == ["old", "new"]
@@ -311,13 +297,11 @@ class TakingOverContract:
                 segments = frozenset(segment + by for segment in line.segments)
                 assert found.lines[namespace] == line._replace(segments=segments)
             assert found.writes == [(key, write._replace(seq=write.seq + by)) for key, write in given.writes]
-            thread = await store.thread(part.thread_id, ancestry=True)
-            assert thread is not None
+            thread = await required(store.thread(part.thread_id, ancestry=True))
             for segment, follows in part.segments.items():
                 placed = [place._replace(segment=place.segment + by, seq=place.seq + by) for place in follows]
                 assert list(thread.ancestry[segment + by]) == placed
-            loaded = await store.read(part.thread_id, "", "c-1", objects=True)
-            assert loaded is not None
+            loaded = await required(store.read(part.thread_id, "", "c-1", objects=True))
             assert len(loaded.objects) == 2
             assert await names_found(store, filter={"of": part.thread_id}) == [part.thread_id]
             assert await names_found(store, prefix=part.thread_id) == [part.thread_id]
