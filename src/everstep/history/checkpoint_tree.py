@@ -7,7 +7,7 @@ would cut the chain, and a guess across the cut would give a wrong merge base.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -319,15 +319,20 @@ def tree_segments(listed: Sequence[Stored]) -> Walk[Segments]:
     What a segment follows is not looked up if it is older than all of them: nothing down there is listed.
     """
     oldest = min([stored.seq for stored in listed], default=0)
-    pending = {stored.segment for stored in listed}
+    return (yield from segments_from({stored.segment for stored in listed}, lambda place: place.seq >= oldest))
+
+
+def segments_from(first: Collection[int], is_needed: Callable[[Place], bool]) -> Walk[Segments]:
+    """Return what these segments follow, and what those follow where a place is needed, down to the last of them."""
     found: dict[int, Sequence[Place]] = {}
+    pending = set(first)
     while pending:
         known = yield pending
         followed: set[int] = set()
         for segment in pending:
             found[segment] = known.get(segment, ())
             for place in found[segment]:
-                if place.seq >= oldest:
+                if is_needed(place):
                     followed.add(place.segment)
         pending = followed - found.keys()
     return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.backends import StoreBackend
 from everstep.errors import InvalidInput, UnsupportedByBackend
 from everstep.history.adapter import is_own
-from everstep.reports import Conflict
+from everstep.reports import Conflict, Difference
 from everstep.repository.step import check_messages
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Stored
@@ -20,7 +20,7 @@ from everstep.timeline.merge import MergePlan
 from everstep.timeline.store import StoreTimeline
 from everstep.types import MISSING
 from everstep.values import codec
-from everstep.views.changes import Room, message_entries, ref_of, state_entry
+from everstep.views.changes import Room, kind_of_change, message_entries, ref_of, state_entry
 from everstep.views.differences import differences_of_roots
 from everstep.views.errors import shown_or_missing
 from everstep.views.json_values import Opaque
@@ -32,6 +32,7 @@ from everstep.views.texts import branch_of, one_line
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
 
+# Enough to recognize what would be hidden; the number of all of them is told beside it.
 _LISTED_MAX = 20
 _VALUE_BYTES_MAX = 20_000
 
@@ -89,13 +90,15 @@ async def fork(
     key = stored.record.key
     edited: Values | None = None
     if set or patch or messages is not None:
+        # Before the branch is made, so that edits that cannot be stored leave nothing behind.
         edited = await _edited(engine, stored, dict(set or {}), patch or (), messages)
     made = await engine.branch(key.checkpoint_id, name, thread_id=key.thread_id, namespace=key.namespace)
     if edited is not None:
         try:
             await _save(engine, made, key.namespace, edited, _what(set, patch, messages))
         except BaseException:
-            await engine.checkpointer.delete_thread(made)  # half a fork would be one that nobody asked for
+            # Half a fork would be one that nobody asked for.
+            await engine.checkpointer.delete_thread(made)
             raise
     head = await repository_of(engine).store.read(made, key.namespace)
     if head is None:
@@ -124,26 +127,12 @@ async def preview_fork(
             one = old.get(part, MISSING)
             two = new.get(part, MISSING)
             if one is MISSING or two is MISSING or codec.DEFAULT.pack(one) != codec.DEFAULT.pack(two):
-                changed.append(_edit(f"{top}.{part}", one, two, room))
+                edit = Difference(one_line(f"{top}.{part}"), kind_of_change(one, two), one, two)
+                changed.append(state_entry(edit, room))
     return {
         "a": ref_of(stored),
         "state": changed,
         "messages": message_entries(before.messages, after.messages, room),
-    }
-
-
-def _edit(path: str, before: Any, after: Any, room: Room) -> dict[str, Any]:
-    kind = "changed"
-    if before is MISSING:
-        kind = "added"
-    elif after is MISSING:
-        kind = "removed"
-    return {
-        "op": kind,
-        "path": one_line(path),
-        "before": room.shown(before),
-        "after": room.shown(after),
-        "words": room.words(before, after),
     }
 
 
@@ -194,7 +183,8 @@ def _set(document: Any, parts: Sequence[str], value: Any, path: str) -> None:
     holder = document
     for part in parts[:-1]:
         if type(holder) is dict and part not in holder:
-            holder[part] = {}  # what leads there is made on the way
+            # What leads there is made on the way.
+            holder[part] = {}
         if type(holder) is list and part.isdigit() and int(part) < len(holder):
             holder = holder[int(part)]
         elif type(holder) is dict:
@@ -203,24 +193,21 @@ def _set(document: Any, parts: Sequence[str], value: Any, path: str) -> None:
         operation = {"op": "remove", "path": pointer(parts)}
     elif type(holder) is list and parts[-1].isdigit() and int(parts[-1]) < len(holder):
         operation["op"] = "replace"
+    # By the same code as a patch, so that both refuse the same things.
     made = apply_patch(document, [operation])
     document.clear()
     document.update(made)
 
 
 def _checked(document: Any) -> Values:
-    if type(document) is not dict or set_of(document) - set_of(Values._fields):
+    if type(document) is not dict or document.keys() - set(Values._fields):
         raise InvalidInput("what is edited is a document with messages, state, tools_result and next_node")
     for name, kind in (("messages", list), ("state", dict), ("tools_result", dict), ("next_node", str)):
         checks.kind(document.get(name), kind, name)
     check_messages(document["messages"])
+    # Packed once for nothing: what cannot be stored is told now, under the name of the edit.
     codec.pack([document["messages"], document["state"], document["tools_result"]], "edit")
     return Values(**document)
-
-
-def set_of(names: Any) -> frozenset[Any]:
-    """Return names as a set; `set` is an argument's name here."""
-    return frozenset(names)
 
 
 def _what(settings: Any, patch: Any, messages: Any) -> str:
@@ -231,6 +218,8 @@ def _what(settings: Any, patch: Any, messages: Any) -> str:
 
 
 async def _save(engine: CheckpointEngine, thread_id: str, namespace: str, values: Values, summary: str) -> None:
+    # An engine may be configured to save for some reasons only; the edit is saved all the same, under one of
+    # them.
     triggers = {str(getattr(trigger, "value", trigger)) for trigger in engine.config.triggers}
     trigger = "manual" if "manual" in triggers else min(triggers, default="manual")
     made = await engine.snapshot(
@@ -262,6 +251,7 @@ async def plan_merge(
     decided = _decisions(resolve, plan.conflicts)
     left = [conflict for conflict in plan.conflicts if conflict.path not in decided]
     result = plan if not decided else await _resolved(engine, source, into, decided, graph)
+    # What would come over without any conflict being settled: the page tells it apart from what was decided.
     quiet = plan if not plan.conflicts else await _resolved(engine, source, into, {}, graph)
     repository = repository_of(engine)
     room = Room(_VALUE_BYTES_MAX)

@@ -15,16 +15,17 @@ from everstep.values import codec
 from everstep.values.tree import Node
 from everstep.values.walk import Need, Walker, bare, together
 from everstep.views import rows
-from everstep.views.changes import Room
+from everstep.views.changes import Room, kind_of_change
 from everstep.views.differences import first_parents, reader_of
 from everstep.views.history import look
 from everstep.views.listing import Listing
 from everstep.views.paths import parsed, pointer
-from everstep.views.reading import repository_of
+from everstep.views.reading import number_of_cursor, repository_of
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
 
+# A value that never changed would otherwise be looked for through all of history in one answer.
 SCANNED_MAX = 5000
 _BATCH = 200
 _VALUE_BYTES_MAX = 4000
@@ -45,8 +46,9 @@ async def history_of(
     limit = min(max(1, checks.count(limit, "limit")), 500)
     repository = repository_of(engine)
     listing = Listing(repository.store, thread_id, hidden=False, branches=False)
-    await listing.open(_BATCH, _place(cursor) if cursor is not None else None)
+    await listing.open(_BATCH, number_of_cursor(cursor, "blame"))
     if not listing.exists:
+        # This says that there is no such thread, and which one may be meant.
         await engine.resolve("@", thread_id=thread_id)
     found: list[dict[str, Any]] = []
     room = Room(_VALUE_BYTES_MAX)
@@ -72,12 +74,6 @@ async def history_of(
     }
 
 
-def _place(cursor: str) -> int:
-    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
-        raise InvalidInput("cursor is not one that blame gave; begin without one")
-    return int(cursor)
-
-
 async def _entry(
     repository: Repository,
     stored: Stored,
@@ -88,14 +84,9 @@ async def _entry(
     thread_id: str,
 ) -> dict[str, Any]:
     seen = (await look(repository, [stored])).get(stored.record.key, rows.NOTHING)
-    op = "changed"
-    if before is MISSING:
-        op = "added"
-    elif after is MISSING:
-        op = "removed"
     return {
         **rows.row_of(stored, seen, heads, thread_id),
-        "op": op,
+        "op": kind_of_change(before, after),
         "before": room.shown(before),
         "after": room.shown(after),
         "words": room.words(before, after),
@@ -112,6 +103,7 @@ async def _changed(
     if not whole:
         return []
     parents = await first_parents(repository, whole)
+    # One walker for all of them: what checkpoints share is read once.
     walker = Walker((), reader_of(whole[0].record.kind))
     everyone = {each.record.key: each for each in [*whole, *parents.values()]}
     needs = [_node_at(walker, each, parts) for each in everyone.values()]
@@ -124,7 +116,8 @@ async def _changed(
         if each.record.parents:
             first = each.record.parents[0]
             if first not in nodes:
-                continue  # retention took the one before: nobody knows
+                # Retention took the one before, so nobody knows whether it changed here.
+                continue
             before = nodes[first]
         if before != nodes[key]:
             differing.append(key)
@@ -169,6 +162,7 @@ def _inside(walker: Walker, node: Node, part: str) -> Need[Node | None]:
     entries = yield from walker.entries(node)
     if entries is not None:
         found = entries.nodes.get(codec.pack(part))
+        # A pointer is text; the key may have been a number.
         if found is None and part.lstrip("-").isdigit():
             found = entries.nodes.get(codec.pack(int(part)))
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from everstep.reports import Difference
 from everstep.repository.repository import Repository
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SHOWN_BYTES_MAX = 120_000
 """About how much of values one answer holds."""
 PATCH_BYTES_MAX = 60_000
+# A page with more differences is not read; the whole patch can be had by itself.
 _ENTRIES_MAX = 250
 _SMALL = 100
 
@@ -106,6 +107,7 @@ class Room:
 
     def shown(self, value: Any) -> Any:
         """Return a value as JSON, cut where there is no room."""
+        # Something is always shown, however full the answer is.
         found = shown_or_missing(value, max(_SMALL, min(self._each, self._left)))
         self._left -= size_of(found)
         return found
@@ -139,7 +141,8 @@ def _message(old: Sequence[Any], new: Sequence[Any], pair: patches.Pair, room: R
     if pair.a is not None:
         before = shown = old[pair.a]
         index = pair.a
-    if pair.b is not None:  # what is still there is named by its new place
+    # What is still there is named by its new place.
+    if pair.b is not None:
         after = shown = new[pair.b]
         index = pair.b
     return {
@@ -163,6 +166,15 @@ def message_entries(old: Sequence[Any], new: Sequence[Any], room: Room) -> list[
     """Return what changed from one conversation to another."""
     pairs = patches.aligned(old, new, name_of)
     return [_message(old, new, pair, room) for pair in pairs[:_ENTRIES_MAX]]
+
+
+def kind_of_change(before: Any, after: Any) -> Literal["added", "removed", "changed"]:
+    """Return what became of a value; MISSING stands for none."""
+    if before is MISSING:
+        return "added"
+    if after is MISSING:
+        return "removed"
+    return "changed"
 
 
 def _op(pair: patches.Pair) -> str:

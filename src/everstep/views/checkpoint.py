@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
 
 _VALUE_BYTES_MAX = 20_000
+# A checkpoint from which many branches began: each child is a read of its own.
 _CHILDREN_MAX = 50
 _WRITES_MAX = 100
 _KEYS_MAX = 500
@@ -80,6 +81,7 @@ async def _children(repository: Repository, stored: Stored) -> list[dict[str, An
 
     async def add(**asked: Any) -> None:
         for child in await store.list_checkpoints(Query(hidden="also", order="oldest", limit=1, **asked)):
+            # The next one in the order of arrival need not be its child: one between may have been removed.
             if key in child.record.parents:
                 found[child.record.key] = child
 

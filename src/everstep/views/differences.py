@@ -22,6 +22,7 @@ from everstep.views.texts import one_line
 _NAMED_MAX = 3
 _KEYS_MAX = 50
 _EMPTY = root_of_nodes([tree.EMPTY_LIST, tree.EMPTY_MAP, tree.EMPTY_MAP])
+# Paths as `history.diff` writes them: a name after a dot, or a quoted one in brackets.
 _TOP = re.compile(r"(state|tools_result)(?:\.([^.\[]+)|\[('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]]*)\])")
 _MESSAGE = re.compile(r"messages\[('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]]*)\]")
 
@@ -90,7 +91,8 @@ def _compared(before: Root, after: Root, reader: codec.Codec) -> Need[list[Diffe
     try:
         return (yield from compare(before, after, reader))
     except CheckpointCorrupted:
-        return []  # whoever opens that one is told
+        # Whoever opens that one is told.
+        return []
 
 
 async def differences(repository: Repository, before: Stored | None, after: Stored) -> list[Difference]:
@@ -145,7 +147,8 @@ async def _with_roots(repository: Repository, stored: Sequence[Stored]) -> list[
     found: list[Stored] = []
     for each in stored:
         each = loaded.get(each.record.key, each)
-        if each.record.body:  # else it was removed since it was listed
+        # Otherwise it was removed since it was listed.
+        if each.record.body:
             found.append(each)
     return found
 
@@ -165,7 +168,8 @@ def _parent_root(stored: Stored, parents: Mapping[Key, Stored]) -> Root:
         return _EMPTY
     before = parents.get(stored.record.parents[0])
     if before is None or is_own(before.record.kind) != is_own(stored.record.kind):
-        return root_to_show(stored.record)  # so that nothing is told to have changed
+        # Compared with itself, so that nothing is told to have changed.
+        return root_to_show(stored.record)
     return root_to_show(before.record)
 
 

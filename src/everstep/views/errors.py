@@ -121,5 +121,6 @@ def hint(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     if not isinstance(error, errors.EverstepError):
-        return type(error).__name__  # its text may hold anything; it is in the log
+        # Its text may hold anything, a password too. It is in the log, not on the page.
+        return type(error).__name__
     return plain_text(str(error))

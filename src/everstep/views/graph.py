@@ -8,11 +8,11 @@ shown, and says that it leads over a gap.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import InvalidInput
-from everstep.history.checkpoint_tree import Segments
+from everstep.history.checkpoint_tree import Segments, Walk, segments_from
 from everstep.history.lanes import Lanes
 from everstep.stores.protocol import Place, Stored
 
@@ -63,6 +63,7 @@ class Graph:
     def restore(self, state: Any) -> None:
         """Go on from a state."""
         try:
+            # What comes from a cursor has gone through somebody's hands.
             lines = [(_number(lane), Target(_number(segment), _number(seq))) for lane, segment, seq, _, _ in state]
             self._lanes.restore(lines)
             for lane, _, _, expected, is_blank in state:
@@ -79,6 +80,7 @@ class Graph:
         before = self._lanes.open
         met = {target for target in before.values() if _leads_to(target, stored)}
         lane, ended = self._lanes.enter(met)
+        # A lane that is only kept for a head has no line in it yet, so nothing ends there.
         edges = [self._ending(line, lane, stored) for line in ended if line not in self._blank]
         self._blank.difference_update(ended)
         passing = [line for line in before if line not in ended and line not in self._blank]
@@ -89,7 +91,8 @@ class Graph:
                 self._expected[link.end] = parents[link.target]
                 self._begun[link.end] = edge
             elif link.end in self._blank:
-                self._blank.discard(link.end)  # from here on something leads there
+                # From here on something leads there.
+                self._blank.discard(link.end)
             edges.append(edge)
         edges += [{"from": line, "to": line, "kind": "pass", "gap": False} for line in sorted(passing)]
         return lane, edges
@@ -121,6 +124,7 @@ class Graph:
 
     def _lead_on(self, seq: int, segments: Segments) -> None:
         """Let lines to segments of which nothing is left to come lead to what those follow."""
+        # A set, since several lanes may lead to one target and are turned together.
         for target in {target for target in self._lanes.open.values() if target.segment > seq}:
             self._lanes.turn(target, self._beyond(target, seq, segments))
 
@@ -135,27 +139,15 @@ class Graph:
         return target
 
 
-def needed_segments(
-    listed: Sequence[Stored], others: Iterable[int]
-) -> Generator[Collection[int], Segments, Mapping[int, Sequence[Place]]]:
-    """Return what the segments of these rows and of open lines follow: a walk, see `checkpoint_tree.Walk`."""
+def needed_segments(listed: Sequence[Stored], others: Iterable[int]) -> Walk[Segments]:
+    """Return what the segments of these rows and of open lines follow."""
     oldest = min([stored.seq for stored in listed], default=0)
     # What a segment follows matters once its first checkpoint, whose number is its name, has gone by.
     pending = {segment for segment in others if segment > oldest}
     for stored in listed:
         if stored.segment > oldest or stored.seq == stored.segment:
             pending.add(stored.segment)
-    found: dict[int, Sequence[Place]] = {}
-    while pending:
-        known = yield pending
-        followed: set[int] = set()
-        for segment in pending:
-            found[segment] = known.get(segment, ())
-            for place in found[segment]:
-                if place.segment > oldest:
-                    followed.add(place.segment)
-        pending = followed - found.keys()
-    return found
+    return (yield from segments_from(pending, lambda place: place.segment > oldest))
 
 
 def _leads_to(target: Target, stored: Stored) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LIMIT_MAX = 1000
 SCANNED_MAX = 5000
 """Rows that a page looks at for those that a filter wants, before it says how far it came."""
+# Each of them has to be compared with its parent, which reads values.
 _SCANNED_BY_PATH_MAX = 400
 _BATCH = 500
 _IDS_MAX = 1000
@@ -130,7 +131,8 @@ async def _opened(
     listing = Listing(repository.store, thread_id, hidden=hidden, branches=branches)
     await listing.open(count, begin.seq if begin is not None else None)
     if not listing.exists:
-        await engine.resolve("@", thread_id=thread_id)  # says that there is none, and which may be meant
+        # This says that there is none, and which may be meant.
+        await engine.resolve("@", thread_id=thread_id)
         raise CheckpointNotFound("@", thread_id)
     reader = _Reader(repository, thread_id, listing, Graph(listing.threads))
     if begin is None:
@@ -289,6 +291,7 @@ def _unpack_cursor(cursor: str, wanted: _Wanted) -> Begin:
     try:
         found = json.loads(base64.urlsafe_b64decode(checks.kind(cursor, str, "cursor") + "=="))
         is_ours = isinstance(found, dict) and found["v"] == 1 and isinstance(found["l"], list)
+        # The lines below a filtered page are other ones, so a cursor is good only for the same kind of page.
         if not is_ours or found["f"] != wanted.is_filter:
             raise ValueError("not a cursor of this page")
         return Begin(checks.count(found["s"], "cursor"), found["l"])
@@ -350,6 +353,7 @@ async def _look_at_graphs(repository: Repository, graphs: Sequence[Stored]) -> d
     parents: set[Key] = set()
     for stored in graphs:
         parents.update(stored.record.parents[:1])
+    # One read for all of them: what a graph did is told by the writes of the checkpoint before.
     asked = [*keys, *sorted(parents.difference(keys))]
     loaded = {each.stored.record.key: each for each in await repository.store.read_many(asked, writes=True)}
     there = [key for key in keys if key in loaded]
@@ -416,6 +420,7 @@ async def changed(engine: CheckpointEngine, thread_id: str, ids: Collection[str]
     stored = await stored_by_key(repository.store, list(dict.fromkeys(names.values())))
     for name, key in names.items():
         if key not in stored:
+            # A name that is no exact key may still be a reference, a short id or a tag.
             names[name], stored_there = await _found(engine, repository, thread_id, name)
             if stored_there is not None:
                 stored[names[name]] = stored_there

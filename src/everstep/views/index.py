@@ -23,6 +23,7 @@ from everstep.views.reading import repository_of
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
 
+# A jump goes past at most so many rows, and an index of a million checkpoints has five thousand places.
 EVERY = 200
 _BATCH = 1000
 
@@ -89,6 +90,8 @@ class Index:
         hidden: tuple[int, ...] = ()
         if thread is not None:
             hidden = tuple(sorted(thread.hidden))
+        # What tells whether anything has changed: heads, how many there are, and which operations hide
+        # something.
         above = (listing.heads, listing.total, hidden)
         if self.is_complete and above == self._above:
             return
@@ -118,12 +121,14 @@ class Index:
                     if offset % EVERY == 0:
                         marks.append(_Mark(offset, stored.seq, graph.state))
             if not self.is_complete:
-                self._marks = marks  # of use at once
+                # Of use at once: a page may begin at a place that is known before the index is whole.
+                self._marks = marks
                 self.total = offset
             if len(listed) < _BATCH:
                 self._marks = marks
                 self._end(above)
                 return
+            # Others get their turn between two batches.
             await asyncio.sleep(0)
 
     def _known(self, above: tuple[Any, ...]) -> dict[int, _Mark]:

@@ -96,7 +96,8 @@ class _Shower:
     def _float(self, value: float) -> Any:
         if math.isfinite(value):
             return self._counted(value, 8)
-        return self._typed("float", _float_name(value))  # JSON has no such numbers
+        # JSON has no such numbers.
+        return self._typed("float", _float_name(value))
 
     def _counted(self, value: T, size: int) -> T:
         if self._left is not None:
@@ -119,6 +120,7 @@ class _Shower:
     def _integer(self, number: int) -> Any:
         if -_EXACT_INT_MAX <= number <= _EXACT_INT_MAX:
             return self._counted(number, 8)
+        # Python refuses to write very long numbers in decimal, since that takes quadratic time.
         text = str(number) if number.bit_length() < _DIGITS_MAX * 3 else f"{number:#x}"
         if len(text) > _DIGITS_MAX:
             return {"$type": "int", "$cut": len(text), "text": text[:_TEXT_SHOWN]}
@@ -218,6 +220,7 @@ def size_of(value: Any) -> int:
             total += 1 + found.bit_length() // 8
         elif kind is dict or kind in _SEQUENCES or kind is Opaque:
             total += 2
+            # A value that contains itself would otherwise never end.
             if id(found) not in seen:
                 seen.add(id(found))
                 pending.extend(_inside(found, kind))
@@ -235,6 +238,7 @@ def _inside(value: Any, kind: type) -> list[Any]:
 
 
 def _is_plain_key(key: Any) -> bool:
+    # A key that looks like our own marks must not be taken for one.
     if type(key) is not str or key in ("$type", "$cut"):
         return False
     try:
@@ -256,6 +260,7 @@ def _name_of(kind: type) -> str:
     """Return the name of a class, by the way that no metaclass can change."""
     if kind is Opaque:
         return "object"
+    # Through `type` itself: a metaclass may define these names as properties, which would run its code.
     module = type.__dict__["__module__"].__get__(kind)
     name = type.__dict__["__qualname__"].__get__(kind)
     if type(module) is not str or type(name) is not str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from everstep.stores.protocol import Key, Query, Store, Stored
 from everstep.types import TASK_NAMESPACE
 
+# Of many threads each gives a few rows; with fewer at once there would be a call for nearly every row.
 _CHUNK_MIN = 16
 
 
@@ -99,6 +100,7 @@ class _Line:
         self._is_over = False
         self.rows: deque[Stored] = deque()
 
+    # The heap gives the least first, which here is the newest.
     def __lt__(self, other: _Line) -> bool:
         return self.rows[0].seq > other.rows[0].seq
 

@@ -18,6 +18,7 @@ from everstep.views.paths import pointer
 from everstep.views.reading import CODEC
 
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+# To compare two texts word by word takes quadratic time in the worst case.
 _TEXT_MAX = 200_000
 _OPERATIONS_MAX = 100_000
 
@@ -46,6 +47,7 @@ def _paired(
 ) -> list[Pair]:
     before = [name_of(a[place]) for place in old]
     after = [name_of(b[place]) for place in new]
+    # As many on both sides, and under the same names or none: they are the same ones, edited.
     if before == after:
         return list(map(Pair, old, new))
     named = match(_tokens("a", old, before), _tokens("b", new, after))
@@ -217,6 +219,7 @@ def apply_patch(value: Any, operations: Any) -> Any:
     """Return a JSON value with a patch applied; InvalidInput if the patch is none, or does not fit."""
     if not isinstance(operations, list) or len(operations) > _OPERATIONS_MAX:
         raise InvalidInput("a patch is a list of operations, as RFC 6902 says")
+    # In a dictionary of its own, so that a patch may replace the whole value, too.
     document = {"": copy.deepcopy(value)}
     for operation in operations:
         try:
@@ -232,6 +235,7 @@ def _apply(document: dict[str, Any], operation: Any) -> None:
     name = operation["op"]
     path = _parts(operation["path"])
     if name == "add":
+        # Copied, or two places of the document would share what a later operation changes.
         _put(document, path, copy.deepcopy(operation["value"]), is_new=True)
     elif name == "replace":
         _get(document, path)
@@ -286,6 +290,7 @@ def _index(holder: Any, part: str, *, is_new: bool = False) -> Any:
         return part
     if not isinstance(holder, list) or not re.fullmatch(r"0|[1-9][0-9]{0,17}", part):
         raise ValueError(f"there is no {part!r}")
+    # A new item may stand behind the last one, an old one may not.
     if int(part) > len(holder) - (not is_new):
         raise IndexError(f"the list has {len(holder)} items")
     return int(part)

@@ -71,6 +71,7 @@ def token_of(key: Any, place: int) -> str:
     """Return what stands for a key of a mapping in a pointer; a key that is no text is known by its place."""
     if type(key) is str:
         return key
+    # Beyond this JavaScript would turn the number into another one.
     return str(key) if type(key) is int and abs(key) < 2**53 else f"#{place}"
 
 

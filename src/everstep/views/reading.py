@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.backends import StoreBackend
-from everstep.errors import CheckpointCorrupted, CheckpointNotFound, UnsupportedByBackend
+from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput, UnsupportedByBackend
 from everstep.history.adapter import adapter_of, is_own
 from everstep.history.merge_base import shown_root
 from everstep.reports import Reference
@@ -61,6 +61,15 @@ def repository_of(engine: CheckpointEngine) -> Repository:
     return backend.repository
 
 
+def number_of_cursor(cursor: str | None, giver: str) -> int | None:
+    """Return the number that a cursor is; `giver` is what gave it."""
+    if cursor is None:
+        return None
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+        raise InvalidInput(f"cursor is not one that {giver} gave; begin without one")
+    return int(cursor)
+
+
 async def stored_by_key(store: Store, keys: Sequence[Key]) -> dict[Key, Stored]:
     """Return those of these checkpoints that are stored."""
     if not keys:
@@ -84,7 +93,8 @@ async def values_of(repository: Repository, stored: Stored) -> Values:
     try:
         return await _values(repository, stored)
     except CheckpointCorrupted as exc:
-        if await repository.store.read(*key) is None:  # deleted meanwhile
+        # It was deleted meanwhile, which is no damage.
+        if await repository.store.read(*key) is None:
             raise CheckpointNotFound(key.checkpoint_id, key.thread_id) from None
         raise exc.located(key.thread_id, key.checkpoint_id) from exc
 
@@ -136,9 +146,11 @@ async def last_messages(repository: Repository, stored: Mapping[Key, Stored]) ->
 
 
 def _last_message(walker: Walker, root: Root) -> Need[Any]:
+    # What is too large to be a checkpoint of ours is damaged, and would be read only to find that out.
     if not root.sizes or root.sizes[0] > tree.VALUE_BYTES_MAX:
         return None
     nodes = tree.nodes(*root)
+    # A checkpoint that was not split into parts has one node for all of them.
     if len(nodes) != 3:
         nodes = list((yield from walker.values(root)))
     items = yield from walker.list_of(nodes[0])

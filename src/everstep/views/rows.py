@@ -19,7 +19,9 @@ KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
 
 _OWN_TAGS = frozenset(trigger.value for trigger in SnapshotTrigger) | {"branch", "merge", "error"}
 _SOURCES = frozenset(("input", "loop", "update", "fork"))
+# Summaries that the engine makes of the newest message: its role in brackets, then its text.
 _MESSAGE = re.compile(r"\[([^\]\n]{1,40})\] ?(.*)", re.DOTALL)
+# Summaries that a decorated call makes: its name, and how it ended.
 _CALL = re.compile(r"(.+): (started|ok|error|cancelled|closed)", re.DOTALL)
 _ENDINGS = {
     "started": "started",
@@ -107,6 +109,7 @@ def kind_of(stored: Stored, seen: Seen = NOTHING) -> str:
     record = stored.record
     if "error" in record.tags or seen.failure is not None or _error(record.metadata) is not None:
         return "error"
+    # An empty question is one, too: somebody has to answer.
     if seen.question is not None:
         return "interrupt"
     if branch_name(record.tags) is not None and (record.step == 0 or not is_own(record.kind)):
@@ -223,7 +226,8 @@ def _title_of_graph(stored: Stored, seen: Seen) -> str:
         return one_line(nodes)
     names = {"input": "Input", "update": "State edited", "fork": "Fork"}
     source = record.metadata.get("source")
-    if type(source) is not str:  # somebody else's metadata may be anything
+    # Somebody else's metadata may be anything.
+    if type(source) is not str:
         return "Step"
     return names.get(source, "Step")
 
@@ -454,7 +458,8 @@ def nodes_of(writes: Sequence[Write]) -> list[str]:
     names: dict[str, None] = {}
     for write in writes:
         kind, _, name = write.task_path.partition(", ")
-        if kind.endswith("__pregel_pull") and name and write.idx >= 0:  # others are known by a number
+        # Other tasks are known by a number, which tells people nothing.
+        if kind.endswith("__pregel_pull") and name and write.idx >= 0:
             names[one_line(name, 80)] = None
     return list(names)
 
@@ -462,6 +467,7 @@ def nodes_of(writes: Sequence[Write]) -> list[str]:
 def question_text(value: Any) -> str:
     """Return what an interrupt asks, in one line."""
     asked = value
+    # Interrupts come as tuples of lists of objects, one inside the other.
     while type(asked) in (list, tuple) and asked:
         asked = asked[0]
     if type(asked) is dict and "value" in asked:

@@ -141,6 +141,7 @@ def duration_ms(record: Record) -> float | None:
 def number_of(about: Mapping[str, Any], name: str) -> float | None:
     """Return a number of an entry, if it is one."""
     found = about.get(name)
+    # Metadata may have been written by anybody, and a page must not show an infinite number of tries.
     if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 <= found < 1e15:
         return None
     return found

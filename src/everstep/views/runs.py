@@ -22,7 +22,7 @@ from everstep.stores.protocol import Hit, Place, Query, Record, Search, Store, S
 from everstep.types import MISSING
 from everstep.views import run_steps
 from everstep.views.json_values import to_json
-from everstep.views.reading import repository_of, values_of
+from everstep.views.reading import number_of_cursor, repository_of, values_of
 from everstep.views.texts import as_text, branch_of, one_line, origin_ref, plain_text
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _VALUE_BYTES_MAX = 20_000
 _BRANCHES_MAX = 50
 _EFFECTS_MAX = 50
 _QUESTION_CHARS_MAX = 10_000
+# Recorded so that a replay gives the same, and of no interest to a reader.
 _LEFT_OUT = frozenset(("now",))
 
 
@@ -53,6 +54,7 @@ async def page(
         raise InvalidInput(f"status is one of {', '.join(STATUSES)}, not {checks.shown(status)}")
     limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
     repository = repository_of(engine)
+    # One search for each status that the head of such a run may have; together they are one list.
     searches = [make_search(filter={"run_status": each}, cursor=cursor) for each in lists.stored_as(status)]
     found: list[tuple[Hit, Stored, RunInfo]] = []
     scanned = 0
@@ -60,12 +62,14 @@ async def page(
     is_over = False
     while len(found) <= limit and scanned < _SCANNED_MAX and not is_over:
         hits = await _search_all(repository.store, searches)
+        # One more than a page was asked for, which tells whether there are others.
         is_over = len(hits) <= _BATCH
         hits = hits[:_BATCH]
         scanned += len(hits)
         for hit in hits:
             if hit.stored is None or not run_steps.is_run(hit.stored.record):
-                continue  # one that cannot be read is named in the list of threads
+                # One that cannot be read is named in the list of threads.
+                continue
             info = await lists.info_at(repository, hit.stored)
             if status is None or info.status == status:
                 found.append((hit, hit.stored, info))
@@ -98,7 +102,8 @@ async def _search_all(store: Store, searches: Sequence[Search]) -> list[Hit]:
 def _shown(info: RunInfo, head: Stored) -> dict[str, Any]:
     summary = run_steps.title_of(head.record) or one_line(head.record.summary)
     question = run_steps.question_of(head.record)
-    if question is not None:  # it matters more than what was done last
+    # It matters more than what was done last.
+    if question is not None:
         summary = one_line(f"Asks: {question}")
     return {
         "thread_id": info.thread_id,
@@ -141,7 +146,7 @@ async def one(
 ) -> dict[str, Any]:
     """Return a run and its newest steps, in order; with `cursor`, that of the page before, the steps before those."""
     limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
-    before = _before(cursor)
+    before = number_of_cursor(cursor, "a page of a run")
     repository = repository_of(engine)
     store = repository.store
     loaded = await store.read(checks.thread_id(thread_id))
@@ -175,14 +180,6 @@ async def one(
         "branches": await _branches(repository, branches),
         "effects": await _effects(repository, thread_id),
     }
-
-
-def _before(cursor: str | None) -> int | None:
-    if cursor is None:
-        return None
-    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
-        raise InvalidInput("cursor is not one of a page of a run")
-    return int(cursor)
 
 
 def _entries(stored: Stored) -> list[dict[str, Any]]:
@@ -266,7 +263,8 @@ async def _values(repository: Repository, stored: Stored, key: str) -> Mapping[s
 
 
 async def _results(repository: Repository, stored: Stored) -> Mapping[str, Any]:
-    loaded = await repository.store.read(*stored.record.key)  # lists leave out where the values are
+    # Lists leave out where the values are.
+    loaded = await repository.store.read(*stored.record.key)
     if loaded is None:
         return {}
     try:
@@ -377,7 +375,8 @@ async def _line(store: Store, head: Stored, before: int | None) -> AsyncIterator
     async def add(place: Place) -> None:
         after = begun_at.get(place.segment, 0)
         if after >= place.seq:
-            return  # what lies there is on its way already
+            # What lies there is on its way already.
+            return
         begun_at[place.segment] = place.seq
         line = _Segment(store, place, after, before)
         await push(line)

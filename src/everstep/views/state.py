@@ -19,6 +19,7 @@ LIMIT_MAX = 1000
 VALUE_BYTES_MAX = 100_000
 _PREVIEW_CHARS = 80
 _HITS_MAX = 200
+# A search must end, also in a state that somebody has made to be large.
 _NODES_MAX = 500_000
 
 
@@ -92,6 +93,7 @@ async def search(engine: CheckpointEngine, ref: Ref, text: str, *, limit: int = 
     if not wanted:
         raise InvalidInput("text is empty; say what to look for")
     limit = min(checks.count(limit, "limit"), LIMIT_MAX)
+    # A stack and not recursion: values may nest deeper than Python allows calls to.
     pending: list[tuple[list[str], Any]] = [([], await _at(engine, ref, [], ""))]
     found: list[dict[str, Any]] = []
     looked = 0

@@ -9,6 +9,7 @@ from everstep.stores.protocol import Thread
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]")
 _SPACES = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+# Marks that turn the direction of text, and could make a name look like another one.
 _TURNS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _BRANCH = re.compile(r".*-branch-(.+)-[0-9a-f]{16}", re.DOTALL)
@@ -18,6 +19,7 @@ TITLE_CHARS_MAX = 200
 
 def one_line(text: str, limit: int = TITLE_CHARS_MAX) -> str:
     """Return the beginning of a text as one line that cannot do anything but be read."""
+    # Only the beginning is cleaned: a text may be a whole document, and a title shows 200 characters of it.
     begin = text[: 4 * limit]
     clean = _SPACES.sub(" ", _TURNS.sub("", _ESCAPES.sub("", begin))).strip()
     clean = _SURROGATE.sub("\ufffd", clean)

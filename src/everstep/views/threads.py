@@ -66,6 +66,7 @@ async def page(
     is_over = False
     while len(found) <= limit and scanned < SCANNED_MAX and not is_over:
         count = limit
+        # A page with a filter looks at more than it shows.
         if is_scan:
             count = _BATCH
         hits = await repository.store.search(replace(search, limit=count + 1))
@@ -140,7 +141,8 @@ async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[
             head = loaded.get(hit.stored.record.key)
             shown = _shown(hit, about, head, await _summary(repository, hit.stored, head))
             if run_steps.is_run(hit.stored.record):
-                from everstep.durable import lists  # which takes longer to load than a list of threads to be made
+                # It takes longer to load than a list of threads to be made.
+                from everstep.durable import lists
 
                 shown["status"] = (await lists.info_at(repository, hit.stored)).status
         except CheckpointCorrupted as exc:
@@ -157,7 +159,9 @@ async def _heads(store: Store, keys: Sequence[Key]) -> dict[Key, Loaded]:
         return {each.stored.record.key: each for each in await store.read_many(keys, writes=True)}
     except CheckpointCorrupted:
         if len(keys) == 1:
-            return {}  # whoever opens it is told
+            # Whoever opens it is told.
+            return {}
+    # One of them is damaged, and has spoiled the answer about all: halves are tried until it stands alone.
     middle = len(keys) // 2
     return {**await _heads(store, keys[:middle]), **await _heads(store, keys[middle:])}
 

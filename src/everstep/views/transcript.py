@@ -9,11 +9,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from everstep.errors import InvalidInput
 from everstep.runtime import checks
 from everstep.views.changes import name_of
 from everstep.views.json_values import to_json
-from everstep.views.reading import Ref, repository_of, stored_of, values_of
+from everstep.views.reading import Ref, number_of_cursor, repository_of, stored_of, values_of
 from everstep.views.rows import dicts_in, text_of
 from everstep.views.texts import as_text, one_line, plain_text
 
@@ -44,8 +43,9 @@ async def page(engine: CheckpointEngine, ref: Ref, *, limit: int = 100, cursor: 
     stored = await stored_of(engine, ref)
     messages = (await values_of(repository_of(engine), stored)).messages
     end = len(messages)
-    if cursor is not None:
-        end = min(_place(cursor), end)
+    place = number_of_cursor(cursor, "a page of this transcript")
+    if place is not None:
+        end = min(place, end)
     start = max(0, end - limit)
     results = _results(messages)
     room = max(500, SHOWN_BYTES_MAX // max(1, end - start))
@@ -54,12 +54,6 @@ async def page(engine: CheckpointEngine, ref: Ref, *, limit: int = 100, cursor: 
         "cursor": str(start) if start else None,
         "total": len(messages),
     }
-
-
-def _place(cursor: str) -> int:
-    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
-        raise InvalidInput("cursor is not one that a page of this transcript gave; begin without one")
-    return int(cursor)
 
 
 def _shown(message: Any, index: int, results: Mapping[str, dict[str, Any]], room: int) -> dict[str, Any]:
@@ -172,7 +166,8 @@ def _part(block: Any, room: int) -> dict[str, Any] | None:
     if kind in ("image", "image_url", "input_image"):
         return _image(block)
     if kind in ("tool_use", "tool_call", "tool_result"):
-        return None  # among the calls, or the text
+        # It is told among the calls, or in the text.
+        return None
     return {"type": "data", "value": to_json(block, max_bytes=room)}
 
 
@@ -218,7 +213,8 @@ def _calls(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for block in _blocks(fields):
         if _kind(block) in ("tool_use", "tool_call"):
             name = _name(block.get("id"))
-            if name is None or name not in seen:  # LangChain says the calls of some models twice
+            # LangChain says the calls of some models twice.
+            if name is None or name not in seen:
                 yield _call(name, block, block.get("input", block.get("args")))
     if fields.get("type") == "function_call":
         yield _call(_name(fields.get("call_id")), fields, fields.get("arguments"))
@@ -250,6 +246,7 @@ def _results(messages: Sequence[Any]) -> dict[str, dict[str, Any]]:
             continue
         for name, content, has_failed in _answers(message):
             text = one_line(_result_text(content), _RESULT_MAX)
+            # The first answer counts, as it does for the model.
             found.setdefault(name, {"index": index, "text": text, "error": has_failed})
     return found
 
