@@ -35,11 +35,14 @@ def _load(name: str) -> ModuleType:
     try:
         if name.endswith(".py") or os.sep in name:
             return _load_file(Path(name).resolve())
+        # As `python -m` does, which is how people start such a program.
         sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(name)
     except ProgramNotLoaded:
         raise
     except ModuleNotFoundError as exc:
+        # Only if the program itself is missing: a module that it imports may be missing as well, which is
+        # another mistake.
         if exc.name is not None and (name == exc.name or name.startswith(f"{exc.name}.")):
             raise ProgramNotLoaded(f"there is no module {name}; a file is named by its path, such as app.py") from exc
         raise _not_loaded(name, exc) from exc
@@ -66,6 +69,7 @@ def _load_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ProgramNotLoaded(f"{file} cannot be loaded as Python")
+    # Inside a package it has to be imported by its full name, or its own relative imports would fail.
     if len(parts) > 1:
         return importlib.import_module(name)
     module = importlib.util.module_from_spec(spec)
@@ -73,6 +77,7 @@ def _load_file(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        # Half a module must not be found by the next import.
         del sys.modules[name]
         raise
     return module
@@ -105,6 +110,7 @@ def _with_functions(found: list[Any]) -> list[CheckpointEngine]:
     for each in found:
         engine = _engine_of(each)
         if engine is not None and engine._programs.names():
+            # Two views of one engine share its functions, and count as one.
             engines.setdefault(id(engine._programs), engine)
     return list(engines.values())
 
@@ -118,6 +124,7 @@ def _engine_of(thing: Any) -> CheckpointEngine | None:
     face = thing._face if isinstance(thing, SyncDurableFunction) else thing
     if isinstance(face, SyncEngine):
         driven = face._driven
+        # A worker runs in an event loop, so the blocking view of an engine is turned into the other one.
         engine = CheckpointEngine(driven.checkpointer, driven.config)
         engine._programs = driven._programs
         return engine

@@ -16,6 +16,7 @@ from everstep.cli.session import Common
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SPAN = re.compile(r"\s*(\d{1,6})\s*(s|m|min|h|d|w)\s*", re.IGNORECASE)
+# More than a shell would show.
 _COMPLETED_MAX = 100
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -27,8 +28,8 @@ def thread_argument(name: str = "thread", **more: Any) -> Decorator:
 
 
 def ref_argument(name: str = "ref", **more: Any) -> Decorator:
-    """Return a decorator for an argument that means a checkpoint."""
-    return click.argument(name, shell_complete=complete_threads, **more)
+    """Return a decorator for an argument that means a checkpoint: it begins with the name of a thread."""
+    return thread_argument(name, **more)
 
 
 def yes_options(function: Callable[..., Any]) -> Callable[..., Any]:

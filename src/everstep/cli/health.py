@@ -76,6 +76,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if opened[0].status == "fail":
         return
     if place.kind == "postgres":
+        # A server that hides its settings is no reason not to tell the rest.
         yield from _guarded("server", lambda: check_postgres(place.where))
     if place.kind == "redis":
         yield from _guarded("server", lambda: check_redis(place.where))
@@ -146,6 +147,7 @@ def check_permissions(path: Path) -> Finding:
 def check_space(folder: Path, path: Path) -> Finding:
     """Look whether there is room for the store to grow."""
     free = shutil.disk_usage(folder).free
+    # A repair, and a migration, may need as much again as the store has.
     size = path.stat().st_size if path.exists() else 0
     needed = max(SPACE_MIN_BYTES, size)
     message = f"{text.describe_bytes(free)} free, the store has {text.describe_bytes(size)}"
@@ -176,8 +178,10 @@ def file_system_of(folder: Path, mounts: str) -> str | None:
         fields = line.split(" ")
         if len(fields) < 3:
             continue
+        # Spaces in the name of a folder are written as octal numbers there.
         point = fields[1].encode().decode("unicode_escape")
         inside = resolved == point or resolved.startswith(point.rstrip("/") + "/")
+        # The longest mount point counts: others are above it.
         if inside and (best is None or len(point) >= best[0]):
             best = (len(point), fields[2])
     return best[1] if best is not None else None
@@ -204,6 +208,7 @@ def check_open(settings: Settings) -> Iterator[Finding]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
+            # Nothing may be let go by a command that only looks.
             engine = factory.open(settings.store, SnapshotConfig(gc_policy="keep_all"), **settings.options).sync
             with engine:
                 found = engine.list_threads(1)
@@ -289,7 +294,8 @@ def check_redis(url: str) -> Iterator[Finding]:
         try:
             settings: Any = client.config_get("*")
         except redis.RedisError:
-            settings = {}  # a hosted server hides them
+            # A hosted server hides them.
+            settings = {}
     finally:
         client.close()
     yield Finding(

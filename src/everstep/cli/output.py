@@ -168,7 +168,8 @@ def _length(cell: str) -> int:
     plain = _plain(cell)
     if plain.isascii():
         return len(plain)
-    from rich.cells import cell_len  # letters of some languages are two columns wide
+    # Letters of some languages are two columns wide.
+    from rich.cells import cell_len
 
     return cell_len(plain)
 
@@ -209,11 +210,13 @@ def _pager_command() -> list[str]:
 
 def _show_in_pager(words: str) -> None:
     command = _pager_command()
-    environment = {"LESS": "FRX", **os.environ}  # leave at once if it fits; colours; no other screen
+    # For `less`: leave at once if it fits, show colours, use no other screen.
+    environment = {"LESS": "FRX", **os.environ}
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:  # noqa: S603  # the user's own
         try:
             process.communicate(words.encode("utf-8", "replace"))
         except BrokenPipeError:
             pass  # it was left before its end
         except KeyboardInterrupt:
-            process.wait()  # the pager decides what Ctrl-C means
+            # The pager decides what Ctrl-C means.
+            process.wait()

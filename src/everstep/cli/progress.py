@@ -6,9 +6,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from everstep.cli.output import Output
 
+if TYPE_CHECKING:
+    from everstep.langgraph.importing import ImportProgress
+    from everstep.reports import CopyProgress, UpkeepProgress
+
+# What is over within a second needs no bar, and would only flicker.
 _SHOWN_AFTER_SECONDS = 1.0
 _EACH_SECONDS = 0.1
 _BAR = 24
@@ -35,9 +41,18 @@ class Progress:
             words = f"{self._title}  {'█' * filled}{'░' * (_BAR - filled)}  {done:,} of {total:,} {noun}"
         else:
             words = f"{self._title}  {done:,} {noun}"
+        # Padded with spaces, so that nothing of a longer line is left.
         sys.stderr.write("\r" + words.ljust(self._width))
         sys.stderr.flush()
         self._width = len(words)
+
+    def count_checkpoints(self, at: CopyProgress | ImportProgress) -> None:
+        """Tell how many checkpoints are brought over."""
+        self.update(at.checkpoints_done, at.checkpoints_total, "checkpoints")
+
+    def count_threads(self, at: UpkeepProgress) -> None:
+        """Tell how many threads are looked at."""
+        self.update(at.threads_done, at.threads_total, "threads")
 
     def clear(self) -> None:
         """Leave nothing behind."""

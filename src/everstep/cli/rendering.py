@@ -61,7 +61,8 @@ def show_checkpoint(output: Output, found: Row) -> None:
     output.line(f"{output.paint(text.clean(found['title']), 'bold')}  {marks}".rstrip())
     parents: list[str] = []
     for parent in found["parents"]:
-        if not isinstance(parent, str):  # one that is told more about
+        # One that more is told about.
+        if not isinstance(parent, str):
             parent = parent.get("ref", "")
         parents.append(text.clean(parent))
     size = f"{text.describe_bytes(found['size_bytes'])}, added {text.describe_bytes(found['added_bytes'])}"
@@ -156,7 +157,8 @@ def show_message_change(output: Output, change: Row) -> None:
         body = message_text(change["before"])
     else:
         body = message_text(change["after"])
-    if "\x1b" in body:  # colours of our own, in words that are clean already
+    # Colours of our own, in words that are clean already; cleaning them again would show the codes.
+    if "\x1b" in body:
         lines = body.split("\n")
     else:
         lines = text.clean_lines(text.cut(body, _WORDS_CHARS_MAX))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ from everstep.cli.failures import NeedsYes, StoreNotThere
 from everstep.cli.output import Output
 from everstep.cli.settings import Settings, find_settings
 from everstep.config import SnapshotConfig
-from everstep.errors import UnsupportedByBackend
+from everstep.errors import CheckpointNotFound, UnsupportedByBackend
 from everstep.opening.addresses import Place, is_in_memory, place_of
 
 if TYPE_CHECKING:
@@ -50,12 +50,15 @@ class Session:
 
         return run_to_end(view(self._driven, *args, **kwargs))
 
-    def newest_thread(self) -> str | None:
-        """Return the thread that was active last."""
+    def newest_thread(self) -> str:
+        """Return the thread that was active last; an error if there is none."""
         page = self.engine.list_threads(1)
-        if page.damaged:  # what is done with it will tell what is wrong with it
+        # What is done with it will tell what is wrong with it.
+        if page.damaged:
             return page.damaged[0].thread_id
-        return page[0].thread_id if page else None
+        if not page:
+            raise CheckpointNotFound("", reason="there is no thread in this store")
+        return page[0].thread_id
 
 
 def blocking_backend(engine: CheckpointEngine) -> StoreBackend:
@@ -92,7 +95,8 @@ class Common:
     @contextmanager
     def opened(self, *, create: bool = False, config: SnapshotConfig | None = None) -> Iterator[Session]:
         """Open the store, and close it in the end. Only with `create` a file that is not there is made."""
-        from everstep import factory  # takes a while, and help and mistakes need no store
+        # This takes a while, and help and mistakes need no store.
+        from everstep import factory
 
         settings = self.settings
         if not create:
@@ -126,7 +130,8 @@ def show_warnings() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.showwarning = show  # its file and line say nothing to who calls this
+        # The file and line of a warning say nothing to who calls this.
+        warnings.showwarning = show
         yield
 
 
@@ -134,6 +139,7 @@ def confirm(common: Common, what: str, plan: Sequence[str], *, yes: bool, dry_ru
     """Show what would happen and return whether it shall. Without a terminal `--yes` is needed."""
     if not common.output.is_json and (dry_run or not yes):
         for line in plan:
+            # In a dry run the plan is the answer, otherwise it is part of a question.
             (common.output.line if dry_run else _say)(line)
     if dry_run:
         return False
@@ -199,8 +205,3 @@ def _complete_files(_: click.Context, __: click.Parameter, incomplete: str) -> l
 def is_common(parameter: click.Parameter) -> bool:
     """Whether this is one of the options that every command takes."""
     return isinstance(parameter, click.Option) and parameter.callback is not None and not parameter.expose_value
-
-
-def given_options(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that were given, for functions whose defaults shall stay theirs."""
-    return {name: value for name, value in fields.items() if value is not None}

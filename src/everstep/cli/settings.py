@@ -46,10 +46,10 @@ class Settings:
     retention: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_settings(store: str | None, profile: str | None, folder: Path | None = None) -> Settings:
+def find_settings(store: str | None, profile: str | None) -> Settings:
     """Return the store to work on: the option, else the environment, else the nearest file, else the user's own."""
     profile = profile or (os.environ.get(PROFILE_VARIABLE) if store is None else None)
-    files = list(find_files(folder or Path.cwd()))
+    files = list(find_files(Path.cwd()))
     if profile is not None:
         if store is not None:
             raise InvalidInput("--store and --profile both name a store; give one of them")
@@ -63,6 +63,7 @@ def find_settings(store: str | None, profile: str | None, folder: Path | None = 
         found = _settings_of(file)
         if found.store:
             return found
+    # Late, since it is needed only if nothing else names a store.
     from everstep.factory import DEFAULT_URL
 
     return Settings(DEFAULT_URL, "default", *_how(near))
@@ -142,8 +143,10 @@ def _table(path: Path) -> Mapping[str, Any] | None:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
-        return None  # not there, or not ours to read
+        # It is not there, or not ours to read.
+        return None
     except tomllib.TOMLDecodeError as exc:
         if path.name == "pyproject.toml":
-            return None  # other programs say what is wrong with it
+            # Other programs say what is wrong with it.
+            return None
         raise InvalidInput(f"{path} cannot be read: {exc}") from exc

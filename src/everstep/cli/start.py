@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # as in `typing`, which takes longer to import than everything here
+# As in `typing`, which takes longer to import than everything here.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -56,14 +56,17 @@ def describe_bytes(count: int | None) -> str:
     size = float(count)
     for unit in ("kB", "MB", "GB"):
         size /= 1000
+        # What would be rounded up to 1000.0 is told in the next unit.
         if size < 999.95:
             return f"{size:.1f} {unit}"
     return f"{size / 1000:,.1f} TB"
 
 
-def describe_count(count: int, noun: str, plural: str = "") -> str:
+def describe_count(count: int, noun: str) -> str:
     """Return a number with its noun: 1 thread, 2 threads."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"
 
 
 def describe_age(when: str | None, now: datetime | None = None) -> str:

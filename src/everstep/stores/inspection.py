@@ -26,7 +26,7 @@ class Checking(Protocol):
         ...
 
 
-def finding_of(kind: str, what: str, thread_id: str | None, checkpoint_id: str | None = None) -> Finding:
+def finding_about(kind: str, what: str, thread_id: str | None, checkpoint_id: str | None = None) -> Finding:
     """Return what is wrong with something of one thread, or of none."""
     threads: tuple[str, ...] = ()
     if thread_id is not None:

@@ -27,6 +27,7 @@ from everstep.values.tree import hashes, reachable
 Progress = Callable[[CopyProgress], object]
 
 PART_SEGMENTS = 5000
+# Objects wait in memory for their threads, and a family may have very many.
 _WAITING_BYTES_MAX = 8 << 20
 
 
@@ -79,7 +80,8 @@ class Target:
             raw = await self.store.raw(name)
             if raw is not None:
                 raws[name] = _among(raw, family.raws)
-        if not raws:  # the first copy: any thread will do as the anchor
+        # The first copy: any thread will do as the anchor.
+        if not raws:
             return _There(next(iter(family.raws)), {}, {}, {}, Numbers())
         notes = _notes(raws, family)
         # A thread notes all that was reserved by the time it was copied, so the longest list is the newest.
@@ -92,7 +94,8 @@ class Target:
                 raise _not_a_copy(name)
             _check_untouched(raw, notes.get(name))
             for entry in await families.entries(self.store, name):
-                if not numbers.reserved(entry.seq):  # the store gave this number itself: somebody has written here
+                # The store gave this number itself, so somebody has written here.
+                if not numbers.reserved(entry.seq):
                     raise _moved_on(name)
                 entries[entry.key] = entry
         there = _There(anchor, raws, notes, entries, numbers)
@@ -183,7 +186,8 @@ class Target:
         try:
             await self._check_below(family, chain.from_iterable(roots.values()), seen, group[0].key)
         except CheckpointCorrupted:
-            for key, below in roots.items():  # which one is it?
+            # One of them spoils the answer about all, so each is looked at by itself.
+            for key, below in roots.items():
                 await self._check_below(family, below, seen, key)
             raise
 
@@ -243,7 +247,8 @@ class _Arrival:
             async for group in groups:
                 if await self._send_group(group, note):
                     note = None
-        if note is not None:  # there was no part that it could go with
+        # There was no part that it could go with.
+        if note is not None:
             await self._target.adopt(Part(self._there.anchor, note))
         finished = None
         if not coming.has_moved_on:
@@ -273,7 +278,8 @@ class _Arrival:
         size = numbers.needed(spans)
         if size:
             note = None
-            if not there.notes:  # from the first part on the family is known as a copy
+            # From the first part on the family is known as a copy.
+            if not there.notes:
                 note = renumber.pack_note(old)
             base = await self._target.store.adopt(Part(there.anchor, note, reserve=size))
             numbers.add(base, size, spans)
@@ -291,7 +297,8 @@ class _Arrival:
                 del missing[segment]
         for batch in pieces(list(missing.items()), PART_SEGMENTS):
             await self._target.adopt(Part(anchor, note, segments=dict(batch)))
-            note = None  # once is enough
+            # Once is enough.
+            note = None
         return note
 
     async def _send_group(self, group: Group, note: bytes | None) -> bool:
@@ -306,7 +313,8 @@ class _Arrival:
         if late:
             self._late.append(Group(late, _needed(late, group.objects)))
         objects = group.objects
-        if not group.checkpoints:  # these are for threads
+        # These are for threads.
+        if not group.checkpoints:
             objects = self._released(objects)
         # If all checkpoints of the group are late, so are its objects.
         has_objects_for_now = bool(objects) and not late
@@ -381,7 +389,8 @@ class _Arrival:
 
     async def _send_batch(self, part: Part) -> None:
         """Send threads with all that belongs to them."""
-        for raw in part.threads:  # once more, at the last moment
+        # Once more, at the last moment: a copy must not undo what somebody did to it.
+        for raw in part.threads:
             found = await self._target.store.raw(raw.thread_id)
             if found is not None:
                 _check_untouched(found, self._there.notes.get(raw.thread_id))

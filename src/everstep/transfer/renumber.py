@@ -27,6 +27,7 @@ OPERATION = 2
 KINDS = (CHECKPOINT, WRITE, OPERATION)
 Number = Callable[[Kind, int], int]
 
+# Reserved beyond what is needed now, so that a copy that is brought up to date often has few stretches.
 _SPARE_MIN = 1000
 _NOTE_VERSION = 1
 
@@ -62,7 +63,8 @@ class Numbers:
                 base = stretch.base
                 if number > after:
                     return base + number - after
-        return base  # a bound below all that there is
+        # A bound below all that there is.
+        return base
 
     def covers(self, kind: Kind, number: int) -> bool:
         """Whether the source's number has a place in what is reserved."""
@@ -135,7 +137,8 @@ def total_size(stretches: Iterable[Stretch]) -> int:
 
 
 def _before(lowest: int) -> int:
-    return max(0, lowest - 2)  # a stretch that is hidden may begin one before the first number
+    # A stretch that is hidden may begin one before the first number.
+    return max(0, lowest - 2)
 
 
 def spans(
@@ -150,6 +153,7 @@ def spans(
             seen[kind] = min(lowest, number), max(highest, number)
         return number
 
+    # The same code that renumbers goes over everything once, so that no number can be forgotten.
     for raw in raws:
         thread(raw, note)
     segments(ancestry, note)
@@ -255,7 +259,8 @@ def _content(raw: RawThread) -> dict[str, Any]:
     """Return what a thread's own writers change. Activity and common states tell nothing that this does not."""
     heads: list[Any] = []
     for name, line in sorted(raw.lines.items()):
-        if line.generation:  # others may be half there
+        # Others may be half there.
+        if line.generation:
             heads.append([name, line.head, line.head_was_moved, line.generation, sorted(line.segments)])
     origin = None
     if raw.origin is not None:

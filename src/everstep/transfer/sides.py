@@ -65,6 +65,7 @@ def _store(side: Any, which: str) -> Store:
             f"the {which} is a {type(side).__name__}, which has the seven published methods only: branches, hidden "
             "checkpoints and the log of operations cannot be copied with them"
         )
+    # A store of somebody's own is known by what it can do, not by its class.
     if not hasattr(side, "adopt"):
         raise InvalidInput(f"the {which} is a URL, a path, an engine, a backend or a store, not {checks.shown(side)}")
     store: Store = side

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from everstep.errors import CheckpointCorrupted, HeadRegressed, StoreMismatch
 from everstep.reports import Finding
-from everstep.stores.inspection import Checking
+from everstep.stores.inspection import Checking, finding_about
 from everstep.stores.protocol import Key, Loaded, Query, RawThread, ReadsPages, Store, Stored, Thread
 
 PAGE = 500
@@ -50,12 +50,9 @@ class Look(NamedTuple):
 
 def finding_of(error: Exception, kind: str, thread_id: str | None) -> Finding:
     """Return what an error says as a finding."""
-    thread_id = getattr(error, "thread_id", None) or thread_id
-    threads: tuple[str, ...] = ()
-    if thread_id is not None:
-        threads = (thread_id,)
     reason = getattr(error, "reason", None) or str(error)
-    return Finding(kind, reason, thread_id, getattr(error, "checkpoint_id", None), threads)
+    named = getattr(error, "thread_id", None) or thread_id
+    return finding_about(kind, reason, named, getattr(error, "checkpoint_id", None))
 
 
 async def look_at(store: Store, thread_id: str) -> Look:
@@ -110,7 +107,8 @@ async def _is_as_before(store: Store, raw: RawThread) -> bool:
     try:
         return await store.raw(raw.thread_id, family_threads=True) == raw
     except DAMAGE:
-        return True  # what is wrong then will be told
+        # What is wrong then will be told.
+        return True
 
 
 def _by_key(found: Sequence[Loaded]) -> dict[Key, Loaded]:
@@ -136,7 +134,8 @@ class _Reader:
                 record = listed.record
                 found = loaded.get(record.key)
                 if found is not None:
-                    record = found.stored.record  # with its root, which a list leaves out
+                    # With its root, which a list leaves out.
+                    record = found.stored.record
                     if found.stored.seq != listed.seq:
                         self._tell("index", "another checkpoint is found by its id than is listed", record.key)
                 self.bytes += len(record.children) + len(record.body) + 64
@@ -166,12 +165,14 @@ class _Reader:
             try:
                 page, loaded = await self._page(query)
             except DAMAGE as exc:
-                if limit > 1:  # smaller pages lead to the one that is damaged
+                # Smaller pages lead to the one that is damaged.
+                if limit > 1:
                     limit = max(1, limit // 8)
                     continue
                 seq = await self._pass_over(query, exc)
                 if seq is None:
-                    return  # nothing of it can be listed
+                    # Nothing of it can be listed.
+                    return
                 after = seq
                 continue
             if page:
@@ -179,6 +180,7 @@ class _Reader:
                 after = page[-1].seq
             if len(page) < limit:
                 return
+            # Damage is rare and often alone, so pages soon have their full size again.
             limit = min(PAGE, limit * 2)
 
     async def _pass_over(self, query: Query, error: Exception) -> int | None:
@@ -210,7 +212,8 @@ class _Reader:
         high = _SEQ_MAX
         if not await self._is_listable(query, low + 1):
             return None
-        while high - low > 1:  # numbers below `low` + 1 can be asked for, those below `high` + 1 cannot
+        # Numbers below `low` + 1 can be asked for, those below `high` + 1 cannot.
+        while high - low > 1:
             middle = (low + high) // 2
             if await self._is_listable(query, middle + 1):
                 low = middle
@@ -251,4 +254,4 @@ class _Reader:
             return []
 
     def _tell(self, kind: str, what: str, key: Key) -> None:
-        self._findings.append(Finding(kind, what, key.thread_id, key.checkpoint_id, (key.thread_id,)))
+        self._findings.append(finding_about(kind, what, key.thread_id, key.checkpoint_id))

@@ -13,6 +13,7 @@ from everstep.history.checkpoint_tree import is_among
 from everstep.history.operation_log import undo_of
 from everstep.reports import Finding
 from everstep.stores.covers import Covers
+from everstep.stores.inspection import finding_about
 from everstep.stores.protocol import ASIDE, Hidden, Key, RawLine, RawThread, SharedState
 from everstep.upkeep.looking import Entry, Look
 
@@ -60,7 +61,8 @@ def _line_findings(
 def _head_findings(
     raw: RawThread, what: str, line: RawLine, entries: Sequence[Entry], damaged: set[str]
 ) -> Iterator[Finding]:
-    is_copy = bool(raw.note)  # one that is under way has checkpoints before it has a head
+    # One that is under way has checkpoints before it has a head.
+    is_copy = bool(raw.note)
     if line.head is None:
         has_visible = not all(entry.hidden for entry in entries)
         if has_visible and line.generation and not is_copy:
@@ -68,7 +70,8 @@ def _head_findings(
         return
     head = entry_of_id(entries, line.head)
     if head is None:
-        if line.head not in damaged:  # else that is told already
+        # Otherwise that is told already.
+        if line.head not in damaged:
             yield _finding("head", f"the head of {what} is not stored", raw, line.head)
     elif not line.head_was_moved and not is_copy and later_in_segment(entries, head):
         sentence = f"the head of {what} is older than the newest checkpoint that follows it"
@@ -106,7 +109,8 @@ def _order_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Findin
             yield _finding("segment", "it stands before its segment", raw, entry.key.checkpoint_id)
             continue
         parent = only_parent(entry, by_key)
-        if entry.kind or parent is None:  # adapters name parents in their own way
+        # Adapters name parents in their own way.
+        if entry.kind or parent is None:
             continue
         if parent.seq > entry.seq:
             yield _finding("checkpoint", "it stands before its parent", raw, entry.key.checkpoint_id)
@@ -124,7 +128,7 @@ def _entry_findings(entry: Entry) -> Iterator[Finding]:
         return
     if int(named[2]) != entry.step:
         what = f"its step is {entry.step}, and its id says {named[2]}"
-        yield Finding("checkpoint", what, thread_id, checkpoint_id, (thread_id,))
+        yield finding_about("checkpoint", what, thread_id, checkpoint_id)
 
 
 def _hidden_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Finding]:
@@ -148,7 +152,8 @@ def is_in_order(stretch: Hidden) -> bool:
 
 
 def _pin_findings(raw: RawThread, entries: Sequence[Entry], is_damaged: bool) -> Iterator[Finding]:
-    if not is_damaged:  # else it may be one of those that cannot be read
+    # Otherwise it may be one of those that cannot be read.
+    if not is_damaged:
         seqs = {entry.seq for entry in entries}
         for seq in sorted(raw.pinned - seqs):
             yield _finding("pin", f"checkpoint number {seq} is pinned, and not stored", raw)
@@ -164,7 +169,8 @@ def _log_findings(raw: RawThread) -> Iterator[Finding]:
             yield _finding("operation", f"operation {operation.seq} is out of order", raw)
         last = operation.seq
         if "undo" not in operation.data:
-            continue  # of somebody who does not undo
+            # It is one of somebody who does not undo.
+            continue
         try:
             undo_of(operation)
             stood_on = int(operation.data["after"])
@@ -245,4 +251,4 @@ def _protection_findings(looks: Mapping[str, Look], raws: Mapping[str, RawThread
 
 
 def _finding(kind: str, what: str, raw: RawThread, checkpoint_id: str | None = None) -> Finding:
-    return Finding(kind, what, raw.thread_id, checkpoint_id, (raw.thread_id,))
+    return finding_about(kind, what, raw.thread_id, checkpoint_id)

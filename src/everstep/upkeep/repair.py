@@ -26,7 +26,8 @@ from everstep.upkeep.looking import Entry, Look
 from everstep.upkeep.relations import entry_of_id, is_in_order, later_in_segment, only_parent
 from everstep.upkeep.verify import Family, Progress, needs, verify
 
-_ROUNDS_MAX = 4  # what was put right may show what else is wrong
+# What was put right may show what else is wrong.
+_ROUNDS_MAX = 4
 
 
 async def repair(
@@ -83,7 +84,8 @@ class _Repair:
         for _ in range(_ROUNDS_MAX):
             before = list(report.actions)
             await self._mend_tables()
-            found = await verify(self._store, self._only)  # tables that agree show other damage
+            # Tables that agree show other damage.
+            found = await verify(self._store, self._only)
             for family in await self._repair_families(found.damaged_threads):
                 await self._store.sweep(family)
             await self._mend_tables()
@@ -107,9 +109,11 @@ class _Repair:
         if not isinstance(self._store, Mending):
             return
         lost = await self._store.mend_tables(dry_run=True)
-        await self._kept.write(lost)  # before it is removed
+        # Before it is removed.
+        await self._kept.write(lost)
         if not self._report.dry_run:
             done = await self._store.mend_tables(dry_run=False)
+            # Others may have written between the two looks: what went besides is kept, too.
             told = set(map(repr, lost))
             lost = [*lost, *(each for each in done if repr(each) not in told)]
             await self._kept.write(lost[len(told) :])
@@ -133,7 +137,8 @@ class _Repair:
         gone: set[str] = set()
         for look in family.looks.values():
             if look.raw is None:
-                continue  # what is left of it is told as not repaired
+                # What is left of it is told as not repaired.
+                continue
             bad = _bad_keys(look, family.tainted)
             if bad:
                 await self._remove(look.thread_id, bad)
@@ -141,6 +146,7 @@ class _Repair:
         if self._report.dry_run:
             return gone
         tainted = family.tainted
+        # Read again: what was removed may have been what another thread names.
         family = await Family.read(self._store, name, ())
         for look in family.looks.values():
             if look.raw is not None:
@@ -191,7 +197,8 @@ def _missing_segments(
         lost = own.keys() - line.segments
         is_branch = raw.origin is not None and raw.origin.namespace == namespace
         if not is_branch:
-            lost.discard(min([*own, *line.segments]))  # the first of a namespace follows nothing
+            # The first of a namespace follows nothing.
+            lost.discard(min([*own, *line.segments]))
         for segment in sorted(lost):
             found[segment] = _followed(own[segment], segment, places)
     return found
@@ -199,7 +206,8 @@ def _missing_segments(
 
 def _followed(first: Entry, segment: int, places: Mapping[Key, Place]) -> tuple[Place, ...]:
     """Return the places that the first checkpoint of a segment follows, as far as they are known."""
-    if first.seq != segment:  # the one that began the segment is gone, and its parents with it
+    # The one that began the segment is gone, and its parents with it.
+    if first.seq != segment:
         return ()
     found: list[Place] = []
     for key in first.parents:
@@ -373,10 +381,12 @@ class _KeptRows:
         self._append(text)
 
     def _append(self, text: str) -> None:
+        # Readable for its owner only, since it holds what the store held.
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(descriptor, "a", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            # On the disk before the store forgets it.
             os.fsync(file.fileno())
         self._is_there = True
 

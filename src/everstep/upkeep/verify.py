@@ -16,15 +16,17 @@ from typing import TypeAlias
 
 from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding, UpkeepProgress, VerifyReport
-from everstep.stores.inspection import Checking
+from everstep.stores.inspection import Checking, finding_about
 from everstep.stores.protocol import Object, Query, RawThread, Search, Store
 from everstep.upkeep.looking import DAMAGE, Look, finding_of, look_at
 from everstep.upkeep.relations import family_findings, thread_findings
 from everstep.values import compress, tree
 
 Progress: TypeAlias = Callable[[UpkeepProgress], None]
-_LOOKS = 3  # at a family with findings, until they are told
-_STEADY_TRIES = 4  # to read a thread that others write to
+# How often a family with findings is looked at before they are told: others may be writing.
+_LOOKS = 3
+# How often a thread is read that others write to, until it stays the same meanwhile.
+_STEADY_TRIES = 4
 _OBJECTS_AT_ONCE = 500
 
 
@@ -43,7 +45,8 @@ class _Verifier:
 
     async def run(self) -> VerifyReport:
         self._tell("tables")
-        tables = await self._table_findings()  # first: some stores put indexes right when they are asked
+        # First of all: some stores put indexes right when they are asked.
+        tables = await self._table_findings()
         names = await self._names()
         self._total = len(names)
         seen: set[str] = set()
@@ -129,7 +132,8 @@ class _Verifier:
                 damaged = finding_of(exc, "thread", None)
                 if damaged.thread_id not in known:
                     found.append(damaged)
-                return found  # the rest cannot be listed, so nothing is known about it
+                # The rest cannot be listed, so nothing is known about it.
+                return found
             for hit in page:
                 name = hit.position.thread_id
                 listed.add(name)
@@ -140,10 +144,10 @@ class _Verifier:
             after = page[-1].position
         for name in names:
             if name not in listed and await self._is_unlisted(name):
-                found.append(Finding("index", "it is not listed among the threads", name, None, (name,)))
+                found.append(finding_about("index", "it is not listed among the threads", name))
         for name in sorted(listed - set(names)):
             if await self._is_empty(name):
-                found.append(Finding("index", "it is listed, and is not there", name, None, (name,)))
+                found.append(finding_about("index", "it is listed, and is not there", name))
         return found
 
     async def _is_unlisted(self, name: str) -> bool:
@@ -152,7 +156,8 @@ class _Verifier:
             thread = await self._store.thread(name, brief=True)
             return bool(thread is not None and thread.heads) and name not in await self._listed_like(name)
         except DAMAGE:
-            return False  # told already
+            # It is told already.
+            return False
 
     async def _listed_like(self, name: str) -> set[str]:
         found = await self._store.search(Search(prefix=name, limit=100))
@@ -203,7 +208,8 @@ class Family:
                 continue
             look = await _steady(store, each)
             if look.raw is None and not look.findings:
-                continue  # it is gone
+                # It is gone.
+                continue
             looks[each] = look
             if look.raw is not None:
                 pending += [other for other in look.raw.family_threads if other not in looks]
@@ -240,7 +246,7 @@ class Family:
         if count == len(look.entries):
             return []
         what = f"{len(look.entries)} checkpoints are listed, and {count} are counted"
-        return [Finding("index", what, name, None, (name,))]
+        return [finding_about("index", what, name)]
 
 
 async def _steady(store: Store, name: str) -> Look:
@@ -316,7 +322,8 @@ class _Walk:
             if len(found) == 1:
                 self._bad[found[0].hash] = "cannot be unpacked"
                 return
-            for obj in found:  # which of them is it?
+            # One of them spoils the answer about all, so each is looked at by itself.
+            for obj in found:
                 self._check([obj])
             return
         contents = {obj.hash: (obj.children, body) for obj, body in zip(found, bodies, strict=True)}

@@ -32,7 +32,8 @@ WORKFLOW = "refund-0093"
 BOOKING = "trip-to-bergen"
 REPORT = "report-week-46"
 
-_CHAT_TURNS = 103  # of four steps each
+# Of four steps each: long enough for the page to have something to scroll through.
+_CHAT_TURNS = 103
 
 Message = dict[str, Any]
 

@@ -19,9 +19,9 @@ def to_bytes(document: object) -> bytes:
         return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
-def json_response(document: dict[str, Any], status: int = 200) -> Response:
+def json_response(document: dict[str, Any]) -> Response:
     """Return an answer that says which version of the documents it is."""
-    return Response(to_bytes({"schema": SCHEMA, **document}), status, media_type="application/json")
+    return Response(to_bytes({"schema": SCHEMA, **document}), media_type="application/json")
 
 
 def error_response(status: int, code: str, message: str, hint: str | None = None) -> Response:

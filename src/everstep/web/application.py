@@ -80,6 +80,7 @@ def application(service: Service) -> ASGIApp:
         Route("/t/{rest:path}", _page(service), methods=["GET"]),
     ]
     inner = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+    # Below 2 kB the header of a compressed answer takes more than is saved.
     return GZipMiddleware(inner, minimum_size=2000, compresslevel=4)
 
 
@@ -106,6 +107,7 @@ def _route(service: Service, endpoint: Endpoint) -> Route:
 
 async def _body(request: Request) -> bytes:
     """Return the body, of which only so much is ever read."""
+    # Looked at first, so that a body which says that it is too large is not read at all.
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or int(declared) > BODY_BYTES_MAX:
         raise _too_large()
@@ -136,15 +138,18 @@ def _events(service: Service) -> Handler:
 
 def _export(service: Service) -> Handler:
     async def answer(request: Request) -> Response:
+        # A file and not memory: a family may be larger than what the server should hold.
         folder = tempfile.TemporaryDirectory(prefix="everstep-export-")
         try:
             thread_id = read_query(_EXPORT, request.scope["query_string"])["thread"]
+            # This says that there is no such thread before a file is begun.
             await service.engine.resolve("@", thread_id=thread_id)
             file = Path(folder.name) / "export"
             await export_threads_async(service.engine, file, [thread_id])
         except EverstepError as exc:
             folder.cleanup()
             return _failure(exc)
+        # The name of a thread may hold anything, and goes into a header here.
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", thread_id).strip(".-")[:80] or "thread"
         # The file goes when it was sent, or nobody wants it any more.
         return FileResponse(
@@ -168,6 +173,7 @@ async def _http_error(_: Request, exc: Exception) -> Response:
     code = http.HTTPStatus(status).name.lower()
     hint = f"{API}/openapi.json lists what there is" if status in (404, 405) else None
     answer = error_response(status, code, detail, hint)
+    # Such as which methods are allowed.
     if isinstance(exc, HTTPException) and exc.headers:
         answer.headers.update(exc.headers)
     return answer

@@ -36,6 +36,7 @@ from everstep.web.service import Service
 Values = dict[str, Any]
 Work = Callable[[Service, Values], Awaitable[dict[str, Any]]]
 
+# A damaged table can have thousands of them, and nobody reads those on a page.
 FINDINGS_MAX = 200
 KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
 

@@ -72,6 +72,7 @@ async def stream(
 ) -> AsyncIterator[bytes]:
     """Yield an event for every change, and a sign of life where there is none, until the server stops."""
     watcher = Watcher(engine, thread_id)
+    # A browser comes back a second after it was cut off.
     yield b"retry: 1000\n\n"
     seen: str | None = last_id
     silent_since = time.monotonic()
@@ -90,6 +91,7 @@ async def stream(
                     silent_since = time.monotonic()
                 seen = now
                 is_first = False
+        # Proxies and browsers give up on a stream that is silent for too long.
         if time.monotonic() - silent_since > HEARTBEAT_SECONDS:
             yield b": still here\n\n"
             silent_since = time.monotonic()

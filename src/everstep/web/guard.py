@@ -72,7 +72,8 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # there are no web sockets here
+        # There are no web sockets here.
+        if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
         refusal = self._refusal(scope)
@@ -82,6 +83,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         given = headers.getlist("host")
+        # Two of them could be read differently by a proxy and by us.
         if len(given) != 1:
             return error_response(400, "bad_host", "a request has exactly one Host header")
         host = parse_host(given[0])

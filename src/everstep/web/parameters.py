@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -14,6 +14,7 @@ from everstep.errors import InvalidInput
 TEXT_CHARS_MAX = 4096
 QUERY_FIELDS_MAX = 300
 MANY_MAX = 250
+# Deeper values cannot be stored; and what reads them may call itself for each level.
 BODY_DEPTH_MAX = 400
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
@@ -107,6 +108,7 @@ class Whole(Parameter):
         return self.from_json(int(text))
 
     def from_json(self, value: Any) -> int:
+        # True is a number to Python, and a mistake here.
         if not isinstance(value, int) or isinstance(value, bool):
             raise InvalidInput(f"{self.name} is a whole number")
         if not self.least <= value <= self.most:
@@ -200,19 +202,13 @@ def read_query(parameters: Sequence[Parameter], query: bytes) -> dict[str, Any]:
     given: dict[str, list[str]] = {}
     for name, value in pairs:
         given.setdefault(name, []).append(value)
-    _refuse_unknown(parameters, given)
-    values = {}
-    for parameter in parameters:
-        if parameter.name in given:
-            values[parameter.name] = parameter.from_query(given[parameter.name])
-        else:
-            values[parameter.name] = _left_out(parameter)
-    return values
+    return _values(parameters, given, lambda parameter, texts: parameter.from_query(texts))
 
 
 def read_body(parameters: Sequence[Parameter], body: bytes) -> dict[str, Any]:
     """Return the fields of a JSON body by name, with defaults where they were left out."""
     try:
+        # NaN and Infinity are no JSON, though Python reads them.
         given = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as exc:
         raise InvalidInput("the body is not JSON") from exc
@@ -220,20 +216,23 @@ def read_body(parameters: Sequence[Parameter], body: bytes) -> dict[str, Any]:
         raise InvalidInput("the body is a JSON object")
     if _is_deeper(given, BODY_DEPTH_MAX):
         raise InvalidInput(f"the body is nested more than {BODY_DEPTH_MAX} levels deep")
+    return _values(parameters, given, lambda parameter, value: parameter.from_json(value))
+
+
+def _values(
+    parameters: Sequence[Parameter], given: Mapping[str, Any], read: Callable[[Parameter, Any], Any]
+) -> dict[str, Any]:
+    """Return what each parameter is, by its name."""
     _refuse_unknown(parameters, given)
-    values = {}
+    values: dict[str, Any] = {}
     for parameter in parameters:
         if parameter.name in given:
-            values[parameter.name] = parameter.from_json(given[parameter.name])
+            values[parameter.name] = read(parameter, given[parameter.name])
+        elif parameter.required:
+            raise InvalidInput(f"{parameter.name} is missing: {parameter.about}")
         else:
-            values[parameter.name] = _left_out(parameter)
+            values[parameter.name] = parameter.default
     return values
-
-
-def _left_out(parameter: Parameter) -> Any:
-    if parameter.required:
-        raise InvalidInput(f"{parameter.name} is missing: {parameter.about}")
-    return parameter.default
 
 
 def _refuse_unknown(parameters: Sequence[Parameter], given: Mapping[str, Any]) -> None:
@@ -249,6 +248,7 @@ def _refuse_constant(name: str) -> Any:
 
 def _is_deeper(value: Any, depth: int) -> bool:
     level = [value]
+    # Level by level and not by recursion, which a deep body could exhaust.
     for _ in range(depth):
         below: list[Any] = []
         for item in level:

@@ -43,7 +43,8 @@ class Places:
         if begin is not None:
             return await page_from(self._engine, thread_id, begin, 0, limit, hidden=hidden, branches=branches)
         index = self._index(_Which(thread_id, hidden, branches))
-        await index.build()  # which is quick if nothing has changed
+        # This is quick if nothing has changed.
+        await index.build()
         return await index.page(offset, limit=limit)
 
     async def find(self, thread_id: str, checkpoint_id: str) -> dict[str, Any]:
@@ -54,6 +55,7 @@ class Places:
         found = self._indexes.pop(which, None)
         if found is None:
             found = Index(self._engine, which.thread_id, hidden=which.hidden, branches=which.branches)
+        # Put back at the end: the first one is the one that nobody has asked for the longest.
         self._indexes[which] = found
         if len(self._indexes) > HISTORIES_MAX:
             self._indexes.popitem(last=False)

@@ -56,6 +56,7 @@ def serve(
     from everstep.web.service import Service
 
     token = _checked_token(host, token)
+    # The port is taken before anything else is done: what it is has to be known for the link.
     with _listen(host, port) as listening:
         port = listening.getsockname()[1]
         names = list(LOOPBACK_NAMES)
@@ -83,11 +84,13 @@ def serve(
         shut_down = server.shutdown
 
         async def stop(sockets: list[socket.socket] | None = None) -> None:
-            service.is_stopping = True  # else live updates would be waited for, and then be torn off
+            # Otherwise live updates would be waited for, and then be torn off.
+            service.is_stopping = True
             await shut_down(sockets)
 
         server.shutdown = stop  # type: ignore[method-assign]
         if open_browser:
+            # A thread, since the server takes this one.
             threading.Thread(target=_open_when_ready, args=(server, link), daemon=True).start()
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
@@ -121,7 +124,8 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(128)  # whoever follows the link at once waits, and is not refused
+        # Whoever follows the link at once waits, and is not refused.
+        listening.listen(128)
     except OSError as exc:
         listening.close()
         raise StoreUnavailable(

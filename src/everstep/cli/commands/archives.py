@@ -13,7 +13,7 @@ import click
 from everstep.cli import text
 from everstep.cli.asking import thread_argument
 from everstep.cli.group import command
-from everstep.cli.progress import Progress, show_progress
+from everstep.cli.progress import show_progress
 from everstep.cli.session import Common
 
 
@@ -36,9 +36,10 @@ def export(common: Common, threads: Sequence[str], file: Path, everything: bool)
     with common.opened() as session, show_progress(common.output, "exporting") as progress:
         for thread in threads:
             session.engine.resolve(thread)
-        report = export_threads(session.engine, target, threads or None, progress=_reporter(progress))
+        report = export_threads(session.engine, target, threads or None, progress=progress.count_checkpoints)
     if target is not file:
-        return  # nothing but the file may be in the pipe
+        # Nothing but the file may be in the pipe.
+        return
     if common.output.is_json:
         common.output.document({"file": str(file), **dataclasses.asdict(report)})
         return
@@ -60,7 +61,9 @@ def import_(common: Common, file: Path, threads: Sequence[str], verify: bool) ->
 
     source: Any = sys.stdin.buffer if str(file) == "-" else file
     with common.opened(create=True) as session, show_progress(common.output, "importing") as progress:
-        report = import_threads(source, session.engine, threads or None, verify=verify, progress=_reporter(progress))
+        report = import_threads(
+            source, session.engine, threads or None, verify=verify, progress=progress.count_checkpoints
+        )
     _show_copied(common, report)
 
 
@@ -75,7 +78,7 @@ def backup(common: Common, folder: Path) -> None:
 
     output = common.output
     with common.opened() as session, show_progress(output, "backing up") as progress:
-        report = back_up(session.engine, folder, progress=_reporter(progress))
+        report = back_up(session.engine, folder, progress=progress.count_checkpoints)
     if output.is_json:
         output.document({"folder": str(folder), **dataclasses.asdict(report)})
         return
@@ -97,12 +100,8 @@ def restore(common: Common, folder: Path, at: str | None, verify: bool) -> None:
 
     moment = int(at) if at is not None and at.isdecimal() else at
     with common.opened(create=True) as session, show_progress(common.output, "restoring") as progress:
-        report = bring_back(folder, session.engine, moment, verify=verify, progress=_reporter(progress))
+        report = bring_back(folder, session.engine, moment, verify=verify, progress=progress.count_checkpoints)
     _show_copied(common, report)
-
-
-def _reporter(progress: Progress) -> Any:
-    return lambda at: progress.update(at.checkpoints_done, at.checkpoints_total, "checkpoints")
 
 
 def _show_copied(common: Common, report: Any) -> None:

@@ -98,6 +98,7 @@ def _policy(common: Common, policy: str | None, keep: float | None) -> tuple[Sna
         named = settings.retention.get("policy")
         policy = str(named) if named is not None else CheckpointGC.KEEP_ALL.value
         source = settings.source if named is not None else "default"
+    # A number of the settings belongs to the policy that they name, and not to another one.
     if keep is None:
         keep = settings.retention.get("param") if source != "--policy" else None
     if keep is None and policy != CheckpointGC.KEEP_ALL.value:
@@ -234,6 +235,7 @@ def purge(
         )
         if found.thread_ids and confirm(common, what, plan, yes=yes, dry_run=dry_run):
             found = session.engine.delete_threads(**asked)
+            # What only these threads needed is swept now: whoever purges wants it gone.
             session.engine.collect()
     _show_deleted(common, found.thread_ids, found.checkpoints, dry_run)
 
@@ -260,7 +262,8 @@ def require_thread(session: Session, thread: str) -> int:
     """Return how many checkpoints a thread has, hidden ones included; an error that guesses if there is no such one."""
     count = session.run(_count, thread)
     if not count:
-        session.engine.resolve(thread)  # says what may have been meant
+        # This says what may have been meant.
+        session.engine.resolve(thread)
         raise CheckpointNotFound(thread)
     return count
 

@@ -24,6 +24,7 @@ def doctor(common: Common) -> int:
     findings = []
     for finding in examine(common.settings):
         findings.append(finding)
+        # Each as it comes: a server that does not answer may take its time.
         if not output.is_json:
             _show(common, finding)
     if output.is_json:

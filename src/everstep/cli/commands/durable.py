@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _STATUSES = ("running", "interrupted", "waiting", "ready", "done", "failed", "paused")
 _STYLES = {"failed": "red", "waiting": "yellow", "interrupted": "yellow", "done": "green", "error": "red", "ok": ""}
 _STEPS_AT_ONCE = 200
+# For steps that are plain functions, besides a thread for each run.
 _THREADS_OF_STEPS = 32
 _RESULT_CHARS_MAX = 2000
 
@@ -108,6 +109,7 @@ def _whole_run(view: Callable[..., Any], thread: str, limit: int | None) -> dict
         earlier = view(views.one, thread, limit=count, cursor=found["cursor"])
         found["entries"] = earlier["entries"] + found["entries"]
         found["cursor"] = earlier["cursor"]
+        # They are told by the page that has the beginning of the run.
         found["arguments"] = found["arguments"] or earlier["arguments"]
     return found
 
@@ -363,6 +365,7 @@ def _engine_with(engines: Sequence[CheckpointEngine], thread: str) -> Checkpoint
     """Return the engine on whose store the run is."""
     from everstep.errors import CheckpointNotFound
 
+    # A program may have several engines, each with a store of its own.
     for engine in engines:
         with contextlib.suppress(CheckpointNotFound):
             if engine.sync.resolve("@", thread_id=thread).thread_id == thread:
@@ -473,6 +476,7 @@ def _stopping(stop: Callable[[], None], common: Common) -> Any:
     def heard(number: signals.Signals) -> None:
         for each in known:
             loop.remove_signal_handler(each)
+            # The next one ends the process, as a crash would: the runs are taken up by others.
             signals.signal(each, signals.SIG_DFL)
         common.output.note(f"{number.name}: steps that are running come to their end; once more ends it at once")
         stop()

@@ -14,7 +14,7 @@ from everstep.cli.failures import CONFLICTS
 from everstep.cli.group import command
 from everstep.cli.rendering import brief
 from everstep.cli.session import Common, Session, stop
-from everstep.errors import CheckpointNotFound, InvalidInput
+from everstep.errors import InvalidInput
 from everstep.reports import Operation
 from everstep.views import actions
 from everstep.views.json_values import to_json
@@ -77,7 +77,7 @@ def redo(common: Common, thread: str | None) -> None:
 
 def _undo_or_redo(common: Common, thread: str | None, verb: str) -> None:
     with common.opened() as session:
-        name = thread if thread is not None else _newest(session)
+        name = thread if thread is not None else session.newest_thread()
         if verb == "undo":
             operation = session.engine.undo(name)
             word = "taken back"
@@ -101,8 +101,9 @@ def ops(common: Common, thread: str | None, limit: int) -> None:
     """Rewinds, forks, merges and pins, newest first. Without a thread it is the one that was active last."""
     output = common.output
     with common.opened() as session:
-        name = thread if thread is not None else _newest(session)
-        session.engine.resolve(name)  # an unknown thread is an error, and no empty list
+        name = thread if thread is not None else session.newest_thread()
+        # An unknown thread is an error, and no empty list.
+        session.engine.resolve(name)
         found = session.engine.operations(name, limit)
     if output.is_json:
         output.document({"thread_id": name, "operations": [_operation(one) for one in found]}, "operations")
@@ -264,13 +265,6 @@ def replay(common: Common, ref: str, dry_run: bool) -> None:  # noqa: ARG001  # 
         output.line(f"there already: {text.clean(write['node'] or write['task'])}, {text.clean(write['channel'])}")
     for line in text.clean_lines(fields["python"]):
         output.line(f"  {line}")
-
-
-def _newest(session: Session) -> str:
-    name = session.newest_thread()
-    if name is None:
-        raise CheckpointNotFound("", reason="there is no thread in this store")
-    return name
 
 
 COMMANDS: dict[str, click.Command] = {

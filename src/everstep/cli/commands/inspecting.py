@@ -83,6 +83,7 @@ def get(common: Common, ref: str, pointer: str, raw: bool) -> None:
         value = session.run(view.value, ref, pointer)
     output = common.output
     if raw and isinstance(value, str):
+        # In a pipe the text goes through as it is; a terminal could be told to do something by it.
         for line in text.clean_lines(value) if output.is_terminal else [value]:
             output.line(line)
         return

@@ -15,12 +15,13 @@ from everstep.cli.asking import Assignment, Moment, thread_argument
 from everstep.cli.group import command
 from everstep.cli.rendering import row_cells, row_columns
 from everstep.cli.session import Common, Session
-from everstep.errors import CheckpointNotFound, InvalidInput
+from everstep.errors import InvalidInput
 from everstep.history.drawing import draw
 
 _KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
 _PAGE = 200
-_AXIS_WIDTH = 40  # characters
+# In characters.
+_AXIS_WIDTH = 40
 _STATUS_STYLES = {"failed": "red", "waiting": "yellow", "interrupted": "yellow", "damaged": "red"}
 _STATUSES = tuple(_STATUS_STYLES)
 
@@ -121,7 +122,7 @@ def log(
     output = common.output
     wanted = {"kinds": kinds, "errors": errors, "user_turns": user_turns, "path": path, "text": words}
     with common.opened() as session:
-        name = thread if thread is not None else newest_thread(session)
+        name = thread if thread is not None else session.newest_thread()
         session.engine.resolve(name)
         if graph and not output.is_json:
             if any(wanted.values()):
@@ -134,6 +135,7 @@ def log(
             _show_times(common, session, name, limit)
             return
         asked: dict[str, Any] = {"hidden": everything, "branches": everything or graph, **wanted}
+        # Row by row, as they come: a long history need not fit into memory.
         if output.form == "jsonl":
             for page in _pages(session, name, limit, **asked):
                 for row in page["rows"]:
@@ -268,6 +270,7 @@ def _follow(session: Session, thread: str | None, past: int, interval: float) ->
     is_first = True
     while True:
         for name, before in _moved(session, thread, heads):
+            # Of all threads only what comes from now on is told: what there is already may be very much.
             rows = [] if is_first and thread is None else _newest_rows(session, name)
             if is_first:
                 yield from reversed(rows[:past])
@@ -285,6 +288,7 @@ def _moved(session: Session, thread: str | None, heads: dict[str, str]) -> list[
         now = {found.thread_id: found.checkpoint_id for found in session.engine.list_threads(_PAGE)}
     moved = [(name, heads.get(name)) for name, head in now.items() if heads.get(name) != head]
     heads.update(now)
+    # The thread that was active last comes first in the list, and last in what is told.
     return moved[::-1]
 
 
@@ -301,14 +305,6 @@ def _newest_rows(session: Session, thread: str) -> list[dict[str, Any]]:
 
     rows: list[dict[str, Any]] = session.run(history.page, thread, limit=_PAGE, branches=False)["rows"]
     return rows
-
-
-def newest_thread(session: Session) -> str:
-    """Return the thread that was active last; an error if there is none."""
-    name = session.newest_thread()
-    if name is None:
-        raise CheckpointNotFound("", reason="there is no thread in this store")
-    return name
 
 
 COMMANDS: dict[str, click.Command] = {"threads": threads, "log": log, "tail": tail}

@@ -27,6 +27,7 @@ def copy(common: Common, source: str, target: str, threads: tuple[str, ...], ver
     """
     from everstep.transfer.copying import copy as copy_histories
 
+    # A mistyped source would otherwise be made, empty, and copied.
     require_store(source)
     with show_warnings(), show_progress(common.output, "copying") as progress:
         report = copy_histories(
@@ -35,7 +36,7 @@ def copy(common: Common, source: str, target: str, threads: tuple[str, ...], ver
             threads or None,
             verify=verify,
             skip_damaged=skip_damaged,
-            progress=lambda at: progress.update(at.checkpoints_done, at.checkpoints_total, "checkpoints"),
+            progress=progress.count_checkpoints,
         )
     fields = dataclasses.asdict(report)
     if common.output.is_json:
@@ -67,7 +68,7 @@ def import_langgraph(common: Common, source: str, threads: tuple[str, ...], veri
             thread_ids=threads or None,
             verify=verify,
             quiet=True,
-            progress=lambda at: progress.update(at.checkpoints_done, at.checkpoints_total, "checkpoints"),
+            progress=progress.count_checkpoints,
         )
     if common.output.is_json:
         common.output.document(dataclasses.asdict(report))

@@ -47,7 +47,8 @@ def branch_list(common: Common, thread: str) -> None:
         }
         if origin is not None:
             told["origin"] = f"{origin[0]}@{origin[1]}"
-        if head is not None:  # all that it had may be hidden
+        # All that it had may be hidden.
+        if head is not None:
             told["step"] = head["step"]
             told["updated_at"] = head["created_at"]
         found.append(told)

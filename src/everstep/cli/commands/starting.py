@@ -30,7 +30,8 @@ def ui(
 ) -> None:
     """It runs until Ctrl-C, on this machine only unless --host says otherwise."""
     try:
-        serve = import_module("everstep.web").serve  # it needs the extra `ui`
+        # It needs the extra `ui`.
+        serve = import_module("everstep.web").serve
     except ImportError as exc:
         raise MissingDependency(exc.name or "starlette", "ui") from exc
     settings = None if demo else common.settings

@@ -14,7 +14,7 @@ from everstep.cli.failures import FAILURE
 from everstep.cli.group import command
 from everstep.cli.progress import show_progress
 from everstep.cli.session import Common, confirm
-from everstep.reports import Finding, UpkeepProgress
+from everstep.reports import Finding
 
 
 @command("verify")
@@ -26,9 +26,7 @@ def verify(common: Common, thread: str | None) -> int:
     """
     output = common.output
     with common.opened() as session, show_progress(output, "verifying") as progress:
-        report = session.engine.verify(
-            thread, progress=lambda at: progress.update(at.threads_done, at.threads_total, "threads")
-        )
+        report = session.engine.verify(thread, progress=progress.count_threads)
     if output.is_json:
         fields = dataclasses.asdict(report)
         output.document({"ok": report.ok, "damaged_threads": report.damaged_threads, **fields}, "findings")
@@ -78,17 +76,15 @@ def repair(common: Common, thread: str | None, keep: Path | None, yes: bool, dry
     """
     output = common.output
     with common.opened() as session, show_progress(output, "repairing") as progress:
-
-        def tell(at: UpkeepProgress) -> None:
-            progress.update(at.threads_done, at.threads_total, "threads")
-
-        report = session.engine.repair(thread, dry_run=True, progress=tell)
+        # Told before anything is changed, and asked for.
+        report = session.engine.repair(thread, dry_run=True, progress=progress.count_threads)
+        # A question must not stand behind a bar.
         progress.clear()
         if report.found and not dry_run:
             what = f"change {text.describe_count(len(report.threads), 'thread')}"
             plan = [text.clean(line) for line in str(report).splitlines()]
             confirm(common, what, plan, yes=yes, dry_run=False)
-            report = session.engine.repair(thread, keep=keep, progress=tell)
+            report = session.engine.repair(thread, keep=keep, progress=progress.count_threads)
     if output.is_json:
         output.document({"ok": report.ok, **dataclasses.asdict(report), "dry_run": dry_run})
     else:

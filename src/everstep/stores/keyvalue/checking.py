@@ -15,7 +15,7 @@ from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding
 from everstep.stores.covers import Covers
 from everstep.stores.facts import is_noted, kept, new_facts
-from everstep.stores.inspection import Lost, finding_of
+from everstep.stores.inspection import Lost, finding_about
 from everstep.stores.keyvalue import keys
 from everstep.stores.keyvalue.interface import Reading, Writing, unchecked
 from everstep.stores.keyvalue.keys import number, numbers
@@ -178,13 +178,15 @@ class Inspection:
         for key, row, why in self._rows(THREADS):
             thread = _thread(row)
             if thread is None or self._threads.get(thread.number) != thread:
-                yield Problem(finding_of("thread", f"a row of threads {why or 'is out of place'}", None), [(key, None)])
+                yield Problem(
+                    finding_about("thread", f"a row of threads {why or 'is out of place'}", None), [(key, None)]
+                )
         for thread in self._threads.values():
             yield from self._thread(thread)
         yield from self._memberships()
         for family in sorted(self._families - {thread.family for thread in self._threads.values()}):
             what = f"family {family} has no threads"
-            yield Problem(finding_of("row", what, None), [(FAMILIES + number(family), None)])
+            yield Problem(finding_about("row", what, None), [(FAMILIES + number(family), None)])
 
     def _families_there(self) -> Iterator[Problem]:
         for key, row, why in self._rows(FAMILIES):
@@ -194,7 +196,7 @@ class Inspection:
             if row is None:
                 fresh = pack([0, 0, 0, 0])
                 name = self._any_name(family)
-                yield Problem(finding_of("row", f"what is kept of its family {why}", name), [(key, fresh)])
+                yield Problem(finding_about("row", f"what is kept of its family {why}", name), [(key, fresh)])
 
     def _any_name(self, family: int) -> str | None:
         """Return the name of one thread of a family."""
@@ -223,7 +225,7 @@ class Inspection:
                 thread.veil = own
             self._threads[own] = thread
             fix = [(THREADS + keys.name(name), thread.packed())]
-            yield Problem(finding_of("thread", "its row is missing or damaged", name), fix)
+            yield Problem(finding_about("thread", "its row is missing or damaged", name), fix)
 
     def _thread(self, thread: ThreadRow) -> Iterator[Problem]:
         name = thread.name
@@ -232,13 +234,13 @@ class Inspection:
         if thread.family not in self._families:
             self._families.add(thread.family)
             fix = [(FAMILIES + number(thread.family), pack([0, 0, 0, 0]))]
-            yield Problem(finding_of("thread", "its family is missing", name), fix)
+            yield Problem(finding_about("thread", "its family is missing", name), fix)
         member = MEMBERS + numbers(thread.family, thread.number)
         if self._get(member) != name.encode():
-            yield Problem(finding_of("thread", "its family does not know it", name), [(member, name.encode())])
+            yield Problem(finding_about("thread", "its family does not know it", name), [(member, name.encode())])
         active = ACTIVITY + number(thread.active) + keys.name(name)
         if self._get(active) != name.encode():
-            yield Problem(finding_of("index", "it is not listed by its activity", name), [(active, name.encode())])
+            yield Problem(finding_about("index", "it is not listed by its activity", name), [(active, name.encode())])
         if bool(thread.veil) != self._is_any(STRETCHES + number(thread.number)):
             # Any number but 0 says that something is hidden.
             if thread.veil:
@@ -246,28 +248,28 @@ class Inspection:
             else:
                 thread.veil = thread.number
             fix = [(THREADS + keys.name(name), thread.packed())]
-            yield Problem(finding_of("hidden", "its row does not say whether something is hidden", name), fix)
+            yield Problem(finding_about("hidden", "its row does not say whether something is hidden", name), fix)
         began = BEGINNINGS + numbers(thread.family, thread.began) + number(thread.number)
         if thread.began and self._get(began) is None:
-            yield Problem(finding_of("origin", "its beginning is not protected", name), [(began, NOTHING)])
+            yield Problem(finding_about("origin", "its beginning is not protected", name), [(began, NOTHING)])
 
     def _memberships(self) -> Iterator[Problem]:
         for key, value in self._values(MEMBERS):
             thread = self._threads.get(keys.last_number(key))
             if thread is None or key[1:9] != number(thread.family):
                 yield Problem(
-                    finding_of("thread", "a family names a thread that is not there", _text(value)), [(key, None)]
+                    finding_about("thread", "a family names a thread that is not there", _text(value)), [(key, None)]
                 )
         for key, value in self._values(ACTIVITY):
             thread = self._named(value)
             if thread is None or key != ACTIVITY + number(thread.active) + keys.name(thread.name):
                 what = "it is listed with an activity that it does not have"
-                yield Problem(finding_of("index", what, _text(value)), [(key, None)])
+                yield Problem(finding_about("index", what, _text(value)), [(key, None)])
         for key, _ in self._values(BEGINNINGS):
             thread = self._threads.get(keys.last_number(key))
             if thread is None or key[1:17] != numbers(thread.family, thread.began):
                 what = "a beginning is noted that no branch has"
-                yield Problem(finding_of("origin", what, _name_of(thread)), [(key, None)])
+                yield Problem(finding_about("origin", what, _name_of(thread)), [(key, None)])
 
     def _named(self, value: bytes | None) -> ThreadRow | None:
         """Return the thread of that name, if its row can be read."""
@@ -296,7 +298,7 @@ class Inspection:
             found = _line(thread, row)
             if thread is None or found is None or key != LINES + number(thread.number) + keys.name(found.namespace):
                 what = f"a namespace {why or 'is out of place'}"
-                yield Problem(finding_of("thread", what, _name_of(thread)), [(key, None)])
+                yield Problem(finding_about("thread", what, _name_of(thread)), [(key, None)])
                 continue
             rows[found.number] = found
             self._last = max(self._last, found.number)
@@ -308,7 +310,7 @@ class Inspection:
             yield from self._line(found)
         for key, _ in self._values(LINE_NAMES):
             if keys.last_number(key) not in self._lines:
-                yield Problem(finding_of("index", "the name of a namespace that is not there", None), [(key, None)])
+                yield Problem(finding_about("index", "the name of a namespace that is not there", None), [(key, None)])
 
     def _line_name(self, line: LineRow) -> Iterator[Problem]:
         """Look whether a namespace is found by its number."""
@@ -318,7 +320,7 @@ class Inspection:
             self._lines[line.number] = thread.name, line.namespace
             self._owners[line.number] = thread
             fix = [(LINE_NAMES + number(line.number), named)]
-            yield Problem(finding_of("index", "a namespace is not found by its number", thread.name), fix)
+            yield Problem(finding_about("index", "a namespace is not found by its number", thread.name), fix)
 
     def _lost_line(self, line: int, name: str, namespace: str) -> Iterator[Problem]:
         thread = self._owners[line]
@@ -336,7 +338,7 @@ class Inspection:
                 # At least as high as it ever was, since every checkpoint has moved the head once.
                 found.generation = found.head
             fix = [(LINES + number(thread.number) + keys.name(namespace), found.packed())]
-        yield Problem(finding_of("thread", f"the row of namespace {namespace!r} is missing or damaged", name), fix)
+        yield Problem(finding_about("thread", f"the row of namespace {namespace!r} is missing or damaged", name), fix)
 
     def _line(self, line: LineRow) -> Iterator[Problem]:
         name = line.thread.name
@@ -346,17 +348,17 @@ class Inspection:
         if line.total != len(seqs):
             found = f"{line.total} checkpoints are counted, and {len(seqs)} are stored"
             line.total = len(seqs)
-            yield Problem(finding_of("index", found, name), [(place, line.packed())])
+            yield Problem(finding_about("index", found, name), [(place, line.packed())])
         if line.head:
             head = _checkpoint(line.head, self._get(prefix + number(line.head)))
             if head is None:
-                finding = finding_of("head", "the head is not stored", name, line.head_id)
+                finding = finding_about("head", "the head is not stored", name, line.head_id)
                 self._fall_back(line)
                 yield Problem(finding, [(place, line.packed())])
             elif head.checkpoint_id != line.head_id:
                 line.head_id = head.checkpoint_id
                 fix = [(place, line.packed())]
-                yield Problem(finding_of("head", "the head has another id than is noted", name, line.head_id), fix)
+                yield Problem(finding_about("head", "the head has another id than is noted", name, line.head_id), fix)
 
     def _fall_back(self, line: LineRow) -> None:
         """Move a head that is gone to the newest checkpoint that can be read and is not hidden."""
@@ -383,7 +385,9 @@ class Inspection:
             seq = keys.last_number(key)
             self._highest = max(self._highest, seq)
             if line not in self._lines:
-                yield Problem(finding_of("row", "a checkpoint of a namespace that is not there", None), [(key, None)])
+                yield Problem(
+                    finding_about("row", "a checkpoint of a namespace that is not there", None), [(key, None)]
+                )
                 continue
             thread_id, namespace = self._lines[line]
             row = _checkpoint(seq, value)
@@ -391,7 +395,7 @@ class Inspection:
                 what = "a checkpoint cannot be read"
                 if value is None:
                     what = "a checkpoint does not match its checksum"
-                yield Problem(finding_of("checkpoint", what, thread_id), [(key, None)])
+                yield Problem(finding_about("checkpoint", what, thread_id), [(key, None)])
                 continue
             yield from self._found_checkpoint(line, row, thread_id)
             try:
@@ -411,16 +415,18 @@ class Inspection:
             facts[line] = kept(facts[line], missing)
             fix = _facts_fix(line, facts[line], record.key.thread_id)
             what = "it would not be found by its metadata or tags"
-            yield Problem(finding_of("index", what, record.key.thread_id, record.key.checkpoint_id), fix)
+            yield Problem(finding_about("index", what, record.key.thread_id, record.key.checkpoint_id), fix)
 
     def _found_checkpoint(self, line: int, row: CheckpointRow, thread_id: str) -> Iterator[Problem]:
         name = row.checkpoint_id
         place = IDS + keys.name(name) + number(line)
         if self._get(place) != number(row.seq):
-            yield Problem(finding_of("index", "it is not found by its id", thread_id, name), [(place, number(row.seq))])
+            yield Problem(
+                finding_about("index", "it is not found by its id", thread_id, name), [(place, number(row.seq))]
+            )
         pin = PINS + numbers(line, row.seq)
         if row.pinned and self._get(pin) is None:
-            yield Problem(finding_of("pin", "it is pinned, and not listed so", thread_id, name), [(pin, NOTHING)])
+            yield Problem(finding_about("pin", "it is pinned, and not listed so", thread_id, name), [(pin, NOTHING)])
 
     def _facts(self, line: int) -> dict[int, set[int]]:
         try:
@@ -436,9 +442,9 @@ class Inspection:
         for key, value in self._values(table):
             owner = owner_of(self, key)
             if owner is None:
-                yield Problem(finding_of(kind, f"{what} of something that is not there", None), [(key, None)])
+                yield Problem(finding_about(kind, f"{what} of something that is not there", None), [(key, None)])
             elif value is None:
-                yield Problem(finding_of(kind, f"{what} does not match its checksum", owner), [(key, None)])
+                yield Problem(finding_about(kind, f"{what} does not match its checksum", owner), [(key, None)])
             else:
                 try:
                     reads(self, key, value)
@@ -446,7 +452,7 @@ class Inspection:
                     reason = f"cannot be read: {exc!r:.100}"
                     if isinstance(exc, CheckpointCorrupted):
                         reason = exc.reason
-                    yield Problem(finding_of(kind, f"{what}: {reason}", owner), [(key, None)])
+                    yield Problem(finding_about(kind, f"{what}: {reason}", owner), [(key, None)])
 
     def line_owner(self, key: bytes) -> str | None:
         return self._owner_of_line(keys.number_at(key, 1))
@@ -525,7 +531,7 @@ class Inspection:
             name = _name_of(one)
             twin = SHARED_STATES + key[9:] + key[1:9]
             if one is None or two is None:
-                yield Problem(finding_of("shared state", "a thread of it is not there", name), [(key, None)])
+                yield Problem(finding_about("shared state", "a thread of it is not there", name), [(key, None)])
                 continue
             # Both threads have what they share, each under its own name: one is put right by the other.
             other = self._get(twin)
@@ -534,51 +540,55 @@ class Inspection:
                 fix = [(key, None)]
                 if other is not None:
                     fix = [(key, pack([two.name, unpack(other)[1]]))]
-                yield Problem(finding_of("shared state", f"it {why or 'names another thread'}", name), fix)
+                yield Problem(finding_about("shared state", f"it {why or 'names another thread'}", name), fix)
             elif other is None or unpack(other)[1] != row[1]:
                 fix = [(twin, pack([one.name, row[1]]))]
-                yield Problem(finding_of("shared state", "the other thread has other ones", name), fix)
+                yield Problem(finding_about("shared state", "the other thread has other ones", name), fix)
 
     def _found_by(self) -> Iterator[Problem]:
         for key, row, why in list(self._rows(FACTS)):
             line = keys.last_number(key)
             if line not in self._lines:
                 yield Problem(
-                    finding_of("index", "what a namespace is found by that is not there", None), [(key, None)]
+                    finding_about("index", "what a namespace is found by that is not there", None), [(key, None)]
                 )
                 continue
             name = self._lines[line][0]
             if row is None:
-                yield Problem(finding_of("index", f"what it is found by {why}", name), [(key, None)])
+                yield Problem(finding_about("index", f"what it is found by {why}", name), [(key, None)])
                 continue
             for label in itertools.chain(*(labels for _, labels in row)):
                 place = FOUND_BY + numbers(label, line)
                 if self._get(place) != name.encode():
-                    yield Problem(finding_of("index", "it is not found by what it has", name), [(place, name.encode())])
+                    yield Problem(
+                        finding_about("index", "it is not found by what it has", name), [(place, name.encode())]
+                    )
         for key, value in list(self._values(FOUND_BY)):
             line = keys.last_number(key)
             labels = set[int]()
             if line in self._lines:
                 labels.update(*self._facts(line).values())
             if keys.number_at(key, 1) not in labels:
-                yield Problem(finding_of("index", "it is found by what it does not have", _text(value)), [(key, None)])
+                yield Problem(
+                    finding_about("index", "it is found by what it does not have", _text(value)), [(key, None)]
+                )
 
     def _counters(self) -> Iterator[Problem]:
         identity = self._get(IDENTITY)
         if self._threads and (identity is None or not identity.startswith(FORMAT)):
             fix = [(IDENTITY, FORMAT + secrets.token_bytes(16))]
-            yield Problem(finding_of("row", "the name of the store is missing", None), fix)
+            yield Problem(finding_about("row", "the name of the store is missing", None), fix)
         for counter, least in ((LAST_SEQ, self._highest), (LAST_NUMBER, self._last)):
             value = self._get(counter)
             if least > int.from_bytes(value or b"", "big"):
                 what = "a counter would give a number twice"
-                yield Problem(finding_of("row", what, None), [(counter, number(least))])
+                yield Problem(finding_about("row", what, None), [(counter, number(least))])
 
     def _unknown(self) -> Iterator[Problem]:
         known = {bytes([table]) for table in _TABLES} | {LAST_SEQ, LAST_NUMBER, IDENTITY}
         for key, _ in unchecked(self._tx).scan(b"\0", b"\xff"):
             if key[:1] not in known or (key[:1] in (LAST_SEQ, LAST_NUMBER, IDENTITY) and len(key) > 1):
-                yield Problem(finding_of("row", f"a key of no table: {key!r:.80}", None), [(key, None)])
+                yield Problem(finding_about("row", f"a key of no table: {key!r:.80}", None), [(key, None)])
 
 
 def mend(tx: Writing, *, dry_run: bool) -> list[Lost]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding
 from everstep.stores.covers import Covers
-from everstep.stores.inspection import Lost, finding_of
+from everstep.stores.inspection import Lost, finding_about
 from everstep.stores.postgres.forms import labels, unpacked_id
 from everstep.stores.postgres.rows import Rows
 from everstep.stores.protocol import Hidden, Key
@@ -146,7 +146,7 @@ def problems(rows: Rows) -> list[Finding]:
         owner = _OWNERS[rule.table]
         query = f"SELECT {owner}, {rule.number} FROM {{{rule.table}}} x WHERE {rule.condition} LIMIT {_FINDINGS_MAX}"
         for name, number in rows._all(query):
-            found.append(finding_of(rule.kind, f"{rule.what} ({number})", _text_or_none(name)))
+            found.append(finding_about(rule.kind, f"{rule.what} ({number})", _text_or_none(name)))
     return [*found, *_wrong_content(rows), *_wrong_labels(rows)]
 
 
@@ -294,7 +294,7 @@ def _wrong_content(rows: Rows) -> list[Finding]:
             reason = f"cannot be read: {exc!r:.200}"
             if isinstance(exc, CheckpointCorrupted):
                 reason = exc.reason
-            found.append(finding_of(kind, reason, _text_or_none(owner)))
+            found.append(finding_about(kind, reason, _text_or_none(owner)))
 
     for name, origin in rows._all("SELECT name, origin FROM {threads} WHERE origin IS NOT NULL"):
         check("origin", name, unpack_origin, origin, _text(name))
@@ -318,7 +318,7 @@ def _read_common(low: str, high: str, seq: int, data: bytes, children: bytes) ->
 
 def _wrong_labels(rows: Rows) -> list[Finding]:
     return [
-        finding_of("index", "it would not be found by its metadata or tags", key.thread_id, key.checkpoint_id)
+        finding_about("index", "it would not be found by its metadata or tags", key.thread_id, key.checkpoint_id)
         for key, _, _ in _labels_to_set(rows)
     ]
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding
 from everstep.stores.facts import EVERYTHING, is_noted, new_facts
-from everstep.stores.inspection import Lost, finding_of
+from everstep.stores.inspection import Lost, finding_about
 from everstep.stores.protocol import Key
 from everstep.stores.records import unpack_origin
 from everstep.stores.redis.items import (
@@ -479,7 +479,7 @@ class Bucket:
         checkpoint_id: str | None = None,
         fix: Sequence[tuple[Any, ...]] = (),
     ) -> Problem:
-        return Problem(finding_of(kind, what, thread_id, checkpoint_id), fix, self._number)
+        return Problem(finding_about(kind, what, thread_id, checkpoint_id), fix, self._number)
 
 
 def _read_log(seq: bytes, value: bytes) -> None:
