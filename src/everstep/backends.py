@@ -126,7 +126,9 @@ class StoreBackend(CheckpointBackend, Closing):
         if record.parents and record.parents != self._repository.recent_heads(thread_id, namespace):
             before = await self.store.read(*record.key)
             if before is not None and _parent_ids(before.stored.record) == _parent_ids(record):
-                record = record._replace(parents=before.stored.record.parents)  # a branch's parent is in another thread
+                # The parent of a branch's first checkpoint is in another thread, which a plain id does not
+                # tell.
+                record = record._replace(parents=before.stored.record.parents)
         await self._repository.save(thread_id, values, lambda _: record, namespace=namespace)
         return checkpoint_id
 
@@ -167,7 +169,8 @@ class StoreBackend(CheckpointBackend, Closing):
         Only threads whose name begins with `prefix`, whose latest checkpoint has all `tags` and every entry of `filter`
         in its metadata with exactly that value, and that were active at `since` or later.
         """
-        from everstep.repository.finding import make_search, page_of  # a saver does not need it
+        # A saver does not need it, and it takes a while to load.
+        from everstep.repository.finding import make_search, page_of
 
         search = make_search(prefix, filter, tags, since, limit, cursor)
         return await page_of(self.store, search, checks.count(offset, "offset"))
@@ -201,6 +204,8 @@ class StoreBackend(CheckpointBackend, Closing):
             if dry_run:
                 checkpoints += await self.store.count(Query(thread_id=name, namespace=None, hidden="also"))
             else:
+                # Before the thread goes: what it did to the world is told, and nobody could look it up
+                # afterwards.
                 effects += await let_go(self._repository, name)
                 checkpoints += await self._delete(name, None)
         return DeletedThreads(names, checkpoints, dry_run, effects)
@@ -301,7 +306,8 @@ class MemoryCheckpointer(StoreBackend):
     """Checkpoints in this process's memory."""
 
     def __init__(self) -> None:
-        from everstep.stores.memory import MemoryStore  # stores are imported when they are used
+        # Stores are imported when they are used: some need a driver that is not installed.
+        from everstep.stores.memory import MemoryStore
 
         super().__init__(MemoryStore())
 

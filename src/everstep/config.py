@@ -69,6 +69,7 @@ class SnapshotConfig:
             raise InvalidInput(f"delta_snapshots is True or False, not {self.delta_snapshots!r}")
         if not _is_number(self.max_snapshot_size_mb) or self.max_snapshot_size_mb <= 0:
             raise InvalidInput(f"max_snapshot_size_mb is a number above 0, not {self.max_snapshot_size_mb!r}")
+        # The class is frozen, and what was given as text is kept as what it means.
         object.__setattr__(self, "triggers", triggers)
         object.__setattr__(self, "gc_policy", policy)
 

@@ -128,6 +128,7 @@ class ThreadPage(list[CheckpointMetadata]):
         self.damaged = list(damaged)
         """Threads of this page that cannot be read, and why. `verify` tells more, `repair` mends what can be mended."""
 
+    # A list is copied and pickled item by item, which would lose the cursor.
     def __reduce__(self) -> tuple[Any, ...]:
         return _thread_page, (list(self), self.cursor, self.damaged)
 
@@ -459,7 +460,8 @@ class TreeNode(TypedDict):
     hidden: bool
 
 
-_Ends = TypedDict("_Ends", {"from": str, "to": str})  # "from" cannot be written as a name
+# "from" cannot be written as a name of a field.
+_Ends = TypedDict("_Ends", {"from": str, "to": str})
 
 
 class TreeEdge(_Ends):

@@ -125,6 +125,8 @@ class UnreadCheckpoint(Checkpoint):
             self._read = read
 
     def __getattr__(self, name: str) -> Any:
+        # Only for the values: copying and pickling ask for methods that are not there, and must not read the
+        # store.
         if name not in ("messages", "state", "tools_result"):
             raise AttributeError(name)
         self.messages, self.state, self.tools_result = self._read()
@@ -162,7 +164,8 @@ class Missing:
     def __bool__(self) -> bool:
         return False
 
-    def __reduce__(self) -> str:  # by name: a copy, and one from another process, is the same object
+    # By name: a copy, and one from another process, is the same object.
+    def __reduce__(self) -> str:
         return "MISSING"
 
 

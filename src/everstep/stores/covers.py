@@ -25,6 +25,8 @@ class Covers:
         if stretch.writes_of is not None:
             return
         starts, ends = self._spans.setdefault((stretch.namespace, stretch.segment or 0), ([], []))
+        # The first span that ends where the new one begins, or later, and the last that begins where it ends,
+        # or earlier: what lies between becomes one.
         first = bisect_left(ends, stretch.after)
         last = bisect_right(starts, stretch.to)
         after = stretch.after
@@ -37,6 +39,7 @@ class Covers:
 
     def hide(self, namespace: str, seq: int, segment: int) -> bool:
         """Whether a checkpoint is covered."""
+        # Segment 0 stands for all segments.
         return self._has(namespace, 0, seq) or self._has(namespace, segment, seq)
 
     def reach(self, namespace: str) -> tuple[int, int]:

@@ -26,12 +26,15 @@ FACTS_MAX = 64
 EVERYTHING = 0
 """The number of a line that has too many to be kept: it must always be looked at."""
 
+# Nobody searches for a longer text by its exact value.
 _TEXT_MAX = 512
 _MISSING = object()
-_NEVER = ("step", "source")  # LangGraph's own: one is another each time, the other is the same in all threads
+# LangGraph's own: one is another each time, the other is the same in all threads.
+_NEVER = ("step", "source")
 _TRIGGERS = frozenset(trigger.value for trigger in SnapshotTrigger)
 _KINDS = frozenset((str, int, bool, type(None)))
-_TAGS = ""  # the key that all tags are kept under; a filter that asks for metadata of this name just finds more
+# The key that all tags are kept under. A filter that asks for metadata of this name just finds more.
+_TAGS = ""
 
 
 class Fact(NamedTuple):
@@ -132,7 +135,8 @@ def prefix_end(prefix: str) -> str | None:
     """Return the least text that is greater than all that begin with `prefix`, by code points; None: there is none."""
     while prefix:
         last = ord(prefix[-1]) + 1
-        if last == 0xD800:  # surrogates are no characters
+        # Surrogates are no characters, and no text can hold one.
+        if last == 0xD800:
             last = 0xE000
         if last <= 0x10FFFF:
             return prefix[:-1] + chr(last)
@@ -148,6 +152,7 @@ def _is_kept(key: str, value: object) -> bool:
     return kind in _KINDS and key not in _NEVER
 
 
+# The same few entries come with every commit. Typed, since 1 and True are different entries.
 @functools.lru_cache(4096, typed=True)
 def _fact(key: str, value: object) -> Fact:
     packed = codec.pack([key, value], "metadata")

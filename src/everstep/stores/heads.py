@@ -90,7 +90,8 @@ class Heads(Generic[K]):
             last = self._seen.get(line)
             if last is not None and last.family == family:
                 if generation < last.generation:
-                    return  # another thread has a newer answer
+                    # Another thread has a newer answer.
+                    return
                 seq = max(seq, last.seq)
             self._seen[line] = Seen(family, generation, known, seq)
             self._seen.move_to_end(line)

@@ -17,6 +17,8 @@ from everstep.runtime import forks
 from everstep.runtime.interrupts import deferred
 from everstep.stores.keyvalue.store import KeyValueStore
 
+# A new key moves at most so many others. With larger blocks that takes longer, with smaller ones there are
+# more blocks.
 _BLOCK_MAX = 1024
 
 
@@ -90,6 +92,7 @@ class MemoryKeyValues:
     limit_seconds = None
 
     def __init__(self) -> None:
+        # Reentrant: a turn commits inside the transaction that it has begun.
         self._lock = threading.RLock()
         self._values: dict[bytes, bytes] = {}
         self._keys = SortedKeys()
@@ -97,6 +100,7 @@ class MemoryKeyValues:
         """What the keys that were changed in this transaction had before."""
         self._pauses: list[deferred] = []
         """One for each transaction under way: Ctrl-C waits for its end, or it would leave the lock taken."""
+        # The method of the dictionary itself, since it is called more often than anything else here.
         self.get = self._values.get
         self.is_closed = False
         forks.register(self)
@@ -109,6 +113,7 @@ class MemoryKeyValues:
     def __enter__(self) -> Self:
         pause = deferred()
         pause.__enter__()
+        # Ctrl-C is put off before the lock is taken, or it could strike in between and leave it taken.
         self._lock.acquire()
         self._pauses.append(pause)
         if self.is_closed:

@@ -17,6 +17,7 @@ _ADVICE = (
 def too_many_now() -> StoreUnavailable | None:
     """Return the error if this process can open no more files now; None if it can."""
     try:
+        # The surest way to know is to try: limits can be changed while a process runs.
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as exc:
         if exc.errno in _CODES:

@@ -18,11 +18,14 @@ from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.stores.protocol import ASIDE, Key, Operation, Place, Record, Root, SharedState, Write
 from everstep.values import codec, compress, registry
 
+# Against accidents and not against people: whoever can write to the store can also compute a checksum.
 DIGEST_BYTES = 8
 _OUR_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}\+00:00")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_INFO_PLAIN = b"\x90"  # packed lists begin with this or more; what is compressed, with less
-_FIELDS = 9  # of a record's info; those of large values have one more
+# Packed lists begin with this or more; what is compressed, with less.
+_INFO_PLAIN = b"\x90"
+# Of a record's info; those of large values have one more.
+_FIELDS = 9
 _HEADER, _HEADER_MORE = codec.array_header(_FIELDS), codec.array_header(_FIELDS + 1)
 _WRITE_HEADER = codec.array_header(4)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,6 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def digest(*parts: bytes) -> bytes:
     """Return a checksum of the parts, each bound to its place."""
     sized = itertools.chain.from_iterable(zip(map(len, parts), parts, strict=True))
+    # With their lengths, or bytes could move from one part to the next unnoticed.
     joined = b"%d:%b" * len(parts) % tuple(sized)
     return hashlib.sha256(joined).digest()[:DIGEST_BYTES]
 
@@ -53,7 +57,8 @@ def pack_record(record: Record) -> tuple[bytes, bytes]:
     info = pack_info(record)
     name = _name(record.key, record.step)
     root = digest(name, record.children, record.body) + record.body
-    if record.kind:  # an adapter's metadata says the same things again and again
+    # An adapter's metadata says the same things again and again.
+    if record.kind:
         info = compress.squeeze_fast(info)
     return digest(name, info) + info, root
 
@@ -83,7 +88,8 @@ def _packed_metadata(metadata: Mapping[str, Any]) -> bytes:
     try:
         return PLAIN_CODEC.pack(dict(metadata), "metadata", 1)
     except UnstorableValue:
-        codec.pack(dict(metadata), "metadata", 1)  # with the usual advice, if it cannot be kept anywhere
+        # This gives the usual advice if it cannot be kept anywhere.
+        codec.pack(dict(metadata), "metadata", 1)
         _refuse_objects(metadata, "metadata")
         raise
 
@@ -115,7 +121,8 @@ def unpack_info(key: Key, step: int, children: bytes, packed: bytes, body: bytes
         created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = fields
         if type(metadata) is not dict or not (repeats is None or type(repeats) is int):
             raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
-        if not type(parents) is type(tags) is type(sizes) is list:  # an object might bring a way to iterate of its own
+        # An object might bring a way to iterate of its own.
+        if not type(parents) is type(tags) is type(sizes) is list:
             raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
         return Record(
             key, step, tuple([_parent(parent, key) for parent in parents]), _unpack_time(created),
@@ -192,7 +199,8 @@ def unpack_write(checkpoint_id: str, seq: int, task_id: str, idx: int, data: byt
 
 
 def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) -> tuple[bytes, ...]:
-    place = idx % ASIDE if idx >= 0 else -(-idx % ASIDE)  # the same for one that is put aside
+    # The same for one that is put aside: a write is moved without being written anew.
+    place = idx % ASIDE if idx >= 0 else -(-idx % ASIDE)
     return checkpoint_id.encode(), task_id.encode(), b"%d" % place, children
 
 
@@ -283,6 +291,7 @@ def _refuse_objects(value: Any, path: str) -> None:
 
 
 def _name(key: Key, step: int) -> bytes:
+    # With the lengths of the names, so that no two keys give the same bytes.
     return "\0".join((str(step), str(len(key[0])), str(len(key[1])), *key)).encode()
 
 

@@ -17,8 +17,10 @@ from everstep.values.tree import hashes
 
 T = TypeVar("T")
 _BATCH = 500
-_SWEEPS_MAX = 10  # of a family, if others remove objects of it meanwhile
-_MET_MAX = 250_000  # hashes that the sweeps under way hold together: some 30 MB
+# How often a sweep is begun anew if others remove objects of the family meanwhile.
+_SWEEPS_MAX = 10
+# How many hashes the sweeps under way hold together: some 30 MB.
+_MET_MAX = 250_000
 
 
 class Rows(Protocol):
@@ -89,6 +91,7 @@ class Sweep:
         return True
 
     async def _begin(self, driver: Driver) -> None:
+        # One that only pretends changes nothing, so there is nothing to note.
         if self._pretend is None:
             await driver.write(lambda rows: rows.sweep_begin(self._family, self._ticket), "")
         started = await driver.read(lambda rows: rows.sweep_start(self._family, self._pretend or ()))
@@ -112,6 +115,7 @@ class Sweep:
 
     async def _remove(self, driver: Driver, size: int) -> bool:
         found, last = await driver.read(lambda rows: rows.objects_after(self._family, self._last, size))
+        # What is younger than the sweep was sent since it began, and may be needed by what it has not seen.
         doomed = [row for row in found if row[0] not in self._met and row[1] <= self._youngest]
         if doomed and self._pretend is None:
             sweeps = await driver.write(self._removal([row[:2] for row in doomed]), "")

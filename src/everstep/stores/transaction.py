@@ -223,11 +223,13 @@ def delete(
     family = tx.family(thread_id)
     if family is None:
         return Deleted(0, frozenset())
+    # First, while the thread is still there: its log goes with it.
     tx.drop_operations(thread_id, operations)
     count = 0
     for line in tx.lines(thread_id):
         count += _delete_from(tx, line, _named(line, keys), before_step, spare)
         _settle(tx, line)
+    # Asked again, since those that became empty are gone by now.
     if not tx.lines(thread_id):
         tx.drop_thread(thread_id)
     if tx.drop_family(family) or not count:
@@ -272,6 +274,7 @@ def _delete_from(tx: Removal, line: Line, named: Collection[str] | None, before_
     """Delete from one namespace and return how many checkpoints went."""
     if named is not None and not named:
         return 0
+    # The whole namespace, and nothing to look at: a store may have a quicker way.
     if named is None and before_step is None and not spare:
         return tx.discard_all(line)
     found = _candidates(tx, line, named, before_step)
@@ -317,6 +320,7 @@ def discard_each(tx: Removal, line: Line) -> int:
 
 def _settle(tx: Removal, line: Line) -> None:
     """After deletion: drop what nothing is left of, and let the head fall back if it is gone."""
+    # Before the head falls back, which looks at what is hidden.
     tx.drop_idle_stretches(line)
     if tx.is_empty(line):
         tx.drop_line(line)
@@ -341,6 +345,7 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
 
     Everything is looked up and checked first, in the order that `Store.commit` promises; only then is anything written.
     """
+    # Most changes only add a checkpoint, whose own record is checked when it is packed.
     if not is_plain(change):
         _check_storable(change)
     line = tx.line(change.thread_id, change.namespace)
@@ -348,6 +353,7 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     new: _New | None = None
     existing: Stored | None = None
     if change.build is not None:
+        # Inside the transaction, on the head that it will really follow: so nothing has to be tried again.
         draft = change.build(head)
         new = _New(draft, _packed(draft, change))
         if line is not None:
@@ -362,6 +368,8 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
     line = line or tx.create(change.thread_id, change.namespace, checked.family)
     made: Stored | None = None
     if new is not None:
+        # Before the checkpoint that needs them: a store that is cut off in between keeps rubbish, and no
+        # dangling pointer.
         tx.add_objects(line.family, new.draft.objects)
         if existing is not None:
             made = tx.replace(line, existing, new.packed)
@@ -514,6 +522,7 @@ class _Operation:
 
 def is_plain(change: Change) -> bool:
     """Whether a change only adds a checkpoint, as most do, and maybe lets some go."""
+    # The fields of operations stand last, so that one comparison is enough.
     return change[_FIRST_OF_OPERATIONS:] == _NO_OPERATION
 
 
@@ -599,6 +608,7 @@ def adopt(tx: Transaction, part: Part) -> int:
     coming = {stored.record.key for stored in part.checkpoints}
     names = {key.thread_id for key in coming}
     names.update(raw.thread_id for raw in part.threads)
+    # Before anything is written: a name that belongs to somebody else must not be taken over by halves.
     for name in names.union(key.thread_id for key in part.gone):
         if tx.family(name) not in (None, family):
             raise InvalidInput(f"thread {name!r} exists and is not of the family of {part.thread_id!r}")
@@ -612,6 +622,7 @@ def adopt(tx: Transaction, part: Part) -> int:
         highest = tx.reserve(family, part.reserve)
     if part.note is not None:
         tx.set_note(part.thread_id, part.note)
+    # Before others come, which may have the same numbers or names.
     tx.remove(part.gone)
     for name in names:
         tx.join(name, family)
@@ -673,6 +684,7 @@ _last_micros = 0
 def now_micros() -> int:
     """Return microseconds that only grow within this process: what orders threads by activity."""
     global _last_micros
+    # Two commits within one tick of the clock must still have an order.
     _last_micros = max(time.time_ns() // 1000, _last_micros + 1)
     return _last_micros
 
@@ -809,6 +821,7 @@ def _put_aside(tx: Transaction, line: Line, hidden: Hidden) -> None:
     if hidden.writes_of is None:
         return
     held = tx.writes(line, hidden.writes_of)
+    # Further away than all that was put aside before: each rewind has a shelf of its own.
     offset = (1 + max([abs(write.idx) // ASIDE for write in held], default=0)) * ASIDE
     for write in held:
         if hidden.after < write.seq <= hidden.to and abs(write.idx) < ASIDE:

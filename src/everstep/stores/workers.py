@@ -43,6 +43,7 @@ class AsyncDriver(Driver):
 
     async def run(self, work: Callable[[float], T]) -> T:
         deadline = self.deadline()
+        # A fork waits for this lock, so that no work is handed to threads that a child does not have.
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._threads, "everstep-worker")
@@ -63,5 +64,6 @@ class AsyncDriver(Driver):
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
-            self._executor = None  # its threads stayed behind
+            # Its threads stayed behind in the parent.
+            self._executor = None
         self._lock.release()
