@@ -106,7 +106,9 @@ class Output:
             for row in rows:
                 self.line("\t".join(row))
             return
-        widths = [max([len(name), *(_length(row[at]) for row in rows)]) for at, name in enumerate(columns)]
+        widths = [len(name) for name in columns]
+        for row in rows:
+            widths = list(map(max, widths, map(_length, row)))
         if wide in columns:
             at = columns.index(wide)
             others = sum(widths) - widths[at] + 2 * (len(columns) - 1)

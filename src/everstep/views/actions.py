@@ -179,24 +179,31 @@ def _refuse_unknown(value: Any) -> None:
 def _set(document: Any, parts: Sequence[str], value: Any, path: str) -> None:
     if len(parts) < 1 or (len(parts) == 1 and value is MISSING):
         raise InvalidInput(f"{checks.shown(path)} names the whole checkpoint; set a part of it")
+    holder = _holder(document, parts)
     operation = {"op": "add", "path": pointer(parts), "value": value}
-    holder = document
-    for part in parts[:-1]:
-        if type(holder) is dict and part not in holder:
-            # What leads there is made on the way.
-            holder[part] = {}
-        if type(holder) is list and part.isdigit() and int(part) < len(holder):
-            holder = holder[int(part)]
-        elif type(holder) is dict:
-            holder = holder[part]
     if value is MISSING:
         operation = {"op": "remove", "path": pointer(parts)}
-    elif type(holder) is list and parts[-1].isdigit() and int(parts[-1]) < len(holder):
+    elif _is_index_of(holder, parts[-1]):
         operation["op"] = "replace"
     # By the same code as a patch, so that both refuse the same things.
     made = apply_patch(document, [operation])
     document.clear()
     document.update(made)
+
+
+def _holder(document: Any, parts: Sequence[str]) -> Any:
+    """Return what holds the last part of a path. What leads there is made on the way."""
+    holder = document
+    for part in parts[:-1]:
+        if _is_index_of(holder, part):
+            holder = holder[int(part)]
+        elif type(holder) is dict:
+            holder = holder.setdefault(part, {})
+    return holder
+
+
+def _is_index_of(holder: Any, part: str) -> bool:
+    return type(holder) is list and part.isdigit() and int(part) < len(holder)
 
 
 def _checked(document: Any) -> Values:

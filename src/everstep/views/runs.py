@@ -15,7 +15,7 @@ from everstep.durable.entries import values_by_key
 from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput, RunNotFound
 from everstep.reports import RunInfo, RunWait
 from everstep.repository.effects import Effects, host_of
-from everstep.repository.finding import make_search, pack_cursor
+from everstep.repository.finding import make_search
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Hit, Place, Query, Record, Search, Store, Stored
@@ -23,6 +23,7 @@ from everstep.types import MISSING
 from everstep.views import run_steps
 from everstep.views.json_values import to_json
 from everstep.views.reading import number_of_cursor, repository_of, values_of
+from everstep.views.scanning import Scan
 from everstep.views.texts import as_text, branch_of, one_line, origin_ref, plain_text
 
 if TYPE_CHECKING:
@@ -56,38 +57,19 @@ async def page(
     repository = repository_of(engine)
     # One search for each status that the head of such a run may have; together they are one list.
     searches = [make_search(filter={"run_status": each}, cursor=cursor) for each in lists.stored_as(status)]
-    found: list[tuple[Hit, Stored, RunInfo]] = []
-    scanned = 0
-    last: Hit | None = None
-    is_over = False
-    while len(found) <= limit and scanned < _SCANNED_MAX and not is_over:
-        hits = await _search_all(repository.store, searches)
-        # One more than a page was asked for, which tells whether there are others.
-        is_over = len(hits) <= _BATCH
-        hits = hits[:_BATCH]
-        scanned += len(hits)
-        for hit in hits:
+    scan = Scan[dict[str, Any]](limit, _SCANNED_MAX)
+    while scan.goes_on:
+        for hit in scan.look_at(await _search_all(repository.store, searches), _BATCH):
             if hit.stored is None or not run_steps.is_run(hit.stored.record):
                 # One that cannot be read is named in the list of threads.
                 continue
             info = await lists.info_at(repository, hit.stored)
             if status is None or info.status == status:
-                found.append((hit, hit.stored, info))
-        if hits:
-            last = hits[-1]
-            searches = [replace(each, after=last.position) for each in searches]
-    if len(found) > limit:
-        is_over = False
-        found = found[:limit]
-        last = found[-1][0]
-    next_cursor = None
-    if last is not None and not is_over:
-        next_cursor = pack_cursor(last.position)
-    return {
-        "runs": [_shown(info, head) for _, head, info in found],
-        "cursor": next_cursor,
-        "more": not is_over and len(found) < limit,
-    }
+                scan.add(hit, _shown(info, hit.stored))
+        if scan.last is not None:
+            searches = [replace(each, after=scan.last.position) for each in searches]
+    shown, next_cursor = scan.end()
+    return {"runs": shown, "cursor": next_cursor, "more": scan.is_cut_short}
 
 
 async def _search_all(store: Store, searches: Sequence[Search]) -> list[Hit]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.adapter import described, is_own
-from everstep.repository.finding import make_search, pack_cursor
+from everstep.repository.finding import make_search
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Hit, Key, Loaded, Record, Store, Stored, Thread
@@ -18,6 +18,7 @@ from everstep.types import TASK_NAMESPACE
 from everstep.views import rows, run_steps
 from everstep.views.json_values import to_json
 from everstep.views.reading import last_messages, repository_of
+from everstep.views.scanning import Scan
 from everstep.views.texts import one_line, origin_ref
 
 if TYPE_CHECKING:
@@ -60,38 +61,25 @@ async def page(
     search = make_search(prefix, filter, tags, since, 1, cursor)
     wanted = checks.text(text, "text").casefold()
     is_scan = bool(wanted or status)
-    found: list[tuple[Hit, dict[str, Any]]] = []
-    scanned = 0
-    last: Hit | None = None
-    is_over = False
-    while len(found) <= limit and scanned < SCANNED_MAX and not is_over:
-        count = limit
-        # A page with a filter looks at more than it shows.
-        if is_scan:
-            count = _BATCH
-        hits = await repository.store.search(replace(search, limit=count + 1))
-        is_over = len(hits) <= count
-        hits = hits[:count]
-        scanned += len(hits)
+    count = limit
+    # A page with a filter looks at more than it shows.
+    if is_scan:
+        count = _BATCH
+    scan = Scan[dict[str, Any]](limit, SCANNED_MAX)
+    while scan.goes_on:
+        hits = scan.look_at(await repository.store.search(replace(search, limit=count + 1)), count)
         with_text = [hit for hit in hits if _has_text(hit, wanted)]
         for hit, thread in await _described(repository, with_text):
             if status is None or thread["status"] == status:
-                found.append((hit, thread))
-        if hits:
-            last = hits[-1]
-            search = replace(search, after=last.position)
+                scan.add(hit, thread)
+        if scan.last is not None:
+            search = replace(search, after=scan.last.position)
         if not is_scan:
             break
-    if len(found) > limit:
-        is_over = False
-        found = found[:limit]
-        last = found[-1][0]
-    next_cursor = None
-    if last is not None and not is_over:
-        next_cursor = pack_cursor(last.position)
-    answer: dict[str, Any] = {"threads": [thread for _, thread in found], "cursor": next_cursor}
+    shown, next_cursor = scan.end()
+    answer: dict[str, Any] = {"threads": shown, "cursor": next_cursor}
     if is_scan:
-        answer["more"] = not is_over and len(found) < limit
+        answer["more"] = scan.is_cut_short
     return answer
 
 

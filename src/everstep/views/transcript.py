@@ -102,7 +102,11 @@ def _blocks(fields: Mapping[str, Any]) -> list[Any]:
 
 
 def _only_text(blocks: Sequence[Any]) -> str:
-    return "".join(block["text"] for block in blocks if _kind(block) == "text" and type(block.get("text")) is str)
+    texts: list[str] = []
+    for block in blocks:
+        if _kind(block) == "text" and type(block.get("text")) is str:
+            texts.append(block["text"])
+    return "".join(texts)
 
 
 def _text(fields: Mapping[str, Any]) -> str:
@@ -111,7 +115,11 @@ def _text(fields: Mapping[str, Any]) -> str:
         return said
     if fields.get("type") == "function_call_output":
         return _result_text(fields.get("output"))
-    return "\n".join(_result_text(block.get("content")) for block in _blocks(fields) if _kind(block) == "tool_result")
+    results: list[str] = []
+    for block in _blocks(fields):
+        if _kind(block) == "tool_result":
+            results.append(_result_text(block.get("content")))
+    return "\n".join(results)
 
 
 def _result_text(content: Any) -> str:

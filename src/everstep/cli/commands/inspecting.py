@@ -116,16 +116,16 @@ def diff(
     from everstep.views import changes
 
     output = common.output
-    before, after = (a, b) if b is not None else (None, a)
+    before: str | None = a
+    after = b
+    if after is None:
+        before = None
+        after = a
     with common.opened() as session:
         found = session.run(changes.compare, before, after)
         if patch:
             found["patch"] = session.run(changes.patch, before, after)
-    if path is not None:
-        found["state"] = [change for change in found["state"] if _is_below(change["path"], path)]
-    if messages or path is not None:
-        found["state"] = [] if messages else found["state"]
-        found["messages"] = found["messages"] if messages else []
+    _narrow(found, path, only_messages=messages)
     is_different = bool(found["state"] or found["messages"])
     code = FAILURE if exit_code and is_different else 0
     if patch and not output.is_json:
@@ -140,6 +140,15 @@ def diff(
         if not stat:
             show_changes(output, found, only_messages=messages)
     return code
+
+
+def _narrow(found: dict[str, Any], path: str | None, *, only_messages: bool) -> None:
+    """Leave only what was asked for: the conversation, or what is below a path of the state."""
+    if only_messages:
+        found["state"] = []
+    elif path is not None:
+        found["state"] = [change for change in found["state"] if _is_below(change["path"], path)]
+        found["messages"] = []
 
 
 def _is_below(path: str, above: str) -> bool:

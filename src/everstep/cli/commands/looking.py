@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -125,27 +125,39 @@ def log(
         name = thread if thread is not None else session.newest_thread()
         session.engine.resolve(name)
         if graph and not output.is_json:
-            if any(wanted.values()):
-                raise InvalidInput("--graph draws every step; leave it out, or the filters")
+            _refuse(wanted, "--graph draws every step; leave it out, or the filters")
             _draw(common, session, name, limit)
             return
         if times:
-            if any(wanted.values()) or stat:
-                raise InvalidInput("--time shows every step; leave it out, or the filters and --stat")
+            _refuse({**wanted, "stat": stat}, "--time shows every step; leave it out, or the filters and --stat")
             _show_times(common, session, name, limit)
             return
-        asked: dict[str, Any] = {"hidden": everything, "branches": everything or graph, **wanted}
-        # Row by row, as they come: a long history need not fit into memory.
+        pages = _pages(session, name, limit, hidden=everything, branches=everything or graph, **wanted)
         if output.form == "jsonl":
-            for page in _pages(session, name, limit, **asked):
-                for row in page["rows"]:
-                    output.json_line(row)
+            _stream(common, pages)
             return
-        found = _together(_pages(session, name, limit, **asked))
+        found = _together(pages)
         changed = _changed(session, name, found["rows"]) if stat else {}
     if output.is_json:
         output.document({**found, "changed": changed} if stat else found, "rows")
         return
+    _show_rows(common, found, changed)
+
+
+def _refuse(filters: Mapping[str, Any], why: str) -> None:
+    if any(filters.values()):
+        raise InvalidInput(why)
+
+
+def _stream(common: Common, pages: Iterable[dict[str, Any]]) -> None:
+    """Print rows one by one, as they come: a long history need not fit into memory."""
+    for page in pages:
+        for row in page["rows"]:
+            common.output.json_line(row)
+
+
+def _show_rows(common: Common, found: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+    output = common.output
     with output:
         cells = [row_cells(output, row, changed.get(row["ref"])) for row in found["rows"]]
         output.table(row_columns(output) or ("",) * 6, cells, wide="what")

@@ -378,8 +378,11 @@ class ReadRows(Rows):
         return found
 
     def _branches(self, thread: ThreadRow) -> list[str]:
-        others = self._relatives(thread.family)
-        return [other.name for other in others if other.origin is not None and other.origin[0] == thread.name]
+        found: list[str] = []
+        for other in self._relatives(thread.family):
+            if other.origin is not None and other.origin[0] == thread.name:
+                found.append(other.name)
+        return found
 
     def _spared(self, thread: ThreadRow, lines: Sequence[LineRow]) -> frozenset[int]:
         spared = self._pinned(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -253,7 +254,7 @@ class KeyValueStore:
 
     async def stored_rows(self, keys: Sequence[Key]) -> list[Lost]:
         """Return checkpoints as they are stored: see `Mending`."""
-        return await self._inspect(lambda tx: [found for key in keys for found in Inspection(tx).stored(key)])
+        return await self._inspect(lambda tx: list(itertools.chain.from_iterable(map(Inspection(tx).stored, keys))))
 
     async def _inspect(self, work: Callable[[Reading], T]) -> T:
         """Run `work` on whatever is there."""

@@ -7,6 +7,7 @@ numbers is sent as arrays, one statement per table.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,9 +58,9 @@ class AdoptingRows(Rows):
             return None
         thread, family, sealed, began, note, identity = row
         origin = unpack_origin(sealed, thread_id) if sealed is not None else None
-        relatives = (
-            self._all("SELECT name FROM {threads} WHERE family = %s ORDER BY id", (family,)) if family_threads else ()
-        )
+        relatives: Sequence[Any] = ()
+        if family_threads:
+            relatives = self._all("SELECT name FROM {threads} WHERE family = %s ORDER BY id", (family,))
         return RawThread(
             thread_id,
             str(family),
@@ -68,7 +69,7 @@ class AdoptingRows(Rows):
             origin,
             began if origin is not None and self._is_stored(origin, family, began) else 0,
             self._pinned(family, thread),
-            [stretch for stretches in self._hidden_of(family, thread).values() for stretch in stretches],
+            list(itertools.chain.from_iterable(self._hidden_of(family, thread).values())),
             self.operations(thread_id, None)[::-1],
             self._raw_writes(family, thread, thread_id),
             self._commons(family, thread, thread_id),
@@ -85,17 +86,13 @@ class AdoptingRows(Rows):
                 WHERE l.family = %s AND l.thread = %s""",
             (family, thread),
         )
-        return {
-            namespace.decode(): RawLine(
-                head.decode() if head is not None else None,
-                head_was_moved,
-                generation,
-                active,
-                frozenset(segments),
-                newest,
-            )
-            for namespace, head, head_was_moved, generation, active, segments, newest in rows
-        }
+        lines: dict[str, RawLine] = {}
+        for namespace, head, head_was_moved, generation, active, segments, newest in rows:
+            name: str | None = None
+            if head is not None:
+                name = head.decode()
+            lines[namespace.decode()] = RawLine(name, head_was_moved, generation, active, frozenset(segments), newest)
+        return lines
 
     def _is_stored(self, key: Key, family: int, seq: int | None) -> bool:
         found = self._one(

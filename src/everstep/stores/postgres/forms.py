@@ -172,6 +172,11 @@ def name_bytes(thread_id: str, namespace: str) -> tuple[bytes, bytes]:
     return thread_id.encode(), namespace.encode()
 
 
+def key_of(names: Sequence[bytes]) -> Key:
+    """Return the checkpoint that a thread, a namespace and an id name, as they are stored."""
+    return Key(*map(bytes.decode, names))
+
+
 def to_bytes(text: str | None) -> bytes | None:
     """Return a text as it is stored."""
     return None if text is None else text.encode()

@@ -225,8 +225,11 @@ def address_of(dsn: str) -> str:
 
 def _ends(rest: str) -> tuple[str, str]:
     """Return what stands before the path of a URL, and the port in it ("0": none)."""
-    place = rest[: min((rest.index(mark) for mark in "/?#" if mark in rest), default=len(rest))]
-    return place, place.rpartition(":")[2] if ":" in place.rpartition("@")[2] else "0"
+    place = re.split("[/?#]", rest, maxsplit=1)[0]
+    host = place.rpartition("@")[2]
+    if ":" not in host:
+        return place, "0"
+    return place, host.rpartition(":")[2]
 
 
 def connect(dsn: str, deadline: float, **settings: Any) -> Connection:

@@ -25,6 +25,7 @@ from everstep.stores.postgres.forms import (
     damaged,
     deletion_mark,
     is_unknown,
+    key_of,
     labels,
     name_bytes,
     to_bytes,
@@ -139,10 +140,12 @@ class Reading(Asking):
         """Read checkpoints and their writes in one statement."""
         asked = list(dict.fromkeys(keys))
         threads, namespaces, names = ([name.encode() for name in part] for part in zip(*asked, strict=True))
+        parts = [_LOAD_CHECKPOINT]
+        if writes:
+            parts.append(_LOAD_WRITES)
         places: dict[int, list[Any]] = {}
         for row in self._all(
-            _LOAD_MANY.replace("{torn}", "(l.stretches > 0)")
-            + " UNION ALL ".join([_LOAD_CHECKPOINT, *([_LOAD_WRITES] if writes else [])]),
+            _LOAD_MANY.replace("{torn}", "(l.stretches > 0)") + " UNION ALL ".join(parts),
             {"t": threads, "n": namespaces, "c": names},
         ):
             places.setdefault(row[1], []).append(row)
@@ -166,7 +169,7 @@ class Reading(Asking):
             (checkpoint_id.encode(),),
         )
         self._check_owned((row[3], row[4]) for row in rows if row[0] is None)
-        return [Key(*(name.decode() for name in row[:3])) for row in rows]
+        return [key_of(row[:3]) for row in rows]
 
     def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
         """Return these objects and all below them."""

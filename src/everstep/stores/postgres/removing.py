@@ -8,7 +8,7 @@ from typing import Any
 
 from everstep.errors import CheckpointCorrupted
 from everstep.stores.postgres.changing import Changing
-from everstep.stores.postgres.forms import HIDDEN, MARKS_MAX, NUMBER, deletion_mark, packed_id, unpacked_id
+from everstep.stores.postgres.forms import HIDDEN, MARKS_MAX, NUMBER, deletion_mark, key_of, packed_id, unpacked_id
 from everstep.stores.protocol import (
     Deleted,
     Key,
@@ -285,13 +285,17 @@ class Removing(Changing):
                 LEFT JOIN {threads} t ON t.family = l.family AND t.id = l.thread WHERE c.family = %s""",
             (number,),
         )
-        # What a damaged thread refers to is kept: it may be mended.
-        roots = [
-            row[3] for row in rows if not gone or None in row or Key(*(name.decode() for name in row[:3])) not in gone
-        ]
+        roots: list[bytes] = []
+        for *place, children in rows:
+            # What a damaged thread refers to is kept: it may be mended.
+            if not gone or None in place or key_of(place) not in gone:
+                roots.append(children)
         for table in ("{writes}", "{shared_states}"):
             roots += [row[0] for row in self._all(f"SELECT children FROM {table} WHERE family = %s", (number,))]
-        return row[0], int(doomed or 0), youngest, list({key for root in roots for key in hashes(root)})
+        wanted: set[bytes] = set()
+        for root in roots:
+            wanted.update(hashes(root))
+        return row[0], int(doomed or 0), youngest, list(wanted)
 
     def links(self, family: str, wanted: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]:
         """Return (hash, children, size) of these objects."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from everstep.stores.newest import descent, newest_of
 from everstep.stores.postgres.forms import (
@@ -142,13 +142,43 @@ class ReadingThreads(Reading):
         if row is None:
             return None
         found: int = row[0]
-        which = "t.family = %(f)s" if branches else "t.family = %(f)s AND t.name = %(t)s"
+        which = "t.family = %(f)s"
+        if not branches:
+            which += " AND t.name = %(t)s"
         values = {"f": found, "t": thread_id.encode()}
+        born = self._born(which, values)
+        lines, heads = self._newest_lines(which, values)
+        alive = {key.thread_id for key in heads}
+        names = descent(thread_id, born, lambda name: name in alive)
+        if not names:
+            return None
+        asked: list[_NewestLine] = []
+        for name in names:
+            asked += [line for line in lines.get(name, ()) if line.namespace != without]
+        listed = newest_of(
+            [(line.last, line) for line in asked],
+            limit,
+            lambda chosen, after, most: self._newest_rows(found, chosen, after, most),
+        )
+        total = self._one(
+            f"""SELECT count(*) FROM {{checkpoints}} c WHERE c.family = %(f)s AND c.line = ANY(%(lines)s)
+                AND (NOT {HIDDEN}) IS TRUE""",
+            {"f": found, "lines": [line.ref for line in asked]},
+        )[0]
+        shown = {line[1:3] for line in asked}
+        return Newest(listed, frozenset(key for key in heads if key[:2] in shown), total)
+
+    def _born(self, which: str, values: dict[str, Any]) -> dict[str, list[str]]:
+        """Return the branches of threads that a condition chooses, by the thread that each began in."""
         born: dict[str, list[str]] = {}
-        for row in self._all(f"SELECT t.name, t.origin FROM {{threads}} t WHERE {which}", values):
-            if row[1] is not None:
-                name = row[0].decode()
-                born.setdefault(unpack_origin(row[1], name).thread_id, []).append(name)
+        for encoded, origin in self._all(f"SELECT t.name, t.origin FROM {{threads}} t WHERE {which}", values):
+            if origin is not None:
+                name = encoded.decode()
+                born.setdefault(unpack_origin(origin, name).thread_id, []).append(name)
+        return born
+
+    def _newest_lines(self, which: str, values: dict[str, Any]) -> tuple[dict[str, list[_NewestLine]], set[Key]]:
+        """Return the lines, by thread, and the heads of threads that a condition chooses."""
         lines: dict[str, list[_NewestLine]] = {}
         heads: set[Key] = set()
         for name, namespace, ref, head, last in self._all(
@@ -164,24 +194,7 @@ class ReadingThreads(Reading):
                 heads.add(Key(line.thread_id, line.namespace, head.decode()))
             if last is not None:
                 lines.setdefault(line.thread_id, []).append(line._replace(last=last))
-        alive = {key.thread_id for key in heads}
-        # Branches whose threads have no head any more are passed over, and those that began there are not.
-        names = descent(thread_id, born, lambda name: name in alive)
-        if not names:
-            return None
-        asked = [line for name in names for line in lines.get(name, ()) if line.namespace != without]
-        listed = newest_of(
-            [(line.last, line) for line in asked],
-            limit,
-            lambda chosen, after, most: self._newest_rows(found, chosen, after, most),
-        )
-        total = self._one(
-            f"""SELECT count(*) FROM {{checkpoints}} c WHERE c.family = %(f)s AND c.line = ANY(%(lines)s)
-                AND (NOT {HIDDEN}) IS TRUE""",
-            {"f": found, "lines": [line.ref for line in asked]},
-        )[0]
-        shown = {line[1:3] for line in asked}
-        return Newest(listed, frozenset(key for key in heads if key[:2] in shown), total)
+        return lines, heads
 
     def _newest_rows(self, family: int, lines: Sequence[_NewestLine], after: int, limit: int) -> list[Stored]:
         rows = self._all(
@@ -209,7 +222,12 @@ class ReadingThreads(Reading):
         )
         if lost is not None:
             raise damaged("its row of threads is missing", self._name_of(family, lost[0]))
-        return [name.decode() for name, origin in rows if unpack_origin(origin, name.decode()).thread_id == thread_id]
+        found: list[str] = []
+        for encoded, origin in rows:
+            name = encoded.decode()
+            if unpack_origin(origin, name).thread_id == thread_id:
+                found.append(name)
+        return found
 
     def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
         found: dict[str, list[SharedState]] = {}
@@ -242,12 +260,14 @@ class ReadingThreads(Reading):
                FROM {threads} t JOIN {families} f ON f.id = t.family ORDER BY t.id LIMIT %s OFFSET %s""",
             (OUTLINES, position),
         )
-        found = [
-            Outline(name.decode(), str(family), most, has_log, is_swept)
-            for _, name, family, most, has_log, is_swept in rows
-            if most
-        ]
-        return found, position + OUTLINES if len(rows) == OUTLINES else None
+        found: list[Outline] = []
+        for _, name, family, most, has_log, is_swept in rows:
+            # A thread that has pending writes only is none of retention's business.
+            if most:
+                found.append(Outline(name.decode(), str(family), most, has_log, is_swept))
+        if len(rows) < OUTLINES:
+            return found, None
+        return found, position + OUTLINES
 
     def operations(self, thread_id: str, limit: int | None) -> list[Operation]:
         whole = ask_whole(thread_id)
