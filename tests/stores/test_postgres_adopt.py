@@ -10,7 +10,7 @@ import pytest
 
 from everstep.errors import InvalidInput
 from everstep.runtime.blocking import run_to_end as run
-from everstep.stores.postgres.adopt import AdoptingRows
+from everstep.stores.postgres.rows import Rows
 from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import Key, Part, Query, RawLine, RawThread, Store, Write
 from everstep.testing import follow, make_record, put
@@ -91,15 +91,15 @@ def test_a_thread_that_is_made_elsewhere_meanwhile_is_refused(
     stored = run(store.commit(follow("t", "c")))
     assert stored is not None
     coming = stored._replace(record=make_record("x", "new"), seq=stored.seq + 1)
-    join, calls = AdoptingRows.join, []
+    join, calls = Rows.join, []
 
-    def intrude(self: AdoptingRows, thread_id: str, family: str | None) -> str:
+    def intrude(self: Rows, thread_id: str, family: str | None) -> str:
         calls.append(thread_id)
         if calls.count("new") == 1:
             run(other.commit(put(make_record("mine", "new"))))
         return join(self, thread_id, family)
 
-    monkeypatch.setattr(AdoptingRows, "join", intrude)
+    monkeypatch.setattr(Rows, "join", intrude)
     with pytest.raises(InvalidInput, match="'new' exists"):
         run(store.adopt(Part("t", checkpoints=[coming])))
     assert [s.record.key.checkpoint_id for s in run(store.list_checkpoints(Query(thread_id="new")))] == ["mine"]

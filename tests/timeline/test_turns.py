@@ -22,7 +22,7 @@ from everstep.errors import BaseGone, HeadMoved
 from everstep.repository import turns
 from everstep.runtime.blocking import run_to_end
 from everstep.stores import waiting
-from everstep.stores.postgres.adopt import AdoptingRows
+from everstep.stores.postgres.rows import Rows
 from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import BaseRef, Change, Draft, Query, Store, Stored
 from everstep.stores.redis import store as redis
@@ -677,16 +677,16 @@ def test_a_turn_that_is_lost_at_its_end_and_did_nothing_is_done_again(
 ) -> None:
     """By the same call if the head is as it was, else by another turn."""
     near = PostgresStore(servers.postgres()).blocking
-    end = AdoptingRows.put_and_end
+    end = Rows.put_and_end
 
-    def lost(rows: AdoptingRows, _values: Any) -> int | None:
-        monkeypatch.setattr(AdoptingRows, "put_and_end", end)
+    def lost(rows: Rows, _values: Any) -> int | None:
+        monkeypatch.setattr(Rows, "put_and_end", end)
         rows.connection.close()
         for _ in range(rivals):
             run_to_end(near.commit(follow("t", "rival")))
         raise psycopg.OperationalError("the server closed the connection")
 
-    monkeypatch.setattr(AdoptingRows, "put_and_end", lost)
+    monkeypatch.setattr(Rows, "put_and_end", lost)
     stored = run_to_end(behind_wire.in_turn("t", after_reading))
     assert stored is not None
     assert stored.record.key.checkpoint_id == f"own-{2 + rivals}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointNotFound
 from everstep.stores.postgres.forms import labels, packed_id, unpacked_id
-from everstep.stores.postgres.rows import Rows
+from everstep.stores.postgres.removing import Removing
 from everstep.stores.protocol import (
     SHARED_STATES_MAX,
     Hidden,
@@ -43,8 +43,8 @@ _MADE_ACTIVE = "'epoch'::timestamptz + u.active * interval '1 microsecond'"
 _OWN = "SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s"
 
 
-class AdoptingRows(Rows):
-    """All that the store does with its tables."""
+class Adopting(Removing):
+    """Gives threads away and takes them over, as they are."""
 
     def raw(self, thread_id: str, family_threads: bool) -> RawThread | None:
         row = self._one(

@@ -121,7 +121,7 @@ class Changing(Searching):
         return self._numbers.pop()
 
     def _number_in(self, family: int, thread_id: str) -> int:
-        """Return a new number of a family whose guard is held: see `AdoptingRows.reserve`."""
+        """Return a new number of a family whose guard is held: see `Adopting.reserve`."""
         return self._next() + self._family_facts(family, thread_id).shift
 
     def _family_facts(self, family: int, thread_id: str) -> _FamilyFacts:

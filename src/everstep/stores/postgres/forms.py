@@ -40,7 +40,7 @@ GROWTH = 32
 # Within a segment order of arrival is ancestry: unless the head was moved, nothing of its segment comes after it. (Not
 # so in the middle of a copy, which brings checkpoints first and heads last.)
 STALE = "(NOT l.head_was_moved AND NOT l.incoming AND {is_followed}(l.family, l.id, l.head, c.segment))"
-# Of a family whose guard is held: see `AdoptingRows.reserve`.
+# Of a family whose guard is held: see `Adopting.reserve`.
 NUMBER = "nextval('{numbers}') + f.shift"
 LISTED = (
     "c.seq, c.id, c.step, c.segment, c.pinned, c.added, c.info, substr(c.root, 1, 8), "

@@ -1,9 +1,9 @@
-"""All that is done to the tables, as one class: asked, read, changed, removed. Each has a file of its own."""
+"""All that is done to the tables, as one class: asked, read, changed, removed, taken over. Each has its own file."""
 
 from __future__ import annotations
 
-from everstep.stores.postgres.removing import Removing
+from everstep.stores.postgres.adopt import Adopting
 
 
-class Rows(Removing):
+class Rows(Adopting):
     """The tables, inside one transaction of one connection."""

@@ -68,7 +68,6 @@ from everstep.stores.workers import AsyncDriver, Driver
 try:
     import psycopg
 
-    from everstep.stores.postgres.adopt import AdoptingRows as Rows
     from everstep.stores.postgres.asking import Tables
     from everstep.stores.postgres.checking import mend, problems, stored_rows, thread_names
     from everstep.stores.postgres.forms import Known, columns, labels
@@ -87,6 +86,7 @@ try:
         rolled_back,
         translated,
     )
+    from everstep.stores.postgres.rows import Rows
 except ImportError as exc:
     raise MissingDependency("psycopg", "postgres") from exc
 
@@ -609,13 +609,13 @@ class _Database:
         with translated():
             pauses = Pauses(deadline)
             while True:
-                # From here on a lost connection leaves open what happened, unless the work may be done twice.
                 committing = False
                 try:
                     with self._pool.connection(deadline) as connection, rolled_back(connection):
                         rows = Rows(connection, self._tables)
                         rows.begin()
                         result = work(rows)
+                        # From here on a lost connection leaves open what happened, unless the work may be done twice.
                         committing = not is_repeatable
                         rows.commit()
                         return result
@@ -700,8 +700,7 @@ class _Database:
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None, deadline: float
     ) -> None:
         since = self._heads.get(key[:2])
-        # One round trip for nearly all: the long way is for a checkpoint that is not there yet, or a base
-        # that is gone.
+        # One round trip for nearly all of them; what the function does not do goes the long way.
         done, _ = self._call(lambda rows: rows.attach(key, writes, objects, base), key, deadline)
         if done:
             return
@@ -754,7 +753,7 @@ class _Database:
             stored = self._put(put, deadline) if put is not None else None
             if stored is not None:
                 return stored
-            # Refused: what was noted of the head is not so any more.
+            # Refused, or more than the short way does: the head is read anew.
             self._heads.doubt(line)
             refused = Refused(put.draft.bases) if put is not None else None
         if refused is not None:
