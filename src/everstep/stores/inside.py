@@ -4,34 +4,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NoReturn, TypeVar
 
+from everstep.stores.looks import Looks
 from everstep.stores.protocol import (
     BaseRef,
     Change,
     Deleted,
-    Hit,
     Key,
     Loaded,
-    Newest,
     Object,
-    Operation,
-    Outline,
     Part,
-    Place,
-    Query,
-    RawThread,
-    Search,
     Store,
     Stored,
     Swept,
-    Thread,
     Write,
 )
 
+T = TypeVar("T")
 
-class Inside:
+
+class Inside(Looks):
     """Reads and commits inside a transaction. Never suspends. Of what changes a store it has `commit` alone."""
 
     def __init__(
@@ -59,6 +53,15 @@ class Inside:
     async def in_turn(self, thread_id: str, work: Any, seconds: float = 0.0) -> Any:
         return await work(self)
 
+    async def _look(
+        self,
+        work: Callable[[Any], T],
+        thread_id: str | None = None,
+        *,
+        is_view: bool = False,
+    ) -> T:
+        return work(self._rows)
+
     async def clock(self) -> float:
         return await self._store.blocking.clock()
 
@@ -80,67 +83,6 @@ class Inside:
         if not keys:
             return []
         found: list[Loaded] = self._rows.load_many(keys, writes)
-        return found
-
-    async def find(self, checkpoint_id: str) -> list[Key]:
-        found: list[Key] = self._rows.find(checkpoint_id)
-        return found
-
-    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
-        find = self._rows.shallow
-        if below:
-            find = self._rows.below
-        found: list[Object] = find(family, hashes)
-        return found
-
-    async def list_checkpoints(self, query: Query) -> list[Stored]:
-        found: list[Stored] = self._rows.list_checkpoints(query)
-        return found
-
-    async def count(self, query: Query) -> int:
-        found: int = self._rows.count(query)
-        return found
-
-    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
-        found: list[Stored] = self._rows.list_threads(limit, offset, headless)
-        return found
-
-    async def search(self, search: Search) -> list[Hit]:
-        found: list[Hit] = self._rows.search(search)
-        return found
-
-    async def thread(
-        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
-    ) -> Thread | None:
-        found: Thread | None = self._rows.thread(thread_id, branches, ancestry, brief)
-        return found
-
-    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
-        found: list[int] = self._rows.started(thread_id, namespace, after)
-        return found
-
-    async def segments(
-        self, family: str, segments: Collection[int], *, older: int = 0
-    ) -> Mapping[int, Sequence[Place]]:
-        found: Mapping[int, Sequence[Place]] = self._rows.segments(family, segments, older)
-        return found
-
-    async def newest(
-        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
-    ) -> Newest | None:
-        found: Newest | None = self._rows.newest(thread_id, limit, branches, without)
-        return found
-
-    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:
-        found: tuple[list[Outline], int | None] = self._rows.outlines(position)
-        return found
-
-    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
-        found: list[Operation] = self._rows.operations(thread_id, limit)
-        return found
-
-    async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
-        found: RawThread | None = self._rows.raw(thread_id, family_threads)
         return found
 
     # -- what has no place in a turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Self, TypeVar
 
 from everstep.reports import Finding
@@ -16,26 +16,18 @@ from everstep.stores.keyvalue.checking import Inspection, mend
 from everstep.stores.keyvalue.interface import KeyValues, Reading, SealedReading, SealedWriting, Writing
 from everstep.stores.keyvalue.reading import ReadRows
 from everstep.stores.keyvalue.rows import Seen
+from everstep.stores.looks import Looks
 from everstep.stores.protocol import (
     BaseRef,
     Change,
     Deleted,
-    Hit,
     Key,
     Loaded,
-    Newest,
     Object,
-    Operation,
-    Outline,
     Part,
-    Place,
-    Query,
-    RawThread,
-    Search,
     Store,
     Stored,
     Swept,
-    Thread,
     Write,
 )
 from everstep.stores.sweeping import Sweeps
@@ -48,7 +40,7 @@ _WORKERS = 8
 _FOR_EVER = float("inf")
 
 
-class KeyValueStore:
+class KeyValueStore(Looks):
     """A store on a backend. `blocking` is the same store for callers that may wait on their own thread."""
 
     _make_rows = ChangeRows
@@ -89,7 +81,13 @@ class KeyValueStore:
     def __repr__(self) -> str:
         return describe_on_store(self, self)
 
-    async def _read(self, work: Callable[[ReadRows], T]) -> T:
+    async def _look(
+        self,
+        work: Callable[[ReadRows], T],
+        thread_id: str | None = None,  # noqa: ARG002  # it is read the same way, whatever it is about
+        *,
+        is_view: bool = False,  # noqa: ARG002  # every look sees one state
+    ) -> T:
         def inside(deadline: float) -> T:
             with self._backend.read(deadline) as tx:
                 rows = ReadRows(self._sealed_reading(tx), self._seen)
@@ -158,52 +156,10 @@ class KeyValueStore:
         objects: bool = False,
         writes: bool = False,
     ) -> Loaded | None:
-        return await self._read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes))
+        return await self._look(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes))
 
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
-        return await self._read(lambda rows: rows.load_many(keys, writes))
-
-    async def find(self, checkpoint_id: str) -> list[Key]:
-        return await self._read(lambda rows: rows.find(checkpoint_id))
-
-    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
-        return await self._read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
-
-    async def list_checkpoints(self, query: Query) -> list[Stored]:
-        return await self._read(lambda rows: rows.list_checkpoints(query))
-
-    async def count(self, query: Query) -> int:
-        return await self._read(lambda rows: rows.count(query))
-
-    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
-        return await self._read(lambda rows: rows.list_threads(limit, offset, headless))
-
-    async def search(self, search: Search) -> list[Hit]:
-        return await self._read(lambda rows: rows.search(search))
-
-    async def thread(
-        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
-    ) -> Thread | None:
-        return await self._read(lambda rows: rows.thread(thread_id, branches, ancestry, brief))
-
-    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
-        return await self._read(lambda rows: rows.started(thread_id, namespace, after))
-
-    async def segments(
-        self, family: str, segments: Collection[int], *, older: int = 0
-    ) -> Mapping[int, Sequence[Place]]:
-        return await self._read(lambda rows: rows.segments(family, segments, older))
-
-    async def newest(
-        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
-    ) -> Newest | None:
-        return await self._read(lambda rows: rows.newest(thread_id, limit, branches, without))
-
-    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:
-        return await self._read(lambda rows: rows.outlines(position))
-
-    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
-        return await self._read(lambda rows: rows.operations(thread_id, limit))
+        return await self._look(lambda rows: rows.load_many(keys, writes))
 
     async def delete(
         self,
@@ -222,9 +178,6 @@ class KeyValueStore:
             effort = None
         swept, _ = await self._sweeps.run(_Sweeper(self), family, effort, pretend)
         return swept
-
-    async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
-        return await self._read(lambda rows: rows.raw(thread_id, family_threads))
 
     async def adopt(self, part: Part) -> int:
         return await self._write(lambda rows: adopt(rows, part))
@@ -278,7 +231,7 @@ class _Sweeper:
         self._store = store
 
     async def read(self, work: Callable[[Any], T]) -> T:
-        return await self._store._read(work)
+        return await self._store._look(work)
 
     async def write(self, work: Callable[[Any], T], thread_id: str) -> T:  # noqa: ARG002  # all threads have one lock
         return await self._store._write(work)

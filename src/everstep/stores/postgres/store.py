@@ -36,28 +36,20 @@ from everstep.runtime.calls import tried_again
 from everstep.stores.heads import Heads, Seen
 from everstep.stores.inside import Inside
 from everstep.stores.inspection import Lost
+from everstep.stores.looks import Looks
 from everstep.stores.protocol import (
     ANY,
     BaseRef,
     Change,
     Deleted,
     Draft,
-    Hit,
     Key,
     Loaded,
-    Newest,
     Object,
-    Operation,
-    Outline,
     Part,
-    Place,
-    Query,
-    RawThread,
-    Search,
     Store,
     Stored,
     Swept,
-    Thread,
     Write,
 )
 from everstep.stores.records import pack_record, record_digest
@@ -107,7 +99,7 @@ _LOSSES = {
 }
 
 
-class PostgresStore:
+class PostgresStore(Looks):
     """A store in a PostgreSQL database. `blocking` is the same store for callers that may wait on their own thread."""
 
     def __init__(
@@ -218,12 +210,6 @@ class PostgresStore:
             return []
         return await self._driver.run(lambda deadline: self._database.load_many(keys, writes, deadline))
 
-    async def find(self, checkpoint_id: str) -> list[Key]:
-        return await self._read(lambda rows: rows.find(checkpoint_id))
-
-    async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
-        return await self._read(lambda rows: (rows.below if below else rows.shallow)(family, hashes))
-
     async def fetch_many(self, wanted: Mapping[str, Collection[bytes]]) -> list[Object]:
         """See `ReadsTogether`."""
         return await self._read(lambda rows: rows.below_many(wanted))
@@ -236,50 +222,12 @@ class PostgresStore:
         """See `ReadsTogether`."""
         return await self._read(lambda rows: rows.heads(lines))
 
-    async def list_checkpoints(self, query: Query) -> list[Stored]:
-        return await self._about(query.thread_id, lambda rows: rows.list_checkpoints(query))
-
     async def clock(self) -> float:
         return await self._read(lambda rows: rows.clock())
-
-    async def count(self, query: Query) -> int:
-        return await self._about(query.thread_id, lambda rows: rows.count(query))
 
     async def size_bytes(self) -> int:
         """Return what the tables take on disk, with their indexes."""
         return await self._read(lambda rows: rows.size_bytes())
-
-    async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
-        return await self._read(lambda rows: rows.list_threads(limit, offset, headless))
-
-    async def search(self, search: Search) -> list[Hit]:
-        return await self._read(lambda rows: rows.search(search))
-
-    async def thread(
-        self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
-    ) -> Thread | None:
-        return await self._about(
-            thread_id, lambda rows: rows.thread(thread_id, branches, ancestry, brief), is_view=True
-        )
-
-    async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
-        return await self._about(thread_id, lambda rows: rows.started(thread_id, namespace, after))
-
-    async def segments(
-        self, family: str, segments: Collection[int], *, older: int = 0
-    ) -> Mapping[int, Sequence[Place]]:
-        return await self._read(lambda rows: rows.segments(family, segments, older))
-
-    async def newest(
-        self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
-    ) -> Newest | None:
-        return await self._about(thread_id, lambda rows: rows.newest(thread_id, limit, branches, without), is_view=True)
-
-    async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:
-        return await self._read(lambda rows: rows.outlines(position))
-
-    async def operations(self, thread_id: str, limit: int) -> list[Operation]:
-        return await self._about(thread_id, lambda rows: rows.operations(thread_id, limit))
 
     async def delete(
         self,
@@ -294,9 +242,6 @@ class PostgresStore:
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
         return (await self._database.sweeps.run(_SweepDriver(self), family, effort, pretend))[0]
-
-    async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
-        return await self._about(thread_id, lambda rows: rows.raw(thread_id, family_threads), is_view=True)
 
     async def adopt(self, part: Part) -> int:
         return await self._driver.run(lambda deadline: self._database.adopt(part, deadline))
@@ -332,8 +277,7 @@ class PostgresStore:
         """Run one statement."""
         return await self._driver.run(lambda deadline: self._database.read(work, deadline))
 
-    async def _about(self, thread_id: str | None, work: Callable[[Rows], T], *, is_view: bool = False) -> T:
-        """Read something about a thread (None: about all of them)."""
+    async def _look(self, work: Callable[[Rows], T], thread_id: str | None = None, *, is_view: bool = False) -> T:
         if thread_id is None:
             return await self._read(work)
         return await self._driver.run(
