@@ -41,6 +41,7 @@ from everstep.testing.builders import (
     keys_of,
     make_object,
     make_record,
+    places_of,
     put,
     required,
     seqs_of,
@@ -71,6 +72,7 @@ class AncestryContract:
             await store.commit(put(make_record("b", name, step=0), origin=first.record.key))
         nested = make_record("b", "nested", step=0)
         await store.commit(put(nested, origin=Key("anna", "", "b")))
+        # A deletion of nothing must not cost the thread what it knows of its branches.
         await store.delete("t", keys=[])
         thread = await required(store.thread("t", branches=True))
         anna = await required(store.thread("anna", branches=True))
@@ -91,11 +93,13 @@ class AncestryContract:
 
     async def test_a_merge_renews_what_threads_have_in_common(self, store: Store) -> None:
         first = await committed(store, put(make_record()))
+        # Two more than a thread keeps, so that the oldest ones must have made room.
         places = [first.place._replace(seq=n) for n in range(1, SHARED_STATES_MAX + 3)]
         shared_states = [SharedState(place, Root(b"", b"%d" % place.seq, (3,))) for place in places]
         await store.commit(
             put(make_record("b", "branch"), origin=first.record.key, shared_states={"t": shared_states[0]})
         )
+        # The last one comes twice: what is known already must not push an older one out.
         for n, common in enumerate([*shared_states[1:], shared_states[-1]], 2):
             await store.commit(put(make_record(f"c{n}", step=n), shared_states={"branch": common}))
         for one, other in (("branch", "t"), ("t", "branch")):
@@ -173,6 +177,7 @@ class AncestryContract:
         two = await committed(store, follow("t", "c"))
         merged = make_record("m", step=3)._replace(parents=(two.record.key, branch.record.key))
         merge = await committed(store, put(merged))
+        # The checkpoints that were followed go; that they were followed must stay known.
         await store.delete("t", keys=[one.record.key, two.record.key])
         store = await reopen()
 
@@ -182,6 +187,7 @@ class AncestryContract:
         assert other.ancestry == {}
         assert thread.segments == {merge.seq: (two.place, branch.place)}
         assert thread.ancestry == {**thread.segments, **other.segments}
+        # A merge still follows what the branch had, even when the branch itself is no longer there.
         await store.delete("branch")
         await store.commit(put(make_record("x", "other")))
         alone = await required(store.thread("t", ancestry=True))
@@ -199,6 +205,7 @@ class AncestryContract:
         assert await store.segments(family, [branch.seq]) == expected
         assert await store.segments(family, [branch.seq, unknown]) == expected
         assert await store.segments(family, []) == {}
+        # A store may read ahead and tell of neighbours nobody asked for; it need not.
         assert await store.segments(family, [unknown], older=8) in ({}, expected)
         await store.delete("branch")
         assert await store.segments(family, [branch.seq]) == expected
@@ -210,6 +217,7 @@ class AncestryContract:
         assert await store.started("t", "", one.seq) == [x, y, z]
         assert await store.started("t", "", x) == [y, z]
         assert await store.started("t", "sub", 0) == await store.started("nobody", "", 0) == []
+        # The stretch reaches over both runs but names one, so the other is not hidden by it.
         await store.commit(Change(thread_id="t", hide=[Hidden("", y - 1, z, y)], log=Operation("rewind", {})))
         assert await store.started("t", "", one.seq) == [x, z]
         await store.commit(Change(thread_id="t", hide=[Hidden("", y - 1, z)], log=Operation("rewind", {})))
@@ -233,6 +241,7 @@ class AncestryContract:
             numbers[name] = (await store.operations("t", 1))[0].seq
         store = await reopen()
         left = dict(stretches)
+        # They are lifted in another order than they were laid, so that no store gets by with a stack.
         for name in ("b", "e", "a", "d", "c"):
             covered = {n for after, to in left.values() for n in range(after + 1, to + 1)}
             expected = [f"c-{n}" for n in range(8, 0, -1) if n not in covered]
@@ -255,6 +264,7 @@ class AncestryContract:
         rng = random.Random(3)  # noqa: S311  # no secret
         await store.commit(put(make_record("c0")))
         for n in range(1, 16):
+            # A parent a few steps back now and then starts a new run, which is what the stretches are about.
             record = make_record(f"c{n}", step=n, parents=[f"c{rng.randrange(max(0, n - 3), n)}"])
             await store.commit(put(record))
         every = await store.list_checkpoints(Query(thread_id="t", hidden="also"))
@@ -269,6 +279,7 @@ class AncestryContract:
                 hidden[(await store.operations("t", 1))[0].seq] = stretch
             else:
                 await store.commit(Change(thread_id="t", show=[hidden.popitem()[0]]))
+            # Once while stretches are laid and once while they are lifted, the oldest two are deleted.
             if turn in (6, 18):
                 every, gone = every[:-2], every[-2:]
                 await store.delete("t", keys=keys_of(gone))
@@ -298,6 +309,8 @@ class AncestryContract:
             assert await store.count(query) == len(expected), query
         for loaded in await store.read_many(keys_of(every)):
             assert loaded.stored.hidden is (loaded.stored.seq in seqs_of(covered))
+        # A run begins where its number is that of its checkpoint; one whose first checkpoint is gone is not
+        # told.
         shown = [stored.segment for stored in visible[::-1] if stored.segment == stored.seq > low]
         started = [segment for segment in await store.started("t", "", low) if segment in seqs_of(every)]
         assert started == shown
@@ -326,6 +339,7 @@ class AncestryContract:
 
         stored = await committed(store, put(make_record("c-1", roots=[one]), one))
         assert not await is_swept()
+        # A sweep that only pretends has looked at everything, and yet it is no sweep.
         await store.sweep(stored.family, pretend=[])
         assert not await is_swept()
         await store.sweep(stored.family)
@@ -363,11 +377,11 @@ class AncestryContract:
         await store.commit(follow("stranger", "c"))
 
         found = await required(store.newest("t", 3, branches=True))
-        assert [stored.record.key[::2] for stored in found.listed] == [("t", "c-4"), ("two", "s"), ("two", "b")]
+        assert places_of(found.listed) == [("t", "c-4"), ("two", "s"), ("two", "b")]
         assert found.heads == {Key("t", "", "c-4"), Key("two", "sub", "s"), Key("two", "", "b"), Key("one", "", "b")}
         assert found.total == 7
         every = await required(store.newest("t", 100, branches=True, without="sub"))
-        names = [stored.record.key[::2] for stored in every.listed]
+        names = places_of(every.listed)
         assert names == [("t", "c-4"), ("two", "b"), ("one", "b"), ("t", "c-3"), ("t", "c-2"), ("t", "c-1")]
         assert (every.total, Key("two", "sub", "s") in every.heads) == (6, False)
         alone = await required(store.newest("t", 2))
@@ -375,7 +389,7 @@ class AncestryContract:
         assert alone.total == 4
         assert alone.heads == {Key("t", "", "c-4")}
         own = await required(store.newest("one", 10, branches=True))
-        assert [stored.record.key[::2] for stored in own.listed] == [("one", "b")]
+        assert places_of(own.listed) == [("one", "b")]
 
     async def test_the_newest_leave_out_what_is_hidden(self, store: Store) -> None:
         for name in ("t", *(f"b{n}" for n in range(6))):
@@ -389,7 +403,7 @@ class AncestryContract:
                 Change(thread_id=f"b{n}", moves=[Move("", "c-1")], hide=hide, log=Operation("rewind", {}))
             )
         found = await required(store.newest("t", 2, branches=True))
-        assert [stored.record.key[::2] for stored in found.listed] == [("b5", "c-1"), ("b4", "c-1")]
+        assert places_of(found.listed) == [("b5", "c-1"), ("b4", "c-1")]
         assert found.total == 7
 
     async def test_a_stretch_hides_one_run_only(self, store: Store) -> None:

@@ -40,6 +40,7 @@ from everstep.values.compress import squeeze
 T = TypeVar("T")
 Reopen = Callable[[], Awaitable[Store]]
 
+# What SQL, file systems, patterns, Redis keys and encodings each treat in a way of their own.
 ODD_NAMES = (
     "plain", "with space", "new\nline", "nul\0inside", "../up", "/abs", "quote'\"", "%_*?[a-z]", "{tag}", "a:b",
     "ünï", "漢字", "🙂", "x" * 1000,
@@ -156,7 +157,7 @@ async def head_id(store: Store, thread_id: str = "t", namespace: str = "") -> st
 
 async def stored_objects(store: Store, family: str, *roots: Object) -> set[bytes]:
     """Return the hashes that the store holds at or below these."""
-    return {obj.hash for obj in await store.fetch(family, [root.hash for root in roots])}
+    return set(hashes_of(await store.fetch(family, hashes_of(roots))))
 
 
 async def elsewhere() -> MemoryStore:
@@ -180,6 +181,7 @@ async def fill(store: Store) -> None:
     await store.commit(put(branch, origin=first.record.key, shared_states={"t": common}, log=log, log_thread="t"))
     writes = [Write("task", n, "ch", leaf.hash, b"w", 1, "path") for n in (0, 1, -1)]
     await store.put_writes(Key("t", "", "c-3"), writes[:2], [])
+    # Writes may come before their checkpoint does, so a thread that moves must take those along too.
     await store.put_writes(Key("t", "", "not stored"), writes[2:], [])
     loaded = await required(store.read("t", "", "c-3", writes=True))
     await store.commit(
@@ -196,6 +198,7 @@ async def fill(store: Store) -> None:
 async def take_over(store: Store, source: Store, *names: str) -> tuple[list[Part], Callable[[int], int]]:
     """Let `store` adopt threads of `source`; return the parts, and what makes the source's numbers the store's."""
     thread = await required(source.thread(names[0], ancestry=True))
+    # The numbers are reserved before anything else comes, as an import does it in its first transaction.
     base = await store.adopt(Part(names[0], b"begun", reserve=1000))
     numbers = renumber.Numbers([renumber.Stretch(base, 1000, (0, 0, 0))])
     raws: list[RawThread] = []
@@ -218,6 +221,7 @@ async def take_over(store: Store, source: Store, *names: str) -> tuple[list[Part
             checkpoints=checkpoints,
             segments=renumber.segments(thread.ancestry, numbers),
         ),
+        # The threads come last, since a thread must not be seen before all of its checkpoints are there.
         Part(names[0], threads=raws),
     ]
     for part in parts:
@@ -231,6 +235,7 @@ async def new_thread(source: Store, name: str) -> Part:
     await source.commit(put(make_record("c-1", name, roots=[top]), make_object(b"leaf"), top))
     for _ in range(2):
         await source.commit(follow(name, "c"))
+    # What follows a head that was moved back begins the second segment.
     await source.commit(Change(thread_id=name, moves=[Move("", "c-1")]))
     second = make_record("d-2", name, step=2)._replace(parents=(Key(name, "", "c-1"),), metadata={"of": name})
     await source.commit(put(second))
@@ -287,12 +292,18 @@ def plain(raw: RawThread) -> RawThread:
         family="",
         identity=b"",
         lines={name: line._replace(active=0, newest=0) for name, line in raw.lines.items()},
+        # Stretches have no order of their own, and each store tells them in the order it finds them.
         hidden=sorted(raw.hidden, key=repr),
         operations=list(raw.operations),
         writes=list(raw.writes),
         shared_states=shared_states_of(raw),
         family_threads=(),
     )
+
+
+def places_of(found: Iterable[Stored]) -> list[tuple[str, str]]:
+    """Return the threads and the ids, in order."""
+    return [(stored.record.key.thread_id, stored.record.key.checkpoint_id) for stored in found]
 
 
 async def names_found(store: Store, **asked: Any) -> list[str]:

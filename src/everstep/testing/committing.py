@@ -110,6 +110,8 @@ class CommitContract:
             with pytest.raises(CheckpointNotFound):
                 await store.commit(put(make_record("c2", roots=[leaf]), leaf, log=Operation("x", {}), **parts))
 
+        # Each thing the change asked for is looked for by itself, since a store may have written any of them
+        # first.
         assert await store.thread("t") == before
         assert await store.read("t", "", "c2") is None
         assert await store.fetch(first.family, [leaf.hash]) == []
@@ -149,6 +151,7 @@ class CommitContract:
             for _ in range(20):
                 run_to_end(store.blocking.commit(follow("t", name)))
 
+        # Threads of their own, not tasks: the blocking face is what several threads may use at once.
         workers = [threading.Thread(target=write, args=(f"w{n}",)) for n in range(4)]
         for worker in workers:
             worker.start()
@@ -168,12 +171,15 @@ class CommitContract:
             seen.append(loaded.generation)
         await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
         loaded = await required(store.read("t"))
+        # Sorted and without doubles is the same list only if each number is larger than the one before.
         assert [*seen, loaded.generation] == sorted({*seen, loaded.generation})
 
     async def test_a_head_moves_only_to_a_newer_id_when_so_asked(self, store: Store) -> None:
         await store.commit(put(make_record("m"), head="newer"))
+        # Its id is the smaller one, and it names no parent, so the head stays.
         await store.commit(put(make_record("a"), head="newer"))
         assert await head_id(store) == "m"
+        # Its id is smaller too, but it says that it follows the head.
         await store.commit(put(make_record("b", parents=["m"]), head="newer"))
         assert await head_id(store) == "b"
         await store.commit(put(make_record("z"), head="newer"))
@@ -213,7 +219,7 @@ class CommitContract:
         async def work(inside: Store) -> Stored:
             loaded = await required(inside.read("t", objects=True, writes=True))
             assert hashes_of(loaded.objects) == [leaf.hash]
-            assert [obj.hash for obj in await inside.fetch(loaded.stored.family, [leaf.hash])] == [leaf.hash]
+            assert hashes_of(await inside.fetch(loaded.stored.family, [leaf.hash])) == [leaf.hash]
             assert [each.stored.seq for each in await inside.read_many([loaded.stored.record.key])] == [
                 loaded.stored.seq
             ]
@@ -243,6 +249,7 @@ class CommitContract:
 
         with pytest.raises(HeadMoved):
             await store.in_turn("t", work)
+        # The next writer would wait forever if the turn that failed had not been given up.
         await store.commit(follow("t", "d"))
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["d-2", "c-1"]
 
@@ -257,6 +264,7 @@ class CommitContract:
         record = make_record()
         first = await store.commit(put(record))
         await store.commit(put(make_record("c2", step=2)))
+        # It comes late, expects a head that has moved, and logs: all of that was settled the first time.
         again = await store.commit(put(record, expect=None, log=Operation("x", {})))
         assert again == first
         assert await head_id(store) == "c2"
@@ -285,6 +293,7 @@ class CommitContract:
         for parents in (["c2"], ["c1"]):  # what simply follows the head may be committed another way than the rest
             with pytest.raises(IdTaken):
                 await store.commit(put(make_record(parents=parents, body=b"other"), fresh=True))
+        # Who expects another head hears of that first, since a retry with a new id would not help.
         with pytest.raises(HeadMoved):
             await store.commit(put(make_record(body=b"other"), fresh=True, expect="gone"))
 
@@ -334,6 +343,7 @@ class CommitContract:
         first, second = (make_record(name, "t", "sub") for name in ("s1", "s2"))
         await store.commit(put(first))
         await store.commit(put(second))
+        # A parent that is not the head, and one of another thread: both would fork the namespace silently.
         for parent in (first.key, Key("elsewhere", "sub", "s2")):
             late = make_record("s3", "t", "sub")._replace(parents=(parent,))
             with pytest.raises(HeadMoved):

@@ -94,6 +94,7 @@ class DeletionContract:
         key = first.record.key
         await store.commit(put(make_record("b1", "branch", step=0), origin=key, shared_states={"t": common}))
         await store.delete("t", keys=[key])
+        # The thread begins anew under its name; that must not bring back what it had in common.
         await store.put_writes(Key("t", "", "x"), [Write("task", 0, "ch", b"", b"", 0)], [])
         await store.sweep(first.family)
         assert await store.fetch(first.family, [leaf.hash]) == []  # a thread that is gone has nothing in common
@@ -126,6 +127,7 @@ class DeletionContract:
 
         deleted = await store.delete("t")
 
+        # Its family went with it, so there is none left to be swept.
         assert deleted == (2, frozenset())
         assert await store.thread("t") is None
         assert await store.find("c1") == [Key("other", "", "c1")]
@@ -140,6 +142,7 @@ class DeletionContract:
         again = await committed(store, follow("t", "new"))
         assert again.record.step == 1
         assert await store.operations("t", 10) == []
+        # The new thread of that name is another family, which has none of the old one's objects.
         assert await store.fetch(again.family, [leaf.hash]) == []
 
     async def test_deleting_before_a_step_is_strict(self, store: Store) -> None:
@@ -189,6 +192,7 @@ class DeletionContract:
         await store.commit(put(make_record()))
         await store.put_writes(Key("t", "", "later"), [Write("task", 0, "ch", b"", b"", 0)], [])
         await store.delete("t", keys=[Key("t", "", "later")])
+        # The checkpoint comes after all, and must not find the writes that were deleted.
         await store.commit(put(make_record("later")))
         loaded = await required(store.read("t", writes=True))
         assert list(loaded.writes) == []
@@ -205,6 +209,7 @@ class DeletionContract:
         await store.commit(put(make_record("c2", step=2)))
         await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
         await store.delete("t", keys=[Key("t", "", "c1")])
+        # Under the same id again: writes of the deleted one would look like its own.
         await store.commit(put(make_record("c1")))
         loaded = await required(store.read("t", "", "c1", writes=True))
         assert list(loaded.writes) == []
@@ -224,6 +229,7 @@ class DeletionContract:
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-7", "c-4", "c-2"]
         await store.commit(Change(thread_id="t", pins=[Pin(stored[1].record.key, False)]))
         await store.delete("branch")
+        # The last number was never given to a checkpoint, and asking for it must not fail.
         await store.commit(Change(thread_id="t", prune=[*seqs, seqs[-1] + 1]))
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-7"]
 
@@ -278,6 +284,7 @@ class DeletionContract:
         await store.commit(follow("t", "c")._replace(prune=seqs_of(stored)))
         assert await written_ids(store) == ["c-1", "c-2", "early"]
         await self._check_writes(store, ["c-1", "c-2"])
+        # Once more without a new checkpoint, where the head itself is among what should go.
         other = await with_protected(store, "other")
         await store.commit(Change(thread_id="other", prune=seqs_of(other)))
         assert await written_ids(store, "other") == ["c-1", "c-2", "c-5", "early"]
@@ -320,6 +327,7 @@ class DeletionContract:
         await store.delete("t", keys=[Key("t", "", "c-2")])
         after = await required(store.read("t"))
         assert ids(await store.list_threads(10, 0)) == ["d-1", "c-1"]
+        # Who read the head before must be told that it moved, although nobody was active.
         assert after.generation == before.generation + 1
         assert (await raw_thread(store)).lines[""].head_was_moved
 
@@ -350,6 +358,7 @@ class DeletionContract:
     async def test_numbers_of_pruned_checkpoints_are_not_given_again(self, store: Store) -> None:
         stored = await commit_steps(store, 3)
         seqs = seqs_of(stored)
+        # The head goes back, so that the newest numbers belong to checkpoints that may go.
         await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
         await store.commit(Change(thread_id="t", prune=seqs))
         again = await committed(store, follow("t", "d"))
@@ -381,6 +390,7 @@ class DeletionContract:
         first = await required(store.thread("t"))
         assert first.garbage == 0
         keys = [Key("t", "", f"c{n}") for n in range(30)]
+        # What a sweep would remove is asked for first, and the sweep must then remove exactly that.
         pretended = await store.sweep(first.family, pretend=keys)
         await store.delete("t", keys=keys)
         second = await required(store.thread("t"))
@@ -388,6 +398,7 @@ class DeletionContract:
         swept = objects = 0
         finished = False
         while not finished:
+            # So little effort that it takes several turns, each of which must go on where the last one ended.
             done = await store.sweep(first.family, effort=7)
             swept = swept + done.size_bytes
             objects = objects + done.objects
@@ -407,6 +418,7 @@ class DeletionContract:
         await store.delete("t", keys=[Key("t", "", f"c{n}") for n in range(29)])
         for n in range(29):
             await store.sweep(family, effort=2)
+            # The same object is needed again while the sweep may have listed it as garbage already.
             again = leaves[n]
             await store.commit(put(make_record(f"d{n}", step=n, roots=[again]), again))
         await store.sweep(family, effort=1000)

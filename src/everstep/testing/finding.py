@@ -22,6 +22,7 @@ class FindingContract:
     """Threads are found by their names, metadata, tags and times."""
 
     async def test_threads_are_found_by_what_their_names_begin_with(self, store: Store) -> None:
+        # Wildcards of SQL, letters that sort apart, and the last character of all, after which no text comes.
         names = ["a", "a%", "a_b", "ab", "A", "ä", "a\U0010ffff", "a:\n", "b"]
         for name in names:
             await store.commit(follow(name, "c"))
@@ -30,6 +31,7 @@ class FindingContract:
             assert await names_found(store, prefix=prefix) == [n for n in names[::-1] if n.startswith(prefix)], prefix
 
     async def test_threads_are_found_by_metadata_of_their_latest_checkpoint(self, store: Store) -> None:
+        # Values that compare equal in Python but are not the same, and one too long for most indexes.
         values: list[Any] = [1, True, 1.0, "1", None, [1], {"a": 1}, "x" * 2000]
         for n, value in enumerate(values):
             await store.commit(put(make_record("c", f"t{n}", metadata={"k": value, "all": "yes", "step": n})))
@@ -40,6 +42,7 @@ class FindingContract:
         assert await names_found(store, filter={"all": "yes", "step": 3}) == ["t3"]
         assert await names_found(store, filter={"all": "no"}) == await names_found(store, filter={"other": None}) == []
         assert await names_found(store, filter={"all": "yes"}, limit=2) == ["t7", "t6"]
+        # Only the latest checkpoint counts, so the thread is no longer found by what the first one said.
         await store.commit(put(make_record("d", "t0", metadata={"k": 2}, parents=["c"], step=2)))
         assert await names_found(store, filter={"k": 1}) == []
         assert await names_found(store, filter={"k": 2}) == ["t0"]
@@ -66,6 +69,7 @@ class FindingContract:
     async def test_metadata_that_is_another_each_time_is_found_all_the_same(self, store: Store) -> None:
         parents: list[str] = []
         for n in range(40):
+            # A store that learns which keys are worth an index must not learn new ones with every turn.
             metadata = {"turn": n, "user": "u", f"key {n}": True, f"more {n}": n}
             tags = (f"tag {n}", "stays")
             await store.commit(put(make_record(f"c{n}", metadata=metadata, tags=tags, parents=parents, step=n + 1)))
@@ -96,6 +100,7 @@ class FindingContract:
         metadata = {name: {"all": 1, "half": n % 2, "few": n % 20, "old": n < 10} for n, name in enumerate(names)}
         for name in names:
             await store.commit(put(make_record("c", name, metadata=metadata[name])))
+        # The threads that get a second checkpoint below move to the front, one after the other.
         order = [name for name in names[::-1] if name not in names[:60:7]]
         for name in names[:60:7]:
             await store.commit(put(make_record("d", name, metadata=metadata[name], parents=["c"], step=2)))
@@ -106,6 +111,7 @@ class FindingContract:
         ]  # fmt: skip
         for prefix, entries in asked:
             expected = [n for n in order if n.startswith(prefix) and entries.items() <= metadata[n].items()]
+            # Pages of one, pages that end within what is found, and one page that holds it all.
             for limit in (1, 7, 100):
                 search = Search(prefix=prefix, filter=entries, limit=limit)
                 found: list[str] = []
@@ -149,6 +155,7 @@ class FindingContract:
 
     async def test_a_thread_is_listed_by_its_root_or_its_first_namespace(self, store: Store) -> None:
         await store.commit(put(make_record("b", "t", "sub", metadata={"k": "sub"})))
+        # Without a root, the namespace whose name comes first stands for the thread.
         await store.commit(put(make_record("a", "t", "other", metadata={"k": "other"})))
         assert (await names_found(store, filter={"k": "other"}), await names_found(store, filter={"k": "sub"})) == (
             ["t"],

@@ -101,6 +101,7 @@ class ListingContract:
     # -- 11 one behaviour: filters, order, paging
 
     async def test_a_filter_means_exactly_this_value(self, store: Store) -> None:
+        # Values that are equal in Python are still told apart, as they are when they are stored.
         values: list[Any] = [1, True, 1.0, "1", None, [1], {"a": 1, "b": 2}, 0, False]
         for n, value in enumerate(values):
             await store.commit(put(make_record(f"c{n}", metadata={"k": value, "n": n})))
@@ -135,6 +136,7 @@ class ListingContract:
         assert ids(await store.list_checkpoints(Query(thread_id="t", order="id", before_id="b"))) == ["a", "Z"]
 
     async def test_lists_by_id_span_threads_and_namespaces(self, store: Store) -> None:
+        # Characters that UTF-16 and UTF-8 sort differently: the order must be that of the code points.
         names = ["b", "\uffff", "a", "🙂", "Z", "ä", "c", "b2"]
         for n, name in enumerate(names):
             await store.commit(put(make_record(name, f"t{n % 3}", ("", "sub")[n % 2], metadata={"even": n % 2 == 0})))
@@ -158,6 +160,7 @@ class ListingContract:
             raw = await raw_thread(store)
             seen += [write.seq for _, write in raw.writes if write.channel == f"{at}"]
             assert len({write.seq for _, write in raw.writes}) == len(raw.writes)
+        # The newest numbers go, and must not be given again.
         await store.delete("t", keys=[Key("t", "", "c2"), Key("t", "", "c3")])
         await store.put_writes(Key("t", "", "c4"), [Write("task", 0, "last", b"", b"w", 1)], [])
         seen.append((await raw_thread(store)).writes[-1][1].seq)
@@ -165,6 +168,7 @@ class ListingContract:
         assert seen == sorted(set(seen))
 
     async def test_ids_that_are_uuids_are_texts_like_any_other(self, store: Store) -> None:
+        # A store may keep ids that are UUIDs as sixteen bytes; these are what could be mistaken for one.
         uuid = "61626364-6566-6768-696a-6b6c6d6e6f70"
         names = [
             uuid, "abcdefghijklmnop", "6162", uuid.replace("-", ""), uuid.upper(), uuid + "0", uuid[:-1], "61626364-",

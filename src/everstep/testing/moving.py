@@ -82,6 +82,7 @@ class MovingContract:
         (entry,) = await store.operations("t", 1)
         undone = entry._replace(undone=True)
         await store.commit(Change(thread_id="t", amend=[undone]))
+        # One that is undone already, and one that never was; the rest of the change must not happen either.
         for wrong in (undone, entry._replace(seq=entry.seq + 99, undone=True)):
             with pytest.raises(HeadMoved):
                 await store.commit(Change(thread_id="t", moves=[Move("", None)], amend=[wrong]))
@@ -91,6 +92,7 @@ class MovingContract:
         stored = await commit_steps(store, 3)
         seqs = seqs_of(stored)
         await store.commit(Change(thread_id="t", moves=[Move("", "c-2")]))
+        # What to prune was reckoned for the run that the head was on, and that is no longer the case.
         await store.commit(follow("t", "d")._replace(prune=seqs[:1]))
         assert await store.read("t", "", "c-1") is not None
 
@@ -124,6 +126,7 @@ class MovingContract:
     async def test_a_checkpoint_replaced_and_moved_to_at_once_is_the_new_one(self, store: Store) -> None:
         old = await committed(store, put(make_record(body=b"old")))
         await store.commit(put(make_record(body=b"new"), moves=[Move("", "c1")]))
+        # A store that remembers heads must have forgotten the digest of the old content.
         with pytest.raises(BaseGone):
             await store.commit(put(make_record("c2"), base=BaseRef(old.record.key, old.digest)))
         seen: list[bytes] = []

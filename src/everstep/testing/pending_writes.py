@@ -28,6 +28,7 @@ from everstep.testing.builders import (
     make_record,
     put,
     required,
+    stored_objects,
 )
 
 
@@ -56,6 +57,7 @@ class PendingWritesContract:
     async def test_writes_come_in_the_order_of_path_task_and_index(self, store: Store) -> None:
         key = Key("t", "", "c1")
         await store.commit(put(make_record()))
+        # Indexes that sort differently as texts, and paths that sort differently by language than by bytes.
         places = [("~b", "t1", 0), ("", "t3", 0), ("~a", "t2", 10), ("~a", "t2", 9), ("~B", "t4", 0), ("~ä", "t5", 0)]
         for path, task, idx in places:
             await store.put_writes(key, [Write(task, idx, "ch", b"", b"", 0, path)], [])
@@ -77,9 +79,9 @@ class PendingWritesContract:
     async def test_what_is_written_anew_stands_beside_hidden_writes(self, store: Store, reopen: Reopen) -> None:
         key = Key("t", "", "c1")
 
-        async def shown(held: Store) -> list[tuple[int, bytes]]:
+        async def check_shown(held: Store, body: bytes) -> None:
             loaded = await required(held.read("t", writes=True))
-            return [(write.idx, write.body) for write in loaded.writes]
+            assert [(write.idx, write.body) for write in loaded.writes] == [(n, body) for n in (-1, 0, 1)]
 
         async def hide(**change: Any) -> None:
             loaded = await required(store.read("t", writes=True))
@@ -92,19 +94,22 @@ class PendingWritesContract:
         await store.commit(put(make_record()))
         for body in (b"one", b"two", b"three"):
             await store.put_writes(key, [Write("t1", n, "a", b"", body, 0) for n in (0, 1, -1)], [])
-            assert await shown(store) == [(n, body) for n in (-1, 0, 1)]
+            await check_shown(store, body)
+            # The last ones stay visible, so that what is shown again has something to stand beside.
             if body != b"three":
                 await hide()
-                assert await shown(store) == []
+                hidden = await required(store.read("t", writes=True))
+                assert list(hidden.writes) == []
         second, first = await store.operations("t", 10)
         await hide(show=[second.seq], amend=[second._replace(undone=True)])
-        assert await shown(store) == [(n, b"two") for n in (-1, 0, 1)]
+        await check_shown(store, b"two")
         store = await reopen()
-        assert await shown(store) == [(n, b"two") for n in (-1, 0, 1)]
+        await check_shown(store, b"two")
         await hide(show=[first.seq], amend=[first._replace(undone=True)])
-        assert await shown(store) == [(n, b"one") for n in (-1, 0, 1)]
+        await check_shown(store, b"one")
+        # A regular write that comes late loses to the one that is shown, as it would have at first.
         await store.put_writes(key, [Write("t1", 0, "a", b"", b"late", 0)], [])
-        assert await shown(store) == [(n, b"one") for n in (-1, 0, 1)]
+        await check_shown(store, b"one")
 
     async def test_shown_writes_take_the_place_of_what_came_since(self, store: Store) -> None:
         key = Key("t", "", "c1")
@@ -129,12 +134,10 @@ class PendingWritesContract:
             loaded = await required(store.read("t", writes=True))
             stretch = Hidden("", loaded.writes[0].seq - 1, loaded.writes[0].seq, None, "c1")
             await store.commit(Change(thread_id="t", hide=[stretch], log=Operation("rewind", {})))
+        # A second checkpoint keeps the thread, and so its family, when the first one is deleted.
         await store.commit(follow("t", "c"))
         await store.sweep(stored.family)
-        assert {found.hash for found in await store.fetch(stored.family, [leaf.hash, other.hash])} == {
-            leaf.hash,
-            other.hash,
-        }
+        assert await stored_objects(store, stored.family, leaf, other) == {leaf.hash, other.hash}
         await store.delete("t", keys=[key])
         await store.sweep(stored.family)
         assert await store.fetch(stored.family, [leaf.hash, other.hash]) == []
@@ -163,6 +166,7 @@ class PendingWritesContract:
             log_thread="t",
         )
         await store.commit(change)
+        # The same change again, as after a lost answer, makes nothing twice.
         await store.commit(change)
         for name, root in (("", leaf), ("inner", other)):
             loaded = await required(store.read("branch", name, objects=True, writes=True))
@@ -171,6 +175,7 @@ class PendingWritesContract:
             thread = await required(store.thread("branch", ancestry=True))
             assert [place.key for place in thread.segments[loaded.stored.segment]] == [Key("t", name, "c")]
         assert len(await store.operations("t", 10)) == 1
+        # One draft whose base is not there must keep the other from being committed too.
         bad = drafts[1]._replace(bases=[BaseRef(Key("t", "inner", "c"), b"wrong")])
         changed = drafts[0]._replace(record=drafts[0].record._replace(key=Key("third", "", "c")))
         bad = bad._replace(record=bad.record._replace(key=Key("third", "inner", "c")))

@@ -95,6 +95,7 @@ class TakingOverContract:
         before = [await store.raw(name) for name in ("t", "other", "deleted")]
         await store.delete("deleted")
         store = await reopen()
+        # The same name again is another family, so it must not get the identity of the deleted one.
         await store.commit(follow("deleted", "c"))
         after = [await store.raw(name) for name in ("t", "other", "deleted")]
         assert [raw.identity for raw in before[:2] if raw] == [raw.identity for raw in after[:2] if raw]
@@ -108,10 +109,13 @@ class TakingOverContract:
         stored = await committed(store, put(make_record(), log=Operation("x", {})))
         await store.put_writes(Key("t", "", "c1"), [Write("task", 0, "ch", b"", b"", 0)], [])
         raw = await required(store.raw("t"))
+        # Checkpoints, operations and writes each count for themselves, and all three must respect what is
+        # reserved.
         assert min(stored.seq, raw.operations[0].seq, raw.writes[0][1].seq) > again + 10
 
     async def test_a_thread_is_taken_over_as_it_was(self, store: Store, reopen: Reopen) -> None:
         source = await elsewhere()
+        # So that the store has given numbers of its own, and those that come must be moved.
         await store.commit(follow("before", "x"))
         (_, part), number = await take_over(store, source, "t", "branch")
         store = await reopen()
@@ -169,6 +173,7 @@ class TakingOverContract:
 
     async def test_what_is_half_there_is_not_listed(self, store: Store) -> None:
         source = await elsewhere()
+        # Checkpoints without their thread are what an import leaves behind that was broken off.
         for stored in await source.list_checkpoints(Query(thread_id="t", namespace=None)):
             loaded = await required(source.read(*stored.record.key, objects=True))
             await store.adopt(Part("t", objects=loaded.objects, checkpoints=[loaded.stored]))
@@ -185,6 +190,7 @@ class TakingOverContract:
         raw = await raw_thread(store)
         assert raw.lines == {"": line._replace(active=0)}
         assert (raw.pinned, raw.hidden, raw.operations, raw.writes, raw.note) == (frozenset(), [], [], [], b"")
+        # What was hidden is visible again, since the stretches went with the old thread.
         assert ids(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == ["c-4", "c-3", "c-1"]
         assert await store.count(Query(thread_id="t")) == 3
         assert raw.shared_states.keys() == {"branch"}  # a thread that is not named keeps what it has in common
@@ -202,6 +208,7 @@ class TakingOverContract:
         thread = await required(store.thread("branch", ancestry=True))
         origin = await required(store.thread("t"))
         assert thread.segments == {}
+        # The family still knows what the segment follows, even if no thread claims it.
         assert thread.ancestry.keys() >= branch.lines[""].segments
         assert shared_states_of(thread) == {"t": [common]}
         assert shared_states_of(origin) == {"branch": [common]}
@@ -212,6 +219,7 @@ class TakingOverContract:
         leaf = make_object(b"other leaf")
         record = old.record._replace(children=leaf.hash, body=b"replaced")
         await store.adopt(Part("t", objects=[leaf], checkpoints=[old._replace(record=record)]))
+        # Under a new number the checkpoint moves to the end of its thread, and is still one checkpoint.
         await store.adopt(Part("t", checkpoints=[old._replace(record=record, seq=old.seq + 500)]))
 
         loaded = await required(store.read("t", "", "c-1", objects=True))
@@ -251,6 +259,7 @@ class TakingOverContract:
     @pytest.mark.parametrize("again", [0, 1])
     async def test_retention_spares_where_a_branch_that_was_taken_over_began(self, store: Store, again: int) -> None:
         parts, _ = await take_over(store, await elsewhere(), "t", "branch")
+        # Either half coming twice must not make the store forget, or count twice, where the branch began.
         await store.adopt(parts[again])
         await store.commit(Change(thread_id="t", pins=[Pin(Key("t", "", "c-1"), False)]))
         await store.delete("t", before_step=99, spare=True)
@@ -286,6 +295,7 @@ class TakingOverContract:
         for part in parts:
             listed = await store.list_checkpoints(Query(thread_id=part.thread_id, namespace=None))
             theirs = [loaded.stored for loaded in await store.read_many(keys_of(listed[::-1]))]
+            # Numbers may be moved as a whole; the distance of the first one then holds for all of them.
             by = theirs[0].seq - part.checkpoints[0].seq
             assert [s.record for s in theirs] == [s.record for s in part.checkpoints]
             numbers = [(s.seq + by, s.segment + by, s.added_bytes) for s in part.checkpoints]
@@ -308,6 +318,7 @@ class TakingOverContract:
             later = await committed(store, follow(part.thread_id, "later"))
             assert later.seq > part.reserve + by
             assert later.record.parents[0].checkpoint_id == "d-2"
+            # A sweep right away shows that the store knows what the new checkpoints need.
             await store.sweep(thread.family)
             assert len(await store.fetch(thread.family, hashes_of(part.objects))) == 2
         assert sorted(await names_found(store)) == ["a", "b", "old"]
