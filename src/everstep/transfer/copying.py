@@ -69,8 +69,10 @@ async def _copy(
 ) -> CopyReport:
     names = thread_names(threads)
     async with opened(source, "source", blocking) as one, opened(target, "target", blocking) as other:
+        # Looking for damage costs a pass over everything, and a copy that is to be exact must fail at it anyway.
         if not skip_damaged:
             return await Target(other, StoreSource(one, names), progress, verify=verify).take_all()
         salvage = SalvageSource(one, names)
         report = await Target(other, salvage, progress, verify=verify).take_all()
+        # What was left out is known only now, since it is found while the target takes it.
         return replace(report, damaged=salvage.findings)

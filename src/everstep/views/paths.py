@@ -31,6 +31,7 @@ def parsed(path: str) -> list[str]:
         return []
     if text.startswith("/"):
         parts = [part.replace("~1", "/").replace("~0", "~") for part in text[1:].split("/")]
+        # A pointer that begins with none of the tops is meant for the state, which is what people look at.
         return parts if parts[0] in TOPS else ["state", *parts]
     top = re.match(r"[a-z_]+", text)
     if top is None or top[0] not in TOPS:
@@ -56,6 +57,7 @@ def _unquoted(text: str) -> str:
     if text[:1] not in ("'", '"'):
         return text
     try:
+        # Paths are written with `repr`, so the same escapes must be understood here.
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text

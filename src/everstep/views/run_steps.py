@@ -29,6 +29,7 @@ def entries_of(record: Record) -> list[Mapping[str, Any]]:
 def _dicts(record: Record, name: str) -> list[Mapping[str, Any]]:
     """Return what the metadata of a run lists; nothing if somebody has put something else there."""
     found = record.metadata.get(name)
+    # Anybody may put metadata of this name on a checkpoint that is no run's.
     if not is_run(record) or not isinstance(found, list):
         return []
     return [each for each in found if isinstance(each, dict)]
@@ -134,6 +135,7 @@ def marks_of(record: Record) -> list[tuple[str, str]]:
 def duration_ms(record: Record) -> float | None:
     """Return how long the longest of its steps took."""
     times = [number_of(each, "seconds") for each in _steps_of(record)]
+    # Steps that run at once are recorded together, so their times must not be added up.
     known = [seconds * 1000 for seconds in times if seconds is not None]
     return max(known, default=None)
 

@@ -72,6 +72,7 @@ def _span_of(row: Mapping[str, Any]) -> _Span | None:
     except ValueError:  # a checkpoint that somebody put with a time of another form
         return None
     ended = ended if ended.tzinfo is not None else ended.replace(tzinfo=UTC)
+    # A checkpoint is made when its step has ended, so a bar reaches back from there.
     end = (ended - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(milliseconds=1)
     return _Span(end - max(0.0, row["duration_ms"] or 0.0), end)
 
@@ -82,6 +83,7 @@ class _Axis:
     def __init__(self, spans: Sequence[_Span]) -> None:
         """`spans` are in the order of their beginnings."""
         busy: list[_Span] = []
+        # Steps of branches that ran at the same time are one busy time: nothing between them may be cut.
         for span in spans:
             if busy and span.start <= busy[-1].end:
                 busy[-1] = _Span(busy[-1].start, max(busy[-1].end, span.end))
@@ -91,6 +93,7 @@ class _Axis:
         self._shown: list[float] = []
         """Where on the axis each busy time begins."""
         waits = [after.start - before.end for before, after in itertools.pairwise(busy)]
+        # The median, not the mean: one night without work would make every other wait look short.
         wait_max = _CUT_FROM * median(waits) if waits else 0.0
         at = 0.0
         found: list[tuple[float, float]] = []

@@ -22,6 +22,7 @@ from everstep.views import (
     checkpoint,
     history,
     operations,
+    rows,
     runs,
     state,
     storage,
@@ -38,7 +39,6 @@ Work = Callable[[Service, Values], Awaitable[dict[str, Any]]]
 
 # A damaged table can have thousands of them, and nobody reads those on a page.
 FINDINGS_MAX = 200
-KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
 
 THREAD = Text(name="thread", about="The name of a thread.", required=True, can_be_empty=False)
 REF = Text(
@@ -48,6 +48,9 @@ REF = Text(
     about="A checkpoint: `thread`, `thread@~3`, `thread#42`, `thread@prefix`, `thread@tag`, or a whole id.",
 )
 OPEN_THREAD = Text(name="thread", about="The thread that is open: then `@~3`, `#42`, a prefix or a tag are enough.")
+SOURCE = Text(name="source", about="The thread whose work is taken.", required=True, can_be_empty=False)
+INTO = Text(name="into", about="The thread that gets it.", required=True, can_be_empty=False)
+ONE_THREAD = Text(name="thread", about="One thread; else all.", can_be_empty=False)
 CURSOR = Text(name="cursor", about="Where the page before ended: its `cursor`.", chars_max=65536)
 
 
@@ -311,7 +314,7 @@ async def _collect(service: Service, values: Values) -> dict[str, Any]:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 _FILTERS = (
-    Many(name="kind", about="Only checkpoints of these kinds.", choices=KINDS),
+    Many(name="kind", about="Only checkpoints of these kinds.", choices=rows.KINDS),
     Flag(name="errors", about="Only what went wrong."),
     Flag(name="user_turns", about="Only what a person said."),
     Text(name="path", about="Only checkpoints that changed this path, such as `state.plan`."),
@@ -338,11 +341,7 @@ ENDPOINTS = (
             Text(name="prefix", about="Threads whose name begins so."),
             Many(name="tag", about="Threads whose newest checkpoint has all of these tags.", most=20),
             Text(name="since", about="Threads that were active then or later: a time in ISO 8601.", chars_max=64),
-            Text(
-                name="status",
-                about="Threads in this state.",
-                choices=("failed", "waiting", "interrupted", "damaged"),
-            ),
+            Text(name="status", about="Threads in this state.", choices=threads.STATUSES),
             Whole(name="limit", about="How many.", least=1, most=200, unless_given=50),
             CURSOR,
         ),
@@ -495,7 +494,7 @@ ENDPOINTS = (
         "GET",
         "/storage",
         _storage,
-        (Text(name="thread", about="One thread; else all.", can_be_empty=False),),
+        (ONE_THREAD,),
         "Storage",
         "What is stored, and what retention would remove.",
     ),
@@ -503,7 +502,7 @@ ENDPOINTS = (
         "GET",
         "/verify",
         _verify,
-        (Text(name="thread", about="One thread; else all.", can_be_empty=False),),
+        (ONE_THREAD,),
         "Verified",
         "Every hash, checksum and reference looked at; what is wrong, if anything is.",
     ),
@@ -542,10 +541,7 @@ ENDPOINTS = (
         "GET",
         "/merge",
         _plan_merge,
-        (
-            Text(name="source", about="The thread whose work is taken.", required=True, can_be_empty=False),
-            Text(name="into", about="The thread that gets it.", required=True, can_be_empty=False),
-        ),
+        (SOURCE, INTO),
         "MergePlan",
         "What a merge would do, and what both sides changed.",
     ),
@@ -554,8 +550,8 @@ ENDPOINTS = (
         "/merge",
         _merge,
         (
-            Text(name="source", about="The thread whose work is taken.", required=True, can_be_empty=False),
-            Text(name="into", about="The thread that gets it.", required=True, can_be_empty=False),
+            SOURCE,
+            INTO,
             Json(name="resolve", about="What to do about conflicts.", more=_RESOLUTION),
         ),
         "Merged",
@@ -617,7 +613,7 @@ ENDPOINTS = (
         "/collect",
         _collect,
         (
-            Text(name="thread", about="One thread; else all.", can_be_empty=False),
+            ONE_THREAD,
             Text(
                 name="policy",
                 about="Which policy; else that of the engine.",

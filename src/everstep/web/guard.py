@@ -60,6 +60,7 @@ class Guard:
         token: str | None = None,
     ) -> None:
         """`any_address` also lets addresses in numbers pass: no rebinding can forge those."""
+        # Anything else could not be sent in a header, and the page would be closed to everybody.
         if token is not None and (not token or not token.isascii() or not token.isprintable()):
             raise InvalidInput("a token is a text of printable ASCII characters")
         self._app = app
@@ -103,6 +104,7 @@ class Guard:
         """Return None for whoever shows the token; a link with the token in it is answered with a cookie."""
         if self._token is None:
             return None
+        # Cookies know no ports: without it two pages on one machine would overwrite each other's token.
         cookie = f"everstep-{host.port or 'token'}"
         if self._is_token(_cookie(headers, cookie)) or self._is_token(_bearer(headers)):
             return None
@@ -124,6 +126,7 @@ class Guard:
         )
 
     def _is_token(self, given: str) -> bool:
+        # The time this takes must not tell how much of a guess was right.
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
 
 
@@ -162,6 +165,7 @@ def with_headers(send: Send) -> Send:
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers[name] = value
+            # What agents have said and done must not stay in the cache of a browser that others use too.
             if "cache-control" not in headers:
                 headers["cache-control"] = "no-store"
         await send(message)
@@ -194,6 +198,7 @@ def is_loopback(host: str) -> bool:
 
 def is_api(scope: Scope) -> bool:
     """Whether a request is for the interface rather than the page."""
+    # An application may have mounted us below a path of its own.
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     return bool(path.startswith("/api/"))
 

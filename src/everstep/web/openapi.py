@@ -27,6 +27,7 @@ def document(where: str) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+    # These two answer with a stream rather than with a document, so they are not in the table of endpoints.
     paths["/events"] = {"get": _EVENTS}
     paths["/export"] = {"get": _EXPORT}
     return {
@@ -40,6 +41,7 @@ def document(where: str) -> dict[str, Any]:
         "servers": [{"url": where}],
         "paths": paths,
         "components": {"schemas": SCHEMAS, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        # Either none or a token: it depends on how the server was started, and the document is the same.
         "security": [{}, {"token": []}],
     }
 
@@ -53,6 +55,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.is_write:
         fields = {p.name: {**p.schema, "description": p.about} for p in endpoint.parameters}
         required = [p.name for p in endpoint.parameters if p.required]
+        # A name that is not known is refused, since who misspells one means something else than they get.
         body = {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
         return found

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from everstep.views import rows, runs
+
 Schema = dict[str, Any]
 
 
@@ -39,8 +41,8 @@ NUMBER: Schema = {"type": "number"}
 FLAG: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
 ANY: Schema = {"description": 'Any JSON; what JSON has no word for is {"$type": ..., "text": ...}.'}
-KIND: Schema = {"enum": ["input", "llm", "tool", "state", "fork", "merge", "interrupt", "error"]}
-STATUS: Schema = {"enum": ["running", "interrupted", "waiting", "ready", "done", "failed", "paused"]}
+KIND: Schema = {"enum": list(rows.KINDS)}
+STATUS: Schema = {"enum": list(runs.STATUSES)}
 OP: Schema = {"enum": ["added", "removed", "changed", "edited"]}
 
 _FACTS: dict[str, Schema] = {

@@ -28,6 +28,7 @@ class Service:
         self.engine = open_engine(store, options)
         self.is_own = is_address(store)
         """Whether it was opened here, and is closed here."""
+        # Told at the start, so that the page does not offer what would fail when it is pressed.
         self.read_only = read_only or not _is_writable(self.engine)
         self.demo = demo
         self.places = Places(self.engine)
@@ -50,6 +51,8 @@ class Service:
 
     async def history(self, thread_id: str, *, offset: int | None = None, **asked: Any) -> dict[str, Any]:
         """Return a page of rows; `offset` is how many rows are left out at the top."""
+        # Only what is left out at the top needs the places of rows, and those cost a walk through the
+        # history.
         if not offset:
             return await history.page(self.engine, thread_id, **asked)
         return await self.places.page(thread_id, offset, **asked)

@@ -34,6 +34,7 @@ def export(common: Common, threads: Sequence[str], file: Path, everything: bool)
         raise click.UsageError("name the threads to export, or say --all")
     target: Any = sys.stdout.buffer if str(file) == "-" else file
     with common.opened() as session, show_progress(common.output, "exporting") as progress:
+        # A name that does not exist is told before the file is begun.
         for thread in threads:
             session.engine.resolve(thread)
         report = export_threads(session.engine, target, threads or None, progress=progress.count_checkpoints)
@@ -60,6 +61,7 @@ def import_(common: Common, file: Path, threads: Sequence[str], verify: bool) ->
     from everstep.transfer.exporting import import_threads
 
     source: Any = sys.stdin.buffer if str(file) == "-" else file
+    # Into a store that is not there yet is the usual case here, unlike in all commands that look.
     with common.opened(create=True) as session, show_progress(common.output, "importing") as progress:
         report = import_threads(
             source, session.engine, threads or None, verify=verify, progress=progress.count_checkpoints

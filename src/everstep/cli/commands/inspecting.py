@@ -39,6 +39,8 @@ def show(common: Common, ref: str, state: bool, messages: bool, io: bool, stat: 
     output = common.output
     with common.opened() as session:
         found = session.run(checkpoint.detail, ref)
+        # A reference such as @~1 may mean another checkpoint a moment later; all parts must be of the same
+        # one.
         exact = found["ref"]
         changed = session.run(changes.compare, None, exact)
         values = session.run(state_view.value, exact, "") if state else None

@@ -18,6 +18,7 @@ from everstep.cli.session import Common, Session
 from everstep.errors import InvalidInput
 from everstep.history.drawing import draw
 
+# The same as in the views, which are not imported for a list of words: every command would start later.
 _KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
 _PAGE = 200
 # In characters.
@@ -123,6 +124,7 @@ def log(
     wanted = {"kinds": kinds, "errors": errors, "user_turns": user_turns, "path": path, "text": words}
     with common.opened() as session:
         name = thread if thread is not None else session.newest_thread()
+        # The view of a thread that does not exist would be an empty page.
         session.engine.resolve(name)
         if graph and not output.is_json:
             _refuse(wanted, "--graph draws every step; leave it out, or the filters")
@@ -197,6 +199,8 @@ def _pages(session: Session, thread: str, limit: int, **wanted: Any) -> Iterator
     while left > 0:
         page = session.run(history.page, thread, limit=min(left, _PAGE), cursor=cursor, **wanted)
         yield page
+        # A page may have fewer rows than asked for although more follow, so the cursor decides, not the
+        # count.
         left -= len(page["rows"])
         cursor = page["cursor"]
         if cursor is None:
@@ -210,6 +214,7 @@ def _together(pages: Iterable[dict[str, Any]]) -> dict[str, Any]:
     hidden = 0
     rows: list[Any] = []
     for page in pages:
+        # The last page counts for all that is not added up, above all for the cursor.
         whole = page
         rows += page["rows"]
         counts.update(page["counts"])
@@ -270,6 +275,7 @@ def tail(common: Common, thread: str | None, limit: int | None, past: int, inter
                 when = text.clean(row["created_at"])[11:19] if output.is_terminal else text.clean(row["created_at"])
                 where = text.clean(row["thread_id"])
                 output.line(f"{when}\t{where}\t#{row['step']}\t{row['kind']}\t{text.clean(row['title'])}")
+                # In a pipe the text would else stay here until the buffer is full.
                 sys.stdout.flush()
             shown += 1
             if shown == limit:

@@ -14,6 +14,7 @@ from everstep.cli.session import Common, confirm
 from everstep.errors import InvalidInput
 from everstep.views import tags
 
+# Only a family that has more checkpoints than this would show fewer branches than it has.
 _LOOKED_AT_MAX = 100_000
 
 
@@ -28,6 +29,7 @@ def branch() -> None:
 def branch_list(common: Common, thread: str) -> None:
     """List the branches of a thread's family: where each began, and where it is."""
     with common.opened() as session:
+        # A tree of nothing is empty; a thread that does not exist is an error here, as everywhere.
         session.engine.resolve(thread)
         tree = session.engine.get_checkpoint_tree(thread, _LOOKED_AT_MAX)
     origins = {edge["to"]: (edge["from_thread"], edge["from"]) for edge in tree["edges"]}
