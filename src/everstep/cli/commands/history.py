@@ -16,8 +16,7 @@ from everstep.cli.rendering import brief
 from everstep.cli.session import Common, Session, stop
 from everstep.errors import InvalidInput
 from everstep.reports import Operation
-from everstep.views import actions
-from everstep.views.json_values import to_json
+from everstep.views import actions, operations
 
 
 @command("rewind")
@@ -87,7 +86,7 @@ def _undo_or_redo(common: Common, thread: str | None, verb: str) -> None:
             word = "done again"
             other = "undo"
     if common.output.is_json:
-        common.output.document({"thread_id": name, verb: _operation(operation)})
+        common.output.document({"thread_id": name, verb: operations.shown(operation)})
         return
     common.output.line(f"{text.clean(name)}: {word}: {operation.kind} of {text.describe_age(operation.created_at)}")
     common.output.hint(f"everstep {other} {text.clean(name)}")
@@ -106,21 +105,11 @@ def ops(common: Common, thread: str | None, limit: int) -> None:
         session.engine.resolve(name)
         found = session.engine.operations(name, limit)
     if output.is_json:
-        output.document({"thread_id": name, "operations": [_operation(one) for one in found]}, "operations")
+        output.document({"thread_id": name, "operations": [operations.shown(one) for one in found]}, "operations")
         return
     with output:
         rows = [_operation_row(common, operation) for operation in found]
         output.table(("id", "when", "what", "details"), rows, wide="details")
-
-
-def _operation(operation: Operation) -> dict[str, Any]:
-    return {
-        "id": operation.id,
-        "kind": operation.kind,
-        "created_at": operation.created_at,
-        "undone": operation.undone,
-        "details": to_json(operation.details),
-    }
 
 
 def _operation_row(common: Common, operation: Operation) -> list[str]:
