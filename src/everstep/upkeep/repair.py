@@ -263,10 +263,7 @@ def settle(
     pinned = frozenset(raw.pinned & seqs)
     if pinned != raw.pinned:
         actions.append("pins of what is not stored are dropped")
-    writes: list[tuple[Key, Write]] = []
-    for key, write in raw.writes:
-        if key.namespace in raw.lines and not needs(write.children, tainted):
-            writes.append((key, write))
+    writes = _whole_writes(raw, tainted)
     if len(writes) != len(raw.writes):
         actions.append(f"{len(raw.writes) - len(writes)} pending writes whose values are damaged are dropped")
     states = _states(raw, tainted, raws)
@@ -295,6 +292,15 @@ def _lines(raw: RawThread, entries: Sequence[Entry], covers: Covers, actions: li
                 where = f" of namespace {namespace!r}"
             actions.append(f"the head{where} is {head!r} now, and was {line.head!r}")
     return lines
+
+
+def _whole_writes(raw: RawThread, tainted: Collection[bytes]) -> list[tuple[Key, Write]]:
+    """Return the pending writes of a thread whose namespaces and values are there."""
+    writes: list[tuple[Key, Write]] = []
+    for key, write in raw.writes:
+        if key.namespace in raw.lines and not needs(write.children, tainted):
+            writes.append((key, write))
+    return writes
 
 
 def _is_origin_stored(raw: RawThread, family: Sequence[Entry]) -> bool:

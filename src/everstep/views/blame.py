@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import InvalidInput
@@ -108,28 +109,33 @@ async def _changed(
     everyone = {each.record.key: each for each in [*whole, *parents.values()]}
     needs = [_node_at(walker, each, parts) for each in everyone.values()]
     nodes = dict(zip(everyone, await repository.walk(together(needs), [whole[0].family]), strict=True))
-    differing: list[Key] = []
-    pairs: list[Node | None] = []
-    for each in whole:
-        key = each.record.key
-        before = None
-        if each.record.parents:
-            first = each.record.parents[0]
-            if first not in nodes:
-                # Retention took the one before, so nobody knows whether it changed here.
-                continue
-            before = nodes[first]
-        if before != nodes[key]:
-            differing.append(key)
-            pairs += (before, nodes[key])
+    differing = _differing(whole, nodes)
     found: dict[Key, tuple[Any, Any]] = {}
     if differing:
+        pairs = list(chain.from_iterable(differing.values()))
         values = iter(await repository.walk(_values(walker, pairs), [whole[0].family], walker.objects))
         for key in differing:
             pair = next(values), next(values)
             if not _is_same(*pair):
                 found[key] = pair
     return [(each, *found.get(each.record.key, (None, None))) for each in whole]
+
+
+def _differing(whole: Sequence[Stored], nodes: Mapping[Key, Node | None]) -> dict[Key, tuple[Node | None, Node | None]]:
+    """Return the nodes before and after, of the checkpoints where they are not the same."""
+    differing: dict[Key, tuple[Node | None, Node | None]] = {}
+    for stored in whole:
+        key = stored.record.key
+        before = None
+        if stored.record.parents:
+            first = stored.record.parents[0]
+            if first not in nodes:
+                # Retention took the one before, so nobody knows whether it changed here.
+                continue
+            before = nodes[first]
+        if before != nodes[key]:
+            differing[key] = (before, nodes[key])
+    return differing
 
 
 def _is_same(before: Any, after: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from everstep.errors import CheckpointNotFound
 from everstep.history.ancestry import ancestry_of
 from everstep.runtime import checks
-from everstep.stores.protocol import Stored
+from everstep.stores.protocol import Store, Stored
 from everstep.views.graph import Graph, needed_segments
 from everstep.views.history import LIMIT_MAX, Begin, page_from
 from everstep.views.listing import Listing
@@ -86,13 +86,7 @@ class Index:
         await listing.open(_BATCH)
         if not listing.exists:
             raise CheckpointNotFound("@", self._thread_id)
-        thread = await store.thread(self._thread_id)
-        hidden: tuple[int, ...] = ()
-        if thread is not None:
-            hidden = tuple(sorted(thread.hidden))
-        # What tells whether anything has changed: heads, how many there are, and which operations hide
-        # something.
-        above = (listing.heads, listing.total, hidden)
+        above = (listing.heads, listing.total, await self._hiding(store))
         if self.is_complete and above == self._above:
             return
         known = self._known(above)
@@ -130,6 +124,13 @@ class Index:
                 return
             # Others get their turn between two batches.
             await asyncio.sleep(0)
+
+    async def _hiding(self, store: Store) -> tuple[int, ...]:
+        """Return the operations that hide something: as many rows, under the same heads, may yet be others."""
+        thread = await store.thread(self._thread_id)
+        if thread is None:
+            return ()
+        return tuple(sorted(thread.hidden))
 
     def _known(self, above: tuple[Any, ...]) -> dict[int, _Mark]:
         """Return the marks of before that may still be right, by the numbers of their checkpoints."""

@@ -120,9 +120,9 @@ class Searching(ReadingThreads):
         None: it is less work to look at all rows that have them.
         """
         rows: float = self._one("SELECT reltuples FROM pg_class WHERE oid = '{checkpoints}'::regclass")[0]
-        # The server has not counted its rows yet.
         if rows <= 0:
-            # There is no guess yet. A page of those that were active last costs little, and will do if most have them.
+            # The server has not counted its rows yet, so it cannot guess. A page of those that were active last costs
+            # little, and will do if most have them.
             return search.limit
         explained = self._one(
             f"EXPLAIN (FORMAT JSON) SELECT 1 {_LABELLED.table}", {"labels": labels(search.filter, search.tags)}
