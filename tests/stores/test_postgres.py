@@ -995,10 +995,14 @@ def test_what_the_server_reports_is_told_apart(own: OwnPostgres, schema: str, st
 
 
 def test_a_statement_timeout_is_told_from_a_server_that_is_gone(url: str) -> None:
-    store = PostgresStore(f"{url}{'&' if '?' in url else '?'}options=-cstatement_timeout%3D50").blocking
-    run(store.list_threads(1, 0))
+    store = PostgresStore(url).blocking
+
+    def sleep(rows: Rows) -> None:
+        rows._ask("SET statement_timeout = 50")  # not before: a busy machine opens a store no faster
+        rows._all("SELECT pg_sleep(10)")
+
     with pytest.raises(StoreUnavailable, match=r"ended the statement.*raise it for this role") as caught:
-        run(store._read(lambda rows: rows._all("SELECT pg_sleep(10)", ())))
+        run(store._read(sleep))
     assert "cannot be reached" not in str(caught.value)
     run(store.close())
 
