@@ -179,6 +179,8 @@ def test_ui_serves_the_store_that_was_named(run: Run, demo_file: Path, monkeypat
 
     assert run("ui", "--store", demo_file, "--port", "0", "--no-open", "--read-only").code == 0
     assert run("ui", "--demo", "--token", "auto").code == 0
+    assert run("ui", "--langgraph", "sqlite:///graph.db").code == 0
+    assert run("ui", "--demo", "--langgraph", "sqlite:///graph.db").code == 2
 
     assert calls[0] == (
         str(demo_file),
@@ -189,12 +191,16 @@ def test_ui_serves_the_store_that_was_named(run: Run, demo_file: Path, monkeypat
             "token": None,
             "open_browser": False,
             "demo": False,
+            "langgraph": None,
             "options": {},
         },
     )
     assert calls[1][0] is None
     assert calls[1][1]["demo"] is True
     assert calls[1][1]["token"] == "auto"
+    assert calls[2][0] is None
+    assert calls[2][1]["langgraph"] == "sqlite:///graph.db"
+    assert len(calls) == 3
 
 
 def test_ui_opens_the_store_with_the_options_of_the_file(

@@ -63,6 +63,16 @@ async def test_pages_are_the_whole_in_pieces(engine: everstep.CheckpointEngine) 
     assert await names(engine, prefix="t2", limit=1) == ["t24", "t23", "t22", "t21", "t20", "t2"]
 
 
+async def test_threads_are_found_by_tags_and_metadata(engine: everstep.CheckpointEngine) -> None:
+    await engine.append("t1", [], {}, tags=["urgent"], metadata={"customer": "Ada", "seats": 4})
+    await engine.append("t2", [], {}, metadata={"customer": "Grace", "nested": {"customer": "Ada"}})
+    assert await names(engine, text="ada") == ["t1"]
+    assert await names(engine, text="customer=grace") == ["t2"]
+    assert await names(engine, text="seats=4") == ["t1"]
+    assert await names(engine, text="URGENT") == ["t1"]
+    assert sorted(await names(engine, text="customer=")) == ["t1", "t2"]
+
+
 async def test_a_search_that_stops_early_says_so(
     engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import everstep
 from everstep.errors import InvalidInput
 from everstep.views import transcript
 
-OPENAI = [
+OPENAI: list[Any] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "What is this?"},
                                  {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}]},
@@ -116,3 +116,38 @@ async def test_whatever_a_message_holds_it_is_shown_harmless(engine: everstep.Ch
     assert found[2]["text"] == "red\ufffd<script>"
     assert (len(found[6]["text"]), found[6]["text_length"]) == (20_000, 5_000_000)
     assert len(json.dumps(found)) < 200_000
+
+
+async def test_two_conversations_from_where_they_part(engine: everstep.CheckpointEngine) -> None:
+    begun = [{"role": "user", "content": str(n)} for n in range(3)]
+    first = await engine.append("t", begun, {})
+    branch = await engine.branch(first, "b")
+    await engine.append("t", OPENAI, {})
+    await engine.append(branch, [{"role": "user", "content": 1}, *OPENAI, {"role": "user", "content": "more"}], {})
+
+    found = await transcript.pair(engine, "t", branch, limit=4)
+
+    json.dumps(found)
+    assert found["common"] == 3
+    one, other = found["a"], found["b"]
+    assert (one["thread_id"], one["total"], one["more"]) == ("t", 7, 0)
+    assert (other["thread_id"], other["total"], other["more"]) == (branch, 9, 2)
+    assert [message["index"] for message in one["messages"]] == [3, 4, 5, 6]
+    assert [message["index"] for message in other["messages"]] == [3, 4, 5, 6]
+    # A call is shown with its result, also where that comes after what is shown.
+    assert other["messages"][3]["tool_calls"][0]["result"]["text"] == "a cat"
+
+
+async def test_two_conversations_that_are_one(engine: everstep.CheckpointEngine) -> None:
+    first = await engine.append("t", OPENAI[:2], {})
+    await engine.append("t", OPENAI[2:], {})
+    found = await transcript.pair(engine, first, "t")
+    assert (found["common"], found["a"]["messages"], len(found["b"]["messages"])) == (2, [], 2)
+    found = await transcript.pair(engine, "t", "t")
+    assert (found["common"], found["a"]["messages"], found["b"]["messages"]) == (4, [], [])
+
+
+async def test_what_is_equal_in_python_only_is_not_the_same(engine: everstep.CheckpointEngine) -> None:
+    await engine.append("t", [{"role": "user", "content": "a", "n": 1}], {})
+    await engine.append("u", [{"role": "user", "content": "a", "n": True}], {})
+    assert (await transcript.pair(engine, "t", "u"))["common"] == 0

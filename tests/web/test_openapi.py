@@ -96,6 +96,7 @@ SENSIBLE: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("GET", "/checkpoint"): [{"ref": STORY}, {"ref": "#7", "thread": STORY}, {"ref": "refund-0093"}],
     ("GET", "/compare"): [{"b": STORY}, {"a": f"{STORY}~3", "b": STORY}, {"b": "refund-0093"}],
     ("GET", "/messages"): [{"ref": STORY}, {"ref": "support-4711", "limit": 5}, {"ref": "refund-0093"}],
+    ("GET", "/messages/pair"): [{"a": STORY, "b": "@BRANCH"}, {"a": f"{STORY}~3", "b": STORY, "limit": 1}],
     ("GET", "/state"): [{"ref": STORY}, {"ref": STORY, "path": "state"}, {"ref": "refund-0093"}],
     ("GET", "/state/search"): [{"ref": STORY, "text": "Oslo"}],
     ("GET", "/value"): [{"ref": STORY}, {"ref": STORY, "pointer": "/state/hotel"}],

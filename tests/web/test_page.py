@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
@@ -19,7 +23,7 @@ import everstep
 from everstep import SnapshotConfig
 from everstep.engine import SyncEngine
 from tests.web import browser as browsers
-from tests.web import long_history
+from tests.web import long_history, places
 from tests.web.serving import served
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -29,6 +33,7 @@ STORY = "trip-to-oslo"
 WIDE = {"width": 1440, "height": 820}
 NARROW = {"width": 390, "height": 780}
 PICTURES = Path(__file__).parents[2] / "docs/images"
+STATIC = Path(everstep.__file__).parent / "web/static"
 SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
 
@@ -408,6 +413,22 @@ def test_two_checkpoints_are_compared(shared: str, visit: Visit) -> None:
     expect(page.locator(".changes-top")).to_contain_text("from #8 to #9")
 
 
+def test_two_conversations_stand_side_by_side_from_where_they_part(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}?tab=messages")
+    places.VIEWS["two conversations"](page, shared)
+    expect(page.get_by_text("the same up to message 7")).to_be_visible()
+    sides = page.locator(".pair-side")
+    expect(sides).to_have_count(2)
+    expect(sides.nth(0)).to_contain_text("The hostel by the station has a double room.")
+    expect(sides.nth(1)).to_contain_text("Wait, my sister and her son come along.")
+    expect(page.locator(".pair-side .message").filter(has_text="Plan a weekend")).to_have_count(0)
+    page.get_by_role("button", name="The other way round").click()
+    expect(sides.nth(0)).to_contain_text("Wait, my sister")
+    page.get_by_role("button", name="One conversation again").click()
+    expect(sides).to_have_count(0)
+    expect(page.locator(".transcript")).to_be_visible()
+
+
 def test_the_tabs_show_messages_state_and_step(shared: str, visit: Visit) -> None:
     page = visit(f"{shared}/t/{STORY}?tab=messages")
     expect(page.locator(".transcript")).to_contain_text("Plan a weekend in Oslo")
@@ -555,6 +576,30 @@ def test_a_pin_is_set_and_seen(own: str, visit: Visit) -> None:
     expect(page.locator(".detail h2")).to_contain_text("Merge")
     page.keyboard.press("p")
     expect(selected(page)).to_contain_text("pinned")
+
+
+def test_an_action_is_shown_as_command_python_and_request(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    rows(page).nth(4).click()
+    page.keyboard.press("t")
+    page.get_by_role("textbox", name="A new tag").fill("good one")
+    window = page.get_by_role("dialog")
+    expect(window.locator("code")).to_contain_text("everstep tag ")
+    expect(window.locator("code")).to_contain_text("'good one'")
+    window.get_by_role("button", name="Python").click()
+    expect(window.locator("code")).to_have_text(
+        re.compile(r'^await engine.tag\("ckpt-.+", "good one", thread_id=".+"\)$')
+    )
+    window.get_by_role("button", name="curl").click()
+    command = shlex.split(window.locator("code").inner_text())
+    assert [command[0], command[1], command[2]] == ["curl", "-X", "POST"]
+    headers = dict(text.split(": ") for option, text in itertools.pairwise(command) if option == "-H")
+    body = command[command.index("-d") + 1]
+    with urlopen(Request(command[3], body.encode(), headers), timeout=30) as answer:  # our own server
+        assert json.loads(answer.read())["tag"] == "good one"
+    with everstep.open(path).sync as engine:
+        thread = json.loads(body)["ref"].partition("@")[0]
+        assert engine.operations(thread)[0].kind == "tag"
 
 
 def test_the_time_that_steps_took(shared: str, visit: Visit) -> None:
@@ -869,36 +914,51 @@ def serious(page: Page, scheme: str = "light") -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everybody_can_use_it(shared: str, visit: Visit, scheme: str) -> None:
-    page = visit(f"{shared}/t/{STORY}", color_scheme=scheme)
-    expect(page.locator(".change").first).to_be_visible()
-    assert serious(page, scheme) == []
-    rows(page).nth(4).click(modifiers=["Control"])
-    expect(page.locator(".row.compared")).to_have_count(1)
-    for name in ("Messages", "State", "Step"):
-        tab(page, name)
-        expect(page.get_by_role("tabpanel").locator(".loading")).to_have_count(0)
+def test_everybody_can_use_every_view(shared: str, visit: Visit, scheme: str) -> None:
+    page = visit(shared, color_scheme=scheme)
+    for name, go in places.VIEWS.items():
+        go(page, shared)
         assert serious(page, scheme) == [], name
-    page.get_by_role("button", name="hidden").click()
-    expect(page.locator(".hidden-row").first).to_be_visible()
-    assert serious(page, scheme) == []
-    for key in ("f", "e", "Shift+M", "o", "y", "?") if scheme == "light" else ("e", "Shift+M"):
-        page.keyboard.press(key)
-        expect(page.get_by_role("dialog")).to_be_visible()
-        expect(page.get_by_role("dialog").locator(".loading")).to_have_count(0)
-        assert serious(page, scheme) == [], key
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_every_window(shared: str, visit: Visit, scheme: str) -> None:
+    page = visit(shared, color_scheme=scheme)
+    for name, go in places.WINDOWS.items():
+        go(page, shared)
+        assert serious(page, scheme) == [], name
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
-    page.goto(f"{shared}/storage")
-    expect(page.locator(".figure").first).to_be_visible()
-    assert serious(page, scheme) == []
-    page.goto(f"{shared}/runs")
-    expect(page.locator(".run-item").first).to_be_visible()
-    assert serious(page, scheme) == []
-    for thread in ("trip-to-bergen", "report-week-46"):
-        page.goto(f"{shared}/t/{thread}?tab=run")
-        expect(page.locator(".run-steps").first).to_be_visible()
-        assert serious(page, scheme) == [], thread
+
+
+def test_every_window_is_among_them() -> None:
+    """One that is added to the page is looked at, too."""
+    source = (STATIC / "dialogs.js").read_text()
+    asked = set(re.findall(r'open\.name === "(\w+)"', source)) - {"pin"}  # it asks nothing
+    assert asked <= places.WINDOWS.keys()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_view_and_no_window_sticks_out(shared: str, visit: Visit, width: int) -> None:
+    page = visit(shared, viewport={"width": WIDE["width"], "height": 780})
+    for name, go in (places.VIEWS | places.WINDOWS).items():
+        page.set_viewport_size({"width": WIDE["width"], "height": 780})
+        go(page, shared)
+        page.set_viewport_size({"width": width, "height": 780})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert page.evaluate(STICKS_OUT) == [], name
+
+
+STICKS_OUT = """() => {
+  const box = document.querySelector("dialog");
+  if (!box) return [];
+  const { left, right, top, bottom } = box.getBoundingClientRect();
+  const inner = box.querySelector(".dialog-body");
+  const found = [];
+  if (left < 0 || right > innerWidth || top < 0 || bottom > innerHeight) found.push("it is larger than the screen");
+  if (inner.scrollWidth > inner.clientWidth) found.push("its content is wider than it");
+  return found;
+}"""
 
 
 def test_the_colours_can_be_chosen_and_are_remembered(shared: str, visit: Visit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import re
 import signal
@@ -11,11 +12,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import START, MessagesState, StateGraph
 
 from everstep import InvalidInput, StoreUnavailable
+from everstep.opening.addresses import without_password
+from everstep.views import threads, transcript
 from everstep.web import serve
+from everstep.web.serving import _langgraph_service
 
 PROGRAM = """
 import sys
@@ -78,3 +85,27 @@ def test_a_port_that_is_taken(path: Path) -> None:
         other.listen()
         with pytest.raises(StoreUnavailable, match="is taken"):
             serve(path, port=other.getsockname()[1], open_browser=False)
+
+
+def test_what_langgraphs_own_saver_keeps_is_shown_and_not_changed(tmp_path: Path) -> None:
+    source = tmp_path / "langgraph.db"
+    with SqliteSaver.from_conn_string(str(source)) as saver:
+        graph = StateGraph(MessagesState).add_node("answer", lambda _: {"messages": [("ai", "With pleasure.")]})
+        graph.add_edge(START, "answer")
+        app: Any = graph.compile(checkpointer=saver)
+        app.invoke({"messages": [("user", "Oslo?")]}, {"configurable": {"thread_id": "trip"}})
+    before = source.read_bytes()
+
+    service = _langgraph_service(f"sqlite:///{source}")
+
+    assert service.read_only
+    assert service.address == f"LangGraph, sqlite:///{source}"
+    found = asyncio.run(threads.page(service.engine))["threads"]
+    assert [(thread["thread_id"], thread["kind"]) for thread in found] == [("trip", "langgraph")]
+    told = asyncio.run(transcript.page(service.engine, "trip"))["messages"]
+    assert [message["text"] for message in told] == ["Oslo?", "With pleasure."]
+    assert source.read_bytes() == before
+
+
+def test_no_password_of_langgraphs_store_is_shown() -> None:
+    assert without_password("postgresql://ada:secret@db.example/agents") == "postgresql://db.example/agents"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from typing import NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from everstep.errors import InvalidInput
 
@@ -107,3 +107,15 @@ def shown_name(value: object) -> str:
     if isinstance(value, str) and _WORD.fullmatch(value):
         return repr(value)
     return "that was passed"
+
+
+def without_password(address: str) -> str:
+    """Return the address of a store as it may be shown."""
+    place = place_of(address)
+    if place.kind == "memory":
+        return "memory://"
+    if place.kind == "sqlite":
+        return f"sqlite:///{place.where}"
+    parts = urlsplit(address)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,10 +49,10 @@ async def page(
 ) -> dict[str, Any]:
     """Return threads, the most recently active first; `cursor` is that of the page before.
 
-    `text` finds threads whose name, summary or tags contain it, `status` those that have failed, wait for an answer,
-    were interrupted or are damaged; a durable run has all of its own. Both look at up to 2,000 threads; `more` says
-    that there are some that were not looked at. A damaged thread has its place among the others, with what is wrong
-    with it as its summary.
+    `text` finds threads whose name, summary, tags or metadata (`customer=ada`) contain it, `status` those that have
+    failed, wait for an answer, were interrupted or are damaged; a durable run has all of its own. Both look at up to
+    2,000 threads; `more` says that there are some that were not looked at. A damaged thread has its place among the
+    others, with what is wrong with it as its summary.
     """
     if status is not None and status not in STATUSES:
         raise InvalidInput(f"status is one of {', '.join(STATUSES)}, not {checks.shown(status)}")
@@ -103,8 +103,17 @@ def _has_text(hit: Hit, text: str) -> bool:
         return True
     if hit.stored is None:
         return text in hit.position.thread_id.casefold()
-    tags, summary = described(hit.stored.record)
-    return any(text in holder.casefold() for holder in (hit.position.thread_id, summary, *tags))
+    record = hit.stored.record
+    tags, summary = described(record)
+    holders = [hit.position.thread_id, summary, *tags, *_texts_in(record.metadata)]
+    return any(text in holder.casefold() for holder in holders)
+
+
+def _texts_in(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the entries of metadata as they are searched for: `customer=ada`."""
+    for name, value in metadata.items():
+        if isinstance(value, (str, int, float)):
+            yield f"{name}={value}"
 
 
 class _About(NamedTuple):

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime import checks
-from everstep.views.changes import name_of
+from everstep.stores.protocol import Stored
+from everstep.values import codec
+from everstep.views.changes import name_of, ref_of
 from everstep.views.json_values import to_json
 from everstep.views.reading import Ref, number_of_cursor, repository_of, stored_of, values_of
 from everstep.views.rows import dicts_in, text_of
@@ -54,6 +56,36 @@ async def page(engine: CheckpointEngine, ref: Ref, *, limit: int = 100, cursor: 
         "cursor": str(start) if start else None,
         "total": len(messages),
     }
+
+
+async def pair(engine: CheckpointEngine, a: Ref, b: Ref, *, limit: int = 50) -> dict[str, Any]:
+    """Return two conversations from where they part: how many messages they begin with in common, and what follows.
+
+    Of each at most `limit` messages, the oldest first; `more` says how many come after those.
+    """
+    limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
+    sides: list[tuple[Stored, Sequence[Any]]] = []
+    for ref in (a, b):
+        stored = await stored_of(engine, ref)
+        sides.append((stored, (await values_of(repository_of(engine), stored)).messages))
+    common = 0
+    for one, other in zip(sides[0][1], sides[1][1], strict=False):
+        # As bytes, not as values: 1, 1.0 and True are equal in Python.
+        if codec.pack(one) != codec.pack(other):
+            break
+        common += 1
+    answer: dict[str, Any] = {"common": common}
+    for name, (stored, messages) in zip("ab", sides, strict=True):
+        end = min(len(messages), common + limit)
+        room = max(500, SHOWN_BYTES_MAX // 2 // max(1, end - common))
+        results = _results(messages)
+        answer[name] = {
+            **ref_of(stored),
+            "messages": [_shown(messages[place], place, results, room) for place in range(common, end)],
+            "total": len(messages),
+            "more": len(messages) - end,
+        }
+    return answer
 
 
 def _shown(message: Any, index: int, results: Mapping[str, dict[str, Any]], room: int) -> dict[str, Any]:

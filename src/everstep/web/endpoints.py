@@ -150,6 +150,12 @@ async def _messages(service: Service, values: Values) -> dict[str, Any]:
     return await transcript.page(service.engine, ref, limit=values["limit"], cursor=values["cursor"])
 
 
+async def _pair(service: Service, values: Values) -> dict[str, Any]:
+    a = await service.engine.resolve(values["a"], thread_id=values["thread"])
+    b = await service.engine.resolve(values["b"], thread_id=values["thread"])
+    return await transcript.pair(service.engine, a, b, limit=values["limit"])
+
+
 async def _state(service: Service, values: Values) -> dict[str, Any]:
     ref = await _reference(service, values)
     path = values["path"] or ""
@@ -399,6 +405,19 @@ ENDPOINTS = (
         (REF, OPEN_THREAD, Whole(name="limit", about="How many.", least=1, most=200, unless_given=100), CURSOR),
         "MessagePage",
         "The conversation as of a checkpoint; the newest page first, each page in order.",
+    ),
+    Endpoint(
+        "GET",
+        "/messages/pair",
+        _pair,
+        (
+            Text(name="a", about="A checkpoint.", required=True, can_be_empty=False),
+            Text(name="b", about="Another one, such as the head of a branch.", required=True, can_be_empty=False),
+            OPEN_THREAD,
+            Whole(name="limit", about="How many of each.", least=1, most=200, unless_given=50),
+        ),
+        "MessagePair",
+        "Two conversations, from where they part.",
     ),
     Endpoint(
         "GET",

@@ -167,6 +167,18 @@ SCHEMAS: dict[str, Schema] = {
         "A message.", index=COUNT, role=_or_null(TEXT), text=TEXT, parts=_list(OBJECT), tool_calls=_list(OBJECT)
     ),
     "MessagePage": _answer("A conversation.", messages=_list(_is("Message")), cursor=_or_null(TEXT), total=COUNT),
+    "MessageSide": _object(
+        "One of two conversations.",
+        id=TEXT,
+        ref=TEXT,
+        thread_id=TEXT,
+        messages=_list(_is("Message")),
+        total=COUNT,
+        more=COUNT,
+    ),
+    "MessagePair": _answer(
+        "Two conversations, from where they part.", common=COUNT, a=_is("MessageSide"), b=_is("MessageSide")
+    ),
     "StateChild": _object(
         "A part of a value.", key=TEXT, path=TEXT, type=TEXT, size_bytes=COUNT, preview=TEXT, leaf=FLAG
     ),

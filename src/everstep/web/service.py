@@ -23,14 +23,22 @@ class Service:
     """A store behind the page."""
 
     def __init__(
-        self, store: Store, *, read_only: bool, demo: bool = False, options: Mapping[str, Any] | None = None
+        self,
+        store: Store,
+        *,
+        read_only: bool,
+        demo: bool = False,
+        options: Mapping[str, Any] | None = None,
+        address: str | None = None,
     ) -> None:
+        """`address` is shown in place of that of the store."""
         self.engine = open_engine(store, options)
         self.is_own = is_address(store)
         """Whether it was opened here, and is closed here."""
         # Told at the start, so that the page does not offer what would fail when it is pressed.
         self.read_only = read_only or not _is_writable(self.engine)
         self.demo = demo
+        self._shown_address = address
         self.places = Places(self.engine)
         self.is_stopping = False
         """Whether the server is about to end: live updates, which never end by themselves, then do."""
@@ -42,6 +50,8 @@ class Service:
     @property
     def address(self) -> str:
         """Where the store is; no store tells its password."""
+        if self._shown_address is not None:
+            return self._shown_address
         return str(getattr(self._store, "address", type(self._store).__name__))
 
     @property

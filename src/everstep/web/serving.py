@@ -19,13 +19,14 @@ from everstep.config import SnapshotConfig
 from everstep.errors import InvalidInput, MissingDependency, StoreUnavailable
 from everstep.factory import DEFAULT_URL
 from everstep.factory import open as open_store
-from everstep.opening.addresses import Address
+from everstep.opening.addresses import Address, without_password
 from everstep.web.guard import LOOPBACK_NAMES, Guard, is_loopback
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from everstep.web.service import Store
+    from everstep.engine import CheckpointEngine
+    from everstep.web.service import Service
 
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not listened on
 _TOKEN_BYTES = 24
@@ -40,13 +41,15 @@ def serve(
     token: str | None = None,
     open_browser: bool = True,
     demo: bool = False,
+    langgraph: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
     """Serve the page over a store until Ctrl-C.
 
     On another address than this machine's own it asks for `token`; "auto" makes one and prints it. `demo` shows a
-    store in memory, filled with examples. A port of 0 takes any that is free. `options` are those that `everstep.open`
-    takes besides the URL.
+    store in memory, filled with examples; `langgraph`, the URL of one of LangGraph's own savers, a copy of its threads
+    as they are now, which cannot be changed. A port of 0 takes any that is free. `options` are those that
+    `everstep.open` takes besides the URL.
     """
     try:
         import uvicorn
@@ -64,9 +67,12 @@ def serve(
             names.append(socket.gethostname())
         else:
             names.append(host)
-        service = Service(
-            _store(store_url, demo=demo), read_only=read_only, demo=demo, options=None if demo else options
-        )
+        if langgraph is not None:
+            service = _langgraph_service(langgraph)
+        elif demo:
+            service = Service(_demo_engine(), read_only=read_only, demo=True)
+        else:
+            service = Service(_address(store_url), read_only=read_only, options=options)
         guarded = Guard(application(service), allowed_hosts=names, any_address=host in _EVERYWHERE, token=token)
         link = _link(host, port, token)
         print(f"Everstep is at {link}", file=sys.stderr, flush=True)  # noqa: T201  # what the person waits for
@@ -107,9 +113,23 @@ def _checked_token(host: str, token: str | None) -> str | None:
     return token
 
 
-def _store(store_url: Address | None, *, demo: bool) -> Store:
-    if not demo:
-        return store_url if store_url is not None else os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
+def _address(store_url: Address | None) -> Address:
+    if store_url is not None:
+        return store_url
+    return os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
+
+
+def _langgraph_service(url: str) -> Service:
+    """Return what shows the threads of one of LangGraph's own savers: they are copied into memory, and only read."""
+    from everstep.langgraph.importing import import_langgraph
+    from everstep.web.service import Service
+
+    engine = open_store("memory://", SnapshotConfig(gc_policy="keep_all"))
+    import_langgraph(url, engine, verify=False, quiet=True)
+    return Service(engine, read_only=True, address=f"LangGraph, {without_password(url)}")
+
+
+def _demo_engine() -> CheckpointEngine:
     from everstep.views import demo as demo_data
 
     engine = open_store("memory://", SnapshotConfig(gc_policy="keep_all"))

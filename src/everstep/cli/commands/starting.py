@@ -14,7 +14,7 @@ from everstep.cli.settings import find_files, profiles_of, user_file
 from everstep.cli.start import COMPLETE_VARIABLE
 from everstep.config import SnapshotConfig
 from everstep.errors import InvalidInput, MissingDependency
-from everstep.opening.addresses import place_of
+from everstep.opening.addresses import place_of, without_password
 
 
 @command("ui")
@@ -24,9 +24,17 @@ from everstep.opening.addresses import place_of
 @click.option("--read-only", is_flag=True, help="Let nobody change anything.")
 @click.option("--token", metavar="TEXT", help="What visitors must know; `auto` makes one.")
 @click.option("--demo", is_flag=True, help="Show demo data instead of a store.")
+@click.option("--langgraph", metavar="URL", help="Show what LangGraph's own saver keeps there, without changing it.")
 @click.pass_obj
 def ui(
-    common: Common, host: str, port: int, open_browser: bool, read_only: bool, token: str | None, demo: bool
+    common: Common,
+    host: str,
+    port: int,
+    open_browser: bool,
+    read_only: bool,
+    token: str | None,
+    demo: bool,
+    langgraph: str | None,
 ) -> None:
     """It runs until Ctrl-C, on this machine only unless --host says otherwise."""
     try:
@@ -34,7 +42,11 @@ def ui(
         serve = import_module("everstep.web").serve
     except ImportError as exc:
         raise MissingDependency(exc.name or "starlette", "ui") from exc
-    settings = None if demo else common.settings
+    if demo and langgraph is not None:
+        raise InvalidInput("--demo and --langgraph each say what to show; give one of them")
+    settings = None
+    if not demo and langgraph is None:
+        settings = common.settings
     serve(
         settings.store if settings is not None else None,
         host=host,
@@ -43,6 +55,7 @@ def ui(
         token=token,
         open_browser=open_browser,
         demo=demo,
+        langgraph=langgraph,
         options=settings.options if settings is not None else None,
     )
 
@@ -106,18 +119,6 @@ def config(common: Common) -> None:
         "profiles": ", ".join(profiles) or "none",
     }
     output.table(("setting", "value"), [(name, text.clean(value)) for name, value in listed.items()], wide="value")
-
-
-def without_password(address: str) -> str:
-    """Return the address of a store as it may be shown."""
-    place = place_of(address)
-    if place.kind in ("memory", "sqlite"):
-        return f"sqlite:///{place.where}" if place.kind == "sqlite" else "memory://"
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(address)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
 
 
 @command("completion")

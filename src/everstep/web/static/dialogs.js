@@ -1,9 +1,9 @@
 // The windows over the page: rewind, copy as, operations, branches, keys.
 import { html, useEffect, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
-import { ago, clock, oneLine, plural, quoteShell, visible, whole } from "./format.js";
+import { ago, clock, oneLine, plural, python, quoteShell, visible, whole } from "./format.js";
 import { address, canWrite, describe, dialog, follow, go, labelOf, openThread, pin, redo, rewindTo, route, rows, tag, undo } from "./model.js";
-import { Chip, Command, Dialog, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
+import { AsCode, Chip, Command, Dialog, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
 import { familyOf } from "./graph.js";
 import { Fork } from "./editing.js";
 import { Merge } from "./merging.js";
@@ -44,7 +44,7 @@ function Rewind({ data }) {
     ${error && html`<${Trouble} error=${error} />`}
     ${!plan && !error && html`<${Loading} lines=${2} />`}
     ${plan &&
-    html`<p><b dir="auto">${visible(data.thread_id)}</b> goes on from step ${data.step}. ${number
+    html`<p><b dir="auto" title=${visible(data.thread_id)}>${visible(labelOf(data.thread_id))}</b> goes on from step ${data.step}. ${number
         ? html`<b>${plural(number, "later step")}</b> will be hidden. Nothing is deleted: undo brings ${number === 1 ? "it" : "them"} back, and ${number === 1 ? "it stays" : "they stay"} readable by id.`
         : "Nothing comes after it, so nothing is hidden."}</p>
       ${list.length > 0 &&
@@ -52,7 +52,12 @@ function Rewind({ data }) {
         ${list.slice(0, 6).map((row) => html`<li key=${row.id}><span class="faint">#${row.step}</span> <span dir="auto">${oneLine(rows.value?.rowOf(row.id)?.title ?? row.title ?? row.id)}</span></li>`)}
         ${number > 6 && html`<li class="faint">and ${plural(number - Math.min(6, list.length), "more", "more")}</li>`}
       </ul>`}`}
-    <${Command} text=${`everstep rewind ${quoteShell(data.ref)}`} />
+    <${AsCode}
+      command=${`everstep rewind ${quoteShell(data.ref)}`}
+      python=${`await engine.rewind(${python(data.id)}, thread_id=${python(data.thread_id)})`}
+      path="rewind"
+      body=${{ ref: data.ref }}
+    />
   <//>`;
 }
 
@@ -71,6 +76,13 @@ function Copy({ data }) {
 }
 
 const KIND_ICONS = { rewind: "undo", branch: "fork", merge: "merge", pin: "pin", unpin: "pin", tag: "tag", untag: "tag" };
+
+// Branches by the names that people gave them.
+function withLabels(text) {
+  const names = familyOf().map((row) => row.thread_id);
+  names.sort((one, other) => other.length - one.length); // one may begin with another
+  return names.reduce((shorter, name) => shorter.replaceAll(name, labelOf(name)), text);
+}
 
 function Operations({ thread }) {
   const [again, setAgain] = useState(0);
@@ -94,12 +106,17 @@ function Operations({ thread }) {
     <ol class="operations">
       ${list.map(
         (operation) => html`<li key=${operation.id} class=${operation.undone ? "undone" : ""}>
-          <${Icon} name=${KIND_ICONS[operation.kind] ?? "history"} /><span class="operation-text" dir="auto">${visible(describe(operation))}</span>
+          <${Icon} name=${KIND_ICONS[operation.kind] ?? "history"} /><span class="operation-text" dir="auto" title=${visible(describe(operation))}>${visible(withLabels(describe(operation)))}</span>
           ${operation.undone && html`<${Chip} text="undone" />`}<time datetime=${operation.created_at} title=${whole(operation.created_at)}>${clock(operation.created_at)}</time>
         </li>`,
       )}
     </ol>
-    <${Command} text=${`everstep ops ${quoteShell(thread)}`} />
+    <${AsCode}
+      command=${`everstep undo ${quoteShell(thread)}`}
+      python=${`await engine.undo(${python(thread)})`}
+      path="undo"
+      body=${{ thread }}
+    />
   <//>`;
 }
 
@@ -116,7 +133,7 @@ function Branches() {
     return null;
   };
   return html`<${Dialog} title="Branches">
-    <p>${a ? html`Compare the head of <b dir="auto">${visible(a.thread_id)}</b> with…` : "Open a branch, or choose two to compare their heads."}</p>
+    <p>${a ? html`Compare the head of <b dir="auto">${visible(a.thread_id)}</b> with…` : "Open a branch, or choose two to compare what they hold, and what was said in each."}</p>
     <ul class="branches">
       ${family.map(
         (row) => html`<li key=${row.thread_id}>
@@ -162,7 +179,12 @@ function Tags({ data }) {
       ${own.map((old) => html`<li key=${old}><span dir="auto">${visible(old)}</span><span class="spacer"></span>
         <button type="button" class="small" aria-label=${`Take the tag ${old} away`} onClick=${() => take(old)}>Take away</button></li>`)}
     </ul>`}
-    <${Command} text=${`everstep tag ${quoteShell(data.ref)} ${quoteShell(name.trim() || "NAME")}`} />
+    <${AsCode}
+      command=${`everstep tag ${quoteShell(data.ref)} ${quoteShell(name.trim() || "NAME")}`}
+      python=${`await engine.tag(${python(data.id)}, ${python(name.trim() || "NAME")}, thread_id=${python(data.thread_id)})`}
+      path="tag"
+      body=${{ ref: data.ref, tag: name.trim() || "NAME" }}
+    />
   <//>`;
 }
 

@@ -1,9 +1,9 @@
 // Forks: a name, and where wanted other values, checked while they are typed and compared before anything is saved.
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/ui.js";
 import { get, post } from "./api.js";
-import { bytes, json, plural, quoteShell, visible } from "./format.js";
-import { dialog, openThread, renew, say, select } from "./model.js";
-import { Chip, Command, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
+import { bytes, json, plural, python, quoteShell, visible } from "./format.js";
+import { dialog, labelOf, openThread, renew, say, select } from "./model.js";
+import { AsCode, Chip, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
 
 const EDIT_MAX = 1_000_000;
 const SIGNS = { add: "+", remove: "−", replace: "~" };
@@ -54,7 +54,7 @@ function marked(value) {
 
 function Preview({ changes }) {
   if (!changes.length) return html`<p class="hint">Nothing is changed yet.</p>`;
-  return html`<div class="preview" aria-label="What you change" role="group">
+  return html`<div class="preview" tabindex="0" aria-label="What you change" role="group">
     ${changes.slice(0, 100).map(
       ({ op, path, before, value }) => html`<div key=${path} class=${`change ${{ add: "added", remove: "removed", replace: "changed" }[op]}`}>
         <span class="sign">${SIGNS[op]}</span><span class="path" dir="auto">${visible(path || "/")}</span>
@@ -119,14 +119,13 @@ export function Fork({ data, withEditor = false }) {
   const isTooLarge = stored && texts[part]?.length > EDIT_MAX;
   const canSend = name.trim() && !isBusy && !problem && !(isEditing && !stored && !error);
 
+  const patch = changes.map(({ op, path, value }) => (op === "remove" ? { op, path } : { op, path, value }));
+  const body = { ref: data.ref, name: name.trim() || "NAME", ...(patch.length ? { patch } : {}) };
   const send = async (event) => {
     event?.preventDefault();
     if (!canSend) return;
     setBusy(true);
     try {
-      const body = { ref: data.ref, name: name.trim() };
-      const patch = changes.map(({ op, path, value }) => (op === "remove" ? { op, path } : { op, path, value }));
-      if (patch.length) body.patch = patch;
       const made = await post("fork", body);
       dialog.value = null;
       say(`Forked at step ${data.step}: ${name.trim()}${patch.length ? `, with ${plural(patch.length, "edit")}` : ""}.`);
@@ -139,6 +138,9 @@ export function Fork({ data, withEditor = false }) {
     }
   };
   const command = `everstep fork ${quoteShell(data.ref)} -b ${quoteShell(name.trim() || "NAME")}${changes.length ? " --patch edits.json" : ""}`;
+  const inPython = patch.length
+    ? `from everstep.views import actions\nawait actions.fork(engine, ${python(data.ref)}, ${python(body.name)}, patch=${python(patch)})`
+    : `await engine.branch(${python(data.id)}, ${python(body.name)}, thread_id=${python(data.thread_id)})`;
   return html`<${Dialog}
     title=${`Fork from #${data.step}`}
     wide=${isEditing}
@@ -146,7 +148,7 @@ export function Fork({ data, withEditor = false }) {
       <button type="submit" form="fork-form" class="primary" disabled=${!canSend}>${changes.length ? "Fork with these edits" : "Fork"}</button>`}
   >
     <form id="fork-form" onSubmit=${send}>
-      <p>A new thread begins at this checkpoint. Nothing is copied, and <b dir="auto">${visible(data.thread_id)}</b> stays as it is.</p>
+      <p>A new thread begins at this checkpoint. Nothing is copied, and <b dir="auto" title=${visible(data.thread_id)}>${visible(labelOf(data.thread_id))}</b> stays as it is.</p>
       <label class="field">Name of the branch
         <input ref=${field} type="text" required maxlength="128" placeholder="try-the-bus" spellcheck="false" autocomplete="off" value=${name} onInput=${(event) => setName(event.target.value)} /></label>
       <label class="check"><input type="checkbox" checked=${isEditing} onChange=${(event) => setEditing(event.target.checked)} /> Edit the state or the messages first</label>
@@ -167,7 +169,7 @@ export function Fork({ data, withEditor = false }) {
       </div>`}
       ${error && html`<${Trouble} error=${error} />`}
     </form>
-    <${Command} text=${command} />
+    <${AsCode} command=${command} python=${inPython} path="fork" body=${body} />
   <//>`;
 }
 

@@ -96,6 +96,15 @@ function marked(_, value) {
   return value;
 }
 
+// A value as Python writes it.
+export function python(value) {
+  if (value === null || value === undefined) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
+  if (typeof value === "object") return `{${Object.entries(value).map(([key, inner]) => `${python(key)}: ${python(inner)}`).join(", ")}}`;
+  return JSON.stringify(value);
+}
+
 export const quoteShell = (text) =>
   /^[\w@%+=:,./~#-]+$/.test(text) && !text.startsWith("~") && !text.startsWith("#")
     ? text

@@ -1,11 +1,11 @@
 // Merges: what comes over by itself, what both sides changed, a decision for each, and the outcome before it is saved.
 import { html, useEffect, useMemo, useState } from "./vendor/ui.js";
 import { get, latest, post } from "./api.js";
-import { plural, quoteShell, shortId, visible } from "./format.js";
+import { plural, python, quoteShell, shortId, visible } from "./format.js";
 import { complain, dialog, labelOf, openThread, renew, route, rows, say, select, undo } from "./model.js";
 import { familyOf } from "./graph.js";
 import { ChangeList } from "./changes.js";
-import { Chip, Command, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
+import { AsCode, Chip, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
 
 const call = latest();
 const isMissing = (value) => value === undefined || (value && typeof value === "object" && value.$type === "missing");
@@ -40,7 +40,7 @@ function ConflictBox({ conflict, choice, onChoose, names }) {
   </label>`;
   return html`<fieldset class=${`conflict ${choice && !isBad ? "settled" : ""}`}>
     <legend class="mono" dir="auto">${visible(path)}</legend>
-    <div class="conflict-base"><span class="faint">was</span> <${Side} value=${base} /></div>
+    <div class="conflict-base"><span class="faint">was</span> ${isMissing(base) ? html`<span class="faint">not there</span>` : html`<${Side} value=${base} />`}</div>
     <div class="sides-grid">
       ${option("ours", html`ours <span class="faint">${visible(labelOf(names.into))}</span>`, html`<${Side} value=${ours} />`)}
       ${option("theirs", html`theirs <span class="faint">${visible(labelOf(names.source))}</span>`, html`<${Side} value=${theirs} />`)}
@@ -78,14 +78,16 @@ export function Merge({ source: given = null }) {
   const outcome = useMemo(() => withChoices(plan, choices), [plan, choices]);
   const chooseAll = (kind) => setChoices(Object.fromEntries(conflicts.map((conflict) => [conflict.path, { kind, text: "" }])));
 
+  const settled = conflicts.filter((conflict) => !open.includes(conflict));
+  const resolve = Object.fromEntries(settled.map((conflict) => {
+    const choice = choices[conflict.path];
+    return [conflict.path, choice.kind === "edit" ? { value: decided(conflict, choice) } : { take: choice.kind }];
+  }));
+  const body = { source, into, ...(settled.length ? { resolve } : {}) };
   const send = async () => {
     setBusy(true);
     try {
-      const resolve = Object.fromEntries(conflicts.map((conflict) => {
-        const choice = choices[conflict.path];
-        return [conflict.path, choice.kind === "edit" ? { value: decided(conflict, choice) } : { take: choice.kind }];
-      }));
-      const done = await post("merge", { source, into, ...(conflicts.length ? { resolve } : {}) });
+      const done = await post("merge", body);
       dialog.value = null;
       if (route.peek().thread !== into) openThread(into);
       say(`Merged ${labelOf(source)} into ${labelOf(into)}${conflicts.length ? `, ${plural(conflicts.length, "conflict")} settled` : ""}.`, { undo: () => undo(into) });
@@ -120,7 +122,12 @@ export function Merge({ source: given = null }) {
       ${conflicts.map((conflict) => html`<${ConflictBox} key=${conflict.path} conflict=${conflict} choice=${choices[conflict.path]} names=${{ source, into }} onChoose=${(choice) => setChoices({ ...choices, [conflict.path]: choice })} />`)}
       <h3 class="section">Outcome <span>against ${visible(labelOf(into))} as it is now</span></h3>
       <div><${ChangeList} found=${outcome} /></div>`}
-    <${Command} text=${`everstep merge ${quoteShell(source)} --into ${quoteShell(into)}${conflicts.length ? " --resolve choices.json" : ""}`} />
+    <${AsCode}
+      command=${`everstep merge ${quoteShell(source)} --into ${quoteShell(into)}${conflicts.length ? " --resolve choices.json" : ""}`}
+      python=${`from everstep.views import actions\nawait actions.merge(engine, ${python(source)}, ${python(into)}${settled.length ? `, ${python(resolve)}` : ""})`}
+      path="merge"
+      body=${body}
+    />
   <//>`;
 }
 

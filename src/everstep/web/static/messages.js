@@ -2,11 +2,64 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
 import { get, latest, url } from "./api.js";
 import { bytes, count, json, plural, visible } from "./format.js";
-import { Block, Chip, CopyButton, Empty, Icon, Loading, LongText, Trouble } from "./parts.js";
+import { go, labelOf, named, route } from "./model.js";
+import { Block, Chip, CopyButton, Empty, Icon, IconButton, Loading, LongText, Trouble } from "./parts.js";
 
 const call = latest();
 
+// One conversation, or, where a checkpoint is compared with another one, both from where they part.
 export function Messages({ data }) {
+  const vs = route.value.vs;
+  if (vs && vs !== data.id) return html`<${Pair} data=${data} vs=${vs} />`;
+  return html`<${Conversation} data=${data} />`;
+}
+
+const pairCall = latest();
+
+function Pair({ data, vs }) {
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    setError(null);
+    const { ref: a, thread } = named(vs);
+    pairCall((stop) => get("messages/pair", { a, b: data.ref, thread }, stop))
+      .then((answer) => answer && setFound(answer))
+      .catch(setError);
+  }, [data.id, vs]);
+  if (error) return html`<${Trouble} error=${error} />`;
+  if (!found) return html`<${Loading} lines=${5} />`;
+  const { common, a, b } = found;
+  const isSame = !a.messages.length && !b.messages.length;
+  return html`<div class="pair-box">
+    <div class="changes-top">
+      <span>${common ? `the same up to message ${count(common)}` : "different from the first message on"}</span>
+      <span class="spacer"></span>
+      <${IconButton} icon="swap" label="The other way round" className="quiet" onClick=${() => go({ id: vs, vs: data.id })} />
+      <${IconButton} icon="close" label="One conversation again" className="quiet" onClick=${() => go({ vs: null })} />
+    </div>
+    ${isSame && html`<${Empty} title="No difference"><p>Both hold the same ${plural(common, "message")}.</p><//>`}
+    ${!isSame && html`<div class="pair"><${PairSide} side=${a} /><${PairSide} side=${b} /></div>`}
+  </div>`;
+}
+
+function PairSide({ side }) {
+  const byIndex = new Map(side.messages.map((message) => [message.index, message]));
+  const title = `${labelOf(side.thread_id)} #${side.step}`;
+  return html`<section class="pair-side transcript" aria-label=${visible(title)}>
+    <h3 class="section" dir="auto" title=${visible(side.thread_id)}>${visible(title)} <span>${plural(side.total, "message")}</span></h3>
+    ${!side.messages.length && html`<p class="hint">It ends here.</p>`}
+    ${unpaired(side.messages).map((message) => html`<${Message} key=${message.index} message=${message} byIndex=${byIndex} data=${side} />`)}
+    ${side.more > 0 && html`<p class="hint">and ${plural(side.more, "more message", "more messages")}</p>`}
+  </section>`;
+}
+
+// A result stands with its call, and not once more by itself.
+function unpaired(messages) {
+  const paired = new Set(messages.flatMap((message) => (message.tool_calls ?? []).map((one) => one.result?.index)));
+  return messages.filter((message) => message.role !== "tool" || !paired.has(message.index));
+}
+
+function Conversation({ data }) {
   const [page, setPage] = useState(null);
   const [error, setError] = useState(null);
   const [isRaw, setRaw] = useState(false);
@@ -40,8 +93,6 @@ export function Messages({ data }) {
   if (!page.total) return html`<${Empty} title="No messages"><p>This checkpoint holds no conversation; its values are under State.</p><//>`;
   const more = page.total - page.messages.length;
   const byIndex = new Map(page.messages.map((message) => [message.index, message]));
-  // A result stands with its call, and not once more by itself.
-  const paired = new Set(page.messages.flatMap((message) => (message.tool_calls ?? []).map((one) => one.result?.index)));
   return html`<div class="transcript" ref=${list}>
     <div class="changes-top">
       <span>${plural(page.total, "message")}</span>
@@ -49,11 +100,8 @@ export function Messages({ data }) {
       <button type="button" class="small" aria-pressed=${isRaw} onClick=${() => setRaw(!isRaw)}>Raw JSON</button>
     </div>
     ${page.cursor && html`<p class="earlier"><button type="button" onClick=${() => load(page.cursor)}>Show earlier messages${more > 0 ? ` (${count(more)})` : ""}</button></p>`}
-    ${page.messages.map((message) => {
-      if (isRaw) return html`<${Raw} key=${message.index} message=${message} />`;
-      if (message.role === "tool" && paired.has(message.index)) return null;
-      return html`<${Message} key=${message.index} message=${message} byIndex=${byIndex} data=${data} />`;
-    })}
+    ${isRaw && page.messages.map((message) => html`<${Raw} key=${message.index} message=${message} />`)}
+    ${!isRaw && unpaired(page.messages).map((message) => html`<${Message} key=${message.index} message=${message} byIndex=${byIndex} data=${data} />`)}
   </div>`;
 }
 

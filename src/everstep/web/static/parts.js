@@ -1,6 +1,6 @@
 // Small things that many places use: icons, chips, menus, dialogs, values.
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
-import { bytes, count, json, visible } from "./format.js";
+import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
+import { bytes, count, json, quoteShell, visible } from "./format.js";
 import { copy, dialog } from "./model.js";
 
 const PATHS = {
@@ -193,12 +193,32 @@ export function Dialog({ title, children, wide = false, footer = null, onClose =
   </dialog>`;
 }
 
-// A command that can be copied, in one line.
+const WORD_MAX = 30; // a longer one is broken where the line ends
+
+// A command that can be copied. Its options stay whole: a line may end between words, not within them.
 export const Command = ({ label, text }) => html`<div class="command">
   ${label && html`<span class="command-label">${label}</span>`}
-  <code>${visible(text)}</code>
+  <code>${visible(text).split(/([ \n])/).map((word) => (word.trim() && word.length < WORD_MAX ? html`<span class="command-word">${word}</span>` : word))}</code>
   <${CopyButton} text=${text} label=${`Copy ${label ?? "command"}`} />
 </div>`;
+
+const way = signal("command");
+const WAYS = [["command", "Command"], ["python", "Python"], ["curl", "curl"]];
+
+// An action as a command, in Python and as a request: each does the same. `body` is what the page itself would send.
+export function AsCode({ command, python, path, body }) {
+  const texts = { command, python, curl: curlOf(path, body) };
+  return html`<div class="as-code">
+    <${Segments} label="Show as" value=${way.value} options=${WAYS} onChange=${(next) => (way.value = next)} />
+    <${Command} text=${texts[way.value]} />
+  </div>`;
+}
+
+function curlOf(path, body) {
+  const home = new URL(document.baseURI);
+  const address = `${home.href.replace(/\/$/, "")}/api/v1/${path}`;
+  return `curl -X POST ${address} -H ${quoteShell(`Origin: ${home.origin}`)} -H 'Content-Type: application/json' -d ${quoteShell(JSON.stringify(body))}`;
+}
 
 const LONG = 600;
 

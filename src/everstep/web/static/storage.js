@@ -1,9 +1,9 @@
 // What the store holds and takes, and what retention would remove.
 import { html, useEffect, useState } from "./vendor/ui.js";
 import { get, post } from "./api.js";
-import { bytes, count, plural, visible } from "./format.js";
+import { bytes, count, plural, python, quoteShell, visible } from "./format.js";
 import { canWrite, complain, info, say } from "./model.js";
-import { Chip, Loading, Trouble } from "./parts.js";
+import { AsCode, Chip, Loading, Trouble } from "./parts.js";
 
 const Figure = ({ label, value, note }) => html`<div class="figure"><span class="figure-value">${value}</span><span class="figure-label">${label}</span>${note && html`<span class="figure-note">${note}</span>`}</div>`;
 
@@ -29,11 +29,12 @@ export function Sizes({ thread = null }) {
   useEffect(() => {
     load();
   }, [thread]);
+  const kept = policy === "keep_all" ? {} : { param: Math.round(policy === "keep_age" ? param * 86400 : param) };
+  const asked = { ...(thread ? { thread } : {}), policy, ...kept };
   const collect = async (dryRun) => {
     setBusy(true);
     try {
-      const kept = policy === "keep_all" ? {} : { param: Math.round(policy === "keep_age" ? param * 86400 : param) };
-      const report = await post("collect", { ...(thread ? { thread } : {}), policy, ...kept, dry_run: dryRun });
+      const report = await post("collect", { ...asked, dry_run: dryRun });
       if (dryRun) setPlan(report);
       else {
         setPlan(null);
@@ -70,6 +71,12 @@ export function Sizes({ thread = null }) {
         ? html`It would remove <b>${plural(plan.checkpoints, "checkpoint")}</b>${plan.hidden ? `, ${count(plan.hidden)} of them hidden` : ""}, about <b>${bytes(plan.size_bytes)}</b>. This cannot be undone; what is pinned stays.`
         : "There is nothing to remove."
       : "Nothing is removed before you have seen what would go."}</p>
+    ${canWrite.value && html`<${AsCode}
+      command=${`everstep retention apply${thread ? ` ${quoteShell(thread)}` : ""} --policy ${policy}${"param" in kept ? ` --keep ${kept.param}` : ""}`}
+      python=${`config = everstep.SnapshotConfig(gc_policy=${python(policy)}${"param" in kept ? `, gc_param=${kept.param}` : ""})\nengine = everstep.open(URL, config)\nawait engine.collect(${thread ? python(thread) : ""})`}
+      path="collect"
+      body=${asked}
+    />`}
     ${canWrite.value && html`<div class="actions">
       ${plan && (plan.checkpoints > 0 || plan.objects > 0) && html`<button type="button" class="danger" disabled=${isBusy} onClick=${() => collect(false)}>Remove ${plural(plan.checkpoints, "checkpoint")}</button>`}</div>`}
     <${Health} thread=${thread} />

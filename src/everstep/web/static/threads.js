@@ -116,7 +116,7 @@ function Thread({ item }) {
 function NothingFound() {
   const { text, status } = search.value;
   return html`<${Empty} title="Nothing found">
-    <p>No thread ${status && html`is <b>${status}</b>`}${status && text ? " and " : ""}${text && html`has <b>${visible(text)}</b> in its name or summary`}.</p>
+    <p>No thread ${status && html`is <b>${status}</b>`}${status && text ? " and " : ""}${text && html`has <b>${visible(text)}</b> in its name, summary, tags or metadata`}.</p>
     <p><button type="button" onClick=${() => look({ text: "", status: "" })}>Show all threads</button></p>
   <//>`;
 }
