@@ -24,6 +24,7 @@ class Command(click.Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         own = {name for parameter in self.params for name in parameter.opts}
+        # A command that has an option of the same name means its own.
         self.params += [option for option in common_options() if not own & set(option.opts)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -70,6 +71,8 @@ class _Root(Group):
         module = catalog.module_of(cmd_name)
         if module is None:
             return None
+        # Imported only now: with the modules of all commands each of them would take noticeably longer to
+        # start.
         found: click.Command = import_module(module).COMMANDS[cmd_name]
         return found
 
@@ -150,9 +153,12 @@ def run(arguments: Sequence[str]) -> int:
     # What the library logs is for applications: here the answer says it. Without a handler Python would print it.
     logging.getLogger("everstep").addHandler(_NO_LOG)
     try:
+        # Without click's own handling of errors, so that each of them is told in our form, and as JSON if
+        # asked.
         result = root.main(
             given, prog_name="everstep", complete_var=COMPLETE_VARIABLE, standalone_mode=False, obj=common
         )
+        # Here a closed pipe can still be noticed; at the exit it would be a traceback.
         sys.stdout.flush()
     except click.exceptions.Exit as exc:
         return exc.exit_code

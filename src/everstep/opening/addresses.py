@@ -52,6 +52,7 @@ class Place(NamedTuple):
 
 def place_of(address: object) -> Place:
     """Return which store an address names. `:memory:`, as SQLite writes it, is a store in memory."""
+    # A path object says by its type that a file is meant, whatever its name looks like.
     if isinstance(address, os.PathLike):
         return Place("sqlite", file_path(address))
     if not isinstance(address, str):
@@ -64,6 +65,7 @@ def place_of(address: object) -> Place:
     kind = _KINDS.get(scheme)
     if kind is not None:
         return Place(kind, address)
+    # Only a plain word is repeated: what stands before :// may hold a password if the rest was mistyped.
     if _WORD.fullmatch(scheme):
         raise InvalidInput(f"unknown store URL {scheme + separator!r}; known are {KNOWN}")
     raise InvalidInput(f"this is not the address of a store; known are {KNOWN}")

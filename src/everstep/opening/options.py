@@ -146,6 +146,7 @@ def resolved(
 def _refusal(known: Known, caller: str, name: str, names: Iterable[str]) -> str:
     listed = sorted(names)
     shown = ", ".join(listed) or "none"
+    # What people bring from a driver is known exactly; a guess is for slips of the pen.
     advice = known.advice.get(name) or _guess(name, [*listed, *known.aliases])
     refusal = f"{caller} has no option {checks.shown(name)}"
     if advice:

@@ -69,6 +69,7 @@ async def _named(repository: Repository, key: Key) -> dict[str, Any]:
     loaded = await repository.store.read(*key)
     if loaded is not None:
         return ref_of(loaded.stored)
+    # Retention took it, and its name is all that its child still knows of it.
     name = f"{key.thread_id}@{key.checkpoint_id}"
     return {"id": key.checkpoint_id, "ref": name, "thread_id": key.thread_id, "step": None}
 

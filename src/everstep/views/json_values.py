@@ -91,6 +91,7 @@ class _Shower:
             return self._typed(_SAID_BY_STR[kind], value.isoformat())
         if kind in _SAID_BY_STR:
             return self._typed(_SAID_BY_STR[kind], str(value))
+        # Not even `str` is called: it would run code of a class that is only known from what is stored.
         return self._typed(_name_of(kind), "")
 
     def _float(self, value: float) -> Any:
@@ -112,6 +113,7 @@ class _Shower:
             shown = min(_TEXT_SHOWN, max(self._left, _TEXT_SHOWN_LEAST))
             return self._counted({"$cut": len(text), "text": _readable(text[:shown])}, shown)
         try:
+            # A surrogate without its other half cannot be sent as UTF-8, and JSON readers differ on it.
             text.encode()
         except UnicodeEncodeError:
             return self._typed("str", text)
@@ -133,6 +135,7 @@ class _Shower:
     def _container(self, value: Any, kind: type, depth: int) -> Any:
         if depth >= DEPTH_MAX:
             return {"$type": _name_of(kind), "text": f"nests deeper than {DEPTH_MAX} levels"}
+        # By identity, as equality would have to walk through what contains itself.
         if id(value) in self._open:
             return {"$type": _name_of(kind), "text": "contains itself"}
         self._open.add(id(value))
@@ -150,6 +153,7 @@ class _Shower:
         is_plain = True
         for key, held in value.items():
             if self._is_full():
+                # A mapping that is cut must not look like one that has only these keys.
                 shown = [[self.shown(name, depth + 1), item] for name, item in items]
                 return {"$type": "dict", "$cut": len(value), "items": shown}
             is_plain = is_plain and _is_plain_key(key)

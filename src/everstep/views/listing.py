@@ -30,7 +30,9 @@ class Listing:
 
     async def open(self, count: int, before: int | None = None) -> None:
         """Look who is there; without `before` also at the first rows, of which `count` will be asked for."""
+        # What is hidden is no part of the newest that a store tells, so these rows are read line by line.
         first = before is None and not self._hidden
+        # One more than asked for tells whether there is another page.
         newest = await self._store.newest(
             self._thread_id, count + 1 if first else 0, branches=self._branches, without=TASK_NAMESPACE
         )
@@ -59,6 +61,7 @@ class Listing:
         while self._at_hand and len(found) < count:
             found.append(self._at_hand.popleft())
         if found:
+            # Lines that are opened later go on below what was at hand.
             self._before = found[-1].seq
         while len(found) < count:
             stored = await self._next(count - len(found))
@@ -71,6 +74,7 @@ class Listing:
     async def _next(self, wanted: int) -> Stored | None:
         """Return the newest row that is left of all lines."""
         if self._lines is None:
+            # Twice its share, as some threads give more rows than others.
             chunk = max(_CHUNK_MIN, 2 * wanted // max(1, len(self.threads)))
             self._lines = []
             for name in sorted(self.threads):
@@ -115,6 +119,7 @@ class _Line:
                 limit=self._chunk,
             )
             listed: Sequence[Stored] = await self._store.list_checkpoints(query)
+            # Noted before tasks are left out: a page of nothing but tasks is not the end.
             self._is_over = len(listed) < self._chunk
             if listed:
                 self._before = listed[-1].seq

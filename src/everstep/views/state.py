@@ -47,6 +47,7 @@ async def node(
         found["value"] = to_json(value, max_bytes=VALUE_BYTES_MAX)
         return found
     found["count"] = len(children)
+    # Sizes and previews are made for those that are shown only: each one walks through its value.
     found["children"] = [_child(key, item, parts) for key, item in children[offset : offset + limit]]
     return found
 
@@ -104,6 +105,7 @@ async def search(engine: CheckpointEngine, ref: Ref, text: str, *, limit: int = 
         children = children_of(held)
         if is_named or (children is None and wanted in _searched(held)):
             found.append({"path": pointer(parts), "preview": preview(held)})
+        # Turned round, since a stack gives the last first, and hits shall come in the order of the state.
         pending.extend(([*parts, key], item) for key, item in reversed(children or []))
     return {"paths": found, "more": bool(pending)}
 

@@ -26,6 +26,7 @@ SHOWN_BYTES_MAX = 150_000
 """About how much one page holds."""
 _TEXT_MAX = 20_000
 _RESULT_MAX = 2_000
+# LangChain, the Responses API of OpenAI and older interfaces each name the same speakers differently.
 _ROLES = {
     "human": "user",
     "ai": "assistant",
@@ -49,7 +50,9 @@ async def page(engine: CheckpointEngine, ref: Ref, *, limit: int = 100, cursor: 
     if place is not None:
         end = min(place, end)
     start = max(0, end - limit)
+    # Of the whole conversation, since the answer to a call may be on another page.
     results = _results(messages)
+    # Many messages share the room of a page; each one still gets enough to be told from others.
     room = max(500, SHOWN_BYTES_MAX // max(1, end - start))
     return {
         "messages": [_shown(messages[place], place, results, room) for place in range(start, end)],
@@ -98,6 +101,7 @@ def _shown(message: Any, index: int, results: Mapping[str, dict[str, Any]], room
     return {
         "index": index,
         "id": name_of(message),
+        # Anthropic sends the results of tools as messages of the user, which nobody would look for there.
         "role": "tool" if has_results and role == "user" and not _only_text(blocks) else role,
         "name": _line(fields.get("name")),
         "text": text[:_TEXT_MAX],
@@ -179,12 +183,14 @@ def _parts(fields: Mapping[str, Any], room: int) -> Iterator[dict[str, Any]]:
         part = _part(block, room)
         if part is not None:
             yield part
+    # A message that somebody made may have anything as its content, and it is shown rather than lost.
     if content is not None and type(content) is not list:
         yield {"type": "data", "value": to_json(content, max_bytes=room)}
 
 
 def _reasoning(fields: Mapping[str, Any]) -> str:
     extra = fields.get("additional_kwargs")
+    # Some models say it beside the content, and LangChain moves what it does not know into these.
     for holder in (fields, extra if type(extra) is dict else {}):
         for name in ("reasoning_content", "reasoning"):
             if type(holder.get(name)) is str:
@@ -234,6 +240,7 @@ def _image(block: Mapping[str, Any]) -> dict[str, Any]:
 def _base64_size(data: Any) -> int | None:
     if type(data) is bytes:
         return len(data)
+    # About; what it really is would take decoding images of many megabytes.
     return len(data) * 3 // 4 if type(data) is str else None
 
 
@@ -271,6 +278,7 @@ def _arguments(args: Any) -> Any:
     try:
         return json.loads(args)
     except (ValueError, RecursionError):
+        # A model may have written something that is no JSON, and that is what one wants to see then.
         return args
 
 
