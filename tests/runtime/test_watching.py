@@ -225,6 +225,18 @@ def test_every_public_call_is_one_span(spans: InMemorySpanExporter, tmp_path: Pa
     assert attributes(found["everstep.merge_branch"])["everstep.thread_id"] == "t"
 
 
+def test_what_is_set_up_after_the_first_call_gets_the_spans_of_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = everstep.open("memory://").sync
+    engine.append("t", WORDS)  # nobody asks for its span
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    engine.append("t", WORDS)
+    assert list(by_name(exporter)) == ["everstep.append"]
+    provider.shutdown()
+
+
 def test_a_span_stands_below_the_callers(spans: InMemorySpanExporter) -> None:
     engine = everstep.open("memory://").sync
     with trace.get_tracer_provider().get_tracer("agent").start_as_current_span("turn") as turn:

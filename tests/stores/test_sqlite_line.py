@@ -318,9 +318,9 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     made: list[bool] = []
     move = sqlite._Database._move_wal
 
-    def watch(self: Any, writer: apsw.Connection, *, is_whole: bool) -> None:
+    def watch(self: Any, connections: Any, *, is_whole: bool) -> None:
         made.append(is_whole)
-        move(self, writer, is_whole=is_whole)
+        move(self, connections, is_whole=is_whole)
 
     monkeypatch.setattr(sqlite._Database, "_move_wal", watch)
     return made
@@ -364,9 +364,9 @@ def test_a_log_that_others_write_to_all_the_time_begins_anew(
     """It is never in the file as a whole, unless they are kept from writing."""
     move = sqlite._Database._move_wal
 
-    def hardly(self: Any, writer: apsw.Connection, *, is_whole: bool) -> None:
+    def hardly(self: Any, connections: Any, *, is_whole: bool) -> None:
         if is_whole:
-            move(self, writer, is_whole=is_whole)
+            move(self, connections, is_whole=is_whole)
         else:
             moves.append(False)
 

@@ -102,11 +102,7 @@ class Small(NamedTuple):
     """All of them, as a mapping."""
 
 
-def _together(entries: Mapping[str, bytes]) -> Small:
-    return Small(entries, b"".join([codec.map_header(len(entries)), *entries.values()]))
-
-
-NONE_SMALL = _together({})
+NONE_SMALL = Small({}, codec.map_header(0))
 
 
 class Copies:
@@ -169,14 +165,14 @@ class Channels:
         grown = self._grown(value, old) if old is not None and old.shape is not None else None
         if grown is not None:
             lowered, shape = grown
-            return self._list(writer, CHAT, old, lowered, name, objects, top=top)._replace(shape=shape)
+            return self._list(writer, CHAT, old, lowered, name, objects, top=top, shape=shape)
         form, lowered = self.lowered(value, name)
         if isinstance(form, dict):
             return self._mixed(writer, name, form, lowered)
         if form not in (CHAT, MESSAGE) and not top:
             return self._in_bulk(writer, form, self._codec.pack(lowered, name, 1), old)
-        written = self._list(writer, form, old, lowered, name, objects, top=top)
-        return written._replace(shape=shape_of(value, lowered)) if form == CHAT else written
+        shape = shape_of(value, lowered) if form == CHAT else None
+        return self._list(writer, form, old, lowered, name, objects, top=top, shape=shape)
 
     def _grown(self, value: Any, old: Written | None) -> tuple[list[Any], Shape | None] | None:
         """Return what is packed for a conversation of the same shape as before, which may have grown, and its shape.
@@ -248,12 +244,14 @@ class Channels:
         objects: Mapping[bytes, tree.Content],
         *,
         top: bool,
+        shape: Shape | None,
     ) -> Written:
         """Write a list item by item."""
         if old is not None and (old.form != form or old.top != top):
             old = None
         before = old.items if old is not None and old.items is not None else NOTHING
-        return self._listed(writer, form, old, chunked(items, self._codec, name, before), objects, top=top)
+        packed = chunked(items, self._codec, name, before)
+        return self._listed(writer, form, old, packed, objects, top=top, shape=shape)
 
     def _listed(
         self,
@@ -264,25 +262,29 @@ class Channels:
         objects: Mapping[bytes, tree.Content],
         *,
         top: bool,
+        shape: Shape | None = None,
     ) -> Written:
         """Write a list of packed items; what it has in common with the old one stays as it is."""
         size = len(codec.array_header(items.length)) + sum(map(len, items.chunks))
         if not top and size <= _TOGETHER_MAX:
             packed = items.packed()
             return old if old is not None and old.whole == packed else Written(form, size, packed, None)
-        copies = Copies(self.rules) if form == CHAT else None
         if old is None or old.node is None or old.items is None:
             node = writer.extended_packed(tree.EMPTY_LIST, codec.items(items.packed()))
-            return Written(form, size, None, node, items, top, copies=copies)
+            return Written(form, size, None, node, items, top, shape, self._new_copies(form))
         common = overlap(items, old.items)
         if common.front == items.length == old.items.length:
-            return old
+            return old if old.shape is shape else old._replace(shape=shape)
         if common.front == old.items.length:
             node = writer.extended_packed(old.node, common.added)
             copies = old.copies.grown(common.added) if old.copies is not None else None
         else:
             node = _edited(writer, old.node, items, common, size, objects)
-        return Written(form, size, None, node, items, top, copies=copies)
+            copies = self._new_copies(form)
+        return Written(form, size, None, node, items, top, shape, copies)
+
+    def _new_copies(self, form: Form) -> Copies | None:
+        return Copies(self.rules) if form == CHAT else None
 
     def anew(self, writer: tree.Writer, old: Written) -> Written:
         """Write a value again whose objects may be gone."""
@@ -357,7 +359,7 @@ class Channels:
             if changed is not None and name not in entries:
                 return self.small(values)  # its place is among those that were small already
             entries[name] = _packed_name(name) + (value.whole if value.whole is not None else value.packed)
-        return _together(entries)
+        return Small(entries, b"".join([codec.map_header(len(entries)), *entries.values()]))
 
     def mapping(
         self, writer: tree.Writer, values: Mapping[str, Written], small: Small, old: tree.Node | None = None
@@ -624,8 +626,7 @@ class Channels:
         inner = tree.Node(*tree.content_of(node.children, objects), 0) if node.body == tree.REF_BODY else node
         if tree.is_list(inner):
             items = chunked_packed(codec.items(b"".join(parts)))
-            copies = Copies(self.rules) if form == CHAT else None
-            return Written(form, size, None, inner._replace(size=size), items, top, copies=copies)
+            return Written(form, size, None, inner._replace(size=size), items, top, copies=self._new_copies(form))
         made = tree.in_pieces(node, objects)
         whole = b"".join(parts) if made is None else None
         return Written(form, size, whole, node._replace(size=size, made=made))

@@ -366,7 +366,7 @@ class Threads:
                 checks.text(name, "the name of a channel")
             elif not is_checked:
                 old = old._replace(shape=None)
-            top = channels.stands_alone(name, value)
+            top = name == LIST_CHANNEL and channels.stands_alone(name, value)
             written[name] = channels.written(writer, name, value, old, objects, top=top)
         if line is not None and is_alike:
             return written, channels.small(written, line.small, changed)
@@ -1047,11 +1047,10 @@ def _envelope(
     checkpoint: Mapping[str, Any], versions: dict[str, Any], written: Mapping[str, Written], conversation: bool
 ) -> dict[str, Any]:
     """Return what there is of a checkpoint besides values, id and time."""
-    envelope: dict[str, Any] = {
-        "v": checkpoint.get("v", 1),
-        "channel_versions": versions,
-        "versions_seen": _plain_entries(checkpoint.get("versions_seen") or {}),
-    }
+    seen = checkpoint.get("versions_seen") or {}
+    if type(seen) is not dict or not _ONLY_DICTS.issuperset(map(type, seen.values())):
+        seen = _plain_entries(seen)
+    envelope: dict[str, Any] = {"v": checkpoint.get("v", 1), "channel_versions": versions, "versions_seen": seen}
     if "updated_channels" in checkpoint:
         envelope["updated_channels"] = checkpoint["updated_channels"]
     if not checkpoint.keys() <= _OWN_FIELDS:
@@ -1069,10 +1068,8 @@ def _envelope(
     return envelope
 
 
-def _plain_entries(seen: Mapping[str, Any]) -> Mapping[str, Any]:
+def _plain_entries(seen: Mapping[str, Any]) -> dict[str, Any]:
     """Return what nodes have seen as plain dicts; it may hold such as make an entry for whoever asks."""
-    if type(seen) is dict and _ONLY_DICTS.issuperset(map(type, seen.values())):
-        return seen
     return {node: dict(versions) for node, versions in dict(seen).items()}
 
 

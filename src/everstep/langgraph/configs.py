@@ -153,7 +153,9 @@ def _as_text(value: Any) -> str:
 
 def place_of(config: object) -> tuple[str, str, str | None]:
     """Return the thread, the namespace and the checkpoint (None: the head) that a config names."""
-    inner = configurable(config)
+    inner = config.get("configurable") if type(config) is dict else None
+    if type(inner) is not dict:
+        inner = configurable(config)
     thread = inner.get("thread_id")
     ns = inner.get("checkpoint_ns")
     checkpoint = inner.get("checkpoint_id")
@@ -184,7 +186,7 @@ def pairs(writes: object) -> list[tuple[str, Any]]:
     """Return a task's writes, each a channel and a value."""
     found: list[Any] = [writes]
     # Strings and mappings can be iterated over, too, but are no lists of writes.
-    if isinstance(writes, Iterable) and not isinstance(writes, (str, Mapping)):
+    if type(writes) is list or (isinstance(writes, Iterable) and not isinstance(writes, (str, Mapping))):
         found = list(writes)
     for pair in found:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -209,8 +211,10 @@ def metadata_of(config: Mapping[str, Any], metadata: Any, hides: Callable[[str],
     counters = kept.get(COUNTERS)
     if counters is not None and isinstance(counters, Mapping):
         kept[COUNTERS] = _with_lists(counters)
-    _add_scalars(kept, config.get("metadata"), hides)
-    _add_scalars(kept, config.get("configurable"), hides)
+    for part in (config.get("metadata"), config.get("configurable")):
+        # One that says nothing but where a checkpoint is has nothing to add.
+        if part is not None and not (type(part) is dict and _PLACES.issuperset(part)):
+            _add_scalars(kept, part, hides)
     return kept
 
 
@@ -226,7 +230,7 @@ def _with_lists(counters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _add_scalars(kept: dict[str, Any], part: Any, hides: Callable[[str], bool]) -> None:
     """Add what a part of a config says of a run. What `kept` has already wins."""
-    if not part or not isinstance(part, (dict, Mapping)):
+    if not isinstance(part, (dict, Mapping)):
         return
     for key in part:
         if key in _PLACES or key in kept:

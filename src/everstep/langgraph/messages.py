@@ -84,10 +84,13 @@ _private = operator.attrgetter("__pydantic_private__")
 
 def shape_of(messages: Sequence[Any], lowered: Sequence[dict[str, Any]]) -> Shape | None:
     """Return the shape of messages; None if one of them has something extra or private."""
-    marks = [fields.get(MARK) for fields in lowered]
-    if any(mark is not None and len(mark) > 2 for mark in marks):
-        return None
-    return Shape(list(map(type, messages)), [frozenset(given) for given in map(_given, messages)], marks)
+    marks: list[list[Any] | None] = []
+    for fields in lowered:
+        mark = fields.get(MARK)
+        if mark is not None and len(mark) > 2:
+            return None
+        marks.append(mark)
+    return Shape(list(map(type, messages)), list(map(frozenset, map(_given, messages))), marks)
 
 
 def fields_of(messages: Sequence[Any], shape: Shape) -> list[dict[str, Any]] | None:

@@ -392,7 +392,8 @@ def _check_fields(checkpoint: Mapping[str, Any], new_versions: Any) -> None:
             new_versions=new_versions, channel_values=values, channel_versions=versions, versions_seen=seen
         )
     for entry in (seen or {}).values():
-        checks.kind(entry, dict, "an entry of versions_seen")
+        if type(entry) is not dict:
+            checks.kind(entry, dict, "an entry of versions_seen")
 
 
 async def _get(threads: Threads, config: Config) -> SavedTuple | None:

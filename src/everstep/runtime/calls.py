@@ -109,12 +109,13 @@ class Watched(Protocol):
 
 S = TypeVar("S", bound=Watched)
 
-_current: ContextVar[Call | None] = ContextVar("everstep_call", default=None)
+current: ContextVar[Call | None] = ContextVar("everstep_call", default=None)
+"""The public call that is under way here, or was until a moment ago: see `under_way`."""
 
 
 def under_way() -> Call | None:
     """Return the public call that is under way here."""
-    call = _current.get()
+    call = current.get()
     return None if call is None or call.is_over else call
 
 
@@ -135,7 +136,7 @@ def public_call(
 
         @functools.wraps(method)
         async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            outer = _current.get()
+            outer = current.get()
             if outer is not None and not outer.is_over:
                 return await method(self, *args, **kwargs)
             thread = args[place] if place < len(args) else kwargs.get("thread_id")
@@ -146,7 +147,7 @@ def public_call(
             try:
                 # In here, so that Ctrl-C at any moment leaves nothing behind: a call that never ends would be part of
                 # every later one, and its deadline that of all of them.
-                _current.set(entered)
+                current.set(entered)
                 span = tracing.begin(name)
                 return await method(self, *args, **kwargs)
             except BaseException as exc:
@@ -154,7 +155,7 @@ def public_call(
                 raise
             finally:
                 entered.is_over = True
-                _current.set(outer)  # not `reset`: a coroutine that is thrown away may end in another context
+                current.set(outer)  # not `reset`: a coroutine that is thrown away may end in another context
                 figures = self.figures
                 figures.add(entered, time.perf_counter() - started, failed=error is not None)
                 if span is not None:
@@ -176,14 +177,14 @@ def _place_of_thread(method: Callable[..., Any]) -> int:
 
 def about(thread_id: str) -> None:
     """Say which thread the call is about, where its caller did not."""
-    call = _current.get()
+    call = current.get()
     if call is not None and call.thread_id is None:
         call.thread_id = thread_id
 
 
 def added(bytes_added: int, objects_added: int) -> None:
     """Count what was written."""
-    call = _current.get()
+    call = current.get()
     if call is not None:
         call.bytes_added += bytes_added
         call.objects_added += objects_added
@@ -191,7 +192,7 @@ def added(bytes_added: int, objects_added: int) -> None:
 
 def tried_again(reason: str, *args: object) -> None:
     """Count one more try of the call that is under way, and say why in the log, for those who look closely."""
-    call = _current.get()
+    call = current.get()
     if call is not None:
         call.retries += 1
     logger.debug("trying again: " + reason, *args)

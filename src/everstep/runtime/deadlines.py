@@ -22,10 +22,10 @@ from everstep.runtime import calls
 def end_of(seconds: float) -> float:
     """Return until when (by `time.monotonic`) something may take that has so many seconds of its own."""
     until = time.monotonic() + seconds
-    call = calls.under_way()
-    if call is None or call.deadline is None:
+    call = calls.current.get()
+    if call is None or call.is_over or call.deadline is None:
         return until
-    return min(until, call.deadline)
+    return call.deadline if call.deadline < until else until
 
 
 def has_passed() -> bool:

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from everstep.runtime.calls import Call
 
 _API = "opentelemetry.trace"
+_PROVIDER = "_TRACER_PROVIDER"  # what an application sets it up with; None until it has
 _tracers: tuple[Any, Any] = (None, None)  # the provider that was asked last, and what it gave
+_asked: Any = None  # the function that knew of none; it has looked by then whether the environment names one
 
 
 class Span:
@@ -51,8 +53,18 @@ def begin(name: str) -> Span | None:
     api: Any = sys.modules.get(_API)
     if api is None:
         return None
-    provider = api.get_tracer_provider()
+    # Asking looks into the environment, for every call. A version that keeps its provider elsewhere is asked.
+    if api.get_tracer_provider is _asked and getattr(api, _PROVIDER, api) is None:
+        return None
+    return _begin(api, name)
+
+
+def _begin(api: Any, name: str) -> Span | None:
+    global _asked
+    ask = api.get_tracer_provider
+    provider = ask()
     if isinstance(provider, api.ProxyTracerProvider):
+        _asked = ask
         return None  # the interface is there, but nothing is set up behind it
     return Span(_tracer(provider).start_as_current_span(f"everstep.{name}"))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -29,12 +28,15 @@ _FIELDS = 9
 _HEADER, _HEADER_MORE = codec.array_header(_FIELDS), codec.array_header(_FIELDS + 1)
 _WRITE_HEADER = codec.array_header(4)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 def digest(*parts: bytes) -> bytes:
     """Return a checksum of the parts, each bound to its place."""
-    sized = itertools.chain.from_iterable(zip(map(len, parts), parts, strict=True))
     # With their lengths, or bytes could move from one part to the next unnoticed.
+    sized: list[int | bytes] = []
+    for part in parts:
+        sized += (len(part), part)
     joined = b"%d:%b" * len(parts) % tuple(sized)
     return hashlib.sha256(joined).digest()[:DIGEST_BYTES]
 
@@ -259,6 +261,7 @@ def pack_id(text: str) -> str | bytes:
     return text
 
 
+@functools.lru_cache(512)  # in a list most stand in several rows: as ids, as parents, and with each write
 def unpack_id(packed: str | bytes) -> str:
     """Return what `pack_id` was given."""
     if isinstance(packed, str):
@@ -308,7 +311,7 @@ def _pack_time(created_at: str) -> str | int:
     if not _OUR_TIME.fullmatch(created_at):
         return created_at
     try:
-        return (datetime.fromisoformat(created_at) - _EPOCH) // timedelta(microseconds=1)
+        return (datetime.fromisoformat(created_at) - _EPOCH) // _MICROSECOND
     except ValueError:
         return created_at
 

@@ -132,6 +132,8 @@ def _rest(listed: Chunked, front: int, back: int) -> bytes:
 
 
 def _items(packed: bytes, count: int) -> list[bytes]:
+    if count == 1:  # as when a conversation goes on
+        return [packed]
     return codec.items(codec.array_header(count) + packed)
 
 

@@ -51,10 +51,15 @@ class FileGuard:
     def is_as_noted(self) -> bool:
         """Whether nothing has changed since it was noted: the file is there, and nobody has written to it at all."""
         seen = self._seen
+        if seen is None:
+            return False
         try:
-            return seen is not None and self._file() == seen.file and self._raw.wal_state() == seen.log
+            stat = os.stat(self._path)
         except OSError:
             return False
+        # What `_file` returns: put together here, since every commit asks.
+        file = stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
+        return file == seen.file and self._raw.wal_state() == seen.log
 
     def is_intact(self) -> bool:
         """Whether nobody but SQLite has changed the file since it was noted."""

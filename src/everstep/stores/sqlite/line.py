@@ -29,8 +29,7 @@ if sys.platform == "linux":
 _FLOCK = "hhqqi0q"  # struct flock: type, from where, start, length (0: to the end), process; with its padding
 if sys.platform == "linux":
     _ANY_PLACE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 1, 0, 0)
-    _NOBODY = struct.pack("h", fcntl.F_UNLCK)
-    _KIND_BYTES = len(_NOBODY)  # with which an answer begins
+    _NOBODY = struct.pack("h", fcntl.F_UNLCK)  # with which an answer begins if nobody has the place
 _STILL_SECONDS = 1.0
 _RHYTHM = Rhythm(early=(0.0002, 0.0005), late=(0.0005, 0.0015), late_after=1.0)
 """To look whether one is first. Who is first looks for SQLite's lock, more often."""
@@ -55,8 +54,10 @@ class WritersLine:
             self._passed = 0
         if self._passed:
             return not self._taken(self._passed + 1)
-        found = self._ask(fcntl.F_OFD_GETLK, _ANY_PLACE) if self._has_locks else None
-        return found is None or found[:_KIND_BYTES] == _NOBODY
+        if not self._has_locks:
+            return True
+        found = self._ask(fcntl.F_OFD_GETLK, _ANY_PLACE)
+        return found is None or found.startswith(_NOBODY)
 
     def join(self) -> None:
         """Take the place behind all others."""

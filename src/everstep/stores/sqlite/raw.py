@@ -7,9 +7,10 @@ of a file drops every lock that this process has on it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import apsw
@@ -22,6 +23,7 @@ _SYNC_FULL = 3
 # Of the log's index in shared memory: "The WAL-Index File Format" at sqlite.org/walformat.html.
 _SHARED_REGION_BYTES = 32768
 _WAL_STATE = struct.Struct("32x8s56x4s28x4s")  # aSalt, nBackfill, nBackfillAttempted
+_LOG_PAGES = struct.Struct("=16xI")  # mxFrame
 _COMMITS = slice(8, 12)  # iChange
 _SHARED_HEADER_BYTES = 132
 
@@ -62,13 +64,13 @@ class RawFile:
         self._size = _file_size(methods.xFileSize)
         # Mapping it would make the file that holds it, which is not for those to do who may only read.
         self._shared = None if connection.readonly("main") else _shared_memory(self._file, methods)
-
-    def wal_state(self) -> WalState | None:
-        """Return the state of the log; None where no memory is shared."""
-        if self._shared is None:
-            return None
-        state: WalState = _WAL_STATE.unpack_from(self._shared)
-        return state
+        self.wal_state: Callable[[], WalState | None] = lambda: None
+        """Returns the state of the log; None where no memory is shared. Every commit asks, so it is no method."""
+        self.log_pages: Callable[[], tuple[int]] = lambda: (0,)
+        """The same for how many pages the log holds, those that have been moved included."""
+        if self._shared is not None:
+            self.wal_state = functools.partial(_WAL_STATE.unpack_from, self._shared)
+            self.log_pages = functools.partial(_LOG_PAGES.unpack_from, self._shared)
 
     def moved_pages(self) -> int:
         """Return how many pages of the log have been moved into the file, by whatever process."""

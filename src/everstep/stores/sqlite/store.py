@@ -407,12 +407,14 @@ class _BlockingDriver:
         self, work: Callable[[Rows], T], thread_id: str | None = None, quick: Callable[[Rows], T | None] | None = None
     ) -> T:
         with deferred():
-            return self._handle.get().read(work, thread_id, quick)
+            database = self._handle.database or self._handle.get()
+            return database.read(work, thread_id, quick)
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
         with deferred():
-            database = self._handle.get()
-            return database.queue.do(Job(work, thread_id, deadlines.end_of(self._handle.busy_seconds)))
+            handle = self._handle
+            database = handle.database or handle.get()
+            return database.queue.do(Job(work, thread_id, deadlines.end_of(handle.busy_seconds)))
 
     async def do(self, work: Callable[[_Database], T]) -> T:
         with deferred():
@@ -436,7 +438,9 @@ class _AsyncDriver:
 
     async def write(self, work: Callable[[Rows], T], thread_id: str) -> T:
         job = Job(work, thread_id, deadlines.end_of(self._handle.busy_seconds))
-        database = self._handle.get() if self._handle.is_open else await _offloaded(self._handle.get)
+        database = self._handle.database
+        if database is None:
+            database = await _offloaded(self._handle.get)
         return await database.queue.do_async(job)
 
     async def do(self, work: Callable[[_Database], T]) -> T:
@@ -504,29 +508,26 @@ class _Handle:
         self._synchronous = synchronous
         self.busy_seconds = busy_timeout_seconds
         self._lock = threading.Lock()
-        self._database: _Database | None = None
+        self.database: _Database | None = None
+        """What is open, if anything is."""
         self._closed = False
         self.sweeps = Sweeps()
         forks.register(self)
-
-    @property
-    def is_open(self) -> bool:
-        return self._database is not None
 
     @property
     def is_closed(self) -> bool:
         return self._closed
 
     def get(self) -> _Database:
-        database = self._database
+        database = self.database
         if database is not None:
             return database
         with self._lock:
             if self._closed:
                 raise StoreClosed(f"the store {self.path} is closed")
-            if self._database is None:
-                self._database = _open_shared(self.path, self._synchronous, self.busy_seconds)
-            return self._database
+            if self.database is None:
+                self.database = _open_shared(self.path, self._synchronous, self.busy_seconds)
+            return self.database
 
     def inspect(self, work: Callable[[apsw.Connection], T]) -> T:
         """Run `work` on a connection that reads pages whatever their checksums are, as of one moment."""
@@ -564,7 +565,7 @@ class _Handle:
     def _let_go(self) -> None:
         """Close the file; the next call opens it anew."""
         with self._lock:
-            database, self._database = self._database, None
+            database, self.database = self.database, None
         if database is not None:
             with _shared_lock:
                 for key, shared in list(_shared.items()):
@@ -574,7 +575,7 @@ class _Handle:
 
     def close(self) -> None:
         with self._lock:
-            database, self._database, self._closed = self._database, None, True
+            database, self.database, self._closed = self.database, None, True
         if database is not None:
             database.release()
 
@@ -604,6 +605,7 @@ class _Connections(NamedTuple):
     raw: RawFile
     guard: FileGuard
     line: WritersLine
+    patience: _Patience
     renewals: list[int]
     """How often pages had been written in place when the file was opened, or looked at last."""
 
@@ -854,16 +856,19 @@ class _Database:
     def _connect_once(self) -> _Connections:
         with _translated(self._path):
             writer = _opened(self._path, self._busy_ms)
-            writer.setlk_timeout(0, 0)  # it is asked by its handler: see `_wait_until`
+            writer.setlk_timeout(0, 0)  # it is asked by its handler: see `_Patience`
             writer.execute(f"PRAGMA synchronous={self._synchronous}")
             writer.execute(f"PRAGMA journal_size_limit={2 * _WAL_PAGES_MAX * _PAGE_BYTES}")
             writer.execute("PRAGMA cache_size=-8000")
             writer.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, not only forgotten
-            writer.set_wal_hook(self._note_wal)
+            writer.wal_autocheckpoint(0)  # see `_bound_wal`
             renewals = _renewals(writer)
             raw = RawFile(writer)
             guard = FileGuard(self._path, raw)
-            return _Connections(writer, Rows(writer), [], raw, guard, WritersLine(self._path), [renewals])
+            line = WritersLine(self._path)
+            patience = _Patience(raw)
+            writer.set_busy_handler(patience.look_again)
+            return _Connections(writer, Rows(writer), [], raw, guard, line, patience, [renewals])
 
     def _disconnect(self) -> None:
         if self._connections is not None:
@@ -915,6 +920,9 @@ class _Database:
                     for job in batch:
                         if not job.done:
                             self._try_together([job], connections)
+                (self._wal_pages,) = connections.raw.log_pages()
+                if self._wal_pages < self._wal_pages_tried:  # it has begun anew
+                    self._wal_pages_tried = 0
                 if self._wal_is_due or self._wal_pages >= self._wal_pages_max:
                     self._bound_wal(connections)
                 connections.guard.note()
@@ -948,7 +956,7 @@ class _Database:
         except Exception as caught:
             failure = _as_ours(self._path, caught)
             _roll_back(connections)
-            if isinstance(failure, StoreFull) and not has_cut_log and self._empty_wal(writer):
+            if isinstance(failure, StoreFull) and not has_cut_log and self._empty_wal(connections):
                 return self._try_together(batch, connections, has_cut_log=True)  # it may fit where the log was
             # Nothing of a full disk or a busy file is kept. After any other failed commit the log may hold it.
             if isinstance(failure, _ChecksumMismatch) and not committing:
@@ -972,12 +980,6 @@ class _Database:
             job.finish(*outcome)
         return True
 
-    def _note_wal(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        if pages < self._wal_pages_tried:  # it has begun anew
-            self._wal_pages_tried = 0
-        self._wal_pages = pages
-        return apsw.SQLITE_OK
-
     def erase_deleted(self) -> None:
         """Leave nothing of what was deleted: the WAL, which still has it, is moved into the file and cut off."""
         wal = Path(f"{self._path}-wal")
@@ -985,12 +987,12 @@ class _Database:
             self._wal_is_due = True
             self.queue.do(self._own_job(lambda _: None))
 
-    def _empty_wal(self, writer: apsw.Connection) -> bool:
+    def _empty_wal(self, connections: _Connections) -> bool:
         """Cut the WAL off, unless somebody reads from it all the time; return whether it was."""
         self._wal_is_due = False
-        _wait_until(writer, time.monotonic() + _EMPTY_WAL_SECONDS)
+        connections.patience.lasts(time.monotonic() + _EMPTY_WAL_SECONDS)
         try:
-            writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            connections.writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             self._wal_pages = 0
         except apsw.Error:
             return False  # nothing is lost, and it will be tried again
@@ -1003,7 +1005,7 @@ class _Database:
         the time: then they wait for it, once in a while. What others have moved need not be moved again.
         """
         if self._wal_is_due:
-            self._empty_wal(connections.writer)
+            self._empty_wal(connections)
             if self._wal_pages < self._wal_pages_max:
                 return
         moved = max(self._wal_pages_tried, connections.raw.moved_pages())
@@ -1011,7 +1013,7 @@ class _Database:
             return
         self._wal_pages_tried = self._wal_pages
         try:
-            self._move_wal(connections.writer, is_whole=self._wal_pages >= _WAL_LONG * self._wal_pages_max)
+            self._move_wal(connections, is_whole=self._wal_pages >= _WAL_LONG * self._wal_pages_max)
             pages: int = connections.writer.pragma("page_count")
         except apsw.BusyError:
             return  # the commit is safe in the WAL; another one will move it
@@ -1022,12 +1024,12 @@ class _Database:
         self._wal_pages_max = _wal_pages_for(pages)
         self.keep_reserve()
 
-    def _move_wal(self, writer: apsw.Connection, *, is_whole: bool) -> None:
+    def _move_wal(self, connections: _Connections, *, is_whole: bool) -> None:
         """Move what can be moved of the WAL into the file; all of it, if nobody shall write meanwhile."""
         if is_whole:
-            _wait_until(writer, time.monotonic() + _WAL_LONG_SECONDS)
+            connections.patience.lasts(time.monotonic() + _WAL_LONG_SECONDS)
         mode = apsw.SQLITE_CHECKPOINT_FULL if is_whole else apsw.SQLITE_CHECKPOINT_PASSIVE
-        writer.wal_checkpoint(mode=mode)
+        connections.writer.wal_checkpoint(mode=mode)
 
     def keep_reserve(self, leaving_bytes: int | None = None) -> None:
         """Set room aside for deleting, if so much is left for others; None: as much again."""
@@ -1071,8 +1073,9 @@ def _checkpoint_id(result: object) -> str | None:
 def _begin(connections: _Connections, deadline: float) -> None:
     """Begin a transaction. Whoever others were faster than too often does so in line, and nobody goes past a line."""
     line = connections.line
+    patience = connections.patience
     if line.is_empty():
-        connections.writer.set_busy_handler(_until_beaten(connections.raw, deadline))
+        patience.lasts(deadline, beaten_max=_BEATEN_MAX)
         try:
             return connections.rows.begin()
         except apsw.BusyError:
@@ -1080,34 +1083,39 @@ def _begin(connections: _Connections, deadline: float) -> None:
     line.join()
     try:
         line.wait(deadline)
-        _wait_until(connections.writer, deadline)
+        patience.lasts(deadline)
         connections.rows.begin()
     finally:
         line.leave()
 
 
-def _until_beaten(raw: RawFile, deadline: float) -> Callable[[int], bool]:
-    """Return what SQLite asks whether to look again for the lock of the file."""
-    waiting: Waiting | None = None
-    first = 0
-
-    def look_again(_looks: int) -> bool:
-        nonlocal waiting, first
-        if waiting is None:
-            waiting = Waiting(_RHYTHM, deadline)
-            first = raw.commits()
-        return raw.commits() - first < _BEATEN_MAX and waiting.pause()
-
-    return look_again
-
-
-def _wait_until(writer: apsw.Connection, deadline: float) -> None:
-    """Let the connection wait until then, and no longer, for a file that another process has locked.
+class _Patience:
+    """How long the connection that writes waits for a file that another process has locked.
 
     SQLite itself would sleep longer each time, up to 100 ms, and be passed by others meanwhile.
     """
-    waiting = Waiting(_RHYTHM, deadline)
-    writer.set_busy_handler(lambda _: waiting.pause())
+
+    def __init__(self, raw: RawFile) -> None:
+        self._raw = raw
+        self._deadline = 0.0
+        self._beaten_max: int | None = None
+        self._waiting: Waiting | None = None
+        self._first = 0
+
+    def lasts(self, deadline: float, *, beaten_max: int | None = None) -> None:
+        """Let it wait from now on until then, and for so many commits of others (None: for any number)."""
+        self._deadline = deadline
+        self._beaten_max = beaten_max
+        self._waiting = None
+
+    def look_again(self, _looks: int) -> bool:
+        """Return whether SQLite should look again for the lock of the file; it asks when the file is locked."""
+        if self._waiting is None:
+            self._waiting = Waiting(_RHYTHM, self._deadline)
+            self._first = self._raw.commits()
+        if self._beaten_max is not None and self._raw.commits() - self._first >= self._beaten_max:
+            return False
+        return self._waiting.pause()
 
 
 def _finish_late(batch: Sequence[Job[Any]], error: StoreUnavailable) -> None:
