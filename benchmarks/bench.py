@@ -7,6 +7,7 @@ Absolute times depend on the machine and the moment; the ratios much less.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import statistics
@@ -370,6 +371,9 @@ def main() -> None:
     for bench in ALL:
         if wanted and bench.__name__ not in wanted:
             continue
+        # What the parts before have left is not looked through in the middle of this one.
+        gc.collect()
+        gc.freeze()
         with tempfile.TemporaryDirectory(prefix="everstep-bench-") as folder:
             bench(Path(folder))
 
