@@ -22,7 +22,7 @@ from typing import Any
 import apsw
 
 import everstep
-from benchmarks import after_many, durable_runs, finding, many_threads, on_langgraph, on_servers, writers
+from benchmarks import after_many, durable_runs, finding, many_threads, on_langgraph, on_servers, operating, writers
 from benchmarks import shapes as many_shapes
 from benchmarks.common import KEEP_ALL, RNG, durable, files_bytes, message, paired, ratio, report, words
 from everstep.runtime.blocking import run_to_end
@@ -349,14 +349,15 @@ def shapes(_: Path) -> None:
 
 ALL: Iterable[Callable[[Path], None]] = (
     bytes_stored, bytes_per_step, durable_rate, many_tasks, append_cost, snapshot_cpu, loading, listing, importing,
-    going_back, touching, retention, after_many.after_many, finding.finding, drawing, on_servers.postgres,
-    on_servers.valkey, writers.writers, on_langgraph.langgraph, on_langgraph.langgraph_tasks,
+    going_back, touching, retention, after_many.after_many, finding.finding, drawing, operating.operating,
+    on_servers.postgres, on_servers.valkey, writers.writers, on_langgraph.langgraph, on_langgraph.langgraph_tasks,
     on_langgraph.langgraph_branch, on_langgraph.langgraph_import, many_threads.import_threads,
     durable_runs.against_dbos, durable_runs.waiting_runs, shapes,
 )  # fmt: skip
 GROUPS = {
     "import": ("langgraph_import", "import_threads"),
     "search": ("finding",),
+    "operate": ("operating",),
     "runs": ("against_dbos", "waiting_runs"),
 }
 """Parts that have a name together."""

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.stores.protocol import ASIDE, Key, Operation, Place, Record, Root, SharedState, Write
@@ -144,6 +144,26 @@ def unpack_metadata(info: bytes) -> dict[str, Any]:
         packed = compress.expand(packed)
     metadata: dict[str, Any] = PLAIN_CODEC.unpack(packed)[_FIELDS - 1]
     return metadata
+
+
+class FoundBy(NamedTuple):
+    """What a checkpoint is found by."""
+
+    tags: tuple[str, ...]
+    metadata: Mapping[str, Any]
+
+
+def unpack_found_by(info: bytes) -> FoundBy:
+    """Return what a checkpoint is found by, from what `pack_record` gave; its checksum is not looked at."""
+    packed = info[DIGEST_BYTES:]
+    if packed[:1] < _INFO_PLAIN:
+        packed = compress.expand(packed)
+    fields = _listed(PLAIN_CODEC.unpack(packed))
+    tags = fields[2]
+    metadata = fields[_FIELDS - 1]
+    if type(tags) is not list or type(metadata) is not dict:
+        raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
+    return FoundBy(tuple(tags), metadata)
 
 
 def record_digest(info: bytes, root: bytes) -> bytes:

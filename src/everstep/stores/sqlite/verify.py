@@ -20,7 +20,9 @@ from everstep.reports import Finding
 from everstep.stores.facts import is_noted, new_facts
 from everstep.stores.protocol import Key, Record
 from everstep.stores.records import (
+    FoundBy,
     unpack_common,
+    unpack_found_by,
     unpack_id,
     unpack_operation,
     unpack_origin,
@@ -309,18 +311,33 @@ def _unnoted(connection: apsw.Connection) -> Iterator[tuple[int, Key]]:
     labels: dict[int, set[int]] = {}
     for line, label in connection.execute("SELECT line, label FROM facts"):
         labels.setdefault(line, set()).add(label)
+    last_noted: dict[int, FoundBy] = {}
     for line, thread_id, namespace, name, step, info in connection.execute(
         """SELECT l.id, t.name, l.namespace, c.id, c.step, c.info FROM checkpoints c
            JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread"""
     ):
-        key = Key(thread_id, namespace, unpack_id(name))
         try:
-            record = unpack_record(key, step, b"", info, None)
-        except (CheckpointCorrupted, TypeError, ValueError, AttributeError):
+            found = unpack_found_by(info)
+            # Most checkpoints of a line have what the one before has, which is noted.
+            facts = new_facts(found, last_noted.get(line))
+        except (EverstepError, TypeError, ValueError, AttributeError, IndexError):
             continue  # told elsewhere
         held = labels.get(line, ())
-        if not all(is_noted(fact, held) for fact in new_facts(record, None)):
+        if all(is_noted(fact, held) for fact in facts):
+            last_noted[line] = found
+            continue
+        key = Key(thread_id, namespace, unpack_id(name))
+        if _is_readable(key, step, info):
             yield line, key
+
+
+def _is_readable(key: Key, step: int, info: bytes) -> bool:
+    """Whether the metadata of a checkpoint are what was written; if not, that is told elsewhere."""
+    try:
+        unpack_record(key, step, b"", info, None)
+    except (CheckpointCorrupted, TypeError, ValueError, AttributeError):
+        return False
+    return True
 
 
 def _wrong_objects(connection: apsw.Connection) -> list[Finding]:
