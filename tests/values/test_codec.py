@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import everstep
 from everstep.errors import CheckpointCorrupted, EverstepError, InvalidInput, UnregisteredType, UnstorableValue
-from everstep.values import codec, registry
+from everstep.values import codec, packer, registry
 
 ZONES = ["UTC", "Europe/Oslo", "America/New_York", "Asia/Kolkata"]
 
@@ -124,7 +124,7 @@ def test_what_is_packed_is_what_comes_back(value: Any) -> None:
 
 @given(values())
 def test_both_ways_of_packing_give_the_same_bytes(value: Any) -> None:
-    careful = ormsgpack.packb(codec.DEFAULT._lower(value, "value", []), option=codec._OPTIONS)
+    careful = ormsgpack.packb(codec.DEFAULT._lower(value, "value", []), option=packer.OPTIONS)
     assert codec.pack(value) == careful
 
 

@@ -17,6 +17,7 @@ from everstep.langgraph.classes import Kinds
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.messages import Bare, Messages, Packed, Shape, Template, fields_of, shape_of
 from everstep.values import codec, compress, tree
+from everstep.values.long_values import LongValue, long_value
 from everstep.values.overlap import NOTHING, Chunked, Overlap, chunked, chunked_packed, extended, overlap
 
 PLAIN: Final = 0
@@ -39,6 +40,7 @@ _TEMPLATES_MAX = 1 << 16
 _TEMPLATES_BYTES_MAX = 32 << 20
 _MANY_BYTES = 1 << 16
 _LENGTH_FREE = 1 << 16  # a conversation up to this length is read without asking how much of it is the same
+_FEW_KEYS = 64  # so many values are looked at before they are packed
 _ROOT_BYTES = 128  # a mapping up to this size stands in the root itself
 _TOGETHER_MAX = 1024  # values up to this size stand together
 
@@ -166,11 +168,15 @@ class Channels:
         if grown is not None:
             lowered, shape = grown
             return self._list(writer, CHAT, old, lowered, name, objects, top=top, shape=shape)
+        if type(value) is dict and len(value) > _FEW_KEYS and self._custom is None:
+            packed = self._codec.pack_plain(value)
+            if packed is not None:  # then there are no messages in it, and it takes longer to look for them
+                return self._in_bulk(writer, PLAIN, packed, old)
         form, lowered = self.lowered(value, name)
         if isinstance(form, dict):
             return self._mixed(writer, name, form, lowered)
         if form not in (CHAT, MESSAGE) and not top:
-            return self._in_bulk(writer, form, self._codec.pack(lowered, name, 1), old)
+            return self._in_bulk(writer, form, self._codec.pack_long(lowered, name, 1), old)
         shape = shape_of(value, lowered) if form == CHAT else None
         return self._list(writer, form, old, lowered, name, objects, top=top, shape=shape)
 
@@ -192,20 +198,28 @@ class Channels:
         more = shape_of(fresh, lowered)
         return fields + lowered, old.shape.with_more(more) if more is not None else None
 
-    def _in_bulk(self, writer: tree.Writer, form: Form, packed: bytes, old: Written | None) -> Written:
+    def _in_bulk(self, writer: tree.Writer, form: Form, packed: bytes | LongValue, old: Written | None) -> Written:
         """Write a value as packed bytes, over the pieces of the old one."""
+        if isinstance(packed, LongValue):
+            return self._in_pieces(writer, form, packed, old)
         size = len(packed)
         if old is not None and old.form == form and old.whole == packed:
             return old
         if size <= _TOGETHER_MAX:
             return Written(form, size, packed, None)
+        if size > tree.WHOLE_MAX:
+            return self._in_pieces(writer, form, long_value(b"", packed), old)
+        return Written(form, size, packed, writer.packed(packed))
+
+    def _in_pieces(self, writer: tree.Writer, form: Form, value: LongValue, old: Written | None) -> Written:
+        """Write a long value over the pieces of the old one."""
         before = old.node if old is not None else None
         # From the bytes: another thread may be changing the value, and all of its parts are to be of one moment.
-        node = writer.packed(packed, tree.made_of(before))
+        node = writer.long(value, tree.made_of(before))
         if old is not None and before is not None and old.form == form and node[:2] == before[:2]:
             writer.leave_out({before.children})
             return old
-        return Written(form, size, None if tree.made_of(node) is not None else packed, node)
+        return Written(form, value.size, None, node)
 
     def _mixed(self, writer: tree.Writer, name: str, forms: dict[str, int], lowered: dict[str, Any]) -> Written:
         """Write a dict that holds messages, each as an object of its own: the same ones come again in other places."""
@@ -324,7 +338,7 @@ class Channels:
             messages = self._messages.lowered([value])
             if messages is not None:
                 return MESSAGE, messages
-        elif type(value) is dict and value:
+        elif type(value) is dict and value and {str}.issuperset(map(type, value)):
             kinds = set(map(type, value.values()))
             if not _NO_MESSAGES.issuperset(kinds) and codec.has_text_keys(value):
                 return self._lowered_dict(value)

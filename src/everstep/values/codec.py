@@ -8,7 +8,7 @@ cannot be stored. Unpacking builds plain types and registered classes; it never 
 
 What people keep in bulk has no step of the interpreter for each of its items: a list of tuples of plain values is one
 extension (ROWS), a mapping with keys of other types is its keys and then its values, and a set of texts or of numbers
-is sorted as it is.
+is sorted as it is (see `set_orders`). A long value is not put together before it is cut (see `long_values`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import datetime as dt
 import decimal
 import fractions
 import functools
-import gc
-import itertools
 import pathlib
 import pickle  # for the name of an error; nothing is ever unpickled
 import re
@@ -26,14 +24,17 @@ import struct
 import threading
 import uuid
 import zoneinfo
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import ormsgpack
 
 from everstep.errors import CheckpointCorrupted, EverstepError, UnregisteredType, UnstorableValue
-from everstep.values import registry
+from everstep.values import part_types, registry
+from everstep.values.long_values import LongValue, long_value
+from everstep.values.packer import OPTIONS, TUPLES_AS_LISTS, pack_within, pack_wrapped
+from everstep.values.part_types import CONTAINERS, PACKED
+from everstep.values.set_orders import SetOrders
 
 DEPTH_MAX = 100
 """How deep containers may nest, counted from the value that is saved."""
@@ -60,16 +61,6 @@ RANGE = 35
 FRACTION = 36
 PATH = 37
 
-_OPTIONS = (
-    ormsgpack.OPT_PASSTHROUGH_BIG_INT
-    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
-    | ormsgpack.OPT_PASSTHROUGH_DATETIME
-    | ormsgpack.OPT_PASSTHROUGH_ENUM
-    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
-    | ormsgpack.OPT_PASSTHROUGH_TUPLE
-    | ormsgpack.OPT_PASSTHROUGH_UUID
-)
-_ROWS_OPTIONS = _OPTIONS & ~ormsgpack.OPT_PASSTHROUGH_TUPLE
 _FAST_DEPTHS = (36, 20, 12, 8, 5, 5, 5, 5)
 """How deep a value may nest, and what is in so many tagged containers: together not too deep for anybody.
 
@@ -82,13 +73,14 @@ _NO_CONTAINERS = bytes(byte for byte in range(256) if not 0x80 <= byte < 0xA0 an
 _ABOVE_MAX = DEPTH_MAX - sum(_FAST_DEPTHS)
 _hidden = threading.local()  # an interrupt that the packer hides
 _PLAIN = frozenset((type(None), bool, float, bytes))
-_COPIED = frozenset((list, dict))
 _TEXT = frozenset((str,))
 _SIZED = frozenset((list, dict, tuple, set, frozenset))
-_WRITTEN = frozenset((list, dict, type(None), bool, int, float, str, bytes))  # by the packer itself
 _BUFFERS = frozenset((bytearray, memoryview))
 _BYTES = frozenset((bytes, bytearray, memoryview))
-_ROW_PARTS = frozenset((type(None), bool, int, float, str, bytes))
+_ROW_PARTS = PACKED - CONTAINERS
+_ROWS_DEPTH = 2  # a list of rows, and nothing that nests inside of them
+_LONG_BYTES_MIN = 32 << 10
+_set_orders = SetOrders()
 _END = ormsgpack.packb(b"\xe5everstep.end")  # follows a value when it is unpacked, so that rubbish behind it shows
 
 
@@ -320,20 +312,34 @@ class Codec:
 
         It stands `depth_above` containers down, where it may nest so much less deep.
         """
-        if type(value) in _COPIED and len(value) <= _FEW_PARTS and depth_above <= _ABOVE_MAX:
-            packed = _packed_short(value)
-            if packed is not None and not may_hold_bytes(packed):
-                return packed
+        packed = self.pack_long(value, path, depth_above)
+        return packed.whole() if isinstance(packed, LongValue) else packed
+
+    def pack_long(self, value: Any, path: str = "value", depth_above: int = 0) -> bytes | LongValue:
+        """Return what `pack` does, but that a long value is not put together."""
         try:
-            packed = _packed_plain(value) if type(value) in _WRITTEN else None
-            if packed is None:
-                packed = self._packed_tagged(value, 0)
-            if depth_above <= _ABOVE_MAX or depth_above + depth(packed) <= DEPTH_MAX:
+            if depth_above <= _ABOVE_MAX:
+                return self.pack_plain(value) or self._packed_bulk(value) or self._packed_tagged(value, 0)
+            packed = self._packed_tagged(value, 0)
+            if depth_above + depth(packed) <= DEPTH_MAX:
                 return packed
-            raise UnstorableValue(path, "a value", f"it nests deeper than {DEPTH_MAX} levels")
         except (TypeError, EverstepError, RuntimeError):  # the packer's own errors are TypeErrors and hide their cause
             _raise_hidden()
-            return ormsgpack.packb(self._lower(value, path, [0] * depth_above), option=_OPTIONS)
+        return ormsgpack.packb(self._lower(value, path, [0] * depth_above), option=OPTIONS)
+
+    def pack_plain(self, value: Any) -> bytes | LongValue | None:
+        """Return what `pack_long` makes of a value that the packer writes exactly, by itself; None for any other."""
+        kind = type(value)
+        try:
+            if kind in CONTAINERS:
+                return _packed_plain(value)
+            if kind is str and len(value) >= _LONG_BYTES_MIN:
+                return _packed_text(value)
+            if kind is bytes and len(value) >= _LONG_BYTES_MIN:
+                return long_value(bytes_header(len(value)), value)
+            return ormsgpack.packb(value, None, OPTIONS) if kind in PACKED else None
+        except (TypeError, EverstepError, RuntimeError):
+            return None
 
     def pack_items(
         self, items: list[Any], path: str, first: int = 0, depth_above: int = 1, *, quick: bytes | None = None
@@ -360,7 +366,7 @@ class Codec:
         if packed is not None:
             return packed[header:]
         try:
-            return _packed_within(items, None, 0)[header:]
+            return pack_within(items, _FAST_DEPTHS[0])[header:]
         except TypeError:
             return None
 
@@ -370,8 +376,8 @@ class Codec:
 
     def unpack_parts(self, parts: list[bytes]) -> Any:
         """Return the value whose bytes are the joined `parts`."""
-        if len(parts) > 1 and parts[0][:1] in _LONG_BYTES:
-            return _joined_bytes(parts)
+        if len(parts) > 1 and parts[0][:1] in _LONG:
+            return _joined_text(parts) if is_text(parts[0]) else b"".join(_payloads(parts))
         return _Reader(self.types).read([b"\x92", *parts, _END])
 
     def unpack_and_tell(self, parts: list[bytes]) -> tuple[Any, bool]:
@@ -389,11 +395,20 @@ class Codec:
         _own_kinds([value])
         return self._packed_own(self._own_containers(value, 0, level), level)
 
+    def _packed_bulk(self, value: Any) -> bytes | LongValue | None:
+        """Return what is packed without a step for each part; None if that cannot be done with this value."""
+        tagged = self._tagged_bulk(value, 0)
+        if tagged is None:
+            return None
+        tag, content = tagged
+        header = tag_header(tag, len(content))
+        return long_value(header, content) if len(content) >= _LONG_BYTES_MIN else header + content
+
     def _packed_own(self, own: Any, level: int) -> bytes:
         """Return what the packer makes of a value that nobody else can change."""
-        if type(own) in _COPIED:
-            return _packed_within(own, self._hook(level), level)
-        return ormsgpack.packb(own, self._hook(level), _OPTIONS)
+        if type(own) in CONTAINERS:
+            return pack_within(own, _FAST_DEPTHS[level], self._hook(level))
+        return ormsgpack.packb(own, self._hook(level), OPTIONS)
 
     def _hook(self, level: int) -> Callable[[Any], ormsgpack.Ext]:
         return functools.partial(self._tagged_fast, level)
@@ -403,25 +418,53 @@ class Codec:
         kind = type(value)
         if depth > DEPTH_MAX:
             raise TypeError("a value that nests too deep, or contains itself, needs the careful way")
-        if kind is list:
-            own_list = value.copy()
-            rows = _rows(own_list) if set(map(type, own_list)) == {tuple} else None
-            return ormsgpack.Ext(ROWS, rows) if rows is not None else self._own_items(own_list, depth, level)
-        if kind is not dict:
+        if kind not in CONTAINERS:
             return value
+        tagged = self._tagged_bulk(value, level)
+        if tagged is not None:
+            return ormsgpack.Ext(*tagged)
         own = value.copy()
-        if not {str}.issuperset(map(type, own)):
-            return ormsgpack.Ext(MAP, self._packed_content([*own, *own.values()], level + 1))
-        if not _own_kinds(own.values()).isdisjoint(_COPIED):
+        if kind is list:
+            return self._own_items(own, depth, level)
+        if not _own_kinds(own.values()).isdisjoint(CONTAINERS):
             for key, item in own.items():
-                if type(item) in _COPIED:
+                if type(item) in CONTAINERS:
                     own[key] = self._own_containers(item, depth + 1, level)
         return own
 
+    def _tagged_bulk(self, value: Any, level: int) -> tuple[int, bytes] | None:
+        """Return the tag and the content of what is packed without a step for each part; None for anything else."""
+        kind = type(value)
+        if kind is list and set(map(type, value[:1])) == {tuple}:
+            own = value.copy()
+            rows = _rows(own) if set(map(type, own)) == {tuple} else None
+            return None if rows is None else (ROWS, rows)
+        if kind is dict and not {str}.issuperset(map(type, value)):
+            return MAP, self._packed_pairs(value, level + 1)
+        if kind is set or kind is frozenset:
+            return (SET if kind is set else FROZENSET), self._packed_members(list(value), level)
+        return None
+
     def _own_items(self, items: list[Any], depth: int, level: int) -> list[Any]:
-        if _own_kinds(items).isdisjoint(_COPIED):
+        if _own_kinds(items).isdisjoint(CONTAINERS):
             return items
-        return [self._own_containers(item, depth + 1, level) if type(item) in _COPIED else item for item in items]
+        return [self._own_containers(item, depth + 1, level) if type(item) in CONTAINERS else item for item in items]
+
+    def _packed_pairs(self, mapping: dict[Any, Any], level: int) -> bytes:
+        """Return the keys and then the values of a mapping, packed."""
+        if level >= len(_FAST_DEPTHS):
+            raise TypeError("so many tagged containers inside one another need the careful way")
+        keys, values = map(list, (mapping, mapping.values()))  # in one step, in which no other thread can change it
+        if {str}.issuperset(map(type, keys)):
+            raise TypeError("a mapping that changes meanwhile needs the careful way")
+        content = keys + values
+        try:
+            packed = pack_within(content, _FAST_DEPTHS[level])
+        except TypeError:  # it is not all plain
+            return self._packed_content(content, level)
+        if may_hold_bytes(packed):
+            _refuse_buffers([keys, values])
+        return packed
 
     def _packed_content(self, content: list[Any], level: int) -> bytes:
         """Return the items of a tagged container, packed."""
@@ -429,14 +472,18 @@ class Codec:
             raise TypeError("so many tagged containers inside one another need the careful way")
         own = self._own_items(content, 0, level)
         if own is content:  # it holds no lists and no mappings
-            return ormsgpack.packb(own, self._hook(level), _OPTIONS)
+            return ormsgpack.packb(own, self._hook(level), OPTIONS)
         return self._packed_own(own, level)
 
     def _tagged_fast(self, level: int, value: Any) -> ormsgpack.Ext:
         """Return the extension value for `value`; the packer calls this for what it does not know."""
-        make = _MAKERS.get(type(value))
+        kind = type(value)
+        make = _MAKERS.get(kind)
         if make is not None:
             return ormsgpack.Ext(*make(value, ""))
+        bulk = self._tagged_bulk(value, level)
+        if bulk is not None:
+            return ormsgpack.Ext(*bulk)
         try:
             tag, content = self._opened(value, "")
         except Exception:
@@ -444,11 +491,13 @@ class Codec:
         except BaseException as exc:  # Ctrl-C in a caller's to_state: the packer would swallow it
             _hidden.interrupt = exc
             raise
-        if tag in (SET, FROZENSET):
-            if _is_sortable(content):
-                return ormsgpack.Ext(tag, ormsgpack.packb(sorted(content), None, _OPTIONS))
-            return ormsgpack.Ext(tag, _packed_set([self._packed_tagged(item, level + 1) for item in content]))
         return ormsgpack.Ext(tag, self._packed_content(content, level + 1))
+
+    def _packed_members(self, members: list[Any], level: int) -> bytes:
+        """Return the members of a set in order, packed."""
+        if _is_sortable(members):
+            return _set_orders.use(members, _packed_flat)
+        return _packed_set([self._packed_tagged(item, level + 1) for item in members])
 
     def _opened(self, value: Any, path: str) -> tuple[int, list[Any]]:
         """Return the tag and the content of a tagged container; raise UnstorableValue for an unknown type."""
@@ -475,32 +524,30 @@ class Codec:
 
     def _lower(self, value: Any, path: str, above: list[int]) -> Any:
         """Return `value` in types the packer writes exactly; `above` holds the containers being walked, by identity."""
-        kind = type(value)
-        if kind in _PLAIN:
+        if _is_exact(value):
             return value
-        if kind is int:
-            return value if -(2**63) <= value < 2**64 else ormsgpack.Ext(*_MAKERS[int](value, path))
-        if kind is str:
-            return ormsgpack.Ext(*_MAKERS[str](value, path)) if _surrogates(value) else value
-        if kind in _MAKERS:
-            return ormsgpack.Ext(*_MAKERS[kind](value, path))
-        if id(value) in above:
-            raise UnstorableValue(path, f"a {kind.__name__}", "it contains itself")
-        if len(above) >= DEPTH_MAX and (kind not in _SIZED or value):
-            raise UnstorableValue(path, f"a {kind.__name__}", f"it nests deeper than {DEPTH_MAX} levels")
+        make = _MAKERS.get(type(value))
+        if make is not None:
+            return ormsgpack.Ext(*make(value, path))
+        _check_nesting(value, path, above)
         above.append(id(value))
         try:
-            if kind is list:
-                own = value.copy()
-                rows = _rows(own) if own and all(type(item) is tuple for item in own) else None
-                if rows is not None and len(above) < DEPTH_MAX:
-                    return ormsgpack.Ext(ROWS, rows)
-                return [self._lower(item, f"{path}[{n}]", above) for n, item in enumerate(own)]
-            if kind is dict and has_text_keys(value):
-                return {key: self._lower(item, join_path(path, key), above) for key, item in list(value.items())}
-            return ormsgpack.Ext(*self._lower_tagged(value, path, above))
+            return self._lower_container(value, path, above)
         finally:
             above.pop()
+
+    def _lower_container(self, value: Any, path: str, above: list[int]) -> Any:
+        kind = type(value)
+        if kind is list:
+            own = value.copy()
+            is_rows = set(map(type, own)) == {tuple} and len(above) < DEPTH_MAX
+            rows = _rows(own) if is_rows else None
+            if rows is not None:
+                return ormsgpack.Ext(ROWS, rows)
+            return [self._lower(item, f"{path}[{n}]", above) for n, item in enumerate(own)]
+        if kind is dict and has_text_keys(value):
+            return {key: self._lower(item, join_path(path, key), above) for key, item in list(value.items())}
+        return ormsgpack.Ext(*self._lower_tagged(value, path, above))
 
     def _lower_tagged(self, value: Any, path: str, above: list[int]) -> tuple[int, bytes]:
         tag, content = self._opened(value, path)
@@ -514,9 +561,9 @@ class Codec:
         lowered = [self._lower(item, where, above) for item, where in zip(content, paths, strict=True)]
         if tag in (SET, FROZENSET):
             if _is_sortable(lowered):
-                return tag, ormsgpack.packb(sorted(lowered), option=_OPTIONS)
-            return tag, _packed_set([ormsgpack.packb(item, option=_OPTIONS) for item in lowered])
-        return tag, ormsgpack.packb(lowered, option=_OPTIONS)
+                return tag, ormsgpack.packb(sorted(lowered), option=OPTIONS)
+            return tag, _packed_set([ormsgpack.packb(item, option=OPTIONS) for item in lowered])
+        return tag, ormsgpack.packb(lowered, option=OPTIONS)
 
 
 DEFAULT = Codec(registry, "its class is not registered; call everstep.register(cls), or store plain data")
@@ -528,6 +575,26 @@ unpack = DEFAULT.unpack
 unpack_parts = DEFAULT.unpack_parts
 
 
+def _is_exact(value: Any) -> bool:
+    """Whether the packer writes this exactly, and it is no container."""
+    kind = type(value)
+    if kind is int:
+        return bool(-(2**63) <= value < 2**64)
+    if kind is str:
+        return not _surrogates(value)
+    return kind in _PLAIN
+
+
+def _check_nesting(value: Any, path: str, above: list[int]) -> None:
+    """Refuse a container that contains itself, or is too deep."""
+    kind = type(value)
+    if id(value) in above:
+        raise UnstorableValue(path, f"a {kind.__name__}", "it contains itself")
+    is_empty = kind in _SIZED and not value
+    if len(above) >= DEPTH_MAX and not is_empty:
+        raise UnstorableValue(path, f"a {kind.__name__}", f"it nests deeper than {DEPTH_MAX} levels")
+
+
 def _raise_hidden() -> None:
     """Raise an interrupt that the packer has hidden."""
     interrupt, _hidden.interrupt = getattr(_hidden, "interrupt", None), None
@@ -537,12 +604,13 @@ def _raise_hidden() -> None:
 
 def _rows(rows: list[Any]) -> bytes | None:
     """Return tuples of plain values, packed as lists; None if there is something else in them."""
-    if not _ROW_PARTS.issuperset(map(type, gc.get_referents(*rows))):
-        return None
     try:
-        return ormsgpack.packb(rows, None, _ROWS_OPTIONS)
-    except TypeError:  # a number or text that the packer does not take
+        packed = pack_within(rows, _ROWS_DEPTH, options=TUPLES_AS_LISTS)
+    except TypeError:  # something nests in them, or is a number or text that the packer does not take
         return None
+    if may_hold_bytes(packed) and part_types.rows_hold(rows, _BUFFERS):
+        return None
+    return packed
 
 
 def _is_sortable(members: list[Any]) -> bool:
@@ -551,40 +619,10 @@ def _is_sortable(members: list[Any]) -> bool:
     return kinds == {str} or kinds == {int}
 
 
-class _Wrapper:
-    """Lists in lists: the packer refuses what nests deeper than it goes, so a value in here may nest less deep."""
-
-    def __init__(self, levels: int) -> None:
-        self.innermost: list[Any] = [None]
-        self.outermost = self.innermost
-        for _ in range(levels - 1):
-            self.outermost = [self.outermost]
-        self.header = b"\x91" * levels
-
-
-def _packer_depth() -> int:
-    """Return how deep a value may nest that the packer takes."""
-    value: list[Any] = []
-    depth = 1
-    while depth < 4096:
-        try:
-            ormsgpack.packb(value)
-        except TypeError:
-            return depth - 1
-        value = [value]
-        depth += 1
-    raise ImportError("this release of ormsgpack does not limit how deep a value nests")
-
-
-_PACKER_DEPTH = _packer_depth()
-_wrappers: list[deque[_Wrapper]] = [deque(maxlen=16) for _ in _FAST_DEPTHS]
-"""Those that nobody uses, by level."""
-
-
 def _packed_short(value: Any) -> bytes | None:
     """Return what the packer makes of a list or dict by itself, if that is short and surely does not nest too deep."""
     try:
-        packed = ormsgpack.packb(value, None, _OPTIONS)
+        packed = ormsgpack.packb(value, None, OPTIONS)
     except TypeError:
         return None
     # It nests no deeper than there are bytes in it that may begin a container.
@@ -593,37 +631,29 @@ def _packed_short(value: Any) -> bytes | None:
     return packed
 
 
-def _packed_within(value: Any, hook: Callable[[Any], Any] | None, level: int) -> bytes:
-    """Return what the packer makes of a container; TypeError if it nests deeper than is surely right at this level.
-
-    To walk a large value for that takes many times as long as packing it; a short one is packed in less time than what
-    is around it here.
-    """
-    idle = _wrappers[level]
-    try:
-        wrapper = idle.pop()
-    except IndexError:
-        wrapper = _Wrapper(_PACKER_DEPTH - _FAST_DEPTHS[level])
-    wrapper.innermost[0] = value
-    try:
-        packed = ormsgpack.packb(wrapper.outermost, hook, _OPTIONS)
-    finally:
-        wrapper.innermost[0] = None
-        idle.append(wrapper)
-    return packed[len(wrapper.header) :]
-
-
-def _packed_plain(value: Any) -> bytes | None:
-    """Return what the packer makes of a value by itself, while nothing else runs; None if it is not plain."""
-    try:
-        if type(value) not in _COPIED:
-            return ormsgpack.packb(value, None, _OPTIONS)
-        packed = _packed_within(value, None, 0)
-    except TypeError:
+def _packed_plain(value: Any) -> bytes | LongValue | None:
+    """Return what the packer makes of a container by itself, while nothing else runs; None if it is not plain."""
+    if len(value) <= _FEW_PARTS:
+        short = _packed_short(value)
+        if short is not None and not may_hold_bytes(short):
+            return short
+    packed, start = pack_wrapped(value, _FAST_DEPTHS[0])
+    if may_hold_bytes(packed) and part_types.holds(value, _BUFFERS):
         return None
-    if may_hold_bytes(packed):
-        _refuse_buffers(value)
-    return packed
+    return packed[start:] if len(packed) < _LONG_BYTES_MIN else long_value(b"", packed, start)
+
+
+def _packed_text(text: str) -> LongValue | None:
+    """Return a long text, packed; None if it is not valid Unicode."""
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        return None
+    return long_value(text_header(len(encoded)), encoded)
+
+
+def _packed_flat(items: list[Any]) -> bytes:
+    return ormsgpack.packb(items, None, OPTIONS)
 
 
 def _packed_set(items: list[bytes]) -> bytes:
@@ -637,25 +667,7 @@ def may_hold_bytes(packed: bytes) -> bool:
 
 def holds_bytes(value: Any) -> bool:
     """Whether bytes, or what the packer takes for bytes, are in the parts of `value` that it writes by itself."""
-    return _holds(value, _BYTES)
-
-
-def _holds(value: Any, kinds: frozenset[type]) -> bool:
-    """Whether there is something of these types in the parts of `value` that the packer writes by itself."""
-    # Level by level, so that a list of many small mappings takes few steps of the interpreter.
-    level = [value]
-    while level:
-        found = set(map(type, level))
-        if not found.isdisjoint(kinds):
-            return True
-        if found.isdisjoint(_COPIED):
-            return False
-        if not _WRITTEN.issuperset(found):
-            level = [part for part in level if type(part) in _COPIED]
-        if found == {list} and _are_numbers(level):
-            return False
-        level = gc.get_referents(*level)
-    return False
+    return part_types.holds(value, _BYTES)
 
 
 def _own_kinds(values: Iterable[Any]) -> set[type]:
@@ -668,19 +680,8 @@ def _own_kinds(values: Iterable[Any]) -> set[type]:
 
 def _refuse_buffers(value: Any) -> None:
     """Raise TypeError if there is a bytearray in a value, which the packer writes as bytes."""
-    if _holds(value, _BUFFERS):
+    if part_types.holds(value, _BUFFERS):
         raise TypeError("a bytearray needs the careful way")
-
-
-def _are_numbers(lists: list[list[Any]]) -> bool:
-    """Whether there are only numbers in these lists, in the least time that it takes to look."""
-    if not lists[0] or type(lists[0][0]) not in (int, float):
-        return False
-    try:
-        sum(itertools.chain.from_iterable(lists))
-    except (TypeError, OverflowError):
-        return False
-    return True
 
 
 def join_path(path: str, key: Any) -> str:
@@ -766,16 +767,32 @@ for _n, _kind in enumerate(_PATHS):
 # -- unpacking ---------------------------------------------------------------------------------------------------------
 
 
-_LONG_BYTES = frozenset((b"\xc5", b"\xc6"))
+_LONG = frozenset((b"\xc5", b"\xc6", b"\xda", b"\xdb"))
 
 
-def _joined_bytes(parts: list[bytes]) -> bytes:
-    """Return a long bytes value: with one copy, where the packer makes two."""
+def _joined_text(parts: list[bytes]) -> str:
+    """Return a long string: with one large copy, where the packer makes two."""
+    payloads = _payloads(parts)
+    text = ""
+    try:
+        for payload in payloads:
+            text += payload.decode()
+        return text
+    except UnicodeDecodeError:
+        pass  # a letter may begin in one part and end in the next
+    try:
+        return b"".join(payloads).decode()
+    except UnicodeDecodeError as exc:
+        raise CheckpointCorrupted(f"a stored value cannot be decoded: {exc}") from exc
+
+
+def _payloads(parts: list[bytes]) -> list[bytes]:
+    """Return what is inside of a long string or bytes value, of which these are the parts."""
     header = 1 + _LENGTHS[parts[0][0]][0]
     size = int.from_bytes(parts[0][1:header], "big")
     if len(parts[0]) < header or sum(map(len, parts)) != header + size:
         raise CheckpointCorrupted("a stored value is not of the size it says")
-    return b"".join([parts[0][header:], *parts[1:]])
+    return [parts[0][header:], *parts[1:]]
 
 
 class _Reader:

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.values import codec, costs
+from everstep.values.long_values import HEAD_BYTES, LongValue, long_value
 from everstep.values.overlap import Overlap
 from everstep.values.pieces import Layer, piece_size
 
@@ -46,7 +47,6 @@ VALUE_BYTES_MAX = 1 << 30
 _INLINE_MAX = 48  # a part up to this size stands in its parent, where it is written again with each change beside it
 WHOLE_MAX = 4096
 """A value up to this size is one object; a larger one is kept in pieces."""
-_HEAD_BYTES = 16  # of a value in pieces; they stand in its node, since counts change there
 _PIECES_MAX = 48  # so many pieces are listed in the node itself
 _PIECES_IN_GROUP = 32
 _PIECE_MIN = 64  # on average; a writer makes larger ones
@@ -67,6 +67,7 @@ _ONLY_REFS = {REF_BODY}
 _REST_BODY = bytes((REST,))
 _PACKED_BODY = bytes((PACKED,))
 _NODES_BODY = bytes((NODES,))
+_OBJECT_SEED = hashlib.sha256(b"\x010:")  # of an object that refers to nothing
 _LEAF_SEED = b"\x010:" + _REST_BODY
 _sha256 = hashlib.sha256
 
@@ -164,11 +165,15 @@ class Writer:
         """Write a value that is packed already."""
         size = len(packed)
         if size > WHOLE_MAX:
-            return self.placed(self._in_pieces(packed, old))
+            return self.long(long_value(b"", packed), old)
         if size > _INLINE_MAX:
             return Node(self._leaf(packed), REF_BODY, size)
         self._whole.append(packed)
         return Node(b"", b"%c%c%b" % (PACKED, size, packed), size)
+
+    def long(self, value: LongValue, old: InPieces | None = None) -> Node:
+        """Write a long value that is packed already, in pieces."""
+        return self.placed(self._in_pieces(value, old))
 
     def list_node(self, items: Iterable[Any], path: str) -> Node:
         """Write a list as a list node, whatever its size."""
@@ -272,30 +277,45 @@ class Writer:
             self.added_bytes += len(packed) + 1
         return key
 
-    def _in_pieces(self, packed: bytes, old: InPieces | None) -> Node:
-        levels = [self._level(packed, _HEAD_BYTES, piece_size(len(packed)), 1, _level_of(old, 0))]
+    def _in_pieces(self, value: LongValue, old: InPieces | None) -> Node:
+        levels = [self._pieces_level(value, _level_of(old, 0))]
         while len(levels[-1].keys) > _PIECES_MAX:
             listed = b"".join(levels[-1].keys)
-            size = _PIECES_IN_GROUP * HASH_BYTES
-            levels.append(self._level(listed, 0, size, HASH_BYTES, _level_of(old, len(levels))))
-        made = InPieces(packed[:_HEAD_BYTES], levels)
-        numbers = _number(len(packed)) + _number(len(levels)) + _number(len(levels[-1].keys))
+            levels.append(self._groups_level(listed, _level_of(old, len(levels))))
+        made = InPieces(value.head, levels)
+        numbers = _number(value.size) + _number(len(levels)) + _number(len(levels[-1].keys))
         body = bytes((PIECES,)) + numbers + made.head
-        return Node(b"".join(levels[-1].keys), body, len(packed), made)
+        return Node(b"".join(levels[-1].keys), body, value.size, made)
 
-    def _level(self, data: bytes, start: int, size: int, unit: int, old: Level) -> Level:
-        """Cut pieces, or groups of hashes, and store those that are new."""
-        layer = Layer(data, start, old.pieces, size, unit)
+    def _pieces_level(self, value: LongValue, old: Level) -> Level:
+        """Cut a value into pieces, and store those that are new."""
+        layer = Layer(value.data, value.start, old.pieces, piece_size(value.size))
         keys: list[bytes] = []
         for piece, kept in zip(layer.pieces, layer.kept, strict=True):
             if kept >= 0:
                 keys.append(old.keys[kept])
-            elif start:
-                self._pieces.append(piece)
-                keys.append(self.store(b"", piece))
             else:
-                keys.append(self.store(piece, _NODES_BODY))
+                self._pieces.append(piece)
+                keys.append(self._piece(piece))
         return Level(layer.pieces, keys)
+
+    def _groups_level(self, listed: bytes, old: Level) -> Level:
+        """Cut a list of hashes into groups, and store those that are new."""
+        layer = Layer(listed, 0, old.pieces, _PIECES_IN_GROUP * HASH_BYTES, HASH_BYTES)
+        keys: list[bytes] = []
+        for group, kept in zip(layer.pieces, layer.kept, strict=True):
+            keys.append(old.keys[kept] if kept >= 0 else self.store(group, _NODES_BODY))
+        return Level(layer.pieces, keys)
+
+    def _piece(self, piece: bytes) -> bytes:
+        """Keep a piece if it is new, and return its hash: what `store` does, without a copy of what is hashed."""
+        hashing = _OBJECT_SEED.copy()
+        hashing.update(piece)
+        key = hashing.digest()[:HASH_BYTES]
+        if key not in self._known and key not in self.objects:
+            self.objects[key] = b"", piece
+            self.added_bytes += len(piece)
+        return key
 
     def placed(self, node: Node, inline_max: int = _INLINE_MAX) -> Node:
         """Return `node` itself if it is small, else a reference to it as an object."""
@@ -643,7 +663,7 @@ class Reader:
     def _pieces(self, cursor: _Cursor, out: list[bytes]) -> None:
         size, height, count = _pieces_numbers(cursor)
         left = self._claimed(size)
-        self._emit(out, cursor.take(_HEAD_BYTES))
+        self._emit(out, cursor.take(HEAD_BYTES))
         for key in cursor.refs(count):
             self._finished(key, height - 1, out, None)
         self._claim_met(size, left)
@@ -759,7 +779,7 @@ def in_pieces(node: Node, objects: Mapping[bytes, Content]) -> InPieces | None:
     cursor = _Cursor(children, body)
     cursor.byte()
     size, height, count = _pieces_numbers(cursor)
-    head = cursor.take(_HEAD_BYTES)
+    head = cursor.take(HEAD_BYTES)
     keys = cursor.refs(count)
     levels: list[Level] = []
     for _ in range(height - 1):
@@ -861,7 +881,7 @@ class _Tally:
 
     def add_in_pieces(self, note: _PiecesNote, times: int) -> None:
         """Add what a value in pieces costs that occurs so often, beyond building each piece once."""
-        new_bytes = _HEAD_BYTES + sum([self._new_bytes(key, note.height - 1) for key in hashes(note.keys)])
+        new_bytes = HEAD_BYTES + sum([self._new_bytes(key, note.height - 1) for key in hashes(note.keys)])
         if times == 1 and new_bytes >= note.size:
             return
         repeated_bytes = max(note.size * times - min(new_bytes, note.size), 1)
@@ -1146,7 +1166,7 @@ def _skip(cursor: _Cursor, notes: _Notes | None = None) -> None:
         _skip(cursor, notes)
     elif op == PIECES:
         size, height, count = _pieces_numbers(cursor)
-        head = _Cursor.take(cursor, _HEAD_BYTES)
+        head = _Cursor.take(cursor, HEAD_BYTES)
         child = cursor.child
         cursor.refs(count)
         if notes is not None:

@@ -1,0 +1,31 @@
+"""A packed value that is long: where its bytes stand, so that they are not copied before they are cut. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+HEAD_BYTES = 16
+"""The first bytes of a value, which stand in its node: counts change there."""
+
+
+class LongValue(NamedTuple):
+    """A packed value: its head, and then what stands in `data` from `start` on."""
+
+    head: bytes
+    data: bytes
+    start: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return len(self.head) + len(self.data) - self.start
+
+    def whole(self) -> bytes:
+        """Return it in one piece."""
+        return b"".join([self.head, memoryview(self.data)[self.start :]])
+
+
+def long_value(header: bytes, data: bytes, start: int = 0) -> LongValue:
+    """Return the value that is `header`, and then what stands in `data` from `start` on; both together are long."""
+    behind = start + HEAD_BYTES - len(header)
+    return LongValue(header + data[start:behind], data, behind)
