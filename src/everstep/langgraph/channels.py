@@ -535,6 +535,9 @@ class Channels:
         """Return what a checkpoint is besides its values, packed; None if it is kept as a mapping."""
         if node.body[0] != tree.PACKED:
             return None
+        value = tree.inline_value(node)
+        if value is not None and 2 < len(value) < 0x100 and value[:2] == codec.bytes_header(len(value) - 2):
+            return compress.expand(value[2:])  # short bytes, as `envelope` mostly writes them
         squeezed = self.plain(node, objects)
         return compress.expand(squeezed) if type(squeezed) is bytes else None
 

@@ -8,6 +8,7 @@ commit that the parent is still what the line says; if not, everything is writte
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -71,6 +72,7 @@ _AHEAD_MAX = 8  # checkpoints decoded before they are asked for
 _LOOKS_MAX = 4  # at a checkpoint that others replace or write to meanwhile
 _ONLY_DICTS = frozenset((dict,))
 _NONE = object()  # the version of a channel of which none is known
+_form_of = operator.attrgetter("form")  # only PLAIN is false
 _TS_LENGTH = len("2026-01-01T00:00:00.000000+00:00")
 _UNCOMMITTED = BaseRef(Key("", "", ""), b"")
 _REQUIRED_FIELDS = frozenset(("id", "ts", "channel_values", "channel_versions", "versions_seen", "v"))
@@ -1014,6 +1016,8 @@ def _children(loaded: Loaded) -> bytes:
 
 
 def _written_children(loaded: Loaded) -> bytes:
+    if not loaded.writes:
+        return b""
     return b"".join([write.children for write in loaded.writes])
 
 
@@ -1058,9 +1062,8 @@ def _envelope(
     if not checkpoint.keys() >= _REQUIRED_FIELDS:
         envelope["absent"] = sorted(_REQUIRED_FIELDS - checkpoint.keys())
     forms: dict[str, Form] = {}
-    for name, value in written.items():
-        if value.form != PLAIN:
-            forms[name] = value.form
+    if any(map(_form_of, written.values())):  # asked in one step, since there may be hundreds of plain ones
+        forms = {name: value.form for name, value in written.items() if value.form != PLAIN}
     if conversation:
         forms.setdefault(LIST_CHANNEL, PLAIN)
     if forms:

@@ -1049,7 +1049,10 @@ def nodes(children: bytes, body: bytes, sizes: Sequence[int]) -> list[Node]:
         for size in sizes:
             at = cursor.at
             child = cursor.child
-            _skip(cursor)
+            if body[at] == PACKED and body[at + 1] < 0x80:  # short, as most are; `finish` notices what is cut off
+                cursor.at += 2 + body[at + 1]
+            else:
+                _skip(cursor)
             found.append(Node(children[child : cursor.child], body[at : cursor.at], size))
         cursor.finish()
     except IndexError as exc:

@@ -299,7 +299,7 @@ class Rows:
         if head != stored.seq or self._version != self._connection.data_version():
             return None
         record = record._replace(metadata=unpack_metadata(known.info))
-        return Loaded(stored._replace(record=record), generation, [], attached)
+        return Loaded(Stored(record, *stored[1:]), generation, [], attached)
 
     def _is_stale(self, line: int, head: Sequence[Any]) -> bool:
         """Whether something follows a head, given by its columns, that nobody has moved: see `_STALE`."""
