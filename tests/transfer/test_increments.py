@@ -24,7 +24,7 @@ from everstep.stores.protocol import Key
 from everstep.transfer import backups, families
 from everstep.transfer.archive import CHANGED, CHECKPOINTS, DONE, END, KEPT, OBJECTS, ROWS, Item, ItemReader, ItemWriter
 from everstep.transfer.frames import INCREMENT_VERSION
-from everstep.transfer.increments import _stretches
+from everstep.transfer.increments import _Patch, _stretches
 from tests.timeline.histories import Walker, seen
 from tests.tools.between import Between
 from tests.transfer.test_copy import Killed, Make, Recording, make, stopping_after  # noqa: F401
@@ -513,3 +513,12 @@ def test_stretches_give_the_rows_and_use_each_once(before: list[bytes], after: l
     assert found == after
     assert len(used) == len(set(used))
     assert [row for row in after if row in new] == [row for row in brought if row in new]
+
+
+def test_a_row_stays_once_however_many_there_are_said_to_be() -> None:
+    """Else a small file could tell of very many."""
+    patch = _Patch([b"a", b"b"], 4)
+    assert patch.add([KEPT, 0, 2])
+    for item in ([KEPT, 0, 2], [KEPT, 1, 1]):
+        with pytest.raises(CheckpointCorrupted, match="keeps what is not there"):
+            patch.add(item)

@@ -18,3 +18,22 @@ async def test_a_tag_that_was_given_later_is_seen_wherever_tags_are(engine: ever
     assert (good["checkpoints"], good["newest"], good["step"]) == (2, ids[1], 2)
     newest = (await operations.log(engine, "t"))["operations"][0]
     assert newest["text"] == f"tag {ids[1].rpartition('-')[2][:8]} good"
+
+
+async def test_the_tag_that_most_have_is_listed_first(engine: everstep.CheckpointEngine) -> None:
+    ids = [await engine.append("t", [], {"n": n}, tags=["rare"] if n == 2 else []) for n in range(3)]
+    for checkpoint_id in ids[:2]:
+        await engine.tag(checkpoint_id, "good")
+    await engine.untag(ids[2], "rare")
+    await engine.tag(ids[2], "last")
+    listed = (await tags.listing(engine, "t"))["tags"]
+    named = [(one["tag"], one["checkpoints"]) for one in listed if one["tag"] in ("good", "last", "rare")]
+    assert named == [("good", 2), ("last", 1)]
+
+
+async def test_a_thread_that_is_a_part_of_another_has_tags_of_its_own(engine: everstep.CheckpointEngine) -> None:
+    first = await engine.append("t", [], {})
+    await engine.tag(first, "good")
+    branch = await engine.branch(first, "b")
+    await engine.append(branch, [], {})
+    assert "good" not in [one["tag"] for one in (await tags.listing(engine, branch))["tags"]]

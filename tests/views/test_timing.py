@@ -43,6 +43,39 @@ def test_a_long_wait_is_cut_out_and_told() -> None:
     assert _places(found)["c4"][1] == 1.0
 
 
+def test_a_cut_is_in_the_middle_of_its_wait() -> None:
+    rows = [_row(4, 3603, 1000), _row(3, 3601), _row(2, 3), _row(1, 2), _row(0, 1)]
+    (cut,) = axis_of(rows)["cuts"]
+    assert cut["at"] == (1000 + 1000 + 3000 / 2) / 7000
+
+
+def test_a_wait_of_three_times_the_usual_is_not_cut() -> None:
+    assert axis_of([_row(3, 5), _row(2, 2), _row(1, 1), _row(0, 0)])["cuts"] == []
+
+
+def test_steps_that_follow_at_once_are_no_waits() -> None:
+    rows = [_row(4, 5, 1000), _row(3, 3, 1000), _row(2, 2, 1000), _row(1, 1, 1000)]
+    found = axis_of(rows)
+    assert (found["cuts"], found["shown_ms"]) == ([], 5000)
+
+
+def test_a_step_inside_a_longer_one_does_not_end_it() -> None:
+    after = [_row(n, 10 + n, 500) for n in (5, 4, 3, 2, 1)]
+    found = axis_of([*after, _row(10, 10, 10_000), _row(11, 5, 1000)])
+    assert found["cuts"] == []
+    assert found["shown_ms"] == 15_000
+
+
+def test_a_time_without_a_zone_is_that_of_the_store() -> None:
+    found = axis_of([_row(2, 10, 4000), _row(1, 6, 6000, created_at="2026-11-15T00:00:06")])
+    assert _places(found) == {"c1": (0.0, 0.6), "c2": (0.6, 1.0)}
+
+
+def test_a_duration_below_nothing_is_none() -> None:
+    found = axis_of([_row(3, 10, 2000), _row(2, 8, -4000), _row(1, 6, 6000)])
+    assert _places(found) == {"c1": (0.0, 0.6), "c2": (0.8, 0.8), "c3": (0.8, 1.0)}
+
+
 def test_nothing_and_one_moment_have_an_axis_too() -> None:
     assert axis_of([])["bars"] == []
     assert _places(axis_of([_row(1, 5)])) == {"c1": (0.0, 0.0)}
