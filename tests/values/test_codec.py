@@ -700,3 +700,34 @@ def test_a_forged_state_cannot_run_a_setter() -> None:
     rebuilt = codec.unpack(codec.tag_header(codec.OBJECT, len(forged)) + forged)
     assert rebuilt == Guarded("Bergen")
     assert vars(rebuilt) == {"city": "Bergen"}
+
+
+EXTENSION = ormsgpack.Ext(codec.INT, b"\x05")
+"""Packed as it is, it would be read as 5."""
+WITH_EXTENSIONS: dict[str, Any] = {
+    "alone": EXTENSION,
+    "list": [1, EXTENSION],
+    "dict": {"a": {"b": [EXTENSION]}},
+    "many numbers": [*range(5000), EXTENSION],
+    "many texts": [*["x"] * 5000, EXTENSION],
+    "records": [{"a": n, "b": EXTENSION} for n in range(100)],
+    "tuple": (1, EXTENSION),
+    "rows": [(1, 2), (3, EXTENSION)],
+    "other keys": {1: EXTENSION},
+    "as a key": {EXTENSION: 1},
+    "set": {EXTENSION},
+    "beside bytes": {"a": bytearray(b"x"), "b": EXTENSION},
+    "beside tagged": [(1,), {2}, {3: 4}, EXTENSION],
+}
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+@pytest.mark.parametrize("name", WITH_EXTENSIONS)
+def test_an_extension_of_the_packer_is_not_taken_for_one_of_ours(
+    name: str, is_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packer, "_EXTENSIONS_ARE_COUNTED", packer._EXTENSIONS_ARE_COUNTED and is_counted)
+    with pytest.raises(UnstorableValue, match="Ext"):
+        codec.pack(WITH_EXTENSIONS[name])
+    with pytest.raises(UnstorableValue, match="Ext"):
+        codec.pack_items([WITH_EXTENSIONS[name]], "messages")

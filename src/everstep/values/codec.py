@@ -32,7 +32,7 @@ import ormsgpack
 from everstep.errors import CheckpointCorrupted, EverstepError, UnregisteredType, UnstorableValue
 from everstep.values import part_types, registry
 from everstep.values.long_values import LongValue, long_value
-from everstep.values.packer import OPTIONS, TUPLES_AS_LISTS, pack_within, pack_wrapped
+from everstep.values.packer import OPTIONS, TUPLES_AS_LISTS, may_hold_extension, pack_within, pack_wrapped
 from everstep.values.part_types import CONTAINERS, PACKED
 from everstep.values.set_orders import SetOrders
 
@@ -75,7 +75,8 @@ _hidden = threading.local()  # an interrupt that the packer hides
 _PLAIN = frozenset((type(None), bool, float, bytes))
 _TEXT = frozenset((str,))
 _SIZED = frozenset((list, dict, tuple, set, frozenset))
-_BUFFERS = frozenset((bytearray, memoryview))
+_MISTAKEN = frozenset((bytearray, memoryview, ormsgpack.Ext))
+"""What the packer writes by itself, but so that something else would be read."""
 _BYTES = frozenset((bytes, bytearray, memoryview))
 _ROW_PARTS = PACKED - CONTAINERS
 _ROWS_DEPTH = 2  # a list of rows, and nothing that nests inside of them
@@ -352,8 +353,8 @@ class Codec:
             packed = quick if quick is not None else self.pack_items_quickly(items)
             if packed is None:
                 return self._packed_own(self._own_items(items, 0, 0), 0)[len(array_header(len(items))) :]
-            if may_hold_bytes(packed):
-                _refuse_buffers(items)
+            if _may_hold_mistaken(packed):
+                _refuse_mistaken(items)
             return packed
         except (TypeError, EverstepError, RuntimeError):
             _raise_hidden()
@@ -462,8 +463,8 @@ class Codec:
             packed = pack_within(content, _FAST_DEPTHS[level])
         except TypeError:  # it is not all plain
             return self._packed_content(content, level)
-        if may_hold_bytes(packed):
-            _refuse_buffers([keys, values])
+        if _may_hold_mistaken(packed):
+            _refuse_mistaken([keys, values])
         return packed
 
     def _packed_content(self, content: list[Any], level: int) -> bytes:
@@ -608,7 +609,7 @@ def _rows(rows: list[Any]) -> bytes | None:
         packed = pack_within(rows, _ROWS_DEPTH, options=TUPLES_AS_LISTS)
     except TypeError:  # something nests in them, or is a number or text that the packer does not take
         return None
-    if may_hold_bytes(packed) and part_types.rows_hold(rows, _BUFFERS):
+    if _may_hold_mistaken(packed) and part_types.rows_hold(rows, _MISTAKEN):
         return None
     return packed
 
@@ -635,10 +636,10 @@ def _packed_plain(value: Any) -> bytes | LongValue | None:
     """Return what the packer makes of a container by itself, while nothing else runs; None if it is not plain."""
     if len(value) <= _FEW_PARTS:
         short = _packed_short(value)
-        if short is not None and not may_hold_bytes(short):
+        if short is not None and not _may_hold_mistaken(short):
             return short
     packed, start = pack_wrapped(value, _FAST_DEPTHS[0])
-    if may_hold_bytes(packed) and part_types.holds(value, _BUFFERS):
+    if _may_hold_mistaken(packed) and part_types.holds(value, _MISTAKEN):
         return None
     return packed[start:] if len(packed) < _LONG_BYTES_MIN else long_value(b"", packed, start)
 
@@ -665,23 +666,28 @@ def may_hold_bytes(packed: bytes) -> bool:
     return 0xC4 in packed or 0xC5 in packed or 0xC6 in packed
 
 
+def _may_hold_mistaken(packed: bytes) -> bool:
+    """Whether there may be something in these bytes that the packer has mistaken for something else."""
+    return may_hold_bytes(packed) or may_hold_extension(packed)
+
+
 def holds_bytes(value: Any) -> bool:
     """Whether bytes, or what the packer takes for bytes, are in the parts of `value` that it writes by itself."""
     return part_types.holds(value, _BYTES)
 
 
 def _own_kinds(values: Iterable[Any]) -> set[type]:
-    """Return the types of these values; raise TypeError if there is a bytearray, which the packer writes as bytes."""
+    """Return the types of these values; raise TypeError if there is one that the packer mistakes for another."""
     kinds = set(map(type, values))
-    if not kinds.isdisjoint(_BUFFERS):
-        raise TypeError("a bytearray needs the careful way")
+    if not kinds.isdisjoint(_MISTAKEN):
+        raise TypeError("what the packer mistakes for something else needs the careful way")
     return kinds
 
 
-def _refuse_buffers(value: Any) -> None:
-    """Raise TypeError if there is a bytearray in a value, which the packer writes as bytes."""
-    if part_types.holds(value, _BUFFERS):
-        raise TypeError("a bytearray needs the careful way")
+def _refuse_mistaken(value: Any) -> None:
+    """Raise TypeError if there is something in a value that the packer mistakes for something else."""
+    if part_types.holds(value, _MISTAKEN):
+        raise TypeError("what the packer mistakes for something else needs the careful way")
 
 
 def join_path(path: str, key: Any) -> str:

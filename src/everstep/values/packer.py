@@ -6,6 +6,7 @@ walk a large value instead takes many times as long as packing it.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -50,9 +51,33 @@ def _own_limit() -> int:
     raise ImportError("this release of ormsgpack does not limit how deep a value nests")
 
 
+_EXTENSION_MARKS = (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8)
 _OWN_LIMIT = _own_limit()
 _idle: defaultdict[int, deque[_Wrapper]] = defaultdict(lambda: deque(maxlen=16))
 """Wrappers that nobody uses, by the depth that they leave."""
+
+
+def _counts_extensions() -> bool:
+    """Whether the number of references to their type tells how many extensions there are."""
+    before = sys.getrefcount(ormsgpack.Ext)
+    extension = ormsgpack.Ext(0, b"")
+    is_counted = sys.getrefcount(ormsgpack.Ext) > before
+    del extension
+    return is_counted
+
+
+_EXTENSIONS_ARE_COUNTED = _counts_extensions()
+_REFERENCES = sys.getrefcount(ormsgpack.Ext)
+
+
+def may_hold_extension(packed: bytes) -> bool:
+    """Whether there may be an `ormsgpack.Ext` of somebody else in these bytes: the packer writes it as one of ours.
+
+    Mostly there is none in the whole process. Where there are some, the bytes are searched for the marks of one.
+    """
+    if _EXTENSIONS_ARE_COUNTED and sys.getrefcount(ormsgpack.Ext) <= _REFERENCES:
+        return False
+    return any(mark in packed for mark in _EXTENSION_MARKS)
 
 
 def pack_wrapped(
