@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.request import Request, urlopen
 
 import pytest
@@ -913,20 +913,26 @@ def serious(page: Page, scheme: str = "light") -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everybody_can_use_every_view(shared: str, visit: Visit, scheme: str) -> None:
-    page = visit(shared, color_scheme=scheme)
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+
+
+@pytest.mark.long
+def test_everybody_can_use_every_view(shared: str, visit: Visit) -> None:
+    page = visit(shared)
     for name, go in places.VIEWS.items():
         go(page, shared)
-        assert serious(page, scheme) == [], name
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            assert serious(page, scheme) == [], (name, scheme)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everybody_can_use_every_window(shared: str, visit: Visit, scheme: str) -> None:
-    page = visit(shared, color_scheme=scheme)
+def test_everybody_can_use_every_window(shared: str, visit: Visit) -> None:
+    page = visit(shared)
     for name, go in places.WINDOWS.items():
         go(page, shared)
-        assert serious(page, scheme) == [], name
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            assert serious(page, scheme) == [], (name, scheme)
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
 
@@ -938,15 +944,16 @@ def test_every_window_is_among_them() -> None:
     assert asked <= places.WINDOWS.keys()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_no_view_and_no_window_sticks_out(shared: str, visit: Visit, width: int) -> None:
+@pytest.mark.long
+def test_no_view_and_no_window_sticks_out(shared: str, visit: Visit) -> None:
     page = visit(shared, viewport={"width": WIDE["width"], "height": 780})
     for name, go in (places.VIEWS | places.WINDOWS).items():
         page.set_viewport_size({"width": WIDE["width"], "height": 780})
         go(page, shared)
-        page.set_viewport_size({"width": width, "height": 780})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        assert page.evaluate(STICKS_OUT) == [], name
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 780})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
+            assert page.evaluate(STICKS_OUT) == [], (name, width)
 
 
 STICKS_OUT = """() => {
