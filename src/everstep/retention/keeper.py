@@ -439,7 +439,7 @@ class Keeper:
             excess = self._let_go_but_heads(visible, thread)
             # Otherwise all that was read has to go, and more of it may.
             if whole or len(excess) < len(visible):
-                break  # else more of them may have to go
+                break
         return _Oldest(visible, whole, len(visible), excess)
 
     async def _visible(
@@ -569,7 +569,7 @@ class Keeper:
             listed = await store.list_checkpoints(_query(line))
             # An adapter's thread is kept whole.
             if scope is None and any(stored.record.kind for stored in listed):
-                continue  # an adapter's thread
+                continue
             visible = self._let_go_but_heads(_candidates(listed, thread, whole=True), thread)
             hidden = await self._hidden_to_go(store, line, thread)
             report.hidden += len(hidden)

@@ -184,13 +184,7 @@ async def _restore_whole(
     path: Path, identities: set[bytes], other: Store, progress: Progress | None, verify: bool, run: Run
 ) -> CopyReport:
     """Bring back families of a file that has all of each."""
-    try:
-        content = path.open("rb")
-    except FileNotFoundError as exc:
-        raise CheckpointCorrupted(f"the backup lacks a file: {path}") from exc
-    except OSError as exc:
-        raise file_error(exc, path) from exc
-    with content:
+    with chains.opened(path) as content:
         source = ArchiveSource(content, None, run, identities)
         report = await Target(other, source, progress, verify=verify, may_go_back=False).take_all()
     if source.taken != identities:

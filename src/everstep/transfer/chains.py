@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from everstep.errors import CheckpointCorrupted
 from everstep.stores.protocol import Key, Object, Stored
@@ -57,6 +57,16 @@ def _chain(folder: Path, identity: bytes, place: Place) -> list[Place]:
     return places[::-1]
 
 
+def opened(path: Path) -> BinaryIO:
+    """Open a file that a backup must have."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError as exc:
+        raise CheckpointCorrupted(f"the backup lacks a file: {path}") from exc
+    except OSError as exc:
+        raise file_error(exc, path) from exc
+
+
 def _first_item(folder: Path, identity: bytes, place: Place) -> Item:
     with closing(_items_at(folder, identity, place)) as items:
         return next(items)
@@ -64,14 +74,7 @@ def _first_item(folder: Path, identity: bytes, place: Place) -> Item:
 
 def _items_at(folder: Path, identity: bytes, place: Place) -> Generator[Item]:
     """Yield all that a file has of a family: pass after pass, the last of which is whole."""
-    path = folder / name_of(place.number)
-    try:
-        content = path.open("rb")
-    except FileNotFoundError as exc:
-        raise CheckpointCorrupted(f"the backup lacks a file: {path}") from exc
-    except OSError as exc:
-        raise file_error(exc, path) from exc
-    with content:
+    with opened(folder / name_of(place.number)) as content:
         reader = archive.ItemReader(content)
         reader.go_to(place.offset, place.check)
         reader.fill()
