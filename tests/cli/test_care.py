@@ -8,6 +8,7 @@ from typing import Any
 
 import everstep
 from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite.schema import PAGE_BYTES
 from tests.cli import schemas
 from tests.cli.conftest import Run
 
@@ -134,7 +135,7 @@ def test_verify_of_a_whole_store_and_of_a_damaged_one(run: Run, own_file: Path) 
 
     data = bytearray(own_file.read_bytes())
     middle = len(data) // 2
-    data[middle : middle + 4096] = bytes(4096)
+    data[middle : middle + 2 * PAGE_BYTES] = bytes(2 * PAGE_BYTES)
     own_file.write_bytes(bytes(data))
     done = run("verify", "--store", own_file, "--json")
 

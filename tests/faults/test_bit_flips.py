@@ -12,6 +12,7 @@ import everstep
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Change, Hidden, Key, Operation, Pin, Query, Write
 from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite.schema import PAGE_BYTES
 from everstep.stores.sqlite.store import SQLiteStore
 
 
@@ -143,8 +144,9 @@ def forged(data: bytes, place: int) -> bytes:
     """Return `data` with a bit flipped at `place` and the page's checksum put right again."""
     flipped = bytearray(data)
     flipped[place] ^= 1
-    start = place // 4096 * 4096
-    flipped[start + 4088 : start + 4096] = _page_checksum(bytes(flipped[start : start + 4088]))
+    start = place // PAGE_BYTES * PAGE_BYTES
+    end = start + PAGE_BYTES
+    flipped[end - 8 : end] = _page_checksum(bytes(flipped[start : end - 8]))
     return bytes(flipped)
 
 

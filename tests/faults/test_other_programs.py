@@ -19,6 +19,7 @@ from everstep import CheckpointCorrupted
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.sqlite import store as sqlite
 from everstep.stores.sqlite import verify as sqlite_verify
+from everstep.stores.sqlite.schema import PAGE_BYTES
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow
 from tests.faults.files import COPIES, back_up, vacuum_into, write_and_be_killed
@@ -77,9 +78,8 @@ def test_a_file_that_another_program_wrote_is_read_with_one_warning(
 def test_the_checksums_of_its_pages_are_right_afterwards(written_by_another: Path) -> None:
     with everstep.open(f"sqlite:///{written_by_another}").sync as engine:
         engine.append("chat", [{"role": "user", "content": "one more"}])
-    page_bytes = 4096
     data = written_by_another.read_bytes()
-    pages = [data[at : at + page_bytes] for at in range(0, len(data), page_bytes)]
+    pages = [data[at : at + PAGE_BYTES] for at in range(0, len(data), PAGE_BYTES)]
     with closing(sqlite._connection(written_by_another, 1000)) as connection:
         right = [connection.execute("SELECT verify_checksum(?)", (page,)).get for page in pages]
     assert right == [1] * len(pages)
@@ -147,7 +147,7 @@ def spoil_checksums(path: Path) -> None:
         pages = connection.execute("SELECT pageno FROM dbstat WHERE name = 'lines'").fetchall()
     data = bytearray(path.read_bytes())
     for (number,) in pages:
-        data[int(str(number)) * 4096 - 1] ^= 1
+        data[int(str(number)) * PAGE_BYTES - 1] ^= 1
     path.write_bytes(data)
 
 

@@ -14,6 +14,7 @@ from everstep import CheckpointCorrupted
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Query
 from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite.schema import PAGE_BYTES
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow, ids
 
@@ -127,12 +128,12 @@ def test_a_page_of_an_earlier_time_is_never_a_shorter_thread(tmp_path: Path) -> 
     after, truth = path.read_bytes(), answers(path)
     assert not any(isinstance(answer, Exception) for answer in truth.values())
     loud = 0
-    for at in range(4096, len(before), 4096):
-        if before[at : at + 4096] != after[at : at + 4096]:
-            path.write_bytes(after[:at] + before[at : at + 4096] + after[at + 4096 :])
+    for at in range(PAGE_BYTES, len(before), PAGE_BYTES):
+        if before[at : at + PAGE_BYTES] != after[at : at + PAGE_BYTES]:
+            path.write_bytes(after[:at] + before[at : at + PAGE_BYTES] + after[at + PAGE_BYTES :])
             found = answers(path)
             wrong = [q for q, a in found.items() if not isinstance(a, Exception) and a != truth[q]]
-            assert wrong == [], f"page {at // 4096 + 1}"
+            assert wrong == [], f"page {at // PAGE_BYTES + 1}"
             loud += any(isinstance(answer, Exception) for answer in found.values())
     assert loud >= 3
 

@@ -22,6 +22,7 @@ from everstep.stores.protocol import Query
 from everstep.stores.sqlite import line as line_module
 from everstep.stores.sqlite import store as sqlite
 from everstep.stores.sqlite.line import WritersLine
+from everstep.stores.sqlite.schema import PAGE_BYTES
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow
 from tests.stores.test_waiting import Clock
@@ -327,7 +328,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def log_pages(path: Path) -> int:
-    return os.path.getsize(f"{path}-wal") // 4120
+    return os.path.getsize(f"{path}-wal") // (PAGE_BYTES + 24)  # with its header
 
 
 def test_a_log_that_a_reader_keeps_is_not_moved_with_each_commit(

@@ -11,6 +11,7 @@ import pytest
 
 import everstep
 from everstep.errors import EverstepError, InvalidInput
+from everstep.stores.sqlite.schema import PAGE_BYTES
 from tests.upkeep.sites import Site, SQLiteSite, engine_of, site
 
 SOME = {
@@ -124,9 +125,6 @@ def test_a_whole_store_is_left_alone(tmp_path: Path, keep: Path) -> None:
     harmed.close()
 
 
-PAGE = 4096
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_a_flipped_bit_of_the_file_costs_little(seed: int, tmp_path: Path, keep: Path) -> None:
     """One wrong bit on any page but the first: what it is part of goes, and all the rest can be read again."""
@@ -138,7 +136,7 @@ def test_a_flipped_bit_of_the_file_costs_little(seed: int, tmp_path: Path, keep:
     for _ in range(3):
         harmed.put_back()
         data = bytearray(harmed.path.read_bytes())
-        at = chance.randrange(PAGE, len(data))
+        at = chance.randrange(PAGE_BYTES, len(data))
         data[at] ^= 1 << chance.randrange(8)
         harmed.path.write_bytes(data)
         keep.unlink(missing_ok=True)
@@ -159,7 +157,7 @@ def test_a_file_that_was_cut_off_gives_what_is_left(tmp_path: Path, keep: Path) 
     assert isinstance(harmed, SQLiteSite)
     harmed.close_stores()
     data = harmed.path.read_bytes()
-    harmed.path.write_bytes(data[: len(data) // PAGE * 3 // 4 * PAGE])
+    harmed.path.write_bytes(data[: len(data) // PAGE_BYTES * 3 // 4 * PAGE_BYTES])
     report = None
     try:
         report = engine_of(harmed.open()).repair(keep=keep)
@@ -177,10 +175,10 @@ def test_an_error_names_the_thread_and_what_helps(tmp_path: Path) -> None:
     assert isinstance(harmed, SQLiteSite)
     whole = harmed.path.read_bytes()
     told: list[str] = []
-    for at in range(len(whole) - PAGE, 3 * PAGE, -PAGE):
+    for at in range(len(whole) - PAGE_BYTES, 3 * PAGE_BYTES, -PAGE_BYTES):
         harmed.put_back()
         data = bytearray(whole)
-        data[at + PAGE // 2] ^= 4
+        data[at + PAGE_BYTES // 2] ^= 4
         harmed.path.write_bytes(data)
         try:
             engine_of(harmed.open()).get_latest("t")

@@ -15,6 +15,8 @@ import apsw
 FIRST = 10
 """The first version that was released. Files of earlier ones are refused."""
 VERSION = 10
+PAGE_BYTES = 2048
+"""Of a new file. An empty one is half as large as with SQLite's own 4,096, and a short chat is a seventh smaller."""
 
 SEALED = {
     "families": "id, format, sweeps, live",

@@ -91,15 +91,14 @@ T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
 APPLICATION_ID = 0x45565354  # "EVST"
-_PAGE_BYTES = 4096
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
 _RESERVED_BYTES = 8  # at the end of each page, for its checksum
-_WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 50, 400, 10  # a tenth of the file
+_WAL_PAGES_MIN, _WAL_PAGES_MAX, _WAL_SHARE = 100, 800, 10  # a tenth of the file
 _WAL_LONG, _WAL_LONG_SECONDS = 4, 0.05  # so many times longer than it should be; how long others may be in the way
-_RESERVE_FROM_PAGES = 1024  # of the file: a smaller one has none, which would take as much as it does
-_STEP_PAGES = 64  # that a small deletion writes
-_SHRINK_PAGES = 1000  # given back in one commit
-_TIDY_PAGES = 64  # given back at once after a sweep in passing
+_RESERVE_FROM_PAGES = 2048  # of the file: a smaller one has none, which would take as much as it does
+_STEP_PAGES = 128  # that a small deletion writes
+_SHRINK_PAGES = 2000  # given back in one commit
+_TIDY_PAGES = 128  # given back at once after a sweep in passing
 _READERS_IDLE_MAX = 8
 _FILE_MODE = 0o600
 _EMPTY_WAL_SECONDS = 0.5  # to wait for readers, when the WAL shall be cut off
@@ -858,7 +857,7 @@ class _Database:
             writer = _opened(self._path, self._busy_ms)
             writer.setlk_timeout(0, 0)  # it is asked by its handler: see `_Patience`
             writer.execute(f"PRAGMA synchronous={self._synchronous}")
-            writer.execute(f"PRAGMA journal_size_limit={2 * _WAL_PAGES_MAX * _PAGE_BYTES}")
+            writer.execute(f"PRAGMA journal_size_limit={2 * _WAL_PAGES_MAX * schema.PAGE_BYTES}")
             writer.execute("PRAGMA cache_size=-8000")
             writer.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, not only forgotten
             writer.wal_autocheckpoint(0)  # see `_bound_wal`
@@ -1033,10 +1032,10 @@ class _Database:
 
     def keep_reserve(self, leaving_bytes: int | None = None) -> None:
         """Set room aside for deleting, if so much is left for others; None: as much again."""
-        pages = os.path.getsize(self._path) // _PAGE_BYTES
+        pages = os.path.getsize(self._path) // schema.PAGE_BYTES
         if pages >= _RESERVE_FROM_PAGES:
             # The log may hold nothing but new pages, which the file has to take in, and a deletion needs a log itself.
-            size = (_wal_pages_for(pages) + _STEP_PAGES) * _PAGE_BYTES
+            size = (_wal_pages_for(pages) + _STEP_PAGES) * schema.PAGE_BYTES
             self._reserve.keep(size, size if leaving_bytes is None else leaving_bytes)
 
     def give_up_reserve(self) -> int:
@@ -1044,7 +1043,7 @@ class _Database:
 
     def restore_reserve(self, size_bytes: int) -> None:
         """Set as much aside as was given up; what else a deletion gave back is for others."""
-        self._reserve.keep(size_bytes, leaving_bytes=_STEP_PAGES * _PAGE_BYTES)
+        self._reserve.keep(size_bytes, leaving_bytes=_STEP_PAGES * schema.PAGE_BYTES)
 
 
 def _about(error: CheckpointCorrupted, thread_id: str | None) -> CheckpointCorrupted:
@@ -1330,7 +1329,7 @@ def _prepare(connection: apsw.Connection, path: Path) -> None:
             raise StoreMismatch(f"{path} is not a SQLite database; give the store a file of its own")
         reserved = ctypes.c_int(_RESERVED_BYTES)
         connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
-        connection.execute(f"PRAGMA page_size={_PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
+        connection.execute(f"PRAGMA page_size={schema.PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
         connection.pragma("journal_mode", "wal")
     version = connection.pragma("user_version")
     application = connection.pragma("application_id")
