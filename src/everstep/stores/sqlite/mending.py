@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import apsw
 
@@ -398,34 +398,58 @@ def _readable(
     source: apsw.Connection, table: str, columns: Sequence[str], keys: Sequence[str]
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows that can be reached: from the one end, from the other, and one by one between."""
-    names = ", ".join(columns)
     has_rowid = table not in ("shared_states", "facts", "segments", "writes", "covers")
-    order = ["rowid"] if has_rowid else list(keys)
-    ends: list[int | None] = [None, None]
-    seen: set[tuple[Any, ...]] = set()
-    is_broken = False
-    for end, direction in enumerate(("ASC", "DESC")):
-        if end and not is_broken:
-            break
-        by = ", ".join(f"{key} {direction}" for key in order)
+    rows = _Reachable(source, table, columns, ["rowid"] if has_rowid else keys)
+    seen = set[tuple[Any, ...]]()
+    for row in rows.from_end("ASC"):
+        if not has_rowid:
+            seen.add(row)
+        yield row
+    if not rows.is_broken:
+        return
+    low = rows.last_key
+    for row in rows.from_end("DESC"):
+        if row in seen:
+            break  # the ways from both ends have met
+        yield row
+    if has_rowid:
+        yield from rows.between(low or 0, rows.last_key)
+
+
+class _Reachable:
+    """The rows of a table that may be broken."""
+
+    def __init__(self, source: apsw.Connection, table: str, columns: Sequence[str], order: Sequence[str]) -> None:
+        """`order` names the columns that the table is kept in the order of."""
+        self._source = source
+        self._table = table
+        self._columns = ", ".join(columns)
+        self._order = order
+        self.is_broken = False
+        self.last_key: Any = None
+        """Of the way that was gone last: the first column of its order, as it was in the last row; None: no row."""
+
+    def from_end(self, direction: Literal["ASC", "DESC"]) -> Iterator[tuple[Any, ...]]:
+        """Yield rows from the one end or the other, until nothing more can be read."""
+        self.last_key = None
+        order = ", ".join(f"{key} {direction}" for key in self._order)
+        text = f"SELECT {self._order[0]}, {self._columns} FROM {self._table} NOT INDEXED ORDER BY {order}"
         try:
-            for first, *row in source.execute(f"SELECT {order[0]}, {names} FROM {table} NOT INDEXED ORDER BY {by}"):
-                ends[end] = first
-                if is_broken:
-                    if tuple(row) in seen:
-                        break
-                elif not has_rowid:
-                    seen.add(tuple(row))
+            for key, *row in self._source.execute(text):
+                self.last_key = key
                 yield tuple(row)
         except _BROKEN:
-            is_broken = True
-    if not is_broken or not has_rowid:
-        return
-    low, high = ends
-    highest = high if high is not None else (low or 0) + _GAP_MAX
-    for rowid in range((low or 0) + 1, min(highest, (low or 0) + _GAP_MAX)):
-        try:
-            found = source.execute(f"SELECT {names} FROM {table} NOT INDEXED WHERE rowid = ?", (rowid,)).fetchall()
-        except _BROKEN:
-            continue
-        yield from found
+            self.is_broken = True
+
+    def between(self, low: int, high: int | None) -> Iterator[tuple[Any, ...]]:
+        """Yield those of the rows with numbers between these that can be read; None: nobody knows the end."""
+        text = f"SELECT {self._columns} FROM {self._table} NOT INDEXED WHERE rowid = ?"
+        end = low + _GAP_MAX
+        if high is not None:
+            end = min(high, end)
+        for rowid in range(low + 1, end):
+            try:
+                found = self._source.execute(text, (rowid,)).fetchall()
+            except _BROKEN:
+                continue
+            yield from found

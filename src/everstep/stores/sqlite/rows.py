@@ -72,6 +72,7 @@ from everstep.stores.transaction import (
     Candidate,
     Line,
     Packed,
+    added_bytes,
     apply,
     apply_writes,
     delete,
@@ -131,6 +132,13 @@ class _NewestLine(NamedTuple):
     last: int
     hides: bool
     """Whether something of it is hidden."""
+
+
+class _Which(NamedTuple):
+    """Which threads are asked for."""
+
+    condition: str
+    value: str
 
 
 class _Head(NamedTuple):
@@ -518,15 +526,23 @@ class Rows:
             line = self._line(query.thread_id, query.namespace)
         if line is None or query.hidden != "no":
             return self._count(query)
-        total = self._count(replace(query, hidden="also"))
-        covers = self._execute("SELECT segment, after, upto FROM covers WHERE line = ?", (line[0],)).fetchall()
+        return self._count(replace(query, hidden="also")) - self._count_covered(query, line[0])
+
+    def _count_covered(self, query: Query, line: int) -> int:
+        """Return how many of the checkpoints that a query asks for are hidden."""
         # What is covered in every segment is hidden. Where covers are of single segments, every row is looked at.
-        inside: Literal["also", "only"] = "only" if any(segment for segment, _, _ in covers) else "also"
-        for after, upto in _joined([(after, upto) for _, after, upto in covers]):
+        inside: Literal["also", "only"] = "also"
+        spans: list[tuple[int, int]] = []
+        for segment, after, upto in self._execute("SELECT segment, after, upto FROM covers WHERE line = ?", (line,)):
+            spans.append((after, upto))
+            if segment:
+                inside = "only"
+        total = 0
+        for after, upto in _joined(spans):
             part = replace(query, after_seq=max(after, query.after_seq or 0), hidden=inside)
             if query.before_seq is None or query.before_seq > upto + 1:
                 part = replace(part, before_seq=upto + 1)
-            total -= self._count(part)
+            total += self._count(part)
         return total
 
     def _count(self, query: Query) -> int:
@@ -648,22 +664,8 @@ class Rows:
         if row is None:
             return None
         ref, family, origin = row
-        heads = {}
-        newest = {}
         self._check_has_lines(thread_id)
-        for line, namespace, generation, seq, head, is_stale in self._execute(
-            f"""SELECT l.id, l.namespace, l.generation, l.head, c.id, {_STALE} FROM lines l
-                JOIN threads t ON t.id = l.thread LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id
-                WHERE l.thread = ?""",
-            (ref,),
-        ).fetchall():
-            _check_head(thread_id, seq, head, is_stale)
-            last = self._execute("SELECT max(seq) FROM checkpoints WHERE line = ?", (line,)).get
-            _check_newest(thread_id, seq, last)
-            if last is not None:
-                newest[namespace] = last
-            if head is not None:
-                heads[namespace] = unpack_id(head), generation
+        heads, newest = self._heads_and_newest(ref, thread_id)
         return Thread(
             thread_id,
             str(family),
@@ -678,6 +680,25 @@ class Rows:
             self._spared(ref) if not brief else frozenset(),
             self._garbage(family),
         )
+
+    def _heads_and_newest(self, thread: int, thread_id: str) -> tuple[dict[str, tuple[str, int]], dict[str, int]]:
+        """Return, by namespace, the head with its generation, and the number of the newest checkpoint."""
+        heads: dict[str, tuple[str, int]] = {}
+        newest: dict[str, int] = {}
+        for line, namespace, generation, seq, head, is_stale in self._execute(
+            f"""SELECT l.id, l.namespace, l.generation, l.head, c.id, {_STALE} FROM lines l
+                JOIN threads t ON t.id = l.thread LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id
+                WHERE l.thread = ?""",
+            (thread,),
+        ).fetchall():
+            _check_head(thread_id, seq, head, is_stale)
+            last = self._execute("SELECT max(seq) FROM checkpoints WHERE line = ?", (line,)).get
+            _check_newest(thread_id, seq, last)
+            if last is not None:
+                newest[namespace] = last
+            if head is not None:
+                heads[namespace] = unpack_id(head), generation
+        return heads, newest
 
     def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
         line = self._line(thread_id, namespace)
@@ -712,36 +733,49 @@ class Rows:
         family = self.family(thread_id)
         if family is None:
             return None
-        which = "t.family = ?1" if branches else "t.name = ?1"
-        bound = (family,) if branches else (thread_id,)
-        lines: dict[str, list[_NewestLine]] = {}
-        heads: set[Key] = set()
+        which = _Which("t.family = ?1", family) if branches else _Which("t.name = ?1", thread_id)
+        lines, heads = self._newest_lines(which)
+        alive = {key.thread_id for key in heads}
+        names = descent(thread_id, self._born(which), lambda name: name in alive)
+        if not names:
+            return None
+        asked: list[_NewestLine] = []
+        for name in names:
+            for line in lines.get(name, ()):
+                if line.namespace != without:
+                    asked.append(line)
+        listed = newest_of([(line.last, line) for line in asked], limit, self._newest_rows)
+        shown = {(line.thread_id, line.namespace) for line in asked}
+        heads_shown = frozenset(key for key in heads if key[:2] in shown)
+        return Newest(listed, heads_shown, sum(map(self._visible, asked)))
+
+    def _born(self, which: _Which) -> dict[str, list[str]]:
+        """Return, by thread, the branches that began there."""
         born: dict[str, list[str]] = {}
-        for name, origin in self._execute(f"SELECT t.name, t.origin FROM threads t WHERE {which}", bound):
+        for name, origin in self._execute(
+            f"SELECT t.name, t.origin FROM threads t WHERE {which.condition}", (which.value,)
+        ):
             if origin is not None:
                 born.setdefault(unpack_origin(origin, name).thread_id, []).append(name)
+        return born
+
+    def _newest_lines(self, which: _Which) -> tuple[dict[str, list[_NewestLine]], set[Key]]:
+        """Return, by thread, the lines that have checkpoints, and the heads of all."""
+        lines: dict[str, list[_NewestLine]] = {}
+        heads: set[Key] = set()
         for name, namespace, *state in self._execute(
             f"""SELECT t.name, l.namespace, l.id, l.total, c.id, (SELECT max(seq) FROM checkpoints WHERE line = l.id),
                        EXISTS (SELECT 1 FROM hidden h WHERE h.line = l.id)
                 FROM threads t JOIN lines l ON l.thread = t.id LEFT JOIN checkpoints c ON c.seq = l.head
-                WHERE {which}""",
-            bound,
+                WHERE {which.condition}""",
+            (which.value,),
         ):
             ref, total, head, last, hides = state
             if head is not None:
                 heads.add(Key(name, namespace, unpack_id(head)))
             if last is not None:
                 lines.setdefault(name, []).append(_NewestLine(ref, name, namespace, total, last, bool(hides)))
-        alive = {key.thread_id for key in heads}
-        names = descent(thread_id, born, lambda name: name in alive)
-        if not names:
-            return None
-        asked = [line for name in names for line in lines.get(name, ()) if line.namespace != without]
-        listed = newest_of([(line.last, line) for line in asked], limit, self._newest_rows)
-        shown = {line[1:3] for line in asked}
-        return Newest(
-            listed, frozenset(key for key in heads if key[:2] in shown), sum([self._visible(line) for line in asked])
-        )
+        return lines, heads
 
     def _newest_rows(self, lines: Sequence[_NewestLine], after: int, limit: int) -> list[Stored]:
         pages = [self._newest_of_line(line, after, limit) for line in lines]
@@ -837,48 +871,64 @@ class Rows:
             return None
         ref, family, origin, began, note = row
         self._check_has_lines(thread_id)
-        rows = self._execute(
+        began = self._execute("SELECT seq FROM checkpoints WHERE seq = ?", (began,)).get
+        identity = self._execute("SELECT value FROM counters WHERE name = 'identity'").get
+        hidden: list[Hidden] = []
+        for stretches in self._hidden(ref).values():
+            hidden += stretches
+        return RawThread(
+            thread_id,
+            str(family),
+            b"%d/%d" % (identity, family),
+            self._raw_lines(ref, family, thread_id),
+            unpack_origin(origin, thread_id) if origin is not None else None,
+            began or 0,
+            self._pinned(ref),
+            hidden,
+            self.operations(thread_id, -1)[::-1],
+            self._raw_writes(ref, thread_id),
+            self._commons(ref, thread_id),
+            note or b"",
+            self._family_threads(family) if family_threads else [],
+        )
+
+    def _raw_lines(self, thread: int, family: int, thread_id: str) -> dict[str, RawLine]:
+        owned: dict[int, set[int]] = {}
+        for segment, line in self._execute(
             "SELECT segment, line FROM segments WHERE family = ? AND line IS NOT NULL", (family,)
-        ).fetchall()
-        lines = {}
-        writes = list[tuple[Key, Write]]()
+        ):
+            owned.setdefault(line, set()).add(segment)
+        lines: dict[str, RawLine] = {}
         for line, namespace, *state in self._execute(
             f"""SELECT l.id, l.namespace, l.head, {_STALE}, c.id, l.head_was_moved, l.generation, l.active,
                        coalesce((SELECT max(seq) FROM checkpoints WHERE line = l.id), 0)
                 FROM lines l JOIN threads t ON t.id = l.thread
                 LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE l.thread = ?""",
-            (ref,),
-        ).fetchall():
+            (thread,),
+        ):
             head_seq, is_stale, head, head_was_moved, generation, active, newest = state
             _check_head(thread_id, head_seq, head, is_stale)
             _check_newest(thread_id, head_seq, newest)
-            segments = frozenset(segment for segment, owner in rows if owner == line)
-            head = None if head is None else unpack_id(head)
-            lines[namespace] = RawLine(head, bool(head_was_moved), generation, active, segments, newest)
-            for checkpoint, task, seq, *write in self._execute(
-                "SELECT checkpoint, task, seq, idx, info, children FROM writes WHERE line = ?", (line,)
-            ):
-                name = unpack_id(checkpoint)
-                writes.append((Key(thread_id, namespace, name), unpack_write(name, seq, unpack_id(task), *write)))
-        began = self._execute("SELECT seq FROM checkpoints WHERE seq = ?", (began,)).get
-        threads = (
-            self._execute("SELECT name FROM threads WHERE family = ? ORDER BY id", (family,)) if family_threads else ()
-        )
-        return RawThread(
-            thread_id,
-            str(family),
-            b"%d/%d" % (self._execute("SELECT value FROM counters WHERE name = 'identity'").get, family),
-            lines,
-            unpack_origin(origin, thread_id) if origin is not None else None,
-            began or 0,
-            self._pinned(ref),
-            [stretch for stretches in self._hidden(ref).values() for stretch in stretches],
-            self.operations(thread_id, -1)[::-1],
-            sorted(writes, key=lambda each: each[1].seq),
-            self._commons(ref, thread_id),
-            note or b"",
-            [name for (name,) in threads],
-        )
+            head_id = unpack_id(head) if head is not None else None
+            segments = frozenset(owned.get(line, ()))
+            lines[namespace] = RawLine(head_id, bool(head_was_moved), generation, active, segments, newest)
+        return lines
+
+    def _raw_writes(self, thread: int, thread_id: str) -> list[tuple[Key, Write]]:
+        """Return all pending writes of a thread, in the order in which they came."""
+        found: list[tuple[Key, Write]] = []
+        for namespace, checkpoint, task, seq, *write in self._execute(
+            """SELECT l.namespace, w.checkpoint, w.task, w.seq, w.idx, w.info, w.children
+               FROM lines l JOIN writes w ON w.line = l.id WHERE l.thread = ?""",
+            (thread,),
+        ):
+            name = unpack_id(checkpoint)
+            found.append((Key(thread_id, namespace, name), unpack_write(name, seq, unpack_id(task), *write)))
+        return sorted(found, key=lambda each: each[1].seq)
+
+    def _family_threads(self, family: int) -> list[str]:
+        rows = self._execute("SELECT name FROM threads WHERE family = ? ORDER BY id", (family,))
+        return [name for (name,) in rows]
 
     def _pinned(self, thread: int) -> frozenset[int]:
         rows = self._execute(
@@ -891,54 +941,46 @@ class Rows:
     # -- commits
 
     def commit(self, change: Change) -> Stored | None:
-        """Do what `transaction.apply` does. Most changes take the short way."""
-        stored = self._follow(change)
-        return stored if stored is not None else apply(self, change)
-
-    def _follow(self, change: Change) -> Stored | None:
-        """Keep a new checkpoint that follows the head, if that is remembered. None: the change is another one."""
+        """Do what `transaction.apply` does; in few steps if a new checkpoint follows a head that is remembered."""
         line, family = self._lines.get((change.thread_id, change.namespace), _NO_LINE)
-        known = self._heads.get(line)
+        head = _head_to_follow(change, self._heads.get(line))
         seq = self._next_seq
-        if known is None or known.stored is None or known.was_moved or seq is None:
-            return None
-        if change.build is None or change.head == "never" or change.prune or not is_plain(change):
-            return None
-        head = known.stored
-        key = head.record.key
-        if change.expect is not ANY and change.expect != key.checkpoint_id:
-            return None
+        if head is None or seq is None or change.build is None:
+            return apply(self, change)
         draft = change.build(head)
         record = draft.record
-        if record.parents != (key,) or record.key[:2] != key[:2]:
-            return None
-        for base in draft.bases:
-            if base != (key, head.digest) and not self._has(base, family):
-                return None  # `apply` says what is missing
-        info, root = pack_record(record)
-        added = len(info) + len(root)
-        for _, children, body in draft.objects:
-            added += len(children) + len(body)
-        segment = head.segment
-        packed_id = pack_id(record.key.checkpoint_id)
-        sealed = seal(seq, line, segment, 0, 0, added)
+        key = head.record.key
+        if record.parents != (key,) or record.key[:2] != key[:2] or not self._has_all(draft.bases, head, family):
+            return apply(self, change)  # which says what is missing
+        packed = Packed(record, *pack_record(record))
+        added = added_bytes(draft, packed)
         try:
-            self._execute(
-                _INSERT,
-                (seq, line, packed_id, record.step, segment, added, info, record.children, root, sealed),
-            )
+            self._insert(seq, line, packed, head.segment, added)
         except apsw.ConstraintError:
-            return None  # it is stored already
-        if draft.objects:
-            self.add_objects(family, draft.objects)
-        new = new_facts(record, head.record)
-        if new:
-            self._note(line, new)
+            return apply(self, change)  # it is stored already
+        self.add_objects(family, draft.objects)
+        self._note(line, new_facts(record, head.record))
         self._execute(_SET_HEAD, (seq, False, now_micros(), True, line))
         self._next_seq = seq + 1
-        stored = Stored(record, seq, family, False, False, record_digest(info, root), segment, added)
-        self._remember_head(line, _Head(stored, False, info))
+        stored = Stored(record, seq, family, False, False, packed.digest, head.segment, added)
+        self._remember_head(line, _Head(stored, False, packed.info))
         return stored
+
+    def _insert(self, seq: int, line: int, packed: Packed, segment: int, added: int) -> None:
+        """Write the row of a new checkpoint."""
+        record = packed.record
+        self._execute(
+            _INSERT,
+            (
+                seq, line, pack_id(record.key.checkpoint_id), record.step, segment, added,
+                packed.info, record.children, packed.root, seal(seq, line, segment, 0, 0, added),
+            ),
+        )  # fmt: skip
+
+    def _has_all(self, bases: Sequence[BaseRef], head: Stored, family: str) -> bool:
+        """Whether all that a new checkpoint rests on is stored: mostly that is the head alone."""
+        own = head.record.key, head.digest
+        return all(base == own or self._has(base, family) for base in bases)
 
     def _has(self, base: BaseRef, family: str) -> bool:
         """Whether a checkpoint of the family is stored as it is named: mostly the claim that a writer holds."""
@@ -1008,23 +1050,16 @@ class Rows:
         ).get
         return found is not None
 
-    def insert(self, line: Line, packed: Packed, segment: int | None, added_bytes: int, *, is_head: bool) -> Stored:
+    def insert(self, line: Line, packed: Packed, segment: int | None, added: int, *, is_head: bool) -> Stored:
         record = packed.record
         seq: int = self._next_seq or self._execute(f"SELECT {_next('checkpoints')}").get
         segment = segment if segment is not None else seq
-        self._execute(
-            _INSERT,
-            (
-                seq, line.ref, pack_id(record.key.checkpoint_id), record.step, segment, added_bytes,
-                packed.info, record.children, packed.root, seal(seq, line.ref, segment, 0, 0, added_bytes),
-            ),
-        )  # fmt: skip
+        self._insert(seq, line.ref, packed, segment, added)
         self._note(line.ref, new_facts(record, line.head.record if line.head is not None else None))
         if not is_head:  # otherwise it is counted when the head moves
             self._execute("UPDATE lines SET total = total + 1 WHERE id = ?", (line.ref,))
         self._next_seq = seq + 1
-        digest = record_digest(packed.info, packed.root)
-        stored = Stored(record, seq, line.family, digest=digest, segment=segment, added_bytes=added_bytes)
+        stored = Stored(record, seq, line.family, digest=packed.digest, segment=segment, added_bytes=added)
         if is_head:
             self._remember_head(line.ref, _Head(stored, was_moved=False, info=packed.info))
         return stored
@@ -1143,10 +1178,7 @@ class Rows:
 
     def hide(self, line: Line, hidden: Hidden) -> None:
         self._forget_heads()
-        self._execute(
-            "INSERT INTO hidden (line, operation, after, upto, segment, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
-            (line.ref, hidden.operation, hidden.after, hidden.to, hidden.segment, _packed(hidden.writes_of)),
-        )
+        self._execute(_INSERT_HIDDEN, _hidden_row(line.ref, hidden))
 
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
         self._forget_heads()
@@ -1426,8 +1458,36 @@ class Rows:
 
     def _restore_lines(self, thread: int, family: int, raw: RawThread, lines: Mapping[str, int]) -> None:
         """Set what hangs on the namespaces of a thread, and remove those it does not have."""
-        own = "SELECT id FROM lines WHERE thread = ?"
+        self._clear_lines(thread, family, lines)
+        owners: list[tuple[int, int, int]] = []
+        for namespace, given in raw.lines.items():
+            for segment in given.segments:
+                owners.append((lines[namespace], family, segment))
+        hidden: list[tuple[Any, ...]] = []
+        for stretch in raw.hidden:
+            if stretch.namespace in lines:
+                hidden.append(_hidden_row(lines[stretch.namespace], stretch))
+        writes: list[tuple[Any, ...]] = []
+        for key, write in raw.writes:
+            writes.append(_write_row(lines[key.namespace], key.checkpoint_id, write))
         many = self._connection.executemany
+        many("UPDATE segments SET line = ? WHERE family = ? AND segment = ?", owners)
+        many(
+            "UPDATE checkpoints SET pinned = 1 WHERE seq = ? AND line IN (SELECT id FROM lines WHERE thread = ?)",
+            [(seq, thread) for seq in raw.pinned],
+        )
+        many(_INSERT_HIDDEN, hidden)
+        many(
+            """INSERT INTO writes (line, checkpoint, task, idx, seq, info, children, seal)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, seal(?1, ?2, ?3, ?4, ?5))""",
+            writes,
+        )
+        highest = max([write.seq for _, write in raw.writes], default=0)
+        self._execute("UPDATE counters SET value = ?1 WHERE name = 'writes' AND value < ?1", (highest,))
+
+    def _clear_lines(self, thread: int, family: int, lines: Collection[str]) -> None:
+        """Remove what hangs on the namespaces of a thread, and those that are not among these."""
+        own = "SELECT id FROM lines WHERE thread = ?"
         self._execute(f"UPDATE segments SET line = NULL WHERE family = ? AND line IN ({own})", (family, thread))
         for table in ("writes", "covers", "hidden"):
             self._execute(f"DELETE FROM {table} WHERE line IN ({own})", (thread,))
@@ -1438,36 +1498,6 @@ class Rows:
             if namespace not in lines:
                 self._remove(line, "?", True)
                 self._execute("DELETE FROM lines WHERE id = ?", (line,))
-        for namespace, given in raw.lines.items():
-            many(
-                "UPDATE segments SET line = ? WHERE family = ? AND segment = ?",
-                [(lines[namespace], family, segment) for segment in given.segments],
-            )
-        many(
-            f"UPDATE checkpoints SET pinned = 1 WHERE seq = ? AND line IN ({own})",
-            [(seq, thread) for seq in raw.pinned],
-        )
-        many(
-            "INSERT INTO hidden (line, operation, after, upto, segment, writes_of) VALUES (?, ?, ?, ?, ?, ?)",
-            [
-                (lines[h.namespace], h.operation, h.after, h.to, h.segment, _packed(h.writes_of))
-                for h in raw.hidden
-                if h.namespace in lines
-            ],
-        )
-        many(
-            """INSERT INTO writes (line, checkpoint, task, idx, seq, info, children, seal)
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, seal(?1, ?2, ?3, ?4, ?5))""",
-            [
-                (
-                    lines[key.namespace], pack_id(key.checkpoint_id), pack_id(w.task_id), w.idx, w.seq,
-                    pack_write(key.checkpoint_id, w), w.children,
-                )
-                for key, w in raw.writes
-            ],
-        )  # fmt: skip
-        highest = max([write.seq for _, write in raw.writes], default=0)
-        self._execute("UPDATE counters SET value = ?1 WHERE name = 'writes' AND value < ?1", (highest,))
 
     def _restore_commons(self, thread_id: str, other: str, shared_states: Sequence[SharedState]) -> None:
         low, high = (
@@ -1598,6 +1628,7 @@ _KEEP_COUNTERS = """UPDATE counters SET value = highest.number FROM
                      UNION ALL SELECT 'operations', (SELECT max(seq) FROM operations)
                      UNION ALL SELECT 'objects', (SELECT max(id) FROM objects)) AS highest
                     WHERE counters.name = highest.name AND counters.value < highest.number"""
+_INSERT_HIDDEN = "INSERT INTO hidden (line, operation, after, upto, segment, writes_of) VALUES (?, ?, ?, ?, ?, ?)"
 _NEXT_WRITE = "(SELECT 1 + value FROM counters WHERE name = 'writes')"
 _NUMBERS_AT_ONCE = 100
 _INSERT_WRITE = """INSERT INTO writes (line, checkpoint, task, idx, seq, info, children, seal)
@@ -1666,6 +1697,17 @@ def _begins_with(prefix: str) -> tuple[str, list[Any]]:
     return "t.name >= ? AND t.name < ?", [prefix, end]
 
 
+def _head_to_follow(change: Change, known: _Head | None) -> Stored | None:
+    """Return the head that a change only adds a checkpoint to; None: it does more, or the head is not remembered."""
+    if known is None or known.stored is None or known.was_moved:
+        return None
+    if change.head == "never" or change.prune or not is_plain(change):
+        return None
+    if change.expect not in (ANY, known.stored.record.key.checkpoint_id):
+        return None
+    return known.stored
+
+
 def _next(table: str, number: str = "seq") -> str:
     return f"""(SELECT 1 + max(coalesce((SELECT max({number}) FROM {table}), 0),
                                (SELECT value FROM counters WHERE name = '{table}')))"""
@@ -1688,6 +1730,17 @@ def _check_newest(thread_id: str, head: int | None, newest: int | None) -> None:
 def _end_of(query: Query) -> int | None:
     """Return how many rows are needed for all that a query asks for; None: all there are."""
     return None if query.limit is None else min(query.offset + query.limit, sys.maxsize)
+
+
+def _hidden_row(line: int, hidden: Hidden) -> tuple[Any, ...]:
+    """Return a stretch as `_INSERT_HIDDEN` takes it."""
+    return line, hidden.operation, hidden.after, hidden.to, hidden.segment, _packed(hidden.writes_of)
+
+
+def _write_row(line: int, checkpoint_id: str, write: Write) -> tuple[Any, ...]:
+    """Return a write that keeps its number, but for its seal."""
+    place = line, pack_id(checkpoint_id), pack_id(write.task_id), write.idx, write.seq
+    return *place, pack_write(checkpoint_id, write), write.children
 
 
 def _place_of(write: Write) -> tuple[str, str, int]:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import contextvars
 import ctypes
+import functools
 import logging
 import os
 import random
@@ -183,7 +184,7 @@ class SQLiteStore:
     # What every checkpoint goes through hands its coroutine on instead of awaiting it: one hop less.
 
     def commit(self, change: Change) -> Coroutine[Any, Any, Stored | None]:
-        return self._driver.write(lambda rows: rows.commit(change), change.thread_id)
+        return self._driver.write(functools.partial(Rows.commit, change=change), change.thread_id)
 
     def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
@@ -916,68 +917,56 @@ class _Database:
                     self._renew_checksums(exc)
                     has_outcomes = False
                 if not has_outcomes:
-                    for job in batch:
-                        if not job.done:
-                            self._try_together([job], connections)
-                (self._wal_pages,) = connections.raw.log_pages()
-                if self._wal_pages < self._wal_pages_tried:  # it has begun anew
-                    self._wal_pages_tried = 0
-                if self._wal_is_due or self._wal_pages >= self._wal_pages_max:
-                    self._bound_wal(connections)
+                    self._try_each(batch, connections)
+                self._look_after_wal(connections)
                 connections.guard.note()
         except Exception as exc:
             for job in batch:
                 if not job.done:
                     job.finish(None, exc)
 
+    def _try_each(self, batch: Sequence[Job[Any]], connections: _Connections) -> None:
+        """Run those jobs that have no outcome yet, each in a transaction of its own."""
+        for job in batch:
+            if not job.done:
+                self._try_together([job], connections)
+
     def _try_together(self, batch: Sequence[Job[Any]], connections: _Connections, *, has_cut_log: bool = False) -> bool:
         """Return whether every job has its outcome; if not, nothing was kept and each should be tried alone."""
-        writer = connections.writer
-        outcomes: list[tuple[Any, Exception | None]] = []
-        committing = False
+        outcomes: list[_Outcome] = []
+        is_committing = False
         try:
-            _begin(connections, batch[0].deadline if len(batch) == 1 else min([job.deadline for job in batch]))
+            _begin(connections, _first_deadline(batch))
             for job in batch:
-                before = writer.total_changes()
-                try:
-                    outcomes.append((job.work(connections.rows), None))
-                except Exception as exc:
-                    if writer.total_changes() != before or isinstance(exc, apsw.Error):
-                        raise
-                    outcomes.append((None, exc))  # it changed nothing: the others go on
-                except BaseException as exc:  # SystemExit and the like are for the caller whose work raised them
-                    _roll_back(connections)
-                    job.finish(None, exc)
-                    return False
-            committing = True
-            writer.execute("COMMIT")
+                outcomes.append(_do(job, connections))
+            is_committing = True
+            connections.writer.execute("COMMIT")
             connections.rows.note_committed()
+        except _Ended:
+            _roll_back(connections)
+            return False
         except Exception as caught:
             failure = _as_ours(self._path, caught)
             _roll_back(connections)
             if isinstance(failure, StoreFull) and not has_cut_log and self._empty_wal(connections):
                 return self._try_together(batch, connections, has_cut_log=True)  # it may fit where the log was
-            # Nothing of a full disk or a busy file is kept. After any other failed commit the log may hold it.
-            if isinstance(failure, _ChecksumMismatch) and not committing:
-                raise failure from caught
-            is_known = isinstance(failure, (StoreFull, StoreUnavailable)) and not isinstance(failure, StoreReadFailed)
-            if committing and not is_known:
-                outcomes = [
-                    (None, error or _unknown(job, result, failure))
-                    for job, (result, error) in zip(batch, outcomes, strict=True)
-                ]
-            elif len(batch) == 1:
-                outcomes = [(None, failure)]
-            else:
-                if isinstance(failure, StoreUnavailable):
-                    _finish_late(batch, failure)
-                return False
+            if not is_committing or _is_surely_undone(failure):
+                return _fail(batch, failure, caught)
+            outcomes = _unknown_outcomes(batch, outcomes, failure)
         except BaseException:
             _roll_back(connections)
             raise
-        for job, outcome in zip(batch, outcomes, strict=True):
-            job.finish(*outcome)
+        for job, (result, error) in zip(batch, outcomes, strict=True):
+            job.finish(result, error)
         return True
+
+    def _look_after_wal(self, connections: _Connections) -> None:
+        """After commits: see how long the WAL is, and move it into the file when it is time."""
+        (self._wal_pages,) = connections.raw.log_pages()
+        if self._wal_pages < self._wal_pages_tried:  # it has begun anew
+            self._wal_pages_tried = 0
+        if self._wal_is_due or self._wal_pages >= self._wal_pages_max:
+            self._bound_wal(connections)
 
     def erase_deleted(self) -> None:
         """Leave nothing of what was deleted: the WAL, which still has it, is moved into the file and cut off."""
@@ -1056,10 +1045,64 @@ def _wal_pages_for(pages: int) -> int:
     return max(_WAL_PAGES_MIN, min(_WAL_PAGES_MAX, pages // _WAL_SHARE))
 
 
-def _unknown(job: Job[Any], result: object, cause: Exception) -> CommitUnknown:
-    error = CommitUnknown(_checkpoint_id(result), job.label)
-    error.__cause__ = cause
-    return error
+_Outcome = tuple[Any, Exception | None]
+"""Of a job: what it returned, or the error that it raised."""
+
+
+class _Ended(Exception):
+    """A job raised SystemExit or the like, and has it as its outcome; the others are to be tried again."""
+
+
+def _first_deadline(batch: Sequence[Job[Any]]) -> float:
+    if len(batch) == 1:
+        return batch[0].deadline
+    return min([job.deadline for job in batch])
+
+
+def _do(job: Job[Any], connections: _Connections) -> _Outcome:
+    """Run a job inside the transaction. Raise what it raises, unless it has changed nothing: then the others go on."""
+    writer = connections.writer
+    before = writer.total_changes()
+    try:
+        return job.work(connections.rows), None
+    except Exception as exc:
+        if writer.total_changes() != before or isinstance(exc, apsw.Error):
+            raise
+        return None, exc
+    except BaseException as exc:  # it is for the caller whose work raised it
+        job.finish(None, exc)
+        raise _Ended from exc
+
+
+def _is_surely_undone(failure: Exception) -> bool:
+    """Whether nothing of a commit that failed is kept. After others the log may hold it: nobody knows."""
+    return isinstance(failure, (StoreFull, StoreUnavailable)) and not isinstance(failure, StoreReadFailed)
+
+
+def _fail(batch: Sequence[Job[Any]], failure: Exception, caught: Exception) -> bool:
+    """After a transaction of which nothing is kept: give jobs the outcome, and return whether all have one.
+
+    A page that does not match its checksum is looked at first: that error is raised.
+    """
+    if isinstance(failure, _ChecksumMismatch):
+        raise failure from caught
+    if len(batch) == 1:
+        batch[0].finish(None, failure)
+        return True
+    if isinstance(failure, StoreUnavailable):
+        _finish_late(batch, failure)
+    return False
+
+
+def _unknown_outcomes(batch: Sequence[Job[Any]], outcomes: Sequence[_Outcome], cause: Exception) -> list[_Outcome]:
+    """Return the outcomes after a commit that may be stored or not. Jobs that had failed before have failed."""
+    found: list[_Outcome] = []
+    for job, (result, error) in zip(batch, outcomes, strict=True):
+        if error is None:
+            error = CommitUnknown(_checkpoint_id(result), job.label)
+            error.__cause__ = cause
+        found.append((None, error))
+    return found
 
 
 def _checkpoint_id(result: object) -> str | None:
