@@ -665,6 +665,16 @@ def test_nothing_is_imported_or_rebuilt_in_a_fresh_process() -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_what_everstep_imports_is_not_taken_for_an_extension() -> None:
+    """Then every value would be searched for marks of extensions."""
+    code = (
+        "import everstep.durable, everstep.langgraph, langgraph.graph; from everstep.values import packer\n"
+        "print(packer.may_hold_extension(bytes(range(256))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_fractions_and_uuids_are_exact() -> None:
     for value in (
         fractions.Fraction(1, 3),

@@ -32,7 +32,7 @@ import ormsgpack
 from everstep.errors import CheckpointCorrupted, EverstepError, UnregisteredType, UnstorableValue
 from everstep.values import part_types, registry
 from everstep.values.long_values import LongValue, long_value
-from everstep.values.packer import OPTIONS, TUPLES_AS_LISTS, may_hold_extension, pack_within, pack_wrapped
+from everstep.values.packer import MISTAKEN, OPTIONS, TUPLES_AS_LISTS, may_hold_extension, pack_within, pack_wrapped
 from everstep.values.part_types import CONTAINERS, PACKED
 from everstep.values.set_orders import SetOrders
 
@@ -75,8 +75,6 @@ _hidden = threading.local()  # an interrupt that the packer hides
 _PLAIN = frozenset((type(None), bool, float, bytes))
 _TEXT = frozenset((str,))
 _SIZED = frozenset((list, dict, tuple, set, frozenset))
-_MISTAKEN = frozenset((bytearray, memoryview, ormsgpack.Ext))
-"""What the packer writes by itself, but so that something else would be read."""
 _BYTES = frozenset((bytes, bytearray, memoryview))
 _ROW_PARTS = PACKED - CONTAINERS
 _ROWS_DEPTH = 2  # a list of rows, and nothing that nests inside of them
@@ -609,7 +607,7 @@ def _rows(rows: list[Any]) -> bytes | None:
         packed = pack_within(rows, _ROWS_DEPTH, options=TUPLES_AS_LISTS)
     except TypeError:  # something nests in them, or is a number or text that the packer does not take
         return None
-    if _may_hold_mistaken(packed) and part_types.rows_hold(rows, _MISTAKEN):
+    if _may_hold_mistaken(packed) and part_types.rows_hold(rows, MISTAKEN):
         return None
     return packed
 
@@ -639,7 +637,7 @@ def _packed_plain(value: Any) -> bytes | LongValue | None:
         if short is not None and not _may_hold_mistaken(short):
             return short
     packed, start = pack_wrapped(value, _FAST_DEPTHS[0])
-    if _may_hold_mistaken(packed) and part_types.holds(value, _MISTAKEN):
+    if _may_hold_mistaken(packed) and part_types.holds(value, MISTAKEN):
         return None
     return packed[start:] if len(packed) < _LONG_BYTES_MIN else long_value(b"", packed, start)
 
@@ -679,14 +677,14 @@ def holds_bytes(value: Any) -> bool:
 def _own_kinds(values: Iterable[Any]) -> set[type]:
     """Return the types of these values; raise TypeError if there is one that the packer mistakes for another."""
     kinds = set(map(type, values))
-    if not kinds.isdisjoint(_MISTAKEN):
+    if not kinds.isdisjoint(MISTAKEN):
         raise TypeError("what the packer mistakes for something else needs the careful way")
     return kinds
 
 
 def _refuse_mistaken(value: Any) -> None:
     """Raise TypeError if there is something in a value that the packer mistakes for something else."""
-    if part_types.holds(value, _MISTAKEN):
+    if part_types.holds(value, MISTAKEN):
         raise TypeError("what the packer mistakes for something else needs the careful way")
 
 

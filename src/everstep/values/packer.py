@@ -51,6 +51,8 @@ def _own_limit() -> int:
     raise ImportError("this release of ormsgpack does not limit how deep a value nests")
 
 
+MISTAKEN = frozenset((bytearray, memoryview, ormsgpack.Ext))
+"""What the packer writes by itself, but so that something else would be read."""
 _EXTENSION_MARKS = (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8)
 _OWN_LIMIT = _own_limit()
 _idle: defaultdict[int, deque[_Wrapper]] = defaultdict(lambda: deque(maxlen=16))
@@ -68,6 +70,7 @@ def _counts_extensions() -> bool:
 
 _EXTENSIONS_ARE_COUNTED = _counts_extensions()
 _REFERENCES = sys.getrefcount(ormsgpack.Ext)
+"""While there is no extension. Another one in a module of ours would look like one, so `MISTAKEN` stands here."""
 
 
 def may_hold_extension(packed: bytes) -> bool:
