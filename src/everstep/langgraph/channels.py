@@ -222,22 +222,31 @@ class Channels:
         return Written(form, value.size, None, node)
 
     def _mixed(self, writer: tree.Writer, name: str, forms: dict[str, int], lowered: dict[str, Any]) -> Written:
-        """Write a dict that holds messages, each as an object of its own: the same ones come again in other places."""
+        """Write a dict that holds messages; if it is large, each as an object, since it comes again in other places."""
         parts = [codec.map_header(len(lowered))]
-        entries: list[tuple[bytes, bytes | tree.Node]] = []
+        lists: dict[bytes, list[bytes]] = {}
         for key, item in lowered.items():
             packed_key = self._codec.pack(key)
             path = codec.join_path(name, key)
             if key in forms:
-                items = [self._codec.pack(message, path, 3) for message in item]
-                packed = b"".join([codec.array_header(len(items)), *items])
-                node = writer.placed(writer.extended_packed(tree.EMPTY_LIST, items))
-                entries.append((packed_key, node))
+                messages = [self._codec.pack(message, path, 3) for message in item]
+                lists[packed_key] = messages
+                packed = b"".join([codec.array_header(len(messages)), *messages])
             else:
                 packed = self._codec.pack(item, path, 2)
-                entries.append((packed_key, packed if len(packed) <= _TOGETHER_MAX else writer.packed(packed)))
             parts += [packed_key, packed]
         whole = b"".join(parts)
+        if len(whole) <= _TOGETHER_MAX:
+            return Written(forms, len(whole), whole, None)
+        entries: list[tuple[bytes, bytes | tree.Node]] = []
+        for packed_key, packed in zip(parts[1::2], parts[2::2], strict=True):
+            if packed_key in lists:
+                node = writer.extended_packed(tree.EMPTY_LIST, lists[packed_key])
+                entries.append((packed_key, writer.placed(node)))
+            elif len(packed) <= _TOGETHER_MAX:
+                entries.append((packed_key, packed))
+            else:
+                entries.append((packed_key, writer.packed(packed)))
         return Written(forms, len(whole), whole, writer.placed(writer.mapping(entries)))
 
     def extended(self, writer: tree.Writer, name: str, old: Written | None, items: Sequence[Any]) -> Written:
