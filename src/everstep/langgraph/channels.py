@@ -576,12 +576,11 @@ class Channels:
                 raise CheckpointCorrupted("the writes of a stored channel are out of shape")
         return [(task, form, value) for task, form, value in items]
 
-    def unwritten_all(self, values: Mapping[str, Written], small: Small) -> dict[str, Any]:
-        """Return the values that were written, `small` ones among them."""
+    def unwritten_all(self, values: Mapping[str, Written], small: Small, forms: Mapping[str, Form]) -> dict[str, Any]:
+        """Return the values that were written, `small` ones among them; `forms` are those that are not plain."""
         found: dict[str, Any] = self._codec.unpack(small.packed)
-        for name in found:
-            form = values[name].form
-            if form != PLAIN:
+        for name, form in forms.items():
+            if name in found:
                 found[name] = self.read(form, found[name])
         if len(found) == len(values):
             return found

@@ -792,10 +792,11 @@ class Threads:
         """Return what a checkpoint is besides its values, and these."""
         channels = self._channels
         if line is not None and line.envelope is not None:
-            return channels.unpacked_envelope(line.envelope), channels.unwritten_all(line.channels, line.small)
+            envelope = channels.unpacked_envelope(line.envelope)
+            return envelope, channels.unwritten_all(line.channels, line.small, envelope.get("forms", {}))
         opened = self._open(record, objects)
         if line is not None:
-            return opened.envelope, channels.unwritten_all(line.channels, line.small)
+            return opened.envelope, channels.unwritten_all(line.channels, line.small, opened.envelope.get("forms", {}))
         values = channels.mapping_of(opened.state, objects)
         for name, form in opened.envelope.get("forms", {}).items():
             if name in values:
