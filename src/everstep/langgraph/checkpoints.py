@@ -387,11 +387,12 @@ class Threads:
         def content(key: bytes) -> tree.Content | None:
             return fresh.get(key) or held.get(key)
 
-        if line is not None and line.repeats is not None:
-            is_mostly_new = tree.is_mostly_new(values.added_bytes, sum(values.sizes))
-            if is_mostly_new and tree.repeats_nothing(values.children, content):
-                return 0
-            bound = line.repeats + weigh_new()
+        before = line.repeats if line is not None else None
+        is_mostly_new = before is None or tree.is_mostly_new(values.added_bytes, sum(values.sizes))
+        if is_mostly_new and tree.repeats_nothing(values.children, content):
+            return 0
+        if before is not None:
+            bound = before + weigh_new()
             if bound <= tree.writable_repeats(repeats_max()):
                 return bound
 

@@ -551,12 +551,12 @@ class Repository:
         """
         if sum(encoded.sizes) < tree.REPEATS_FREE:
             return encoded
+        objects = encoded.objects
+        held = self.memory.contents
+        is_mostly_new = before is None or tree.is_mostly_new(encoded.added_bytes, sum(encoded.sizes))
+        if is_mostly_new and tree.repeats_nothing(encoded.children, lambda key: objects.get(key) or held.get(key)):
+            return encoded._replace(repeats=0)
         if before is not None:
-            objects = encoded.objects
-            held = self.memory.contents
-            is_mostly_new = tree.is_mostly_new(encoded.added_bytes, sum(encoded.sizes))
-            if is_mostly_new and tree.repeats_nothing(encoded.children, lambda key: objects.get(key) or held.get(key)):
-                return encoded._replace(repeats=0)
             bound = before + sum([writer.weight_at_most() for writer in writers])
             if bound <= tree.writable_repeats(tree.REPEATS_MAX):
                 return encoded._replace(repeats=bound)

@@ -67,6 +67,7 @@ _FAST_DEPTHS = (36, 20, 12, 8, 5, 5, 5, 5)
 What nests deeper needs the careful way.
 """
 _FEW_PARTS = 16
+_FEW_INSIDE = 32
 _SHORT_BYTES = 4096
 _NO_CONTAINERS = bytes(byte for byte in range(256) if not 0x80 <= byte < 0xA0 and byte not in b"\xdc\xdd\xde\xdf")
 """What neither begins a list nor a mapping."""
@@ -361,7 +362,7 @@ class Codec:
     def pack_items_quickly(self, items: list[Any]) -> bytes | None:
         """Return what `pack_items` does, but that there may be buffers among the items; None if they are not plain."""
         header = len(array_header(len(items)))
-        packed = _packed_short(items) if len(items) <= _FEW_PARTS else None
+        packed = _packed_short(items) if _seems_short(items) else None
         if packed is not None:
             return packed[header:]
         try:
@@ -618,6 +619,15 @@ def _is_sortable(members: list[Any]) -> bool:
     return kinds == {str} or kinds == {int}
 
 
+def _seems_short(value: Any) -> bool:
+    """Whether there are few parts in a list or dict, and in those that are in it, so that little is packed of it."""
+    if len(value) > _FEW_PARTS:
+        return False
+    parts = value if type(value) is list else value.values()
+    inside = [len(part) for part in parts if type(part) in CONTAINERS]
+    return sum(inside) <= _FEW_INSIDE
+
+
 def _packed_short(value: Any) -> bytes | None:
     """Return what the packer makes of a list or dict by itself, if that is short and surely does not nest too deep."""
     try:
@@ -632,7 +642,7 @@ def _packed_short(value: Any) -> bytes | None:
 
 def _packed_plain(value: Any) -> bytes | LongValue | None:
     """Return what the packer makes of a container by itself, while nothing else runs; None if it is not plain."""
-    if len(value) <= _FEW_PARTS:
+    if _seems_short(value):
         short = _packed_short(value)
         if short is not None and not _may_hold_mistaken(short):
             return short
@@ -775,13 +785,10 @@ _LONG = frozenset((b"\xc5", b"\xc6", b"\xda", b"\xdb"))
 
 
 def _joined_text(parts: list[bytes]) -> str:
-    """Return a long string: with one large copy, where the packer makes two."""
+    """Return a long string: decoded part by part, and joined once."""
     payloads = _payloads(parts)
-    text = ""
     try:
-        for payload in payloads:
-            text += payload.decode()
-        return text
+        return "".join([payload.decode() for payload in payloads])
     except UnicodeDecodeError:
         pass  # a letter may begin in one part and end in the next
     try:

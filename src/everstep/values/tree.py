@@ -839,13 +839,12 @@ def repeats_nothing(children: bytes, content: Callable[[bytes], Content | None])
     seen: set[bytes] = set()
     pending = hashes(children)
     while pending:
-        key = pending.pop()
-        found = content(key)
-        if found is None or key in seen:
+        count = len(seen) + len(pending)
+        seen.update(pending)
+        found = list(map(content, pending))
+        if len(seen) < count or None in found:
             return False
-        seen.add(key)
-        if found[0]:
-            pending.extend(hashes(found[0]))
+        pending = hashes(b"".join([below for below, _ in filter(None, found)]))
     return True
 
 
