@@ -20,7 +20,8 @@ from everstep.stores.memory import MemoryStore
 from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import Store
 from everstep.stores.redis.store import RedisStore
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import connecting as sqlite_connecting
+from everstep.stores.sqlite import schema as sqlite_schema
 from everstep.stores.sqlite import verify as sqlite_verify
 from everstep.stores.sqlite.store import SQLiteStore
 from tests.tools import examples, memory_files, servers
@@ -141,8 +142,8 @@ def check_whole(path: Path) -> None:
 
     Content is left aside, since some tests store what is damaged.
     """
-    with closing(sqlite._connection(path, 1000)) as connection:
-        if connection.pragma("application_id") == sqlite.APPLICATION_ID:
+    with closing(sqlite_connecting.connect(path, 1000)) as connection:
+        if connection.pragma("application_id") == sqlite_schema.APPLICATION_ID:
             sqlite_verify.verify(connection, content=False)
 
 

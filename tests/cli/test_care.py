@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import everstep
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.stores.sqlite.schema import PAGE_BYTES
 from tests.cli import schemas
 from tests.cli.conftest import Run
@@ -167,7 +167,7 @@ def test_repair_asks_first_then_leaves_all_that_is_whole(run: Run, own_file: Pat
 
 def spoil_an_object(path: Path) -> None:
     """Change a byte in one stored object, as a failing disk does, behind the back of everything that checks pages."""
-    with closing(sqlite._connection(path, 1000)) as connection:
+    with closing(sqlite_connecting.connect(path, 1000)) as connection:
         largest = "SELECT id, body FROM objects ORDER BY length(body) DESC LIMIT 1"
         rows: list[Any] = connection.execute(largest).fetchall()
         for number, stored in rows:

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import everstep
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.transfer import families, receiving
 from tests.timeline.histories import Walker, seen
 
@@ -107,7 +107,7 @@ def finish(source: str, target: str) -> list[str]:
 
 
 def spoil(target: Path, what: str) -> None:
-    connection = sqlite._connection(target, 1000)
+    connection = sqlite_connecting.connect(target, 1000)
     statements = {
         "object": "DELETE FROM objects WHERE id = (SELECT max(id) FROM objects)",
         "head": "UPDATE lines SET head = (SELECT min(seq) FROM checkpoints WHERE line = lines.id) WHERE head NOTNULL",

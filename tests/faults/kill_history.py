@@ -40,7 +40,7 @@ from everstep import CannotUndo, CheckpointNotFound, MergeConflict, SnapshotConf
 from everstep.engine import SyncEngine
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Query, Stored
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.values.tree import hashes
 
 KEEP = 6
@@ -705,7 +705,7 @@ class Look:
 
     def file_faults(self) -> list[str]:
         """Return what is wrong with the file itself: pages, and objects that are missing or that nobody needs."""
-        connection = apsw.Connection(self._path, vfs=sqlite._checksum_vfs())
+        connection = apsw.Connection(self._path, vfs=sqlite_connecting.checksum_vfs())
         faults = []
         if (verdict := connection.pragma("integrity_check")) != "ok":
             faults.append(f"integrity_check: {verdict}")
@@ -979,7 +979,7 @@ def collected_faults(look: Look, tale: Tale) -> list[str]:
 
 def plant(path: str, what: str) -> bool:
     """Spoil the file; return whether there was something to spoil."""
-    connection = sqlite._connection(Path(path), 1000)
+    connection = sqlite_connecting.connect(Path(path), 1000)
     tale = f"(SELECT l.id FROM lines l JOIN threads t ON t.id = l.thread WHERE t.name = '{TALE}')"
     newest = f"(SELECT max(seq) FROM checkpoints WHERE line = {tale})"
     sql = {

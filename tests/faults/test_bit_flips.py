@@ -11,7 +11,7 @@ import pytest
 import everstep
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Change, Hidden, Key, Operation, Pin, Query, Write
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import opening as sqlite_opening
 from everstep.stores.sqlite.schema import PAGE_BYTES
 from everstep.stores.sqlite.store import SQLiteStore
 
@@ -99,7 +99,7 @@ def everything(path: Path) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _nobody_is_making_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that looks damaged while it is opened is looked at again for a second: somebody may be making it."""
-    monkeypatch.setattr(sqlite, "_MAKING_SECONDS", 0.0)
+    monkeypatch.setattr(sqlite_opening, "_MAKING_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import connecting as sqlite_connecting
 from tests.faults.harness import run
 
 HARNESS = "kill_writers.py"
@@ -18,7 +18,7 @@ def test_kill_9_of_four_writers_loses_nothing(tmp_path: Path) -> None:
     print(result)
     assert result["faults"] == []
     assert result["acknowledged"] > 500
-    connection = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
+    connection = apsw.Connection(str(path), vfs=sqlite_connecting.checksum_vfs())
     assert connection.pragma("integrity_check") == "ok"
     connection.close()
 

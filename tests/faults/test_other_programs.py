@@ -17,7 +17,8 @@ import pytest
 import everstep
 from everstep import CheckpointCorrupted
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import checksums as sqlite_checksums
+from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.stores.sqlite import verify as sqlite_verify
 from everstep.stores.sqlite.schema import PAGE_BYTES
 from everstep.stores.sqlite.store import SQLiteStore
@@ -80,7 +81,7 @@ def test_the_checksums_of_its_pages_are_right_afterwards(written_by_another: Pat
         engine.append("chat", [{"role": "user", "content": "one more"}])
     data = written_by_another.read_bytes()
     pages = [data[at : at + PAGE_BYTES] for at in range(0, len(data), PAGE_BYTES)]
-    with closing(sqlite._connection(written_by_another, 1000)) as connection:
+    with closing(sqlite_connecting.connect(written_by_another, 1000)) as connection:
         right = [connection.execute("SELECT verify_checksum(?)", (page,)).get for page in pages]
     assert right == [1] * len(pages)
 
@@ -143,7 +144,7 @@ def everything_or_raise(path: Path) -> None:
 
 def spoil_checksums(path: Path) -> None:
     """Make the checksums wrong of the pages that hold heads. They are not read when the file is opened."""
-    with closing(sqlite._connection(path, 1000)) as connection:
+    with closing(sqlite_connecting.connect(path, 1000)) as connection:
         pages = connection.execute("SELECT pageno FROM dbstat WHERE name = 'lines'").fetchall()
     data = bytearray(path.read_bytes())
     for (number,) in pages:
@@ -162,7 +163,7 @@ def renewed_copy(killed: Path, tmp_path: Path) -> Path:
 
 def test_a_damaged_file_is_looked_at_once(killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = renewed_copy(killed, tmp_path)
-    with closing(sqlite._connection(path, 1000)) as connection:
+    with closing(sqlite_connecting.connect(path, 1000)) as connection:
         connection.execute("UPDATE lines SET total = total + 1")
     spoil_checksums(path)
     looked = []
@@ -171,7 +172,7 @@ def test_a_damaged_file_is_looked_at_once(killed: Path, tmp_path: Path, monkeypa
         looked.append(args)
         sqlite_verify.verify(*args)
 
-    monkeypatch.setattr(sqlite, "verify", look)
+    monkeypatch.setattr(sqlite_checksums, "verify", look)
     with everstep.open(f"sqlite:///{path}").sync as engine:
         for _ in range(3):
             with pytest.raises(CheckpointCorrupted, match="wrong count of checkpoints"):
@@ -235,8 +236,8 @@ def test_who_comes_second_finds_nothing_to_renew(
     path = tmp_path / "store.db"
     back_up(copied(killed, tmp_path / "source.db"), path)
     with caplog.at_level(logging.WARNING, "everstep"):
-        sqlite._renew_checksums(path, 1000)
-        sqlite._renew_checksums(path, 1000)
+        sqlite_checksums.renew_checksums(path, 1000)
+        sqlite_checksums.renew_checksums(path, 1000)
     assert len(caplog.records) == 1
 
 

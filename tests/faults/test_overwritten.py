@@ -17,7 +17,8 @@ import pytest
 
 import everstep
 from everstep import StoreError
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import checksums as sqlite_checksums
+from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.schema import PAGE_BYTES
 
@@ -113,7 +114,7 @@ def test_a_log_that_others_move_into_the_file_is_no_reason(path: Path, mode: int
     with everstep.open(f"sqlite:///{path}", KEEP_ALL).sync as engine:
         for _ in range(10):
             work(engine, 3)
-            with closing(sqlite._connection(path, 1000)) as other:
+            with closing(sqlite_connecting.connect(path, 1000)) as other:
                 other.wal_checkpoint(mode=mode)
             assert engine.get_latest("t") is not None
         assert len(engine.list_time_travel_points("t", 100)) == 30
@@ -151,8 +152,8 @@ def test_checksums_that_are_renewed_are_no_reason(path: Path, who: str) -> None:
             with everstep.open(f"sqlite:///{path}", KEEP_ALL).sync as second:
                 assert len(second.list_time_travel_points("t", 100)) == 5 * n
             assert len(engine.list_time_travel_points("t", 100)) == 5 * n
-    with closing(sqlite._connection(path, 1000)) as connection:
-        assert sqlite._renewals(connection) > 0
+    with closing(sqlite_connecting.connect(path, 1000)) as connection:
+        assert sqlite_checksums.count_renewals(connection) > 0
 
 
 @pytest.mark.parametrize("is_counted", [True, False])
@@ -160,7 +161,7 @@ def test_pages_that_are_written_in_place_are_counted(path: Path, is_counted: boo
     """A process that renews checksums has the write lock, and says so before it lets go."""
     with everstep.open(f"sqlite:///{path}", KEEP_ALL).sync as engine:
         work(engine, 5)
-        with closing(sqlite._connection(path, 1000)) as other:
+        with closing(sqlite_connecting.connect(path, 1000)) as other:
             other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             work(engine, 1)  # the log has begun
             other.execute("BEGIN IMMEDIATE")
@@ -183,7 +184,7 @@ def test_a_copy_over_the_file_after_the_first_commit_of_a_new_log_is_noticed(pat
     with everstep.open(f"sqlite:///{path}", KEEP_ALL).sync as engine:
         work(engine, 5)
         back_up(path, backup)
-        with closing(sqlite._connection(path, 1000)) as other:
+        with closing(sqlite_connecting.connect(path, 1000)) as other:
             other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         assert engine.get_latest("t") is not None
         work(engine, 1)  # begins the log anew

@@ -27,7 +27,7 @@ from everstep import CheckpointEngine, CheckpointNotFound, SnapshotConfig, SQLit
 from everstep.engine import SyncEngine
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Query, Store, Stored
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.values.tree import hashes
 
 KEEP = 20
@@ -316,7 +316,7 @@ def check_values(sync: SyncEngine, store: Store, thread_id: str) -> None:
 
 def check_file(path: Path, size_max: int) -> None:
     """The file is whole, holds what is needed and nothing else, and never was much bigger than that."""
-    connection = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
+    connection = apsw.Connection(str(path), vfs=sqlite_connecting.checksum_vfs())
     assert connection.pragma("integrity_check") == "ok"
     rows = connection.execute("SELECT family, hash, children FROM objects")
     objects = {(family, key): children for family, key, children in rows}

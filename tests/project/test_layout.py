@@ -45,6 +45,9 @@ FEATURES = {
     "what a durable run has recorded": "durable/journal.py",
     "effects that are performed once": "repository/effects.py",
     "the SQL of SQLite": "stores/sqlite/rows.py",
+    "the tables of SQLite, and how they are made": "stores/sqlite/schema.py",
+    "how commits are put together on SQLite": "stores/sqlite/database.py",
+    "what is done about a damaged SQLite file": "stores/sqlite/rebuilding.py",
     "the SQL of PostgreSQL": "stores/postgres/rows.py",
     "what happens on a Redis server": "stores/redis/redis-1.lua",
     "the blocking face": "runtime/blocking.py",
@@ -85,6 +88,13 @@ def test_a_feature_is_where_its_name_says(feature: str) -> None:
     assert (SOURCE / FEATURES[feature]).is_file()
     page = (SOURCE.parents[1] / "docs/architecture.md").read_text()
     assert f"`{FEATURES[feature]}`" in page
+
+
+def test_every_file_of_a_store_is_on_the_page() -> None:
+    page = (SOURCE.parents[1] / "docs/architecture.md").read_text()
+    files = [path.relative_to(SOURCE).as_posix() for path in (SOURCE / "stores").rglob("*.py")]
+    missing = [file for file in files if not file.endswith("__init__.py") and f"`{file}`" not in page]
+    assert missing == []
 
 
 def imports() -> Iterator[Import]:

@@ -23,7 +23,7 @@ from everstep.retention.keeper import Keeper
 from everstep.retention.policies import Item
 from everstep.stores import sweeping
 from everstep.stores.protocol import BaseRef, Key, Swept
-from everstep.stores.sqlite import rows as sqlite_rows
+from everstep.stores.sqlite import remembering
 from everstep.stores.sweeping import Sweep, Sweeps
 from everstep.values import tree
 
@@ -152,7 +152,7 @@ def test_what_a_process_holds_levels_off(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """Many threads, many steps: with small bounds, four times as many steps take no more memory."""
     monkeypatch.setattr(cache, "_CACHE_BYTES_MAX", 50_000)
     monkeypatch.setattr(cache, "_HEADS_MAX", 20)
-    monkeypatch.setattr(sqlite_rows, "_REMEMBERED_MAX", 20)
+    monkeypatch.setattr(remembering, "_REMEMBERED_MAX", 20)
     engine = everstep.open(f"sqlite:///{tmp_path}/a.db", SnapshotConfig(gc_policy="keep_all"), synchronous="off").sync
 
     def held_after(rounds: int) -> int:
@@ -185,7 +185,7 @@ def test_heads_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_heads_of_a_file_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sqlite_rows, "_HEADS_BYTES_MAX", 1_000)
+    monkeypatch.setattr(remembering, "_HEADS_BYTES_MAX", 1_000)
     engine = everstep.open(f"sqlite:///{tmp_path}/a.db", synchronous="off").sync
     most = 0
     for n in range(60):

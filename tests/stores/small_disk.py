@@ -11,9 +11,9 @@ from typing import Any
 import apsw
 
 import everstep
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import database as sqlite_database
 
-sqlite._RESERVE_FROM_PAGES = 256  # a small disk is filled quickly
+sqlite_database._RESERVE_FROM_PAGES = 256  # a small disk is filled quickly
 DISK_BYTES = 4 << 20
 _STEPS = {"large": 6, "small": 2, "other": 1}
 

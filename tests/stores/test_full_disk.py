@@ -14,9 +14,13 @@ import pytest
 import everstep
 from everstep import StoreFull
 from everstep.stores.protocol import Key
+from everstep.stores.sqlite import connecting as sqlite_connecting
+from everstep.stores.sqlite import database as sqlite_database
 from everstep.stores.sqlite import files
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import store as sqlite_store
+from everstep.stores.sqlite import translating as sqlite_translating
 from everstep.stores.sqlite.full_disk import Reserve, Steps
+from everstep.stores.sqlite.opening import open_file
 from everstep.stores.sqlite.rows import Rows
 from everstep.stores.sqlite.verify import verify
 
@@ -30,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _small_files_have_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "_RESERVE_FROM_PAGES", 256)
+    monkeypatch.setattr(sqlite_database, "_RESERVE_FROM_PAGES", 256)
 
 
 @pytest.fixture
@@ -103,7 +107,7 @@ def _refuse_many(count: int) -> None:
 
 
 def left(path: Path, table: str) -> int:
-    connection = sqlite._connection(path, 1000)
+    connection = sqlite_connecting.connect(path, 1000)
     try:
         verify(connection)
         return int(connection.execute(f"SELECT count(*) FROM {table}").get)
@@ -134,7 +138,7 @@ def test_an_ordinary_deletion_is_one_commit(engine: everstep.SyncEngine, monkeyp
     def fail(*_: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(sqlite, "Steps", fail)
+    monkeypatch.setattr(sqlite_store, "Steps", fail)
     fill(engine, "t", 40)
     assert engine.checkpointer.delete_thread("t") == 40
 
@@ -271,14 +275,14 @@ def test_opening_on_a_full_disk_takes_a_little_of_the_reserve(path: Path, monkey
     with everstep.open(path).sync as engine:
         fill(engine, "t", 3)
     Reserve(path).keep(SIZE, leaving_bytes=0)
-    opened = sqlite._opened
+    opened = open_file
 
     def need_room(*args: Any) -> Any:
         if reserve_of(path).stat().st_size == SIZE:
             raise apsw.exception_for(apsw.SQLITE_FULL)
         return opened(*args)
 
-    monkeypatch.setattr(sqlite, "_opened", need_room)
+    monkeypatch.setattr(sqlite_database, "open_file", need_room)
     with everstep.open(path).sync as engine:
         assert len(engine.list_time_travel_points("t")) == 3
     assert SIZE * 3 // 4 < reserve_of(path).stat().st_size < SIZE
@@ -291,10 +295,10 @@ def test_a_user_whose_share_of_the_disk_is_used_up_is_told_that_it_is_full(
     """SQLite itself tells a full disk from a full share, which it calls a failed write."""
     failed: Any = apsw.IOError("disk I/O error")
     failed.extendedresult = apsw.SQLITE_IOERR_WRITE
-    assert not isinstance(sqlite._translation(path, failed), StoreFull)
+    assert not isinstance(sqlite_translating.translation(path, failed), StoreFull)
 
     def no_more(*arguments: Any, **options: Any) -> Any:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(files, "TemporaryFile", no_more)
-    assert isinstance(sqlite._translation(path, failed), StoreFull)
+    assert isinstance(sqlite_translating.translation(path, failed), StoreFull)

@@ -13,7 +13,7 @@ import everstep
 from everstep import CheckpointCorrupted
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Query
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.stores.sqlite.schema import PAGE_BYTES
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow, ids
@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("look", LOOKS)
 def test_what_a_thread_has_lost_is_told_and_harms_no_other(path: Path, loss: str, look: str) -> None:
-    with closing(sqlite._connection(path, 1000)) as connection:
+    with closing(sqlite_connecting.connect(path, 1000)) as connection:
         connection.execute(LOSSES[loss])
     store = SQLiteStore(path).blocking
     if (look, loss) != ("threads", "the namespace"):  # the order of threads is in the namespaces

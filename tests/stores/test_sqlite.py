@@ -35,9 +35,11 @@ from everstep.runtime.blocking import run_to_end
 from everstep.runtime.interrupts import deferred
 from everstep.stores.protocol import Change, Draft, Hidden, Key, Operation, Query, Stored, Write
 from everstep.stores.records import pack_id, unpack_id
+from everstep.stores.sqlite import connecting as sqlite_connecting
+from everstep.stores.sqlite import database as sqlite_database
+from everstep.stores.sqlite import listing as sqlite_listing
 from everstep.stores.sqlite import rows as sqlite_rows
 from everstep.stores.sqlite import schema
-from everstep.stores.sqlite import store as sqlite
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow, make_object, make_record, put
 
@@ -160,7 +162,7 @@ def test_a_file_of_another_application_with_its_mark_is_left_alone(path: Path) -
 @pytest.mark.parametrize(("version", "word"), [(schema.VERSION + 1, "newer"), (8, "before the first release")])
 def test_a_file_of_a_version_that_is_not_read_is_left_alone(path: Path, version: int, word: str) -> None:
     _open_and_use(path)
-    connection = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
+    connection = apsw.Connection(str(path), vfs=sqlite_connecting.checksum_vfs())
     connection.execute(f"PRAGMA user_version={version}")
     connection.close()
     before = path.read_bytes()
@@ -182,7 +184,7 @@ def test_an_id_is_packed_if_it_is_the_usual_text_of_a_uuid(name: str) -> None:
 
 @given(st.one_of(st.uuids().map(str), st.text(), st.text("0123456789abcdef-", max_size=36)))
 def test_packed_ids_are_less_than_the_bound_of_a_text_if_their_texts_are_less(name: str) -> None:
-    bound = sqlite_rows._bound(name)
+    bound = sqlite_listing._bound(name)
     number = int.from_bytes(bound) if len(bound) == 16 else 1 << 128
     if number < 1 << 128:
         assert unpack_id(bound) >= name
@@ -328,7 +330,7 @@ def test_a_changed_file_is_noticed_by_those_who_may_only_read(shared: Path, monk
     path.chmod(0o444)
     with as_somebody_else(shared), everstep.open(path).sync as engine:
         stamps = itertools.count()
-        monkeypatch.setattr(sqlite._Database, "_stamp", lambda _: (next(stamps), 0, 0))
+        monkeypatch.setattr(sqlite_database.Database, "_stamp", lambda _: (next(stamps), 0, 0))
         with pytest.raises(StoreUnavailable, match="changed while it was read"):
             engine.get_latest("t")
 
@@ -353,7 +355,7 @@ def test_no_space_for_the_index_of_the_log_is_a_full_disk(
     def fail(*_: Any) -> Any:
         raise apsw.exception_for(apsw.SQLITE_IOERR_SHMSIZE)
 
-    monkeypatch.setattr(sqlite, "_opened", fail)
+    monkeypatch.setattr(sqlite_database, "open_file", fail)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 0, free))
     with pytest.raises(StoreError) as caught:
         _open_and_use(path)
@@ -441,7 +443,7 @@ def test_a_file_that_is_replaced_is_opened_anew(path: Path, tmp_path: Path) -> N
 
 def damage(path: Path, sql: str, *values: Any) -> None:
     """Change rows behind the store's back, with page checksums that are right."""
-    with closing(sqlite._connection(path, 1000)) as connection:
+    with closing(sqlite_connecting.connect(path, 1000)) as connection:
         connection.execute(sql, values)
 
 
@@ -562,7 +564,7 @@ def test_a_file_locked_for_too_long_is_worth_trying_again(path: Path) -> None:
     run_to_end(patient.close())
     store = SQLiteStore(path, busy_timeout_seconds=1).blocking
     assert run_to_end(store.read("t")) is not None
-    other = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
+    other = apsw.Connection(str(path), vfs=sqlite_connecting.checksum_vfs())
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailable):
         run_to_end(store.commit(follow("t", "c")))
@@ -641,7 +643,7 @@ def test_a_forked_child_works_on_and_does_not_harm_the_parent(path: Path) -> Non
         assert os.waitpid(child, 0)[1] == 0
     assert [p.step for p in engine.sync.list_time_travel_points("t", 100)] == list(range(20, 0, -1))
     engine.sync.close()
-    connection = apsw.Connection(str(path), vfs=sqlite._checksum_vfs())
+    connection = apsw.Connection(str(path), vfs=sqlite_connecting.checksum_vfs())
     assert connection.pragma("integrity_check") == "ok"
     connection.close()
 
@@ -987,7 +989,7 @@ def test_nothing_of_a_replaced_checkpoint_is_left_in_the_files(path: Path) -> No
 def test_the_log_is_cut_off_at_the_end_though_others_have_the_file_open(path: Path) -> None:
     with everstep.open(f"sqlite:///{path}").sync as engine:
         remember_secrets(engine, "t", 5)
-        with closing(sqlite._connection(path, 1000)) as other:
+        with closing(sqlite_connecting.connect(path, 1000)) as other:
             assert other.execute("SELECT count(*) FROM threads").get == 1
             engine.checkpointer.delete_thread("t")
             engine.close()

@@ -19,8 +19,9 @@ from everstep import StoreUnavailable
 from everstep.runtime.blocking import run_to_end
 from everstep.stores import waiting
 from everstep.stores.protocol import Query
+from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.stores.sqlite import line as line_module
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import wal as sqlite_wal
 from everstep.stores.sqlite.line import WritersLine
 from everstep.stores.sqlite.schema import PAGE_BYTES
 from everstep.stores.sqlite.store import SQLiteStore
@@ -191,7 +192,7 @@ def test_a_wait_in_line_ends_at_the_deadline(
     clock.now = time.monotonic()
     run_to_end(hasty.commit(follow("t", "c")))
     assert sum(clock.pauses) == pytest.approx(0.5, abs=0.1)
-    other = sqlite._connection(path, busy_ms=0)
+    other = sqlite_connecting.connect(path, busy_ms=0)
     other.execute("BEGIN IMMEDIATE")
     clock.now = time.monotonic()
     with pytest.raises(StoreUnavailable):
@@ -206,7 +207,7 @@ class Rival:
     """Has the lock of the file, and commits something each time that it is told to."""
 
     def __init__(self, path: Path) -> None:
-        self._connection = sqlite._connection(path, busy_ms=0)
+        self._connection = sqlite_connecting.connect(path, busy_ms=0)
         self._connection.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
@@ -317,13 +318,13 @@ def test_the_file_of_the_line_is_closed_before_a_fork(store: SQLiteStore, join: 
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether all of the log should be moved, each time that some of it was."""
     made: list[bool] = []
-    move = sqlite._Database._move_wal
+    move = sqlite_wal.WriteAheadLog._move
 
     def watch(self: Any, connections: Any, *, is_whole: bool) -> None:
         made.append(is_whole)
         move(self, connections, is_whole=is_whole)
 
-    monkeypatch.setattr(sqlite._Database, "_move_wal", watch)
+    monkeypatch.setattr(sqlite_wal.WriteAheadLog, "_move", watch)
     return made
 
 
@@ -334,21 +335,21 @@ def log_pages(path: Path) -> int:
 def test_a_log_that_a_reader_keeps_is_not_moved_with_each_commit(
     store: SQLiteStore, path: Path, moves: list[bool]
 ) -> None:
-    reader = sqlite._connection(path, busy_ms=0)
+    reader = sqlite_connecting.connect(path, busy_ms=0)
     reader.execute("BEGIN; SELECT * FROM counters")
-    while log_pages(path) < 6 * sqlite._WAL_PAGES_MIN:
+    while log_pages(path) < 6 * sqlite_wal.WAL_PAGES_MIN:
         run_to_end(store.commit(follow("t", "c")))
     assert 4 <= len(moves) <= 7
     reader.close()
 
 
 def test_what_another_process_has_moved_is_not_moved_again(store: SQLiteStore, path: Path, moves: list[bool]) -> None:
-    reader = sqlite._connection(path, busy_ms=0)
-    other = sqlite._connection(path, busy_ms=0)
+    reader = sqlite_connecting.connect(path, busy_ms=0)
+    other = sqlite_connecting.connect(path, busy_ms=0)
     other.execute("SELECT * FROM counters").fetchall()  # now it knows that there is a log
     run_to_end(store.commit(follow("t", "c")))  # what was there before is moved
     moves.clear()
-    while log_pages(path) < 2 * sqlite._WAL_PAGES_MIN:
+    while log_pages(path) < 2 * sqlite_wal.WAL_PAGES_MIN:
         run_to_end(store.commit(follow("t", "c")))
         with reader:  # it keeps the log from beginning anew, but not from being moved
             reader.execute("SELECT * FROM counters").fetchall()
@@ -363,7 +364,7 @@ def test_a_log_that_others_write_to_all_the_time_begins_anew(
     store: SQLiteStore, path: Path, moves: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is never in the file as a whole, unless they are kept from writing."""
-    move = sqlite._Database._move_wal
+    move = sqlite_wal.WriteAheadLog._move
 
     def hardly(self: Any, connections: Any, *, is_whole: bool) -> None:
         if is_whole:
@@ -371,9 +372,9 @@ def test_a_log_that_others_write_to_all_the_time_begins_anew(
         else:
             moves.append(False)
 
-    monkeypatch.setattr(sqlite._Database, "_move_wal", hardly)
+    monkeypatch.setattr(sqlite_wal.WriteAheadLog, "_move", hardly)
     while moves.count(True) < 3:
         run_to_end(store.commit(follow("t", "c")))
-    assert log_pages(path) <= 6 * sqlite._WAL_PAGES_MIN
+    assert log_pages(path) <= 6 * sqlite_wal.WAL_PAGES_MIN
     assert 6 <= moves.count(False) <= 12
     assert len(run_to_end(store.list_checkpoints(Query(thread_id="t")))) > 3

@@ -12,7 +12,7 @@ import pytest
 from everstep import StoreUnavailable
 from everstep.runtime.blocking import run_to_end
 from everstep.stores import waiting
-from everstep.stores.sqlite import store as sqlite
+from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.stores.waiting import Rhythm, Waiting
 from everstep.testing import follow
@@ -76,7 +76,7 @@ def test_a_pause_is_not_longer_than_it_is_told(clock: Clock) -> None:
 def test_a_commit_looks_for_the_lock_of_the_file_often_however_long_it_has_waited(tmp_path: Path, clock: Clock) -> None:
     store = SQLiteStore(tmp_path / "a.db").blocking
     run_to_end(store.commit(follow("t", "c")))
-    other = apsw.Connection(str(tmp_path / "a.db"), vfs=sqlite._checksum_vfs())
+    other = apsw.Connection(str(tmp_path / "a.db"), vfs=sqlite_connecting.checksum_vfs())
     other.execute("BEGIN IMMEDIATE")
 
     def let_go(pauses: int) -> None:
@@ -95,7 +95,7 @@ def test_a_commit_looks_for_the_lock_of_the_file_often_however_long_it_has_waite
 def test_a_commit_waits_for_the_lock_of_the_file_until_its_deadline(tmp_path: Path, clock: Clock) -> None:
     store = SQLiteStore(tmp_path / "a.db", busy_timeout_seconds=30).blocking
     run_to_end(store.commit(follow("t", "c")))
-    other = apsw.Connection(str(tmp_path / "a.db"), vfs=sqlite._checksum_vfs())
+    other = apsw.Connection(str(tmp_path / "a.db"), vfs=sqlite_connecting.checksum_vfs())
     other.execute("BEGIN IMMEDIATE")
     clock.now = began = time.monotonic()
     with pytest.raises(StoreUnavailable):

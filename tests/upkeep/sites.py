@@ -228,10 +228,10 @@ class SQLiteSite(Site):
     def do(self, text: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """Run SQL as somebody would who knows the checksums of pages, and none of ours; triggers do not fire."""
         self.close_stores()
-        from everstep.stores.sqlite.store import _checksum_vfs
+        from everstep.stores.sqlite.connecting import checksum_vfs
 
         flags = apsw.SQLITE_OPEN_READWRITE
-        with closing(apsw.Connection(str(self.path), flags=flags, vfs=_checksum_vfs())) as connection:
+        with closing(apsw.Connection(str(self.path), flags=flags, vfs=checksum_vfs())) as connection:
             schema.add_functions(connection)
             connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
             return list(connection.execute(text, values))

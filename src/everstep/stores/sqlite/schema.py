@@ -15,6 +15,7 @@ import apsw
 FIRST = 10
 """The first version that was released. Files of earlier ones are refused."""
 VERSION = 10
+APPLICATION_ID = 0x45565354  # "EVST"
 PAGE_BYTES = 2048
 """Of a new file. An empty one is half as large as with SQLite's own 4,096, and a short chat is a seventh smaller."""
 
