@@ -26,7 +26,6 @@ _INFO_PLAIN = b"\x90"
 # Of a record's info; those of large values have one more.
 _FIELDS = 9
 _HEADER, _HEADER_MORE = codec.array_header(_FIELDS), codec.array_header(_FIELDS + 1)
-_WRITE_HEADER = codec.array_header(4)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -177,6 +176,18 @@ def pack_sealed(value: Any, *bound: bytes) -> bytes:
     return digest(packed, *bound) + packed
 
 
+def _pack_own_sealed(fields: list[Any], *bound: bytes) -> bytes:
+    """Return what `pack_sealed` does of texts, numbers and bytes that this library made.
+
+    So nothing is among them that has to be looked for, since the packer would write it as something else.
+    """
+    items = codec.DEFAULT.pack_items_quickly(fields)
+    if items is None:
+        return pack_sealed(fields, *bound)
+    packed = codec.array_header(len(fields)) + items
+    return digest(packed, *bound) + packed
+
+
 def unpack_sealed(data: bytes, what: str, *bound: bytes) -> Any:
     """Return what `pack_sealed` kept."""
     packed = data[DIGEST_BYTES:]
@@ -194,7 +205,7 @@ def _listed(found: Any) -> list[Any]:
 
 def pack_origin(origin: Key, thread_id: str) -> bytes:
     """Return where a branch began as bytes, bound to the branch."""
-    return pack_sealed(list(origin), thread_id.encode())
+    return _pack_own_sealed(list(origin), thread_id.encode())
 
 
 def unpack_origin(data: bytes, thread_id: str) -> Key:
@@ -205,12 +216,7 @@ def unpack_origin(data: bytes, thread_id: str) -> Key:
 def pack_write(checkpoint_id: str, write: Write) -> bytes:
     """Return what a pending write is besides its place and its children, bound to both."""
     bound = _write_bound(checkpoint_id, write.task_id, write.idx, write.children)
-    fields = [write.channel, write.task_path, write.size, write.body]
-    packed = codec.DEFAULT.pack_items_quickly(fields)
-    if packed is None:
-        return pack_sealed(fields, *bound)
-    packed = _WRITE_HEADER + packed
-    return digest(packed, *bound) + packed
+    return _pack_own_sealed([write.channel, write.task_path, write.size, write.body], *bound)
 
 
 def unpack_write(checkpoint_id: str, seq: int, task_id: str, idx: int, data: bytes, children: bytes) -> Write:
@@ -229,9 +235,8 @@ def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) ->
 def pack_common(common: SharedState, one: str, other: str) -> bytes:
     """Return a common state as bytes, bound to the two threads that have it."""
     root = common.root
-    return pack_sealed(
-        [_packed_place(common.place), root.body, list(root.sizes)], one.encode(), other.encode(), root.children
-    )
+    fields = [_packed_place(common.place), root.body, list(root.sizes)]
+    return _pack_own_sealed(fields, one.encode(), other.encode(), root.children)
 
 
 @functools.lru_cache(1024)
@@ -244,7 +249,7 @@ def unpack_common(data: bytes, children: bytes, one: str, other: str) -> SharedS
 
 def pack_segment(segment: int, follows: Sequence[Place]) -> bytes:
     """Return what a segment follows as bytes, bound to the segment."""
-    return pack_sealed([_packed_place(place) for place in follows], b"%d" % segment)
+    return _pack_own_sealed([_packed_place(place) for place in follows], b"%d" % segment)
 
 
 @functools.lru_cache(16_384)  # a thread that is rewound again and again has many, and reads them each time

@@ -34,7 +34,7 @@ from everstep.stores.protocol import (
     Stored,
     Write,
 )
-from everstep.stores.records import pack_common, pack_operation, pack_record, record_digest
+from everstep.stores.records import pack_operation, pack_record, record_digest
 
 
 class Line(NamedTuple):
@@ -701,8 +701,6 @@ def _check_storable(change: Change) -> None:
         pack_operation(operation, 0)
     if change.log is not None:
         pack_operation(change.log, 0)
-    for common in change.shared_states.values():
-        pack_common(common, "", "")
 
 
 def _check_head(change: Change, head: Stored | None) -> None:
