@@ -18,7 +18,7 @@ from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.messages import Bare, Messages, Packed, Shape, Template, fields_of, shape_of
 from everstep.values import codec, compress, tree
 from everstep.values.long_values import LongValue, long_value
-from everstep.values.overlap import NOTHING, Chunked, Overlap, chunked, chunked_packed, extended, overlap
+from everstep.values.overlap import NOTHING, Chunked, Overlap, chunked, chunked_packed, extended, overlap, single_items
 
 PLAIN: Final = 0
 CHAT: Final = 1
@@ -274,7 +274,7 @@ class Channels:
             old = None
         before = old.items if old is not None and old.items is not None else NOTHING
         packed = chunked(items, self._codec, name, before)
-        return self._listed(writer, form, old, packed, objects, top=top, shape=shape)
+        return self._listed(writer, form, old, packed, objects, top=top, shape=shape, values=items)
 
     def _listed(
         self,
@@ -286,14 +286,19 @@ class Channels:
         *,
         top: bool,
         shape: Shape | None = None,
+        values: list[Any] | None = None,
     ) -> Written:
-        """Write a list of packed items; what it has in common with the old one stays as it is."""
+        """Write a list of packed items; what it has in common with the old one stays as it is.
+
+        `values` are what the items were packed from, if that is at hand.
+        """
         size = len(codec.array_header(items.length)) + sum(map(len, items.chunks))
         if not top and size <= _TOGETHER_MAX:
             packed = items.packed()
             return old if old is not None and old.whole == packed else Written(form, size, packed, None)
         if old is None or old.node is None or old.items is None:
-            node = writer.extended_packed(tree.EMPTY_LIST, codec.items(items.packed()))
+            single = single_items(items, values, self._codec) if values is not None else codec.items(items.packed())
+            node = writer.extended_packed(tree.EMPTY_LIST, single)
             return Written(form, size, None, node, items, top, shape, self._new_copies(form))
         common = overlap(items, old.items)
         if common.front == items.length == old.items.length:

@@ -370,6 +370,14 @@ class Codec:
         except TypeError:
             return None
 
+    def pack_each_quickly(self, items: list[Any]) -> list[bytes] | None:
+        """Return each item as the packer writes it by itself, which may be inexact; None if it refuses one."""
+        pack_one = ormsgpack.packb
+        try:
+            return [pack_one(item, None, OPTIONS) for item in items]
+        except TypeError:
+            return None
+
     def unpack(self, packed: bytes) -> Any:
         """Return the value that `pack` turned into these bytes."""
         return _Reader(self.types).read([b"\x92", packed, _END])

@@ -133,13 +133,19 @@ def squeeze_all(bodies: Sequence[bytes], *, thorough: bool = False) -> list[byte
         # The dictionary helps small bodies; a large one finds its own repetitions.
         small = size < _DICTIONARY_BYTES
         packed = compress_small(body) if small else contexts.compress(body)
-        too_small = size > max(_SMALL_BYTES, _RATIO_MAX * len(packed)) or _hidden_weight(body, len(packed)) > 0
-        if len(packed) >= size - size // 10 or too_small:
+        stored_bytes = len(packed)
+        is_worth_it = stored_bytes < size - size // 10
+        if not is_worth_it or (size > _HIDDEN_RATIO * stored_bytes and _grows_too_much(body, stored_bytes)):
             found.append(PLAIN + body)
         else:
             found.append((ZSTD_DICTIONARY if small else ZSTD) + packed)
     _idle.append(contexts)  # not after an error: its state is not known
     return found
+
+
+def _grows_too_much(body: bytes, stored_bytes: int) -> bool:
+    """Whether a body would grow from so few bytes to more than `expand` allows, or to something heavier."""
+    return len(body) > max(_SMALL_BYTES, _RATIO_MAX * stored_bytes) or _hidden_weight(body, stored_bytes) > 0
 
 
 def _hidden_weight(body: bytes, stored_bytes: int) -> int:

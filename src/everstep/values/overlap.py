@@ -65,6 +65,17 @@ def chunked(items: list[Any], packer: codec.Codec, path: str, old: Chunked = NOT
     return found
 
 
+def single_items(listed: Chunked, values: list[Any], packer: codec.Codec) -> list[bytes]:
+    """Return the items of a list one by one, packed; `values` are what it was packed from.
+
+    To pack each of them again takes less time than to find where each one ends.
+    """
+    single = packer.pack_each_quickly(values)
+    if single is not None and b"".join(single) == b"".join(listed.chunks):
+        return single
+    return codec.items(listed.packed())
+
+
 def chunked_packed(items: Sequence[bytes]) -> Chunked:
     """Return packed items as chunks."""
     chunks = [b"".join(items[start : start + _CHUNK]) for start in range(0, len(items), _CHUNK)]

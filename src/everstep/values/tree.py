@@ -196,7 +196,7 @@ class Writer:
         list_ = Levels(self, tails, cuts)
         size -= len(codec.array_header(count))
         for part in parts:
-            list_.add_part(part)
+            list_.add_item(part)
             size += part.size
             count += 1
         return list_.list_node(count, size + len(codec.array_header(count)))
@@ -365,17 +365,26 @@ class Levels:
         body = bytes((LIST,)) + _number(count) + _number(size) + body
         return Node(children, body, size, tuple(zip(self.tails, self.cuts, strict=True)))
 
+    def add_item(self, item: Node) -> None:
+        """Add an item of a list: what `add_part` does, in fewer steps."""
+        tail = self.tails[0]
+        cuts = self.cuts[0]
+        tail.append(item)
+        cuts.append(item.children[0] if item.body == REF_BODY else _cut(item))
+        if len(tail) >= _GROUP_MIN and _ends_group(cuts):
+            self._finish_group(0)
+
     def _add(self, part: Node, cut: int, level: int) -> None:
         tail = self.tails[level]
         cuts = self.cuts[level]
         tail.append(part)
         cuts.append(cut)
-        count = len(tail)
-        if count < _GROUP_MIN:
-            return
-        mixed = cuts[-1] * 0x9E3B + cuts[-2] * 0x79B1 + cuts[-3] * 0x85EB + cuts[-4] * 0xC2B3
-        if (mixed >> 8) & 0xFF >= _GROUP_ODDS and count < _GROUP_MAX:
-            return
+        if len(tail) >= _GROUP_MIN and _ends_group(cuts):
+            self._finish_group(level)
+
+    def _finish_group(self, level: int) -> None:
+        """Make an object of the open end of a level; a reference to it is a part of the level above."""
+        tail = self.tails[level]
         children = b"".join([part.children for part in tail])
         body = _NODES_BODY if level else bytes((GROUP,)) + _runs(tail)
         key = self._writer.store(children, body)
@@ -395,6 +404,12 @@ class Levels:
             children.extend([part.children for part in tail])
         children.extend([part.children for part in self.tails[0]])
         return b"".join(children), b"".join(numbers) + _runs(self.tails[0])
+
+
+def _ends_group(cuts: list[int]) -> bool:
+    """Whether a group ends here, by the bytes of its last four parts."""
+    mixed = cuts[-1] * 0x9E3B + cuts[-2] * 0x79B1 + cuts[-3] * 0x85EB + cuts[-4] * 0xC2B3
+    return (mixed >> 8) & 0xFF < _GROUP_ODDS or len(cuts) >= _GROUP_MAX
 
 
 class _Cutter:
