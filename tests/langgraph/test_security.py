@@ -322,7 +322,8 @@ class RawCodec:
     def pack(self, value: Any, path: str = "", depth_above: int = 0) -> bytes:
         return self._packed if value == "raw" else self._codec.pack(value, path, depth_above)
 
-    pack_long = pack
+    def pack_long(self, value: Any, path: str = "", depth_above: int = 0, before: Any = None) -> bytes:
+        return self.pack(value, path, depth_above)
 
     def pack_items(self, items: list[Any], path: str, first: int = 0, **_: Any) -> bytes:
         return b"".join([self.pack(item, f"{path}[{first + n}]") for n, item in enumerate(items)])
@@ -610,8 +611,6 @@ class RawPacker(RawCodec):
             pairs = [self.pack(key) + self.pack(item, path) for key, item in value.items()]
             return codec.map_header(len(pairs)) + b"".join(pairs)
         return self._codec.pack(value, path)
-
-    pack_long = pack
 
 
 class RawChannels(RawMessages):

@@ -176,7 +176,9 @@ class Channels:
         if isinstance(form, dict):
             return self._mixed(writer, name, form, lowered)
         if form not in (CHAT, MESSAGE) and not top:
-            return self._in_bulk(writer, form, self._codec.pack_long(lowered, name, 1), old)
+            made = tree.made_of(old.node) if old is not None else None
+            packed = self._codec.pack_long(lowered, name, 1, made.version() if made is not None else None)
+            return self._in_bulk(writer, form, packed, old)
         shape = shape_of(value, lowered) if form == CHAT else None
         return self._list(writer, form, old, lowered, name, objects, top=top, shape=shape)
 
@@ -218,7 +220,7 @@ class Channels:
         node = writer.long(value, tree.made_of(before))
         if old is not None and before is not None and old.form == form and node[:2] == before[:2]:
             writer.leave_out({before.children})
-            return old
+            return old if value.stretches is None else old._replace(node=before._replace(made=node.made))
         return Written(form, value.size, None, node)
 
     def _mixed(self, writer: tree.Writer, name: str, forms: dict[str, int], lowered: dict[str, Any]) -> Written:

@@ -17,6 +17,7 @@ import datetime as dt
 import decimal
 import fractions
 import functools
+import operator
 import pathlib
 import pickle  # for the name of an error; nothing is ever unpickled
 import re
@@ -25,7 +26,7 @@ import threading
 import uuid
 import zoneinfo
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import ormsgpack
 
@@ -35,6 +36,7 @@ from everstep.values.long_values import LongValue, long_value
 from everstep.values.packer import MISTAKEN, OPTIONS, TUPLES_AS_LISTS, may_hold_extension, pack_within, pack_wrapped
 from everstep.values.part_types import CONTAINERS, PACKED
 from everstep.values.set_orders import SetOrders
+from everstep.values.stretches import Listed, Version, searched
 
 DEPTH_MAX = 100
 """How deep containers may nest, counted from the value that is saved."""
@@ -315,11 +317,14 @@ class Codec:
         packed = self.pack_long(value, path, depth_above)
         return packed.whole() if isinstance(packed, LongValue) else packed
 
-    def pack_long(self, value: Any, path: str = "value", depth_above: int = 0) -> bytes | LongValue:
-        """Return what `pack` does, but that a long value is not put together."""
+    def pack_long(
+        self, value: Any, path: str = "value", depth_above: int = 0, before: Version | None = None
+    ) -> bytes | LongValue:
+        """Return what `pack` does, but that a long value is not put together. `before` is what it was, if anything."""
         try:
             if depth_above <= _ABOVE_MAX:
-                return self.pack_plain(value) or self._packed_bulk(value) or self._packed_tagged(value, 0)
+                plain = self.pack_plain(value, before)
+                return plain or self._packed_bulk(value, before) or self._packed_tagged(value, 0)
             packed = self._packed_tagged(value, 0)
             if depth_above + depth(packed) <= DEPTH_MAX:
                 return packed
@@ -327,12 +332,12 @@ class Codec:
             _raise_hidden()
         return ormsgpack.packb(self._lower(value, path, [0] * depth_above), option=OPTIONS)
 
-    def pack_plain(self, value: Any) -> bytes | LongValue | None:
+    def pack_plain(self, value: Any, before: Version | None = None) -> bytes | LongValue | None:
         """Return what `pack_long` makes of a value that the packer writes exactly, by itself; None for any other."""
         kind = type(value)
         try:
             if kind in CONTAINERS:
-                return _packed_plain(value)
+                return _packed_plain(value, before)
             if kind is str and len(value) >= _LONG_BYTES_MIN:
                 return _packed_text(value)
             if kind is bytes and len(value) >= _LONG_BYTES_MIN:
@@ -403,9 +408,12 @@ class Codec:
         _own_kinds([value])
         return self._packed_own(self._own_containers(value, 0, level), level)
 
-    def _packed_bulk(self, value: Any) -> bytes | LongValue | None:
+    def _packed_bulk(self, value: Any, before: Version | None) -> bytes | LongValue | None:
         """Return what is packed without a step for each part; None if that cannot be done with this value."""
-        tagged = self._tagged_bulk(value, 0)
+        bulk = _bulk(value, 0)
+        if bulk is not None and bulk.packed is not None and len(bulk.packed) >= _LONG_BYTES_MIN:
+            return _searched_bulk(bulk, bulk.packed, before)
+        tagged = self._tagged_bulk(value, 0, bulk)
         if tagged is None:
             return None
         tag, content = tagged
@@ -440,39 +448,30 @@ class Codec:
                     own[key] = self._own_containers(item, depth + 1, level)
         return own
 
-    def _tagged_bulk(self, value: Any, level: int) -> tuple[int, bytes] | None:
-        """Return the tag and the content of what is packed without a step for each part; None for anything else."""
+    def _tagged_bulk(self, value: Any, level: int, bulk: _Bulk | None = None) -> tuple[int, bytes] | None:
+        """Return the tag and the content of what is packed without a step for each part; None for anything else.
+
+        `bulk` is what `_bulk` made of it, if it was asked.
+        """
         kind = type(value)
-        if kind is list and set(map(type, value[:1])) == {tuple}:
-            own = value.copy()
-            rows = _rows(own) if set(map(type, own)) == {tuple} else None
-            return None if rows is None else (ROWS, rows)
-        if kind is dict and not {str}.issuperset(map(type, value)):
-            return MAP, self._packed_pairs(value, level + 1)
         if kind is set or kind is frozenset:
             return (SET if kind is set else FROZENSET), self._packed_members(list(value), level)
-        return None
+        bulk = bulk or _bulk(value, level)
+        if bulk is None:
+            return None
+        if bulk.packed is None:
+            return (MAP, self._packed_content(bulk.items, level + 1)) if bulk.tag == MAP else None
+        content = bulk.packed[bulk.start :]
+        if not _may_hold_mistaken(content) or not bulk.holds(bulk.columns, MISTAKEN):
+            return bulk.tag, content
+        if bulk.tag == ROWS:
+            return None
+        raise TypeError("what the packer mistakes for something else needs the careful way")
 
     def _own_items(self, items: list[Any], depth: int, level: int) -> list[Any]:
         if _own_kinds(items).isdisjoint(CONTAINERS):
             return items
         return [self._own_containers(item, depth + 1, level) if type(item) in CONTAINERS else item for item in items]
-
-    def _packed_pairs(self, mapping: dict[Any, Any], level: int) -> bytes:
-        """Return the keys and then the values of a mapping, packed."""
-        if level >= len(_FAST_DEPTHS):
-            raise TypeError("so many tagged containers inside one another need the careful way")
-        keys, values = map(list, (mapping, mapping.values()))  # in one step, in which no other thread can change it
-        if {str}.issuperset(map(type, keys)):
-            raise TypeError("a mapping that changes meanwhile needs the careful way")
-        content = keys + values
-        try:
-            packed = pack_within(content, _FAST_DEPTHS[level])
-        except TypeError:  # it is not all plain
-            return self._packed_content(content, level)
-        if _may_hold_mistaken(packed):
-            _refuse_mistaken([keys, values])
-        return packed
 
     def _packed_content(self, content: list[Any], level: int) -> bytes:
         """Return the items of a tagged container, packed."""
@@ -610,15 +609,67 @@ def _raise_hidden() -> None:
         raise interrupt from None
 
 
+class _Bulk(NamedTuple):
+    """A list of tuples, or a mapping with keys that are no text, as the one list that the packer gets for it."""
+
+    tag: int
+    items: list[Any]
+    columns: Any
+    """The same in lists whose items are likely to be alike."""
+    options: int
+    packed: bytes | None
+    """None: it is not all plain, so the packer refuses it."""
+    start: int
+    """Where it begins in `packed`."""
+
+    def holds(self, some: Any, kinds: frozenset[type]) -> bool:
+        """Whether there is something of these types in some of the items."""
+        return part_types.rows_hold(some, kinds) if self.tag == ROWS else part_types.holds(some, kinds)
+
+
+def _bulk(value: Any, level: int) -> _Bulk | None:
+    """Return a list of tuples, or a mapping with other keys, in `level` tagged containers; None for anything else."""
+    kind = type(value)
+    if kind is list and type(next(iter(value), None)) is tuple:
+        rows = value.copy()
+        if operator.countOf(map(type, rows), tuple) < len(rows):
+            return None
+        return _bulk_of(ROWS, rows, rows, _ROWS_DEPTH, TUPLES_AS_LISTS)
+    if kind is not dict or {str}.issuperset(map(type, value)):
+        return None
+    if level + 1 >= len(_FAST_DEPTHS):
+        raise TypeError("so many tagged containers inside one another need the careful way")
+    keys, values = map(list, (value, value.values()))  # in one step, in which no other thread can change it
+    if {str}.issuperset(map(type, keys)):
+        raise TypeError("a mapping that changes meanwhile needs the careful way")
+    return _bulk_of(MAP, keys + values, [keys, values], _FAST_DEPTHS[level + 1], OPTIONS)
+
+
+def _bulk_of(tag: int, items: list[Any], columns: Any, depth_max: int, options: int) -> _Bulk:
+    try:
+        packed, start = pack_wrapped(items, depth_max, options=options)
+    except TypeError:  # something nests too deep in it, or is a number or text that the packer does not take
+        return _Bulk(tag, items, columns, options, None, 0)
+    return _Bulk(tag, items, columns, options, packed, start)
+
+
+def _searched_bulk(bulk: _Bulk, packed: bytes, before: Version | None) -> LongValue | None:
+    """Return what a bulk is packed to, which is long; None if it holds what the packer mistakes."""
+    header = tag_header(bulk.tag, len(packed) - bulk.start)
+    value = long_value(header, packed, bulk.start)
+    if not _may_hold_mistaken(packed):
+        return value
+    header_bytes = len(header) + len(array_header(len(bulk.items)))
+    return searched(value, Listed(bulk.items, header_bytes, bulk.options, bulk.holds), bulk.columns, before)
+
+
 def _rows(rows: list[Any]) -> bytes | None:
     """Return tuples of plain values, packed as lists; None if there is something else in them."""
-    try:
-        packed = pack_within(rows, _ROWS_DEPTH, options=TUPLES_AS_LISTS)
-    except TypeError:  # something nests in them, or is a number or text that the packer does not take
+    bulk = _bulk_of(ROWS, rows, rows, _ROWS_DEPTH, TUPLES_AS_LISTS)
+    if bulk.packed is None:
         return None
-    if _may_hold_mistaken(packed) and part_types.rows_hold(rows, MISTAKEN):
-        return None
-    return packed
+    packed = bulk.packed[bulk.start :]
+    return None if _may_hold_mistaken(packed) and bulk.holds(rows, MISTAKEN) else packed
 
 
 def _is_sortable(members: list[Any]) -> bool:
@@ -648,16 +699,22 @@ def _packed_short(value: Any) -> bytes | None:
     return packed
 
 
-def _packed_plain(value: Any) -> bytes | LongValue | None:
+def _packed_plain(value: Any, before: Version | None) -> bytes | LongValue | None:
     """Return what the packer makes of a container by itself, while nothing else runs; None if it is not plain."""
     if _seems_short(value):
         short = _packed_short(value)
         if short is not None and not _may_hold_mistaken(short):
             return short
     packed, start = pack_wrapped(value, _FAST_DEPTHS[0])
-    if _may_hold_mistaken(packed) and part_types.holds(value, MISTAKEN):
+    is_long = len(packed) >= _LONG_BYTES_MIN
+    if not _may_hold_mistaken(packed):
+        return long_value(b"", packed, start) if is_long else packed[start:]
+    if type(value) is list and is_long:
+        listed = Listed(value, len(array_header(len(value))), OPTIONS, part_types.holds)
+        return searched(long_value(b"", packed, start), listed, value, before)
+    if part_types.holds(value, MISTAKEN):
         return None
-    return packed[start:] if len(packed) < _LONG_BYTES_MIN else long_value(b"", packed, start)
+    return long_value(b"", packed, start) if is_long else packed[start:]
 
 
 def _packed_text(text: str) -> LongValue | None:

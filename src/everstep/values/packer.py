@@ -53,6 +53,7 @@ def _own_limit() -> int:
 
 MISTAKEN = frozenset((bytearray, memoryview, ormsgpack.Ext))
 """What the packer writes by itself, but so that something else would be read."""
+MISTAKEN_OR_BYTES = MISTAKEN | {bytes}
 _EXTENSION_MARKS = (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8)
 _OWN_LIMIT = _own_limit()
 _idle: defaultdict[int, deque[_Wrapper]] = defaultdict(lambda: deque(maxlen=16))

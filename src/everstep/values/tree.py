@@ -33,9 +33,10 @@ from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, UnstorableValue
 from everstep.values import codec, costs
-from everstep.values.long_values import HEAD_BYTES, LongValue, long_value
+from everstep.values.long_values import HEAD_BYTES, LongValue, Stretches, long_value
 from everstep.values.overlap import Overlap
 from everstep.values.pieces import Layer, piece_size
+from everstep.values.stretches import Version
 
 FORMAT = 1
 """The address function: the first 16 bytes of SHA-256 over format, children and body. Belongs to a family."""
@@ -91,10 +92,16 @@ class InPieces(NamedTuple):
 
     head: bytes
     levels: list[Level]
+    stretches: Stretches | None = None
+    """What is known of the items of a list."""
 
     def parts(self) -> list[bytes]:
         """Return the whole value, packed, in parts."""
         return [self.head, *self.levels[0].pieces]
+
+    def version(self) -> Version:
+        """Return what a packer of the next version can make use of."""
+        return Version(self.parts(), self.stretches)
 
 
 class Node(NamedTuple):
@@ -282,7 +289,7 @@ class Writer:
         while len(levels[-1].keys) > _PIECES_MAX:
             listed = b"".join(levels[-1].keys)
             levels.append(self._groups_level(listed, _level_of(old, len(levels))))
-        made = InPieces(value.head, levels)
+        made = InPieces(value.head, levels, value.stretches)
         numbers = _number(value.size) + _number(len(levels)) + _number(len(levels[-1].keys))
         body = bytes((PIECES,)) + numbers + made.head
         return Node(b"".join(levels[-1].keys), body, value.size, made)
