@@ -91,7 +91,8 @@ def test_many_increments_take_what_was_written(tmp_path: Path) -> None:
         report = everstep.backup(source, tmp_path)
         sizes.append(report.bytes)
         assert (report.checkpoints, report.threads) == (1, 1)
-    assert max(sizes) < 1.5 * min(sizes)
+    # A message, and the end of a list that is still open: never what the increments before it took.
+    assert max(sizes) < 2000
 
 
 def test_the_list_of_families_takes_what_changed_too(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from everstep.config import SnapshotTrigger
-from everstep.stores.protocol import Record, Search
-from everstep.stores.records import FoundBy, matches, packed_filter
+from everstep.stores.protocol import Search
+from everstep.stores.records import matches, packed_filter
 from everstep.values import codec
 
 VALUES_MAX = 8
@@ -45,7 +45,7 @@ class Fact(NamedTuple):
     """Of the entry: its key and its value."""
 
 
-def new_facts(record: Record | FoundBy, known: Record | FoundBy | None) -> list[Fact]:
+def new_facts(record: Described, known: Described | None) -> list[Fact]:
     """Return the facts of a record that `known`, one that is noted already, does not have."""
     found: list[Fact] = []
     before: Mapping[str, Any] = {}

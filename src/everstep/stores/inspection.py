@@ -6,7 +6,7 @@ nothing, an index that lacks an entry, a checksum that only the store computes) 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from everstep.reports import Finding
@@ -26,12 +26,63 @@ class Checking(Protocol):
         ...
 
 
+class Entry(NamedTuple):
+    """A checkpoint, as far as it must be remembered to be compared with others."""
+
+    key: Key
+    seq: int
+    segment: int
+    step: int
+    kind: str
+    parents: tuple[Key, ...]
+    pinned: bool
+    hidden: bool
+    children: bytes
+
+
+class EntryPage(NamedTuple):
+    """Checkpoints that follow one another, read and found whole."""
+
+    entries: list[Entry]
+    family: str | None
+    """Of their thread; None if there are none."""
+    bytes: int
+    """What they take in the store, as far as that is known."""
+    not_found_by: list[Key]
+    """Those that would not be found by their tags or metadata: the index lacks what they have."""
+
+
+@runtime_checkable
+class ReadsEntries(Protocol):
+    """A store that checks a page of checkpoints without making of each what a reader gets.
+
+    What they are found by is looked at on the way, and not by `check_tables`: nothing is unpacked twice.
+    """
+
+    def read_entries(self, thread_id: str, namespace: str, *, after: int, limit: int) -> Coroutine[Any, Any, EntryPage]:
+        """Return the checkpoints of a line behind a number, oldest first, hidden ones too; raise where a reader would.
+
+        Only for stores that look at their own indexes (`Checking`): whether an id leads to the row is not tried here.
+        """
+        ...
+
+    async def check_found_by(self) -> list[Finding]:
+        """Return what `EntryPage.not_found_by` would, of all threads, for a store that is too damaged to be read."""
+        ...
+
+
 def finding_about(kind: str, what: str, thread_id: str | None, checkpoint_id: str | None = None) -> Finding:
     """Return what is wrong with something of one thread, or of none."""
     threads: tuple[str, ...] = ()
     if thread_id is not None:
         threads = (thread_id,)
     return Finding(kind, what, thread_id, checkpoint_id, threads)
+
+
+def not_found_by(key: Key) -> Finding:
+    """Return what is wrong with an index that lacks what a checkpoint has."""
+    what = "the checkpoint would not be found by its metadata or tags"
+    return finding_about("index", what, key.thread_id, key.checkpoint_id)
 
 
 class Lost(NamedTuple):

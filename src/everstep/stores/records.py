@@ -28,6 +28,9 @@ _FIELDS = 9
 _HEADER, _HEADER_MORE = codec.array_header(_FIELDS), codec.array_header(_FIELDS + 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_TIME_MIN = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_TIME_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_sha256 = hashlib.sha256
 
 
 def digest(*parts: bytes) -> bytes:
@@ -37,7 +40,7 @@ def digest(*parts: bytes) -> bytes:
     for part in parts:
         sized += (len(part), part)
     joined = b"%d:%b" * len(parts) % tuple(sized)
-    return hashlib.sha256(joined).digest()[:DIGEST_BYTES]
+    return _sha256(joined).digest()[:DIGEST_BYTES]
 
 
 class _NoClasses:
@@ -97,41 +100,86 @@ def _packed_metadata(metadata: Mapping[str, Any]) -> bytes:
 
 def unpack_record(key: Key, step: int, children: bytes, info: bytes, root: bytes | None) -> Record:
     """Return the record; without `root` (when listing) its children and body are empty."""
+    packed = _proved_info(key, step, children, info, root)
+    if root is None:
+        return unpack_info(key, step, b"", packed, b"")
+    return unpack_info(key, step, children, packed, root[DIGEST_BYTES:])
+
+
+def _proved_info(key: Key, step: int, children: bytes, info: bytes, root: bytes | None) -> bytes:
+    """Return what `pack_info` gave, after a look at the checksums."""
     name = _name(key, step)
+    named = b"%d:%b" % (len(name), name)
     packed = info[DIGEST_BYTES:]
-    if digest(name, packed) != info[:DIGEST_BYTES]:
+    # As `digest` does, for the many rows of a list.
+    if _sha256(b"%b%d:%b" % (named, len(packed), packed)).digest()[:DIGEST_BYTES] != info[:DIGEST_BYTES]:
         raise _corrupted("the checkpoint's metadata does not match its checksum", key)
-    body = b""
     if root is not None:
         body = root[DIGEST_BYTES:]
-        if digest(name, children, body) != root[:DIGEST_BYTES]:
+        bound = b"%b%d:%b%d:%b" % (named, len(children), children, len(body), body)
+        if _sha256(bound).digest()[:DIGEST_BYTES] != root[:DIGEST_BYTES]:
             raise _corrupted("the checkpoint's root does not match its checksum", key)
+    if packed[:1] >= _INFO_PLAIN:
+        return packed
     try:
-        if packed[:1] < _INFO_PLAIN:
-            packed = compress.expand(packed)
-        return unpack_info(key, step, children if root is not None else b"", packed, body)
+        return compress.expand(packed)
     except CheckpointCorrupted as exc:
         raise exc.located(key.thread_id, key.checkpoint_id) from exc
+
+
+class CheckedRecord(NamedTuple):
+    """What those need of a record who only check it."""
+
+    kind: str
+    parents: tuple[Key, ...]
+    tags: Sequence[str]
+    metadata: Mapping[str, Any]
+
+
+def check_record(
+    key: Key, step: int, children: bytes, info: bytes, root: bytes, before: Key | None = None
+) -> CheckedRecord:
+    """Return some of a record; raise wherever `unpack_record` would. `before` is the one before it on its line."""
+    packed = _proved_info(key, step, children, info, root)
+    try:
+        created, parents, tags, _, _, _, kind, _, metadata, _ = _fields_of(packed)
+        if type(created) is not int or not _TIME_MIN <= created <= _TIME_MAX:
+            _unpack_time(created)
+        if before is not None and parents == [before.checkpoint_id]:
+            # The usual case: one key for both, since there are as many as checkpoints.
+            return CheckedRecord(kind, (before,), tags, metadata)
+        return CheckedRecord(kind, tuple([_parent(parent, key) for parent in parents]), tags, metadata)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise _undecodable(exc, key) from exc
+    except CheckpointCorrupted as exc:
+        raise exc.located(key.thread_id, key.checkpoint_id) from exc
+
+
+def _fields_of(packed: bytes) -> list[Any]:
+    """Return what `pack_info` packed, with None where there is no number of repeats; raise if it is out of shape."""
+    fields = _listed(PLAIN_CODEC.unpack_plain(packed))
+    if len(fields) == _FIELDS:
+        fields.append(None)
+    _, parents, tags, _, _, _, _, sizes, metadata, repeats = fields
+    if type(metadata) is not dict or not (repeats is None or type(repeats) is int):
+        raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
+    # An object might bring a way to iterate of its own.
+    if not type(parents) is type(tags) is type(sizes) is list:
+        raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
+    return fields
 
 
 def unpack_info(key: Key, step: int, children: bytes, packed: bytes, body: bytes) -> Record:
     """Return the record of which `pack_info` gave `packed`."""
     try:
-        fields = _listed(PLAIN_CODEC.unpack(packed))
-        repeats = fields.pop() if len(fields) == _FIELDS + 1 else None
-        created, parents, tags, summary, next_node, trigger, kind, sizes, metadata = fields
-        if type(metadata) is not dict or not (repeats is None or type(repeats) is int):
-            raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
-        # An object might bring a way to iterate of its own.
-        if not type(parents) is type(tags) is type(sizes) is list:
-            raise CheckpointCorrupted("the checkpoint's metadata is out of shape")
+        created, parents, tags, summary, next_node, trigger, kind, sizes, metadata, repeats = _fields_of(packed)
         return Record(
             key, step, tuple([_parent(parent, key) for parent in parents]), _unpack_time(created),
             children, body, tuple(sizes), tuple(tags), summary, next_node, trigger, kind,
             metadata, repeats,
         )  # fmt: skip
     except (TypeError, ValueError, OverflowError) as exc:
-        raise _corrupted(f"the checkpoint's metadata cannot be decoded: {exc}", key) from exc
+        raise _undecodable(exc, key) from exc
     except CheckpointCorrupted as exc:
         raise exc.located(key.thread_id, key.checkpoint_id) from exc
 
@@ -157,7 +205,7 @@ def unpack_found_by(info: bytes) -> FoundBy:
     packed = info[DIGEST_BYTES:]
     if packed[:1] < _INFO_PLAIN:
         packed = compress.expand(packed)
-    fields = _listed(PLAIN_CODEC.unpack(packed))
+    fields = _listed(PLAIN_CODEC.unpack_plain(packed))
     tags = fields[2]
     metadata = fields[_FIELDS - 1]
     if type(tags) is not list or type(metadata) is not dict:
@@ -320,7 +368,8 @@ def _refuse_objects(value: Any, path: str) -> None:
 
 def _name(key: Key, step: int) -> bytes:
     # With the lengths of the names, so that no two keys give the same bytes.
-    return "\0".join((str(step), str(len(key[0])), str(len(key[1])), *key)).encode()
+    thread_id, namespace, checkpoint_id = key
+    return f"{step}\0{len(thread_id)}\0{len(namespace)}\0{thread_id}\0{namespace}\0{checkpoint_id}".encode()
 
 
 def _parent(parent: Any, key: Key) -> Key:
@@ -349,3 +398,7 @@ def _unpack_time(created: str | int) -> str:
 
 def _corrupted(reason: str, key: Key) -> CheckpointCorrupted:
     return CheckpointCorrupted(reason, thread_id=key.thread_id, checkpoint_id=key.checkpoint_id)
+
+
+def _undecodable(error: Exception, key: Key) -> CheckpointCorrupted:
+    return _corrupted(f"the checkpoint's metadata cannot be decoded: {error}", key)

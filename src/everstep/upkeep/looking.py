@@ -8,28 +8,16 @@ from typing import NamedTuple
 
 from everstep.errors import CheckpointCorrupted, HeadRegressed, StoreMismatch
 from everstep.reports import Finding
-from everstep.stores.inspection import Checking, finding_about
-from everstep.stores.protocol import Key, Loaded, Query, RawThread, ReadsPages, Store, Stored, Thread
+from everstep.stores.inspection import Entry, EntryPage, ReadsEntries, finding_about
+from everstep.stores.protocol import Key, Loaded, Query, RawThread, Store, Stored, Thread
 
 PAGE = 500
+_ROW_BYTES = 64
+"""What a checkpoint is taken to be stored in besides its root and the hashes in it, where the store does not say."""
 _SEQ_MAX = 1 << 62
 
 DAMAGE = (CheckpointCorrupted, StoreMismatch, HeadRegressed)
 """What a store raises where it meets damage: one whose first bytes are wrong may look like another's."""
-
-
-class Entry(NamedTuple):
-    """A checkpoint, as far as it must be remembered to be compared with others."""
-
-    key: Key
-    seq: int
-    segment: int
-    step: int
-    kind: str
-    parents: tuple[Key, ...]
-    pinned: bool
-    hidden: bool
-    children: bytes
 
 
 class Look(NamedTuple):
@@ -46,6 +34,8 @@ class Look(NamedTuple):
     family: str | None
     unreadable: Sequence[Key] = ()
     """Checkpoints that are there and cannot be read, as far as their names are known."""
+    not_found_by: Sequence[Key] = ()
+    """Checkpoints that are whole, and would not be found by their tags or metadata."""
 
 
 def finding_of(error: Exception, kind: str, thread_id: str | None) -> Finding:
@@ -81,7 +71,10 @@ async def look_at(store: Store, thread_id: str) -> Look:
         family = raw.family
     elif thread is not None:
         family = thread.family
-    return Look(thread_id, raw, thread, reader.entries, findings, reader.bytes, is_steady, family, reader.unreadable)
+    return Look(
+        thread_id, raw, thread, reader.entries, findings, reader.bytes, is_steady, family, reader.unreadable,
+        reader.not_found_by,
+    )  # fmt: skip
 
 
 async def _look_at_log(store: Store, thread_id: str, findings: list[Finding]) -> None:
@@ -126,35 +119,16 @@ class _Reader:
         self.bytes = 0
         self.family: str | None = None
         self.unreadable: list[Key] = []
+        self.not_found_by: list[Key] = []
 
     async def read(self, namespace: str) -> None:
-        async for page, loaded in self._pages(namespace):
-            for listed in page:
-                self.family = listed.family
-                record = listed.record
-                found = loaded.get(record.key)
-                if found is not None:
-                    # With its root, which a list leaves out.
-                    record = found.stored.record
-                    if found.stored.seq != listed.seq:
-                        self._tell("index", "another checkpoint is found by its id than is listed", record.key)
-                self.bytes += len(record.children) + len(record.body) + 64
-                self.entries.append(
-                    Entry(
-                        record.key,
-                        listed.seq,
-                        listed.segment,
-                        record.step,
-                        record.kind,
-                        record.parents,
-                        listed.pinned,
-                        listed.hidden,
-                        record.children,
-                    )
-                )
+        async for page in self._pages(namespace):
+            self.entries += page.entries
+            self.family = page.family
+            self.bytes += page.bytes
+            self.not_found_by += page.not_found_by
 
-    async def _pages(self, namespace: str) -> AsyncIterator[tuple[list[Stored], dict[Key, Loaded]]]:
-        """Yield what is listed, and the same checkpoints with their roots."""
+    async def _pages(self, namespace: str) -> AsyncIterator[EntryPage]:
         after = 0
         limit = PAGE
         while True:
@@ -163,7 +137,7 @@ class _Reader:
                 limit=limit,
             )  # fmt: skip
             try:
-                page, loaded = await self._page(query)
+                page = await self._page(query)
             except DAMAGE as exc:
                 # Smaller pages lead to the one that is damaged.
                 if limit > 1:
@@ -175,10 +149,10 @@ class _Reader:
                     return
                 after = seq
                 continue
-            if page:
-                yield page, loaded
-                after = page[-1].seq
-            if len(page) < limit:
+            if page.entries:
+                yield page
+                after = page.entries[-1].seq
+            if len(page.entries) < limit:
                 return
             # Damage is rare and often alone, so pages soon have their full size again.
             limit = min(PAGE, limit * 2)
@@ -195,16 +169,45 @@ class _Reader:
             self.unreadable.append(Key(self._thread_id, query.namespace or "", name))
         return seq
 
-    async def _page(self, query: Query) -> tuple[list[Stored], dict[Key, Loaded]]:
-        # A store that looks at its own tables finds out itself whether what is listed is found by its id.
-        if isinstance(self._store, ReadsPages) and isinstance(self._store, Checking):
+    async def _page(self, query: Query) -> EntryPage:
+        if isinstance(self._store, ReadsEntries):
+            limit = query.limit or PAGE
             try:
-                found = await self._store.read_page(query)
-                return [each.stored for each in found], _by_key(found)
+                return await self._store.read_entries(
+                    self._thread_id, query.namespace or "", after=query.after_seq or 0, limit=limit
+                )
             except DAMAGE:
-                pass  # which of them is damaged is found below
-        page = await self._store.list_checkpoints(query)
-        return page, await self._loaded(page)
+                # Smaller pages lead to the one that is damaged, and that is looked at in another way.
+                if limit > 1:
+                    raise
+        listed = await self._store.list_checkpoints(query)
+        loaded = await self._loaded(listed)
+        entries: list[Entry] = []
+        size = 0
+        for stored in listed:
+            record = stored.record
+            found = loaded.get(record.key)
+            if found is not None:
+                # With its root, which a list leaves out.
+                record = found.stored.record
+                if found.stored.seq != stored.seq:
+                    self._tell("index", "another checkpoint is found by its id than is listed", record.key)
+            size += len(record.children) + len(record.body) + _ROW_BYTES
+            entries.append(
+                Entry(
+                    record.key,
+                    stored.seq,
+                    stored.segment,
+                    record.step,
+                    record.kind,
+                    record.parents,
+                    stored.pinned,
+                    stored.hidden,
+                    record.children,
+                )
+            )
+        family = listed[-1].family if listed else None
+        return EntryPage(entries, family, size, [])
 
     async def _damaged_seq(self, query: Query) -> int | None:
         """Return the number of the next checkpoint, which cannot be read; None: not even numbers before it can."""

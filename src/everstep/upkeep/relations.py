@@ -13,9 +13,9 @@ from everstep.history.checkpoint_tree import is_among
 from everstep.history.operation_log import undo_of
 from everstep.reports import Finding
 from everstep.stores.covers import Covers
-from everstep.stores.inspection import finding_about
+from everstep.stores.inspection import Entry, finding_about
 from everstep.stores.protocol import ASIDE, Hidden, Key, RawLine, RawThread, SharedState
-from everstep.upkeep.looking import Entry, Look
+from everstep.upkeep.looking import Look
 
 _OWN_ID = re.compile(r"ckpt-(.*)-(\d+)-[0-9a-f]+", re.DOTALL)
 """What the engine calls its checkpoints: the thread, and the step."""
@@ -36,8 +36,7 @@ def thread_findings(look: Look) -> Iterator[Finding]:
     yield from _pin_findings(raw, look.entries, bool(damaged))
     yield from _log_findings(raw)
     yield from _write_findings(raw)
-    for entry in look.entries:
-        yield from _entry_findings(entry)
+    yield from _name_findings(look.entries)
 
 
 def _line_findings(
@@ -100,14 +99,18 @@ def only_parent(entry: Entry, by_key: Mapping[Key, Entry]) -> Entry | None:
 
 def _order_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Finding]:
     """Within a segment order of arrival is ancestry."""
-    by_key = {entry.key: entry for entry in entries}
+    by_key: dict[Key, Entry] = {}
     before: dict[int, Entry] = {}
     for entry in entries:
         previous = before.get(entry.segment)
         before[entry.segment] = entry
+        # Nearly all follow the one before them.
+        if previous is not None and entry.parents == (previous.key,) and entry.segment <= previous.seq < entry.seq:
+            continue
         if entry.segment > entry.seq:
             yield _finding("segment", "it stands before its segment", raw, entry.key.checkpoint_id)
             continue
+        by_key = by_key or {other.key: other for other in entries}
         parent = only_parent(entry, by_key)
         # Adapters name parents in their own way.
         if entry.kind or parent is None:
@@ -120,15 +123,19 @@ def _order_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Findin
             )
 
 
-def _entry_findings(entry: Entry) -> Iterator[Finding]:
-    thread_id, _, checkpoint_id = entry.key
-    named = _OWN_ID.fullmatch(checkpoint_id)
-    # A checkpoint that somebody put, or that came from another thread, is called what it is called.
-    if entry.kind or named is None or named[1] != thread_id:
-        return
-    if int(named[2]) != entry.step:
-        what = f"its step is {entry.step}, and its id says {named[2]}"
-        yield finding_about("checkpoint", what, thread_id, checkpoint_id)
+def _name_findings(entries: Sequence[Entry]) -> Iterator[Finding]:
+    for entry in entries:
+        thread_id, _, checkpoint_id = entry.key
+        # Most are called what they should be.
+        if entry.kind or checkpoint_id.startswith(f"ckpt-{thread_id}-{entry.step}-"):
+            continue
+        named = _OWN_ID.fullmatch(checkpoint_id)
+        # A checkpoint that somebody put, or that came from another thread, is called what it is called.
+        if named is None or named[1] != thread_id:
+            continue
+        if int(named[2]) != entry.step:
+            what = f"its step is {entry.step}, and its id says {named[2]}"
+            yield finding_about("checkpoint", what, thread_id, checkpoint_id)
 
 
 def _hidden_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Finding]:
@@ -138,6 +145,8 @@ def _hidden_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Findi
         elif not is_in_order(stretch):
             yield _finding("hidden", f"a hidden stretch has no sense: {stretch.after} to {stretch.to}", raw)
     covers = Covers(raw.hidden)
+    if not covers:
+        entries = [entry for entry in entries if entry.hidden]
     for entry in entries:
         is_covered = covers.hide(entry.key.namespace, entry.seq, entry.segment)
         if entry.hidden and not is_covered:
@@ -153,10 +162,12 @@ def is_in_order(stretch: Hidden) -> bool:
 
 def _pin_findings(raw: RawThread, entries: Sequence[Entry], is_damaged: bool) -> Iterator[Finding]:
     # Otherwise it may be one of those that cannot be read.
-    if not is_damaged:
+    if raw.pinned and not is_damaged:
         seqs = {entry.seq for entry in entries}
         for seq in sorted(raw.pinned - seqs):
             yield _finding("pin", f"checkpoint number {seq} is pinned, and not stored", raw)
+    if not raw.pinned:
+        entries = [entry for entry in entries if entry.pinned]
     for entry in entries:
         if entry.pinned != (entry.seq in raw.pinned):
             yield _finding("pin", "it is not listed as pinned, or is and is not", raw, entry.key.checkpoint_id)

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from everstep.errors import InvalidInput
 from everstep.reports import RepairReport, UpkeepProgress
 from everstep.stores.covers import Covers
-from everstep.stores.inspection import Lost, Mending
+from everstep.stores.inspection import Entry, Lost, Mending
 from everstep.stores.protocol import Key, Part, Place, RawLine, RawThread, SharedState, Store, Stored, Write
-from everstep.upkeep.looking import Entry, Look
+from everstep.upkeep.looking import Look
 from everstep.upkeep.relations import entry_of_id, is_in_order, later_in_segment, only_parent
 from everstep.upkeep.verify import Family, Progress, needs, verify
 

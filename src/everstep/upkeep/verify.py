@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from everstep.errors import CheckpointCorrupted
 from everstep.reports import Finding, UpkeepProgress, VerifyReport
-from everstep.stores.inspection import Checking, finding_about
+from everstep.stores.inspection import Checking, ReadsEntries, finding_about, not_found_by
 from everstep.stores.protocol import Object, Query, RawThread, Search, Store
 from everstep.upkeep.looking import DAMAGE, Look, finding_of, look_at
 from everstep.upkeep.relations import family_findings, thread_findings
@@ -56,6 +56,10 @@ class _Verifier:
         if self._only is None:
             self._add(await self._unlisted(names))
         self._add(tables)
+        # Where threads could not be read, this was not found on the way.
+        if not self._report.ok and isinstance(self._store, ReadsEntries):
+            unfound = await self._store.check_found_by()
+            self._add([finding for finding in unfound if finding not in self._report.findings])
         self._tell("threads")
         return self._report
 
@@ -220,6 +224,7 @@ class Family:
         by_family: dict[str, list[Look]] = {}
         for look in self.looks.values():
             found += look.findings
+            found += map(not_found_by, look.not_found_by)
             if look.family is not None:
                 by_family.setdefault(look.family, []).append(look)
         for look in self.looks.values():
@@ -273,19 +278,16 @@ class _Walk:
     async def findings(self) -> list[Finding]:
         met: set[bytes] = set()
         for look in self._looks:
-            for children in roots_of(look):
-                met.update(tree.hashes(children))
+            met.update(*map(tree.hashes, roots_of(look)))
         pending = list(met)
         while pending:
             batch = pending[-_OBJECTS_AT_ONCE:]
             del pending[-_OBJECTS_AT_ONCE:]
             for key, children in await self._look_at(batch):
-                if children:
-                    self._children[key] = children
-                    for child in tree.hashes(children):
-                        if child not in met:
-                            met.add(child)
-                            pending.append(child)
+                self._children[key] = children
+                fresh = [child for child in tree.hashes(children) if child not in met]
+                met.update(fresh)
+                pending += dict.fromkeys(fresh)
         found: list[Finding] = []
         for key, what in self._bad.items():
             found += self._touched(key, what)
@@ -297,14 +299,14 @@ class _Walk:
         except DAMAGE:
             found = await self._fetch_one_by_one(batch)
         self.objects += len(found)
-        self.bytes += sum([len(obj.children) + len(obj.body) for obj in found])
+        self.bytes += sum([len(children) + len(body) for _, children, body in found])
         self._check(found)
         if len(found) < len(batch):
             there = {obj.hash for obj in found}
             for key in batch:
                 if key not in there:
                     self._bad.setdefault(key, "is missing")
-        return [(obj.hash, obj.children) for obj in found if obj.hash not in self._bad]
+        return [(obj.hash, obj.children) for obj in found if obj.children and obj.hash not in self._bad]
 
     async def _fetch_one_by_one(self, batch: Sequence[bytes]) -> list[Object]:
         found: list[Object] = []

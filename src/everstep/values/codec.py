@@ -387,6 +387,15 @@ class Codec:
         """Return the value that `pack` turned into these bytes."""
         return _Reader(self.types).read([b"\x92", packed, _END])
 
+    def unpack_plain(self, packed: bytes) -> Any:
+        """Return what `unpack` does, sooner where the value is plain: lists, dicts with text keys, and scalars."""
+        try:
+            value, end = ormsgpack.unpackb(b"\x92%b%b" % (packed, _END))
+        except ValueError:
+            # Something in it is tagged, or it cannot be read at all.
+            return self.unpack(packed)
+        return value if end == b"\xe5everstep.end" else self.unpack(packed)
+
     def unpack_parts(self, parts: list[bytes]) -> Any:
         """Return the value whose bytes are the joined `parts`."""
         if len(parts) > 1 and parts[0][:1] in _LONG:

@@ -24,8 +24,10 @@ one object away.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import struct
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -135,7 +137,18 @@ def mismatched(objects: Mapping[bytes, Content]) -> list[bytes]:
 
 def hashes(children: bytes) -> list[bytes]:
     """Return the single hashes in `children`."""
-    return [children[at : at + HASH_BYTES] for at in range(0, len(children), HASH_BYTES)]
+    count, rest = divmod(len(children), HASH_BYTES)
+    if rest or count > _SPLIT_MAX:
+        return [children[at : at + HASH_BYTES] for at in range(0, len(children), HASH_BYTES)]
+    return list(_splitter(count)(children))
+
+
+_SPLIT_MAX = 256
+
+
+@functools.lru_cache(_SPLIT_MAX + 1)
+def _splitter(count: int) -> Callable[[bytes], tuple[bytes, ...]]:
+    return struct.Struct(f"{HASH_BYTES}s" * count).unpack
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

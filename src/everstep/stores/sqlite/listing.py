@@ -13,10 +13,20 @@ from typing import Any, Literal
 import apsw
 
 from everstep.errors import CheckpointCorrupted
-from everstep.stores.facts import Wanted
-from everstep.stores.protocol import Loaded, Query, Stored, Write
-from everstep.stores.records import matches, pack_id, packed_filter, unpack_id, unpack_write
+from everstep.stores.facts import Wanted, is_noted, new_facts
+from everstep.stores.inspection import Entry, EntryPage
+from everstep.stores.protocol import Key, Loaded, Query, Stored, Write
+from everstep.stores.records import (
+    CheckedRecord,
+    check_record,
+    matches,
+    pack_id,
+    packed_filter,
+    unpack_id,
+    unpack_write,
+)
 from everstep.stores.sqlite.forms import (
+    COLUMNS,
     FROM_CHECKPOINTS,
     HIDDEN,
     LISTED,
@@ -36,6 +46,7 @@ _WRITES_OF = """SELECT c.seq, c.id, w.seq, w.task, w.idx, w.info, w.children FRO
                 CROSS JOIN writes w ON w.line = c.line AND w.checkpoint = c.id
                 WHERE NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.writes_of = c.id
                                   AND w.seq > h.after AND w.seq <= h.upto)"""
+_ENTRIES = f"""SELECT {COLUMNS}, {{}} FROM checkpoints c WHERE c.line = ? AND c.seq > ? ORDER BY c.seq LIMIT ?"""
 _IdKind = type[str] | type[bytes] | None
 """Of an id as it is kept; None: any."""
 _AFTER_ALL = b"\xff" * 17
@@ -72,6 +83,37 @@ class Listing(Reading):
         if len(found) < len(rows):
             raise CheckpointCorrupted("a checkpoint that is listed is missing", thread_id=query.thread_id)
         return [found[seq] for seq in rows]
+
+    def entries(self, thread_id: str, namespace: str, after: int, limit: int) -> EntryPage:
+        """Return checkpoints of a line for those who only check them: see `ReadsEntries`."""
+        line = self._line(thread_id, namespace)
+        if line is None:
+            return EntryPage([], None, 0, [])
+        ref, family = line
+        hidden = HIDDEN if self._hides(ref) else "0"
+        labels = {label for (label,) in self._execute("SELECT label FROM facts WHERE line = ?", (ref,))}
+        found: list[Entry] = []
+        not_found_by: list[Key] = []
+        key: Key | None = None
+        noted: CheckedRecord | None = None
+        size = 0
+        for seq, name, step, segment, pinned, _, info, children, root, is_hidden in self._execute(
+            _ENTRIES.format(hidden), (ref, after, limit)
+        ):
+            before = key
+            key = Key(thread_id, namespace, unpack_id(name))
+            record = check_record(key, step, children, info, root, before)
+            size += len(name) + len(info) + len(children) + len(root)
+            found.append(
+                Entry(key, seq, segment, step, record.kind, record.parents, bool(pinned), bool(is_hidden), children)
+            )
+            # Most checkpoints have what the one before has, which is noted.
+            facts = new_facts(record, noted)
+            if not facts or all(is_noted(fact, labels) for fact in facts):
+                noted = record
+            else:
+                not_found_by.append(key)
+        return EntryPage(found, family, size, not_found_by)
 
     def _listed_rows(self, query: Query) -> Iterable[Any]:
         """Return the rows that a query asks for, its filter left aside."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 import apsw
 
@@ -20,6 +21,9 @@ _HEAD = f"""SELECT l.head, l.head_was_moved OR t.note IS NOT NULL, l.id, l.gener
             LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id WHERE t.name = ? AND l.namespace = ?"""
 _BY_ID = f"""SELECT l.id, l.generation, t.family, {COLUMNS} FROM threads t JOIN lines l ON l.thread = t.id
              JOIN checkpoints c ON c.line = l.id AND c.id = ? WHERE t.name = ? AND l.namespace = ?"""
+
+# As `Object._make` does, in a third of the time: a tree has thousands.
+_AS_OBJECT: Callable[[tuple[bytes, ...]], Object] = partial(tuple.__new__, Object)
 
 
 def place_of_write(write: Write) -> tuple[str, str, int]:
@@ -133,4 +137,4 @@ class Reading(Remembering):
                (SELECT o.id FROM carray(?) k CROSS JOIN objects o ON o.family = ? AND o.hash = k.value)""",
             (apsw.carray(wanted), int(family)),
         ).fetchall()
-        return list(map(Object._make, rows))
+        return list(map(_AS_OBJECT, rows))

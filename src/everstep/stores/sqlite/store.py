@@ -21,7 +21,7 @@ from everstep.errors import InvalidInput, StoreFull
 from everstep.reports import Finding
 from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.stores.inside import Inside
-from everstep.stores.inspection import Lost
+from everstep.stores.inspection import EntryPage, Lost
 from everstep.stores.looks import Looks
 from everstep.stores.protocol import (
     BaseRef,
@@ -43,7 +43,7 @@ from everstep.stores.sqlite.full_disk import Steps
 from everstep.stores.sqlite.handle import Handle
 from everstep.stores.sqlite.mending import stored_rows
 from everstep.stores.sqlite.rows import Rows
-from everstep.stores.sqlite.verify import problems, thread_names
+from everstep.stores.sqlite.verify import found_by_problems, problems, thread_names
 from everstep.stores.sqlite.worker_threads import offloaded
 from everstep.stores.transaction import adopt, adopt_new
 
@@ -150,6 +150,10 @@ class SQLiteStore(Looks):
     def read_page(self, query: Query) -> Coroutine[Any, Any, list[Loaded]]:
         return self._driver.read(lambda rows: rows.load_page(query))
 
+    def read_entries(self, thread_id: str, namespace: str, *, after: int, limit: int) -> Coroutine[Any, Any, EntryPage]:
+        """Check a page of checkpoints: see `ReadsEntries`."""
+        return self._driver.read(lambda rows: rows.entries(thread_id, namespace, after, limit))
+
     def _look(
         self,
         work: Callable[[Rows], T],
@@ -251,6 +255,10 @@ class SQLiteStore(Looks):
     async def check_tables(self) -> list[Finding]:
         """Return what is wrong with the file, its tables and indexes: see `Checking`."""
         return await self._behind(lambda: self._database.inspect(problems))
+
+    async def check_found_by(self) -> list[Finding]:
+        """Return which checkpoints would not be found by what they have: see `ReadsEntries`."""
+        return await self._behind(lambda: self._database.inspect(found_by_problems))
 
     async def mend_tables(self, *, dry_run: bool) -> list[Lost]:
         """Make tables and indexes agree, in a new file if need be: see `Mending`."""

@@ -8,7 +8,7 @@ covers follows from other rows. See docs/decisions/0012.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ import apsw
 from everstep.errors import CheckpointCorrupted, EverstepError
 from everstep.reports import Finding
 from everstep.stores.facts import is_noted, new_facts
+from everstep.stores.inspection import not_found_by
 from everstep.stores.protocol import Key, Record
 from everstep.stores.records import (
     FoundBy,
@@ -33,6 +34,7 @@ from everstep.stores.records import (
 from everstep.stores.sqlite.schema import SEALED, add_functions, migrate
 from everstep.values import compress, tree
 
+_Check = Callable[[apsw.Connection], list[Finding]]
 _PROBLEMS_MAX = 3  # that an error names
 FINDINGS_MAX = 1000  # of one kind
 COUNTERS = ("checkpoints", "writes", "operations", "objects", "families", "identity")
@@ -61,11 +63,21 @@ def verify(connection: apsw.Connection, *, content: bool = True) -> None:
         raise CheckpointCorrupted(f"something impossible is stored: {exc!r}") from exc
 
 
-def problems(connection: apsw.Connection, *, content: bool = False) -> list[Finding]:
-    """Return all that is wrong with tables and indexes, and with `content` also with what they hold."""
+def problems(connection: apsw.Connection) -> list[Finding]:
+    """Return all that is wrong with tables and indexes, but for what those find who read every checkpoint."""
+    left_out = (_check_content, _check_found_by)
+    return _findings(connection, [check for check in _CHECKS.values() if check not in left_out])
+
+
+def found_by_problems(connection: apsw.Connection) -> list[Finding]:
+    """Return which checkpoints would not be found by what they have."""
+    return _findings(connection, [_check_found_by])
+
+
+def _findings(connection: apsw.Connection, checks: Collection[_Check]) -> list[Finding]:
     found: list[Finding] = []
     for what, check in _CHECKS.items():
-        if check is _check_content and not content:
+        if check not in checks:
             continue
         try:
             found += check(connection)
@@ -178,8 +190,10 @@ _IMPOSSIBLE = [
            WHERE h.seq = x.head)"""),
     _Rule("row", "checkpoints", "a checkpoint of a namespace that is not there", "x.seq",
           "x.line NOT IN (SELECT id FROM lines)"),
+    # Most have none and say so: only the others are counted.
     _Rule("origin", "checkpoints", "a wrong count of branches", "x.seq",
-          "x.branches IS NOT (SELECT count(*) FROM threads t WHERE t.began = x.seq)"),
+          """(x.branches IS NOT 0 OR x.seq IN (SELECT began FROM threads))
+          AND x.branches IS NOT (SELECT count(*) FROM threads t WHERE t.began = x.seq)"""),
     _Rule("segment", "checkpoints", "a checkpoint before its segment", "x.seq", "x.segment > x.seq"),
     _Rule("row", "objects", "an object of a family that is not there", "x.id",
           "x.family NOT IN (SELECT id FROM families)"),
@@ -296,10 +310,9 @@ def _read_common(low: str, high: str, seq: int, data: bytes, children: bytes) ->
         raise CheckpointCorrupted(f"a common state of {low!r} and {high!r} has another number than {seq}")
 
 
-def _check_noted(connection: apsw.Connection) -> list[Finding]:
+def _check_found_by(connection: apsw.Connection) -> list[Finding]:
     """A checkpoint must be found by what it has. A line may be found by more: see `facts`."""
-    what = "the checkpoint would not be found by its metadata or tags"
-    return [_finding("index", what, key.thread_id, key.checkpoint_id) for _, key in _unnoted(connection)]
+    return [not_found_by(key) for _, key in _unnoted(connection)]
 
 
 def unnoted_lines(connection: apsw.Connection) -> set[int]:
@@ -312,27 +325,36 @@ def _unnoted(connection: apsw.Connection) -> Iterator[tuple[int, Key]]:
     for line, label in connection.execute("SELECT line, label FROM facts"):
         labels.setdefault(line, set()).add(label)
     last_noted: dict[int, FoundBy] = {}
-    for line, thread_id, namespace, name, step, info in connection.execute(
-        """SELECT l.id, t.name, l.namespace, c.id, c.step, c.info FROM checkpoints c
-           JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread"""
-    ):
+    for line, seq, info in connection.execute("SELECT line, seq, info FROM checkpoints"):
         try:
             found = unpack_found_by(info)
             # Most checkpoints of a line have what the one before has, which is noted.
             facts = new_facts(found, last_noted.get(line))
         except (EverstepError, TypeError, ValueError, AttributeError, IndexError):
             continue  # told elsewhere
-        held = labels.get(line, ())
-        if all(is_noted(fact, held) for fact in facts):
-            last_noted[line] = found
-            continue
+        if facts:
+            held = labels.get(line, ())
+            if not all(is_noted(fact, held) for fact in facts):
+                yield from _if_readable(connection, line, seq)
+                continue
+        last_noted[line] = found
+
+
+def _if_readable(connection: apsw.Connection, line: int, seq: int) -> Iterator[tuple[int, Key]]:
+    """Yield a checkpoint of a line, unless its thread is not there or its metadata are not what was written."""
+    for thread_id, namespace, name, step, info in connection.execute(
+        """SELECT t.name, l.namespace, c.id, c.step, c.info FROM checkpoints c
+           JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread WHERE c.seq = ?""",
+        (seq,),
+    ):
         key = Key(thread_id, namespace, unpack_id(name))
+        # If not, that is told elsewhere.
         if _is_readable(key, step, info):
             yield line, key
 
 
 def _is_readable(key: Key, step: int, info: bytes) -> bool:
-    """Whether the metadata of a checkpoint are what was written; if not, that is told elsewhere."""
+    """Whether the metadata of a checkpoint are what was written."""
     try:
         unpack_record(key, step, b"", info, None)
     except (CheckpointCorrupted, TypeError, ValueError, AttributeError):
@@ -361,14 +383,14 @@ def _expanded(body: bytes) -> bytes:
         return b""
 
 
-_CHECKS: dict[str, Callable[[apsw.Connection], list[Finding]]] = {
+_CHECKS: dict[str, _Check] = {
     "its tables are not those of a store": check_schema,
     "its structure is damaged": check_structure,
     "rows are damaged": _check_seals,
     "rows contradict each other": _check_references,
     "content is damaged": _check_small,
     "records or objects are damaged": _check_content,
-    "indexes are damaged": _check_noted,
+    "indexes are damaged": _check_found_by,
 }
 
-_OF_CONTENT = (_check_small, _check_content, _check_noted)
+_OF_CONTENT = (_check_small, _check_content, _check_found_by)
