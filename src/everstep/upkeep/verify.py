@@ -10,7 +10,7 @@ is found each time is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from typing import TypeAlias
 
@@ -278,7 +278,7 @@ class _Walk:
     async def findings(self) -> list[Finding]:
         met: set[bytes] = set()
         for look in self._looks:
-            met.update(*map(tree.hashes, roots_of(look)))
+            met.update(tree.hashes(_together(roots_of(look))))
         pending = list(met)
         while pending:
             batch = pending[-_OBJECTS_AT_ONCE:]
@@ -364,6 +364,20 @@ def roots_of(look: Look) -> list[bytes]:
         for state in chain.from_iterable(look.raw.shared_states.values()):
             found.append(state.root.children)
     return found
+
+
+def _together(roots: Iterable[bytes]) -> bytes:
+    """Return the hashes that roots refer to, most of them once."""
+    found: list[bytes] = []
+    before = b""
+    for children in roots:
+        # A conversation grows at its end: mostly a root refers to all that the one before it does, and to more.
+        if children.startswith(before):
+            found.append(children[len(before) :])
+        else:
+            found.append(children)
+        before = children
+    return b"".join(found)
 
 
 def needs(children: bytes, objects: Collection[bytes]) -> bool:
