@@ -15,7 +15,8 @@ from everstep.stores.inspection import Entry, ReadsEntries
 from everstep.stores.protocol import Key, Query, Record
 from everstep.stores.records import DIGEST_BYTES, PLAIN_CODEC, check_record, digest, pack_record, unpack_record
 from everstep.stores.sqlite import schema
-from everstep.stores.sqlite.store import SQLiteStore, _checksum_vfs
+from everstep.stores.sqlite.connecting import checksum_vfs
+from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing.builders import make_record
 
 
@@ -89,7 +90,7 @@ def test_entries_are_counted_as_they_are_stored(path: Path) -> None:
 
 def connected(path: Path, *, knows_checksums: bool) -> apsw.Connection:
     """Return a connection of another program, which computes the checksums of pages or does not."""
-    connection = apsw.Connection(str(path), vfs=_checksum_vfs() if knows_checksums else None)
+    connection = apsw.Connection(str(path), vfs=checksum_vfs() if knows_checksums else None)
     schema.add_functions(connection)
     return connection
 
