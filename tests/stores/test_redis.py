@@ -547,14 +547,14 @@ def test_a_beginning_is_spared_for_its_own_branches_only(shelf: Shelf) -> None:
 
 def test_two_sweeps_at_once_leave_what_is_needed(shelf: Shelf) -> None:
     """One has marked nothing yet when the other removes what led it to something that a new checkpoint needs."""
-    from everstep.stores.redis.store import _SweepDriver
+    from everstep.stores.redis.server import SweepDriver
 
     store = shelf.open()
     low = make_object(b"low")
     high = make_object(b"high", low)
     go(store.commit(put(record("c", objects=(high,)), low, high)))
     stored = go(store.read("t")).stored
-    driver = _SweepDriver(store._driver, store._server, pretend=False)
+    driver = SweepDriver(store._driver, store._server, pretend=False)
     first = Sweep(stored.family)
     go(first._begin(driver))
     beside = make_object(b"beside", low)

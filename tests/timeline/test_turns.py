@@ -25,7 +25,7 @@ from everstep.stores import waiting
 from everstep.stores.postgres.rows import Rows
 from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import BaseRef, Change, Draft, Query, Store, Stored
-from everstep.stores.redis import store as redis
+from everstep.stores.redis import turns as redis_turns
 from everstep.stores.redis.store import RedisStore
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow, head_id, ids, make_object, make_record, put
@@ -347,9 +347,9 @@ class Waiter:
 @pytest.fixture
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns do not end by themselves, and nobody looks for one: they get in line."""
-    monkeypatch.setattr(redis, "_TURN_SECONDS_MIN", PATIENCE)
-    monkeypatch.setattr(redis, "_LOOK_SECONDS", PATIENCE)
-    monkeypatch.setattr(redis, "_FAR_SECONDS", 0.0)
+    monkeypatch.setattr(redis_turns, "_TURN_SECONDS_MIN", PATIENCE)
+    monkeypatch.setattr(redis_turns, "_LOOK_SECONDS", PATIENCE)
+    monkeypatch.setattr(redis_turns, "_FAR_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("only_told")
@@ -475,7 +475,7 @@ def test_a_near_writer_takes_a_turn_that_is_free(rival: Rival) -> None:
 
 
 def test_a_near_writer_gets_in_line_when_it_has_waited_long(rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis, "_PASSED_SECONDS", 0.0)
+    monkeypatch.setattr(redis_turns, "_PASSED_SECONDS", 0.0)
     using = rival.use_when_somebody_is_in_line()
     run_to_end(rival.near.in_turn("t", after_reading))
     using.join(PATIENCE)
@@ -515,7 +515,7 @@ def test_a_near_writer_gets_in_line_behind_the_turn_of_a_far_one(
 
 
 def test_a_writer_is_far_if_no_round_trip_was_quick(rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis, "_FAR_SECONDS", 0.005)
+    monkeypatch.setattr(redis_turns, "_FAR_SECONDS", 0.005)
     rival.near._server._round_trip_seconds = 0.006
     ask = rival.near._server._ask
 
@@ -529,7 +529,7 @@ def test_a_writer_is_far_if_no_round_trip_was_quick(rival: Rival, monkeypatch: p
     using.join(PATIENCE)
     assert rival.pauses == 0
     assert rival.near._server._round_trip_seconds == 0.006
-    monkeypatch.setattr(redis, "_FAR_SECONDS", PATIENCE)
+    monkeypatch.setattr(redis_turns, "_FAR_SECONDS", PATIENCE)
     rival.take()
     rival.act = lambda _: rival.use()
     run_to_end(rival.near.in_turn("t", after_reading))
@@ -566,7 +566,7 @@ async def test_more_tasks_than_threads_may_wait_for_a_turn(server: Callable[...,
 
 
 def test_who_may_not_wait_on_the_server_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis, "_TURN_SECONDS_MIN", PATIENCE)
+    monkeypatch.setattr(redis_turns, "_TURN_SECONDS_MIN", PATIENCE)
     with servers.ValkeyServer(durable=False) as own:
         with own.connect() as client:
             client.execute_command("ACL", "SETUSER", "modest", "on", ">pw", "~*", "+@all", "-@stream")
@@ -607,7 +607,7 @@ def test_a_change_that_is_planned_gets_a_turn_too(
     server: Callable[..., RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a checkpoint that follows an older one: it names no head, and only what it was planned on may change."""
-    monkeypatch.setattr(redis, "_TURN_SECONDS_MIN", PATIENCE)  # however slow the machine is, the turn is not over
+    monkeypatch.setattr(redis_turns, "_TURN_SECONDS_MIN", PATIENCE)  # however slow the machine is, the turn is not over
     store = server(timeout_seconds=PATIENCE)
     engine = everstep.CheckpointEngine(everstep.StoreBackend(store)).sync
     other = server()
